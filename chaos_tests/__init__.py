@@ -1,0 +1,1 @@
+"""Simulation, live faults, checkers and reports. Nothing imports it."""

@@ -1,0 +1,1 @@
+"""Judges of histories: one checker a family of anomalies."""

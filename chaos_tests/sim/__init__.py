@@ -1,0 +1,1 @@
+"""Whole clusters of the production code in one process under a seed."""

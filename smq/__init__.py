@@ -1,0 +1,1 @@
+"""smq: a Raft-replicated, partitioned log whose offsets are exact."""

@@ -1,0 +1,1 @@
+"""Python producer, consumer and admin, and the wire contract. Carries only grpcio, protobuf and the record codec."""

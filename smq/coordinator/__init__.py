@@ -1,0 +1,1 @@
+"""The server: services over a node, CLI, composition root."""

@@ -1,0 +1,233 @@
+"""The commands of the replicated state machine and their replies.
+
+Owns their shapes only; `codec` gives them bytes, `machine` their meaning. Time and ids arrive inside the
+command, read where it was proposed. Nothing here may do I/O or read a clock.
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import (
+    NO_REQUEST,
+    Epoch,
+    Incarnation,
+    NodeId,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+    RequestId,
+    TopicId,
+    TsNs,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitCluster:
+    """The first command of a cluster's life. Rejected with ALREADY_INITIALIZED ever after."""
+
+    cluster_id: str
+    topics_max: int
+    partitions_max: int
+    groups_max: int
+    replies_max: int  # size of the request-id reply cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterNode:
+    """A process of a node has started; a higher incarnation replaces and unfences the node."""
+
+    node: NodeId
+    incarnation: Incarnation
+    grpc_address: str
+    http_address: str
+    kafka_address: str  # "" where there is no listener
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceNode:
+    """The Raft leader has not heard of this incarnation for the session timeout."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfenceNode:
+    """The Raft leader hears this incarnation again."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic:
+    """Creates a topic; replicas are placed by the machine, evenly, on unfenced nodes first."""
+
+    request_id: RequestId = NO_REQUEST
+    name: str
+    topic_id: TopicId
+    partition_count: int
+    replication_factor: int
+    config: tuple[tuple[str, str], ...] = ()  # sorted by key
+    start_offset: Offset = Offset(0)  # log start of every partition (migration; tests of large offsets)
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopic:
+    request_id: RequestId = NO_REQUEST
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPartitions:
+    request_id: RequestId = NO_REQUEST
+    name: str
+    partition_count: int  # the new total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterTopicConfig:
+    """Sets the keys of `set_`, removes those of `unset` (back to the default)."""
+
+    request_id: RequestId = NO_REQUEST
+    name: str
+    set_: tuple[tuple[str, str], ...] = ()
+    unset: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeader:
+    """Rule 11. Rejected unless `expected_epoch` is current, the candidate is this incarnation, unfenced and a
+    replica, and its durable verified end reaches the hwm at apply. Epoch + 1 starts at the hwm."""
+
+    partition: PartitionId
+    expected_epoch: Epoch
+    candidate: NodeId
+    incarnation: Incarnation
+    verified_end: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HwmAdvance:
+    partition: PartitionId
+    epoch: Epoch
+    hwm: Offset
+    next_offset: Offset
+    ts_ns: TsNs  # of the last batch below hwm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceHwms:
+    """Rule 9, for all partitions due on one node. An item of another epoch changes nothing."""
+
+    items: tuple[HwmAdvance, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceLogStart:
+    """Rule 14: DeleteRecords and retention. `offset` <= hwm, else OFFSET_OUT_OF_RANGE; never goes back."""
+
+    request_id: RequestId = NO_REQUEST
+    partition: PartitionId
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateProducerId:
+    """A fresh producer id, epoch 0; or, with `producer_id` >= 0, its next epoch (PRODUCER_FENCED if
+    `producer_epoch` is not its current one)."""
+
+    request_id: RequestId = NO_REQUEST
+    producer_id: ProducerId = ProducerId(-1)
+    producer_epoch: ProducerEpoch = ProducerEpoch(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommit:
+    partition: PartitionId
+    offset: Offset  # the next offset to read
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitOffsets:
+    """All items or none. A group without members takes commits of any caller (generation -1)."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    items: tuple[OffsetCommit, ...]
+    committed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barrier:
+    """Changes nothing: whoever sees it applied has seen everything committed before it was proposed."""
+
+
+Command: TypeAlias = (
+    InitCluster
+    | RegisterNode
+    | FenceNode
+    | UnfenceNode
+    | CreateTopic
+    | DeleteTopic
+    | AddPartitions
+    | AlterTopicConfig
+    | ElectLeader
+    | AdvanceHwms
+    | AdvanceLogStart
+    | AllocateProducerId
+    | CommitOffsets
+    | Barrier
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The command took effect and has nothing to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The command changed nothing. `lo`/`hi` are -1 where they do not apply."""
+
+    code: ErrorCode
+    message: str
+    lo: Offset = Offset(-1)
+    hi: Offset = Offset(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicCreated:
+    topic_id: TopicId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderElected:
+    epoch: Epoch
+    start: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HwmsAdvanced:
+    accepted: tuple[bool, ...]  # one an item; False where the epoch has moved on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdAllocated:
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+
+
+Reply: TypeAlias = Done | Rejected | TopicCreated | LeaderElected | HwmsAdvanced | ProducerIdAllocated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What one apply did: the reply, and which partitions' state may have changed (created and deleted too)."""
+
+    reply: Reply
+    touched: tuple[PartitionId, ...] = field(default=())

@@ -1,0 +1,122 @@
+"""Every error a caller can meet: its name, whether it is definite, whether a retry can help, and what to do.
+
+Owns the table of error codes shared by the state machine's rejections, the node and all wire protocols. It
+must never import another layer. "Definite" means the operation did not and will not happen; in doubt an
+error is indefinite.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from smq.raft_state.ids import NodeId, Offset
+
+
+class _Traits(NamedTuple):
+    number: int  # on the wire; never reused
+    definite: bool
+    retriable: bool  # the same request may succeed later (perhaps at another node)
+    advice: str  # what the user should do next
+
+
+class ErrorCode(enum.Enum):
+    """value = (wire number, definite, retriable, advice)."""
+
+    UNKNOWN_TOPIC = _Traits(
+        1, True, False, "create it with `smq topic create`, or check its name with `smq topic list`"
+    )
+    UNKNOWN_PARTITION = _Traits(
+        2, True, False, "choose a partition below the topic's partition count (`smq topic describe`)"
+    )
+    TOPIC_EXISTS = _Traits(3, True, False, "choose another name, or use the topic that is there")
+    INVALID_TOPIC_NAME = _Traits(4, True, False, "use 1-249 of the characters a-z A-Z 0-9 . _ - (and not '.' or '..')")
+    INVALID_PARTITION_COUNT = _Traits(
+        5, True, False, "ask for a count within the limit, and never fewer than there are"
+    )
+    INVALID_REPLICATION_FACTOR = _Traits(
+        6, True, False, "ask for at least 1 and at most as many replicas as there are nodes"
+    )
+    INVALID_CONFIG = _Traits(7, True, False, "use only the configuration keys and values that the message lists")
+    LIMIT_EXCEEDED = _Traits(8, True, False, "free some, or raise the cluster's limit")
+    INVALID_REQUEST = _Traits(9, True, False, "correct the field that the message names")
+    NOT_LEADER = _Traits(10, True, True, "retry at the leader named in the details")
+    NOT_REPLICA = _Traits(11, True, True, "read from one of the replicas named in the details")
+    LEADER_UNAVAILABLE = _Traits(12, True, True, "retry: a leader is being elected; `smq status` tells why if it lasts")
+    OFFSET_OUT_OF_RANGE = _Traits(13, True, False, "use an offset within the range in the details")
+    BATCH_TOO_LARGE = _Traits(14, True, False, "send smaller batches, or raise the topic's max.message.bytes")
+    CORRUPT_BATCH = _Traits(15, True, False, "send it again: its checksum does not match its bytes")
+    INVALID_BATCH = _Traits(16, True, False, "correct what the message names")
+    OUT_OF_ORDER_SEQUENCE = _Traits(17, True, False, "a batch before this one is missing; start a new producer session")
+    PRODUCER_FENCED = _Traits(18, True, False, "a newer producer took over this producer id; start a new session")
+    NO_QUORUM = _Traits(
+        19, False, True, "retry with the same request id: a majority of nodes could not be reached in time"
+    )
+    TIMED_OUT = _Traits(20, False, True, "retry with the same request id or sequence: the outcome is not known")
+    APPEND_LOST = _Traits(21, True, True, "send it again: leadership moved before it was committed, and it was dropped")
+    OVERLOADED = _Traits(22, True, True, "slow down and retry after the time in the details")
+    SHUTTING_DOWN = _Traits(23, True, True, "retry at another node")
+    STORAGE_FULL = _Traits(24, True, True, "free disk space on the node; readers are not affected")
+    DATA_DAMAGED = _Traits(25, True, True, "read from another replica; this one's bytes fail their checksum")
+    UNKNOWN_GROUP = _Traits(26, True, False, "commit an offset for the group first")
+    NO_COMMITTED_OFFSET = _Traits(27, True, False, "commit one first, or choose where to start")
+    SESSION_EXISTS = _Traits(28, True, False, "close the session with this id first, or use another id")
+    UNKNOWN_SESSION = _Traits(29, True, False, "start a session first; it is gone after a restart of the node")
+    STALE_EPOCH = _Traits(30, True, False, "internal: the leadership this names is over")
+    STALE_INCARNATION = _Traits(31, True, False, "internal: a newer process of this node has registered")
+    UNKNOWN_NODE = _Traits(32, True, False, "internal: the node has not registered")
+    ELECTION_REJECTED = _Traits(33, True, True, "internal: the candidate's log does not reach the high water mark")
+    NODE_NOT_READY = _Traits(34, True, True, "retry, here or at another node: this one is starting or has no quorum")
+    INTERNAL = _Traits(35, False, False, "report it with the node's log")
+    INVALID_OFFSET = _Traits(36, True, False, "correct the offset: it must be >= 0 and within what the message names")
+    ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialised")
+
+    @property
+    def number(self) -> int:
+        return self.value.number
+
+    @property
+    def is_definite(self) -> bool:
+        return self.value.definite
+
+    @property
+    def is_retriable(self) -> bool:
+        return self.value.retriable
+
+    @property
+    def advice(self) -> str:
+        return self.value.advice
+
+    @classmethod
+    def from_number(cls, number: int) -> "ErrorCode":
+        """INTERNAL for a number this version does not know."""
+        return _BY_NUMBER.get(number, cls.INTERNAL)
+
+
+_BY_NUMBER = {code.number: code for code in ErrorCode}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorDetails:
+    """What a machine needs to act on an error. Fields that do not apply are None."""
+
+    leader: NodeId | None = None  # who leads, where known
+    leader_address: str | None = None  # its gRPC address, host:port
+    lo: Offset | None = None  # first valid offset
+    hi: Offset | None = None  # high water mark: first offset that is not there yet
+    retry_after_ms: int | None = None
+
+
+class SmqError(Exception):
+    """The one exception of smq's interfaces."""
+
+    def __init__(self, code: ErrorCode, message: str, details: ErrorDetails | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details or ErrorDetails()
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.message}; {self.code.advice}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (SmqError, (self.code, self.message, self.details))

@@ -1,0 +1,216 @@
+"""The record batch: Kafka's v2 header layout, its CRC, patching, validation, and the codec around aiokafka's.
+
+Owns the one place that knows the bytes of a RecordBatch. Works per batch, over memoryviews; only `encode_batch`
+and `decode_batch` look at records, and they alone import the compiled codec (lazily). Knows no other layer;
+everybody may import it. Layout: the Kafka protocol guide, "Record Batch".
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from crc32c import crc32c
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# base offset, length, leader epoch, magic, crc, attributes, last offset delta, base timestamp, max timestamp,
+# producer id, producer epoch, base sequence, records count
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_PREFIX: Final = struct.Struct(">qii")  # base offset, length, leader epoch: what patching rewrites
+HEADER_BYTES: Final = _HEADER.size  # 61
+CRC_START: Final = 21  # the CRC covers everything from the attributes on
+LENGTH_OVERHEAD: Final = 12  # base offset and length themselves are not counted by length
+MAGIC: Final = 2
+
+CODEC_MASK: Final = 0x07
+TIMESTAMP_TYPE_MASK: Final = 0x08
+TRANSACTIONAL_MASK: Final = 0x10
+CONTROL_MASK: Final = 0x20
+
+CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+CODEC_NAMES: Final = {number: name for name, number in CODECS.items()}
+INT32_MAX: Final = 2**31 - 1
+
+
+class BatchError(ValueError):
+    """The bytes are not a batch that may be stored; the message says what is wrong."""
+
+
+class BatchCorrupt(BatchError):
+    """The CRC or the framing does not match: bytes were damaged or cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The decoded 61 bytes. `length` counts from the leader epoch on; `size` is the whole batch in bytes."""
+
+    base_offset: int
+    length: int
+    epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def size(self) -> int:
+        return self.length + LENGTH_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def end(self) -> int:
+        """First offset after the batch."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_MASK)
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence number of the last record; wraps to 0 after 2**31 - 1."""
+        return (self.base_sequence + self.last_offset_delta) & INT32_MAX
+
+
+def parse_header(batch: Buffer) -> BatchHeader:
+    """The header of the batch at the start of `batch`. BatchCorrupt where it is too short to be one."""
+    if len(batch) < HEADER_BYTES:
+        raise BatchCorrupt(f"a record batch has at least {HEADER_BYTES} bytes, this has {len(batch)}")
+    return BatchHeader(*_HEADER.unpack_from(batch))
+
+
+def check_crc(batch: Buffer, header: BatchHeader) -> None:
+    """BatchCorrupt where length or CRC-32C do not match the bytes. `batch` is exactly one batch."""
+    if header.size != len(batch):
+        raise BatchCorrupt(f"the header says {header.size} bytes, there are {len(batch)}")
+    if crc32c(memoryview(batch)[CRC_START:]) != header.crc:
+        raise BatchCorrupt("the CRC-32C of the batch does not match its bytes")
+
+
+def validate_produced(batch: Buffer) -> BatchHeader:
+    """Checks all that can be checked of a producer's batch without looking at its records.
+
+    Raises BatchCorrupt for framing and CRC, BatchError for the rest. Magic is checked before the CRC, whose
+    place depends on it.
+    """
+    header = parse_header(batch)
+    if header.magic != MAGIC:
+        raise BatchError(f"record batch magic {header.magic} is not supported: produce format v2")
+    check_crc(batch, header)
+    if header.count < 1:
+        raise BatchError("a batch holds at least one record")
+    if header.last_offset_delta != header.count - 1:
+        raise BatchError(f"last offset delta {header.last_offset_delta} does not fit {header.count} records")
+    if header.codec not in CODEC_NAMES:
+        raise BatchError(f"compression codec {header.codec} is unknown")
+    if header.is_control:
+        raise BatchError("control batches are written by the log itself")
+    if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
+        raise BatchError("an idempotent batch needs a producer epoch and a sequence >= 0")
+    return header
+
+
+def patched_prefix(base_offset: int, header: BatchHeader, epoch: int) -> bytes:
+    """The first 16 bytes of the batch with its offset and epoch; the CRC does not cover them."""
+    return _PREFIX.pack(base_offset, header.length, epoch)
+
+
+PREFIX_BYTES: Final = _PREFIX.size
+
+
+def split_batches(data: Buffer) -> Iterator[memoryview]:
+    """The batches that lie one behind another in `data`. BatchCorrupt where the last is cut."""
+    view = memoryview(data)
+    while view:
+        if len(view) < LENGTH_OVERHEAD:
+            raise BatchCorrupt(f"{len(view)} bytes after the last whole batch")
+        size = struct.unpack_from(">i", view, 8)[0] + LENGTH_OVERHEAD
+        if size < HEADER_BYTES or size > len(view):
+            raise BatchCorrupt(f"a batch of {size} bytes in {len(view)}")
+        yield view[:size]
+        view = view[size:]
+
+
+# ------------------------------------------------------------------------------------------------ records
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A decoded record. `timestamp_ms` is the producer's create time."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record on its way in."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: Headers = ()
+
+
+def encode_batch(
+    records: Iterable[NewRecord],
+    *,
+    codec: str = "none",
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytes:
+    """One v2 batch with base offset 0. ValueError for no records or an unknown codec."""
+    from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+    if codec not in CODECS:
+        raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
+    builder = DefaultRecordBatchBuilder(
+        magic=MAGIC,
+        compression_type=CODECS[codec],
+        is_transactional=False,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        batch_size=1 << 30,
+    )
+    count = 0
+    for count, record in enumerate(records, 1):
+        builder.append(count - 1, record.timestamp_ms, record.key, record.value, list(record.headers))
+    if not count:
+        raise ValueError("a batch holds at least one record")
+    return bytes(builder.build())
+
+
+def decode_batch(batch: Buffer) -> Iterator[Record]:
+    """The records of one batch, in order, decompressed. BatchCorrupt where they do not decode."""
+    from aiokafka.errors import CorruptRecordException
+    from aiokafka.record.default_records import DefaultRecordBatch
+
+    try:
+        for r in DefaultRecordBatch(batch):
+            yield Record(r.offset, r.timestamp, r.key, r.value, r.headers)
+    except (CorruptRecordException, ValueError, OverflowError) as e:
+        raise BatchCorrupt(f"the records do not decode: {e}") from e

@@ -1,0 +1,190 @@
+"""What a node offers to the services above it: request and result shapes, and the NodeApi protocol.
+
+The one door of the coordinator (gRPC, Kafka, CLI) and of the simulation's clients into the replication layer.
+Every method takes a `done` that is called exactly once, on the node's loop, with the result or an SmqError;
+it may be called before the method returns only for errors found at once. Timeouts are milliseconds.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
+
+from smq.raft_state.commands import Command, OffsetCommit, Reply
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, PartitionIndex, TopicId, TsNs
+from smq.raft_state.state import ClusterState
+from smq.replication.ports import Buffer
+
+T = TypeVar("T")
+DoneFn: TypeAlias = Callable[[T | SmqError], None]
+
+
+class Acks(enum.IntEnum):
+    NONE = 0  # answered (base and last -1) before it is appended; its failure is not told
+    LEADER = 1  # answered after the leader's own durable append; may be lost with the leader
+    ALL = -1  # answered when a majority of replicas hold it durably and Raft has committed the HWM
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    base_offset: Offset
+    last_offset: Offset
+    ts_ns: TsNs
+    epoch: Epoch
+    duplicate: bool  # the batch was there already (idempotent retry)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """One RecordBatch v2 as it lies in the log: `data` is byte for byte what the producer sent, with base
+    offset and epoch patched in its header."""
+
+    base_offset: Offset
+    last_offset: Offset
+    ts_ns: TsNs
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """`batches` is empty where nothing came within max_wait. The first batch may begin below the asked offset
+    (batches are not cut) and comes whole whatever max_bytes says."""
+
+    batches: list[StoredBatch]
+    log_start: Offset
+    hwm: Offset
+    lso: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """The linearizable state of a partition."""
+
+    topic: str
+    partition: PartitionIndex
+    pid: PartitionId
+    log_start: Offset
+    lso: Offset
+    hwm: Offset
+    next_offset: Offset
+    leader: NodeId
+    epoch: Epoch
+    replicas: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOffset:
+    """First record at or after a time. offset == the asker's `hi` where there is none."""
+
+    offset: Offset
+    ts_ns: TsNs  # -1 where there is none
+    timestamp_ms: int  # -1 where there is none
+
+
+class TimeKind(enum.Enum):
+    TS_NS = "ts_ns"  # the leader's append time, nanoseconds
+    TIMESTAMP_MS = "timestamp_ms"  # the producer's create time, milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """This node's own copy of a partition, for status, the demo and the checkers."""
+
+    pid: PartitionId
+    is_leader: bool
+    epoch: Epoch
+    log_start: Offset
+    hwm: Offset  # as this node has applied it
+    appended_end: Offset
+    durable_end: Offset
+    verified_end: Offset
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    node: NodeId
+    incarnation: Incarnation
+    is_ready: bool  # registered, caught up with Raft, and there is a quorum
+    raft_leader: NodeId | None
+    raft_term: int
+    applied_index: LogIndex
+    commit_index: LogIndex
+    digest: str
+    replicas: list[ReplicaStatus]
+
+
+class Cancel(Protocol):
+    def __call__(self) -> None:
+        """Withdraws a long poll; `done` is not called any more."""
+
+
+class NodeApi(Protocol):
+    """Implemented by smq.replication.node.Node."""
+
+    @property
+    def node_id(self) -> NodeId: ...
+
+    @property
+    def state(self) -> ClusterState:
+        """As this node has applied it: read-only, possibly stale."""
+
+    def status(self, *, with_digest: bool = False) -> NodeStatus: ...
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        """Runs a command through Raft, from any node (forwarded to the Raft leader, retried while the deadline
+        lasts where the command bears a request id or is naturally idempotent). A Rejected reply arrives as
+        SmqError. When `done` is called this node has applied it too."""
+
+    def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        """Linearizable read point: afterwards this node's state holds all that was committed before the call."""
+
+    def produce(
+        self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+    ) -> None:
+        """Appends one RecordBatch v2 at the partition's leader (else NOT_LEADER with the leader)."""
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        done: DoneFn[Fetched],
+        min_bytes: int = 1,
+    ) -> Cancel:
+        """Reads committed batches from this node's replica, from the batch that contains `offset`; long-polls up
+        to max_wait_ms while there is nothing. OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end,
+        only ever after a barrier (rule 13)."""
+
+    def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
+        """After a barrier."""
+
+    def offset_for_time(
+        self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
+    ) -> None:
+        """After a barrier, from this node's replica (NOT_REPLICA elsewhere). Exact to the batch for TS_NS, to the
+        record for TIMESTAMP_MS."""
+
+    def commit_offsets(
+        self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]
+    ) -> None: ...
+
+    def fetch_offsets(
+        self,
+        group: str,
+        pids: Sequence[PartitionId] | None,
+        timeout_ms: int,
+        done: DoneFn[dict[PartitionId, tuple[Offset, str]]],
+    ) -> None:
+        """After a barrier. Partitions without a commit are absent; pids None = all."""
+
+    def topic_id(self, topic: str) -> TopicId | None: ...
+
+    def drain(self, timeout_ms: int, done: Callable[[], None]) -> None:
+        """SIGTERM: hands every leadership over (best effort), then calls done."""
+
+    def stop(self) -> None: ...

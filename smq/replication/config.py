@@ -1,0 +1,36 @@
+"""The settings of one node: identities, peers and time-outs. Read once at start, never replicated.
+
+Nothing in here may change the outcome of a command: what does is in the replicated state.
+"""
+
+from dataclasses import dataclass
+
+from smq.raft_state.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """`peers` names every node of the cluster, this one included, with its host and port for other nodes."""
+
+    node_id: NodeId
+    cluster_id: str
+    peers: dict[NodeId, tuple[str, int]]
+    grpc_address: str = ""
+    http_address: str = ""
+    kafka_address: str = ""
+
+    heartbeat_interval_ms: int = 100
+    session_timeout_ms: int = 1500  # a silent node is fenced after this; a third of it when its connection is gone
+    tick_interval_ms: int = 20  # time-outs only: nothing that a user waits for is driven by it
+    election_timeout_min_ms: int = 300  # Raft's; notes: 300-600 gave 328-480 ms failover without false elections
+    election_timeout_max_ms: int = 600
+    raft_heartbeat_ms: int = 50
+    leader_isolation_ms: int = 2000  # rule 20: without a majority of followers this long, a leader resigns
+    rebalance_interval_ms: int = 5000  # how often preferred leaders are looked at
+    raft_snapshot_entries: int = 5000  # journal entries between two snapshots
+
+    batch_bytes_max: int = 1_048_588  # Kafka's message.max.bytes; a topic may set a lower or higher max.message.bytes
+    append_inflight_bytes_max: int = 64 << 20  # a node's appends that are not yet durable: beyond it OVERLOADED
+    replica_inflight_bytes_max: int = 8 << 20  # sent to one follower of one partition and not yet acknowledged
+    fetch_bytes_max: int = 8 << 20
+    fetch_waiters_max: int = 20_000  # long polls parked on a node

@@ -1,0 +1,229 @@
+"""The four ports through which a node meets the world: Clock, Rng, Network, Disk, and the port of the engine.
+
+Production gives the node the real ones, the simulation its own; the code between is the same. Everything runs
+on one thread, the node's loop: no port may call back from another thread, and no call here may block (a disk
+read of committed data is the one exception). Callbacks are never made from inside the call that asked for them.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from smq.raft_state.commands import Applied
+from smq.raft_state.ids import LogIndex, NodeId, Term
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+# ---------------------------------------------------------------------------------------------------- clock, rng
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int:
+        """Never goes back; says nothing about the time of day."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970 as this machine believes; may jump either way."""
+
+    def call_later(self, delay_ms: float, fn: Callable[[], None]) -> Timer:
+        """Runs fn on the node's loop after `delay_ms`."""
+
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        """Runs fn on the node's loop after the current callback, in order."""
+
+
+class Rng(Protocol):
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+
+    def randbytes(self, n: int) -> bytes: ...
+
+
+# ------------------------------------------------------------------------------------------------------- network
+class Channel(enum.IntEnum):
+    """One ordered session per pair of nodes and purpose, so that record batches never delay Raft."""
+
+    CONTROL = 0  # Raft, heartbeats, forwarded proposals, elections
+    DATA = 1  # record replication
+
+
+class NetworkHandler(Protocol):
+    def on_session_open(self, peer: NodeId, channel: Channel) -> None:
+        """A fresh session: nothing of an older one will be delivered any more, in either direction."""
+
+    def on_session_close(self, peer: NodeId, channel: Channel) -> None:
+        """Whatever was sent and not yet delivered may be lost."""
+
+    def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+        """In the order sent, at most once. The memory is the receiver's to keep (never reused)."""
+
+
+class Network(Protocol):
+    """Length-framed, FIFO, at-most-once messages within a session; sessions are re-made by the network itself."""
+
+    def start(self, handler: NetworkHandler) -> None: ...
+
+    def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
+        """Queues one message given as parts (gather). False, and nothing sent, where no session is open."""
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
+
+    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
+        """Bytes queued and not yet taken by the operating system."""
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------------------- disk
+class Table(enum.Enum):
+    """The named tables of a node's one environment (DESIGN section 5)."""
+
+    META = "meta"  # format version, cluster id, node id, incarnation
+    RAFT_LOG = "raft_log"  # be64 index -> crc, term, command
+    RAFT_META = "raft_meta"  # term and vote, commit, snapshot
+    BATCHES = "batches"  # partition id, be64 base offset -> envelope + batch
+    TIMES = "times"  # partition id, kind, be64 time, be64 base offset -> nothing
+    CHECKPOINTS = "checkpoints"  # partition id -> where recovery may start; producer state
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    table: Table
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Deletes every key in [start, stop)."""
+
+    table: Table
+    start: bytes
+    stop: bytes
+
+
+Op: TypeAlias = Put | Delete
+
+
+class Disk(Protocol):
+    """An ordered key-value store with one FIFO writer and group commit.
+
+    Submissions are committed in order, each whole or not at all, any number of them in one synced transaction.
+    A failed commit is fatal: `on_fatal` (given at construction) is called once and nothing is reported durable
+    any more. Reads see what has been committed, which may be more than what has been reported.
+    """
+
+    def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
+        """Queues ops; returns their sequence number (from 1, +1 a call). `done` runs on the loop once they are
+        on disk, in order of submission."""
+
+    @property
+    def submitted_seq(self) -> int:
+        """The sequence number of the last submission; 0 before the first."""
+
+    @property
+    def durable_seq(self) -> int:
+        """Everything submitted with this number or a lower one is on disk, as the loop has been told."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Size of the values that are submitted and not yet durable."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        """Committed pairs with start <= key < stop, ascending or (reverse) descending; at most `limit` pairs, and
+        it ends after the pair that makes the values' total reach `bytes_max`. Copies."""
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        """As `scan`, keys only."""
+
+    def size_bytes(self) -> int:
+        """What the store occupies on disk."""
+
+    def close(self) -> None:
+        """Commits what is queued, then releases the directory."""
+
+
+# -------------------------------------------------------------------------------------------------------- engine
+class ProposalLost(enum.Enum):
+    NOT_LEADER = "not_leader"  # definite: never entered the log
+    UNKNOWN = "unknown"  # indefinite: may have been, or may yet be, committed
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    index: LogIndex
+    applied: Applied
+
+
+ProposalDone: TypeAlias = Callable[[Committed | ProposalLost], None]
+
+
+class StateMachine(Protocol):
+    """What the engine drives. An exception from any of these ends the process."""
+
+    def apply(self, index: LogIndex, command: bytes) -> Applied: ...
+
+    def snapshot(self) -> bytes: ...
+
+    def restore(self, index: LogIndex, snapshot: bytes) -> None: ...
+
+
+class Engine(Protocol):
+    """Raft. It persists before it speaks (through the Disk given to it) and is woken by events; `tick` is for
+    time-outs only. The node feeds it CONTROL sessions and the messages that are its own."""
+
+    @property
+    def term(self) -> Term: ...
+
+    @property
+    def leader(self) -> NodeId | None:
+        """As this node last heard. May be stale."""
+
+    @property
+    def is_leader(self) -> bool:
+        """May be stale; a proposal is what proves it."""
+
+    @property
+    def applied_index(self) -> LogIndex: ...
+
+    @property
+    def commit_index(self) -> LogIndex: ...
+
+    def start(self) -> None:
+        """Loads snapshot and journal. Raises DataDamaged where either fails its CRC."""
+
+    def propose(self, command: bytes, done: ProposalDone) -> None:
+        """`done` is called exactly once, unless the process stops. Callers set their own deadline."""
+
+    def on_session_open(self, peer: NodeId) -> None: ...
+
+    def on_session_close(self, peer: NodeId) -> None: ...
+
+    def on_message(self, peer: NodeId, payload: memoryview) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def transfer_leadership(self, to: NodeId | None) -> None:
+        """Best effort; nothing happens where this node does not lead or the target lags."""
+
+    def stop(self) -> None: ...
+
+
+class DataDamaged(Exception):
+    """Bytes on disk fail their CRC, or do not decode. The message names table and key."""

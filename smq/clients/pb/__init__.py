@@ -1,0 +1,1 @@
+"""Generated stubs of smq.v1 (`make proto`). Owns nothing by hand; everybody who speaks gRPC may import it."""

@@ -1,0 +1,251 @@
+"""A simulated disk: the Disk port over sorted dicts, with virtual latency, group commit, crashes and faults.
+
+Owns what survives a crash (`DiskImage`) and how a commit takes time. It keeps the promises of the port and no
+more: what was reported durable survives, what was only queued may or may not, a group is whole or absent.
+Nothing in it reads a real clock or a real random source. For simulations and unit tests; never for production.
+"""
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedDict  # type: ignore[import-untyped]  # the package ships no annotations
+
+from smq.replication.ports import Clock, Op, Put, Rng, Table
+
+NS_PER_MS = 1_000_000
+REPORT_DELAY_MS_MAX = 0.2  # a commit is visible to reads a little before the loop hears of it, as with a real thread
+SURVIVES = 0.5  # chance that the group in flight at a crash, and each submission behind it, is on disk nevertheless
+
+
+def _empty_tables() -> dict[Table, "SortedDict"]:
+    return {table: SortedDict() for table in Table}
+
+
+@dataclass(slots=True)
+class DiskImage:
+    """The bytes on the platter: what a node that starts again will find."""
+
+    tables: dict[Table, "SortedDict"] = field(default_factory=_empty_tables)
+
+    def copy(self) -> "DiskImage":
+        return DiskImage({table: rows.copy() for table, rows in self.tables.items()})
+
+    def apply(self, ops: Iterable[Op]) -> None:
+        for op in ops:
+            rows = self.tables[op.table]
+            if isinstance(op, Put):
+                rows[op.key] = op.value
+            else:
+                for key in list(rows.irange(op.start, op.stop, inclusive=(True, False))):
+                    del rows[key]
+
+    def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
+        """Flips one bit of one value of the table; the key of that value, None where no value has a bit."""
+        rows = self.tables[table]
+        keys = [key for key, value in rows.items() if value]
+        if not keys:
+            return None
+        key: bytes = keys[int(rng.random() * len(keys))]
+        value = bytearray(rows[key])
+        bit = int(rng.random() * len(value) * 8)
+        value[bit // 8] ^= 1 << (bit % 8)
+        rows[key] = bytes(value)
+        return key
+
+    def size_bytes(self) -> int:
+        return sum(len(key) + len(value) for rows in self.tables.values() for key, value in rows.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    seq: int
+    ops: Sequence[Op]
+    size: int
+    done: Callable[[], None] | None
+
+
+class FakeDisk:
+    """One commit is in flight at a time; when its latency has passed, all that queued up meanwhile is the next."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        rng: Rng,
+        *,
+        image: DiskImage | None = None,
+        latency_ms: tuple[float, float] = (0.1, 1.0),
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._image = image if image is not None else DiskImage()
+        self.latency_ms = latency_ms
+        self._on_fatal = on_fatal
+        self.full = False  # while set, every commit fails for want of space
+        self._fail_next: BaseException | None = None
+        self._stalled_until_ns = 0
+        self._queue: deque[_Submission] = deque()
+        self._in_flight: list[_Submission] = []
+        self._unreported: deque[_Submission] = deque()  # committed, and the loop does not know yet
+        self._submitted_seq = 0
+        self._durable_seq = 0
+        self._queued_bytes = 0
+        self._is_dead = False  # crashed or failed: nothing is committed or reported any more
+        self._is_closed = False
+        self.commits = 0
+
+    # ------------------------------------------------------------------------------------------ the port
+    @property
+    def submitted_seq(self) -> int:
+        return self._submitted_seq
+
+    @property
+    def durable_seq(self) -> int:
+        return self._durable_seq
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
+        if self._is_closed:
+            raise RuntimeError("the disk is closed: nothing may be submitted any more")
+        self._submitted_seq += 1
+        size = sum(len(op.value) for op in ops if isinstance(op, Put))
+        self._queued_bytes += size
+        self._queue.append(_Submission(self._submitted_seq, tuple(ops), size, done))
+        if not self._in_flight and not self._is_dead:
+            self._begin_commit()
+        return self._submitted_seq
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        value: bytes | None = self._image.tables[table].get(key)
+        return value
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        rows = self._image.tables[table]
+        pairs: list[tuple[bytes, bytes]] = []
+        total = 0
+        if start >= stop or limit <= 0:
+            return pairs
+        for key in rows.irange(start, stop, inclusive=(True, False), reverse=reverse):
+            pairs.append((key, rows[key]))
+            total += len(rows[key])
+            if len(pairs) >= limit or total >= bytes_max:
+                break
+        return pairs
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        return [key for key, _ in self.scan(table, start, stop, reverse=reverse, limit=limit)]
+
+    def size_bytes(self) -> int:
+        return self._image.size_bytes()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._is_dead:
+            self._in_flight.extend(self._queue)
+            self._queue.clear()
+            self._commit_in_flight()
+
+    # ---------------------------------------------------------------------------------------- commits
+    def _begin_commit(self) -> None:
+        self._in_flight = list(self._queue)
+        self._queue.clear()
+        lo, hi = self.latency_ms
+        self._clock.call_later(lo + (hi - lo) * self._rng.random(), self._on_latency_passed)
+
+    def _on_latency_passed(self) -> None:
+        if self._is_dead or self._is_closed:
+            return
+        wait_ns = self._stalled_until_ns - self._clock.monotonic_ns()
+        if wait_ns > 0:
+            self._clock.call_later(wait_ns / NS_PER_MS, self._on_latency_passed)
+            return
+        self._commit_in_flight()
+        if self._queue and not self._is_dead:
+            self._begin_commit()
+
+    def _commit_in_flight(self) -> None:
+        error = self._fail_next
+        if error is None and self.full:
+            error = OSError(errno.ENOSPC, "no space left on the simulated disk")
+        if error is not None:
+            self._die(error)
+            return
+        group, self._in_flight = self._in_flight, []
+        if not group:
+            return
+        for submission in group:
+            self._image.apply(submission.ops)
+        self.commits += 1
+        self._unreported.extend(group)
+        upto = group[-1].seq
+        delay_ms = self._rng.random() * REPORT_DELAY_MS_MAX
+        if self.latency_ms[1] == 0 or self._is_closed or self._rng.random() < 0.5:
+            self._clock.call_soon(lambda: self._report(upto))
+        else:
+            self._clock.call_later(delay_ms, lambda: self._report(upto))
+
+    def _report(self, upto: int) -> None:
+        """In order whatever order the timers fire in: a later report takes the earlier groups along."""
+        while self._unreported and self._unreported[0].seq <= upto and not self._is_dead:
+            submission = self._unreported.popleft()
+            self._durable_seq = submission.seq
+            self._queued_bytes -= submission.size
+            if submission.done is not None:
+                submission.done()
+
+    def _die(self, error: BaseException) -> None:
+        self._is_dead = True
+        self._clock.call_soon(lambda: self._on_fatal(error))
+
+    # ----------------------------------------------------------------------------------------- faults
+    def crash(self) -> DiskImage:
+        """Power is lost now. What was reported is in the image; the group in flight and a prefix of what was
+        queued behind it may be, although nobody was told. Nothing of this disk runs afterwards."""
+        pending = [self._in_flight]  # also where its commit failed: what a failed fsync left behind is unknown
+        if not self._is_dead:
+            pending.extend([submission] for submission in self._queue)
+        self._is_dead = self._is_closed = True
+        self._in_flight = []
+        self._queue.clear()
+        for group in pending:
+            if self._rng.random() < SURVIVES:
+                for submission in group:
+                    self._image.apply(submission.ops)
+            else:
+                break
+        return self._image
+
+    @property
+    def image(self) -> DiskImage:
+        """What is committed at this moment (live, not a copy)."""
+        return self._image
+
+    def fail_next_commit(self, error: BaseException) -> None:
+        """The next commit fails: `on_fatal` is called once and nothing is reported durable any more."""
+        self._fail_next = error
+
+    def stall(self, ms: float) -> None:
+        """No commit ends before `ms` from now."""
+        self._stalled_until_ns = max(self._stalled_until_ns, self._clock.monotonic_ns() + int(ms * NS_PER_MS))
+
+    def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
+        """Damages one committed value in place; its key."""
+        return self._image.flip_bit(table, rng)

@@ -362,6 +362,7 @@ class PublishRecordRequest(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     BASE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """may be left empty after the first request of a stream"""
     correlation_id: _builtins.int
@@ -373,6 +374,8 @@ class PublishRecordRequest(_message.Message):
     """one RecordBatch v2 with its own producer id and sequence (the fast way)"""
     base_sequence: _builtins.int
     """for `records`: first sequence number in this partition"""
+    topic: _builtins.str
+    """instead of a session, for `batch` alone; stays in force on this stream like session_id"""
     @_builtins.property
     def records(self) -> Global___NewRecords:
         """the node builds the batch, with the session's producer id and `base_sequence`"""
@@ -388,10 +391,11 @@ class PublishRecordRequest(_message.Message):
         batch: _builtins.bytes = ...,
         records: Global___NewRecords | None = ...,
         base_sequence: _builtins.int = ...,
+        topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "payload", b"payload", "records", b"records"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "base_sequence", b"base_sequence", "batch", b"batch", "correlation_id", b"correlation_id", "partition", b"partition", "payload", b"payload", "records", b"records", "session_id", b"session_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "base_sequence", b"base_sequence", "batch", b"batch", "correlation_id", b"correlation_id", "partition", b"partition", "payload", b"payload", "records", b"records", "session_id", b"session_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["batch", "records"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015

@@ -1,0 +1,123 @@
+"""SmqError on the gRPC wire: as an ErrorDetail message, as trailing metadata, and back.
+
+Owns the one translation between the error table of `smq.raft_state.errors` and gRPC. It must never do I/O or
+decide about retries (that is `retry`). The clients and the server's gRPC services may import it.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import NodeId, Offset
+
+ERROR_METADATA_KEY: Final = "smq-error-bin"  # trailing metadata of a failed call; the value is an ErrorDetail
+
+_STATUS: Final = {
+    ErrorCode.UNKNOWN_TOPIC: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_PARTITION: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_GROUP: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_SESSION: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.NO_COMMITTED_OFFSET: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.TOPIC_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorCode.SESSION_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorCode.OFFSET_OUT_OF_RANGE: grpc.StatusCode.OUT_OF_RANGE,
+    ErrorCode.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.STORAGE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.NOT_LEADER: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.NOT_REPLICA: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.PRODUCER_FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.LEADER_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.NO_QUORUM: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.NODE_NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorCode.APPEND_LOST: grpc.StatusCode.ABORTED,
+    ErrorCode.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
+    ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+def status_of(code: ErrorCode) -> grpc.StatusCode:
+    """The gRPC status that a call fails with; INVALID_ARGUMENT for every plain mistake of the caller."""
+    return _STATUS.get(code, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def detail_from_error(error: SmqError) -> pb.ErrorDetail:
+    """The wire form. Details that are None stay absent."""
+    d = error.details
+    return pb.ErrorDetail(
+        code=error.code.number,
+        name=error.code.name,
+        message=error.message,
+        advice=error.code.advice,
+        definite=error.code.is_definite,
+        retriable=error.code.is_retriable,
+        leader=d.leader,
+        leader_address=d.leader_address,
+        lo=d.lo,
+        hi=d.hi,
+        retry_after_ms=d.retry_after_ms,
+    )
+
+
+def error_from_detail(detail: pb.ErrorDetail) -> SmqError:
+    """Inverse of `detail_from_error`; a code of a newer version becomes INTERNAL and keeps its name in the text."""
+    code = ErrorCode.from_number(detail.code)
+    message = detail.message
+    if code is ErrorCode.INTERNAL and detail.name not in ("", "INTERNAL"):
+        message = f"{detail.name}: {message}; {detail.advice}"
+    details = ErrorDetails(
+        leader=NodeId(detail.leader) if detail.HasField("leader") else None,
+        leader_address=detail.leader_address if detail.HasField("leader_address") else None,
+        lo=Offset(detail.lo) if detail.HasField("lo") else None,
+        hi=Offset(detail.hi) if detail.HasField("hi") else None,
+        retry_after_ms=detail.retry_after_ms if detail.HasField("retry_after_ms") else None,
+    )
+    return SmqError(code, message, details)
+
+
+def trailing_metadata_of(error: SmqError) -> tuple[tuple[str, bytes], ...]:
+    """What the server puts into the trailers of a call that fails with `error`."""
+    return ((ERROR_METADATA_KEY, detail_from_error(error).SerializeToString()),)
+
+
+def error_from_rpc(failure: grpc.RpcError, address: str) -> SmqError:
+    """What a failed call means to the caller: the server's own SmqError, or what gRPC could tell about `address`.
+
+    A broken connection is indefinite (TIMED_OUT): the request may have arrived before it broke.
+    """
+    found = _detail_in(getattr(failure, "trailing_metadata", lambda: None)())
+    if found is not None:
+        return error_from_detail(found)
+    status = getattr(failure, "code", lambda: None)()
+    told = getattr(failure, "details", lambda: None)() or ""
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return SmqError(ErrorCode.TIMED_OUT, f"no node answers at {address} ({_first_line(told)})")
+    if status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
+        return SmqError(ErrorCode.TIMED_OUT, f"the node at {address} gave no answer in time ({_first_line(told)})")
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return SmqError(ErrorCode.LIMIT_EXCEEDED, f"a message is larger than gRPC lets through: {_first_line(told)}")
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return SmqError(ErrorCode.INVALID_REQUEST, f"what listens at {address} is no smq node of this version")
+    name = status.name if isinstance(status, grpc.StatusCode) else "unknown"
+    return SmqError(ErrorCode.INTERNAL, f"{address} answered with gRPC status {name}: {_first_line(told)}")
+
+
+def _detail_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> pb.ErrorDetail | None:
+    for key, value in metadata or ():
+        if key == ERROR_METADATA_KEY and isinstance(value, bytes):
+            try:
+                return pb.ErrorDetail.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0][:300] or "no reason given"

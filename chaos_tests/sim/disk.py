@@ -113,10 +113,12 @@ class FakeDisk:
         if self._is_closed:
             raise RuntimeError("the disk is closed: nothing may be submitted any more")
         self._submitted_seq += 1
+        if self._is_dead:
+            return self._submitted_seq
         size = sum(len(op.value) for op in ops if isinstance(op, Put))
         self._queued_bytes += size
         self._queue.append(_Submission(self._submitted_seq, tuple(ops), size, done))
-        if not self._in_flight and not self._is_dead:
+        if not self._in_flight:
             self._begin_commit()
         return self._submitted_seq
 

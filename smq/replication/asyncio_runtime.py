@@ -1,0 +1,57 @@
+"""The production Clock and Rng: asyncio's loop and the operating system.
+
+Owns nothing but the translation; holds no state that a decision could depend on. The composition root imports
+it, nobody else.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+
+from smq.replication.ports import Timer
+
+
+class AsyncioClock:
+    """`on_error` takes what a callback of the node raises: its state is then unknown, and the process must end.
+    Without it the loop's own handler has it."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_error: Callable[[BaseException], None] | None = None
+    ) -> None:
+        self._loop = loop
+        self._on_error = on_error
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    def call_later(self, delay_ms: float, fn: Callable[[], None]) -> Timer:
+        return self._loop.call_later(delay_ms / 1000, self._run, fn)
+
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        self._loop.call_soon(self._run, fn)
+
+    def _run(self, fn: Callable[[], None]) -> None:
+        if self._on_error is None:
+            fn()
+            return
+        try:
+            fn()
+        except Exception as e:  # noqa: BLE001 - whatever it is, the node cannot go on
+            self._on_error(e)
+
+
+class SystemRng:
+    """Randomness nobody can predict: ids must not collide between nodes, nor timeouts fall in step."""
+
+    def __init__(self) -> None:
+        self._random = secrets.SystemRandom()
+
+    def random(self) -> float:
+        return self._random.random()
+
+    def randbytes(self, n: int) -> bytes:
+        return secrets.token_bytes(n)

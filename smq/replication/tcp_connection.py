@@ -1,0 +1,99 @@
+"""One TCP connection between two nodes: reads and writes frames, nothing else.
+
+Owns the socket's protocol object. It never decides who may speak: its owner, `smq.replication.tcp`, does, and is
+the only importer.
+"""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+
+from smq.raft_state.ids import NodeId
+from smq.replication.ports import Buffer, Channel
+from smq.replication.tcp_frames import HEADER, FrameError, FrameKind, FrameReader
+
+_JOIN_BYTES_MAX: Final = 16 << 10  # below it one copy is cheaper than one more entry of writev
+
+
+class ConnectionOwner(Protocol):
+    def on_connected(self, connection: "Connection") -> None: ...
+
+    def on_frame(self, connection: "Connection", kind: FrameKind, payload: memoryview) -> None: ...
+
+    def on_bad_frame(self, connection: "Connection", reason: str) -> None: ...
+
+    def on_lost(self, connection: "Connection") -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """`key` is set once the peer is known. After `abort` nothing is delivered any more."""
+
+    def __init__(self, owner: ConnectionOwner, *, dialled: tuple[NodeId, Channel] | None, serial: int) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self.dialled = dialled
+        self.serial = serial  # of this process's dial; of the peer's once its hello is there
+        self.process = b""  # of the peer
+        self.key: tuple[NodeId, Channel] | None = None
+        self.is_alive = False
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.born_s = self.heard_s = self.spoke_s = self._loop.time()
+
+    # ------------------------------------------------------------------------------------ asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.is_alive = True
+        self._owner.on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_s = self._loop.time()
+        try:
+            for kind, payload in self._reader.feed(data):
+                if not self.is_alive:
+                    return
+                self._owner.on_frame(self, kind, payload)
+        except FrameError as e:
+            if self.is_alive:
+                self._owner.on_bad_frame(self, str(e))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_alive = False
+        self._owner.on_lost(self)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # ----------------------------------------------------------------------------------------------- owner's
+    def allow(self, payload_bytes_max: int) -> None:
+        """The peer is known: its frames may be as long as a message."""
+        self._reader.payload_bytes_max = payload_bytes_max
+
+    def write(self, kind: FrameKind, parts: Sequence[Buffer]) -> None:
+        """Queues one frame. Large parts are handed to the operating system as they are, never joined."""
+        if self._transport is None or not self.is_alive:
+            return
+        size = sum(map(len, parts))
+        head = HEADER.pack(size, kind)
+        self.spoke_s = self._loop.time()
+        if size <= _JOIN_BYTES_MAX:
+            self._transport.write(b"".join((head, *parts)))
+        else:
+            self._transport.writelines((head, *parts))
+
+    @property
+    def backlog_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None and self.is_alive else 0
+
+    @property
+    def remote(self) -> str:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{peer[0]}:{peer[1]}" if peer else "unknown"
+
+    def abort(self) -> None:
+        """Drops the connection, unsent bytes and all; `on_lost` follows in a callback of its own."""
+        self.is_alive = False
+        if self._transport is not None:
+            self._transport.abort()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sortedcontainers import SortedDict  # type: ignore[import-untyped]  # the package ships no annotations
+from sortedcontainers import SortedDict
 
 from smq.replication.ports import Clock, Op, Put, Rng, Table
 

@@ -1,14 +1,14 @@
 """The record batch: Kafka's v2 header layout, its CRC, patching, validation, and the codec around aiokafka's.
 
-Owns the one place that knows the bytes of a RecordBatch. Works per batch, over memoryviews; only `encode_batch`
-and `decode_batch` look at records, and they alone import the compiled codec (lazily). Knows no other layer;
-everybody may import it. Layout: the Kafka protocol guide, "Record Batch".
+Owns the one place that knows the bytes of a RecordBatch. Works per batch, over memoryviews; only `encode_batch`,
+`open_batch` and `decode_batch` look at records, and they alone import the compiled codec (lazily). Knows no other
+layer; everybody may import it. Layout: the Kafka protocol guide, "Record Batch".
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from crc32c import crc32c
 
@@ -202,6 +202,60 @@ def encode_batch(
     if not count:
         raise ValueError("a batch holds at least one record")
     return bytes(builder.build())
+
+
+class OpenBatch(Protocol):
+    """A batch that takes records one by one, encoded as they come: what a producer fills until it is due."""
+
+    def append(
+        self,
+        offset: int,
+        timestamp: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]],
+    ) -> object | None:
+        """None where the record no longer fits; the first one always does. `offset` counts from 0."""
+
+    def set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None: ...
+
+    def size(self) -> int:
+        """Bytes so far, header included, before compression."""
+
+    def build(self) -> bytearray:
+        """The finished batch. Called once."""
+
+
+def open_batch(*, codec: str, bytes_max: int) -> OpenBatch:
+    """An empty v2 batch without a producer id. ValueError for an unknown codec."""
+    from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+    if codec not in CODECS:
+        raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
+    builder: OpenBatch = DefaultRecordBatchBuilder(
+        magic=MAGIC,
+        compression_type=CODECS[codec],
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=bytes_max,
+    )
+    return builder
+
+
+_PRODUCER: Final = struct.Struct(">qhi")  # producer id, producer epoch, base sequence
+_PRODUCER_START: Final = 43
+_CRC: Final = struct.Struct(">I")
+_CRC_FIELD: Final = 17
+
+
+def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+    """The same records under another producer id, epoch and sequence, with the CRC made anew."""
+    out = bytearray(batch)
+    _PRODUCER.pack_into(out, _PRODUCER_START, producer_id, producer_epoch, base_sequence)
+    _CRC.pack_into(out, _CRC_FIELD, crc32c(memoryview(out)[CRC_START:]))
+    return bytes(out)
 
 
 def decode_batch(batch: Buffer) -> Iterator[Record]:

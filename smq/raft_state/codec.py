@@ -1,0 +1,224 @@
+"""Commands and replies as bytes: what lies in the Raft log, travels between nodes, and fills the reply cache.
+
+Owns the tag of every command and reply and the order of its fields. First byte: the codec version; second: the
+tag. Both are for ever: a tag is never reused, fields are never reordered; a change adds a version and keeps
+reading the old one. No pickle. Anything that is not exactly what this version writes is a CodecError.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from smq.raft_state.binary import (
+    FLAG,
+    INT16,
+    INT32,
+    INT64,
+    TEXT,
+    U8,
+    U16,
+    Blob,
+    Bytes,
+    CodecError,
+    Fixed,
+    Group,
+    Many,
+    Reader,
+    Record,
+    read_count,
+    write_count,
+)
+from smq.raft_state.commands import (
+    AddPartitions,
+    AdvanceHwms,
+    AdvanceLogStart,
+    AllocateProducerId,
+    AlterTopicConfig,
+    Barrier,
+    Command,
+    CommitOffsets,
+    CreateTopic,
+    DeleteTopic,
+    Done,
+    ElectLeader,
+    FenceNode,
+    HwmAdvance,
+    HwmsAdvanced,
+    InitCluster,
+    LeaderElected,
+    OffsetCommit,
+    ProducerIdAllocated,
+    RegisterNode,
+    Rejected,
+    Reply,
+    TopicCreated,
+    UnfenceNode,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.limits import COMMAND_BYTES_MAX, PARTITION_ID_BYTES
+
+__all__ = ["VERSION", "CodecError", "decode_command", "decode_reply", "encode_command", "encode_reply"]
+
+VERSION: Final = 1
+_HEADER: Final = struct.Struct(">BB")  # version, tag
+
+# Request and topic ids carry a length, so that one of a wrong length is refused by the machine, with a typed
+# rejection, and not by an exception where it is proposed.
+_ANY_ID: Final = Blob(U8, 255)
+_PARTITION: Final = Fixed(PARTITION_ID_BYTES)
+_REQUEST: Final = ("request_id", _ANY_ID)
+_CONFIG: Final = Many(Group((TEXT, TEXT)))
+_NODE: Final = (("node", INT32), ("incarnation", INT64))
+# partition, epoch, hwm, next_offset, ts_ns
+_HWM_ITEM: Final = struct.Struct(f">{PARTITION_ID_BYTES}siqqq")
+
+
+@dataclass(frozen=True, slots=True)
+class _HwmItems:
+    """The hot one: a struct an item."""
+
+    def write(self, out: bytearray, value: tuple[HwmAdvance, ...]) -> None:
+        write_count(out, len(value))
+        pack = _HWM_ITEM.pack
+        for item in value:
+            if len(item.partition) != PARTITION_ID_BYTES:
+                raise CodecError(f"a partition id has {PARTITION_ID_BYTES} bytes, not {len(item.partition)}")
+            out += pack(item.partition, item.epoch, item.hwm, item.next_offset, item.ts_ns)
+
+    def read(self, reader: Reader) -> tuple[HwmAdvance, ...]:
+        body = reader.take(read_count(reader) * _HWM_ITEM.size)
+        return tuple(
+            HwmAdvance(partition=pid, epoch=epoch, hwm=hwm, next_offset=next_offset, ts_ns=ts_ns)
+            for pid, epoch, hwm, next_offset, ts_ns in _HWM_ITEM.iter_unpack(body)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """An ErrorCode by its wire number. One that this version does not know reads as INTERNAL."""
+
+    def write(self, out: bytearray, value: ErrorCode) -> None:
+        out += U16.pack(value.number)
+
+    def read(self, reader: Reader) -> ErrorCode:
+        return ErrorCode.from_number(reader.unpack(U16)[0])
+
+
+COMMANDS: Final[dict[int, Record]] = {
+    1: Record(
+        InitCluster,
+        (
+            ("cluster_id", TEXT),
+            ("topics_max", INT64),
+            ("partitions_max", INT64),
+            ("groups_max", INT64),
+            ("replies_max", INT64),
+        ),
+    ),
+    2: Record(RegisterNode, (*_NODE, ("grpc_address", TEXT), ("http_address", TEXT), ("kafka_address", TEXT))),
+    3: Record(FenceNode, _NODE),
+    4: Record(UnfenceNode, _NODE),
+    5: Record(
+        CreateTopic,
+        (
+            _REQUEST,
+            ("name", TEXT),
+            ("topic_id", _ANY_ID),
+            ("partition_count", INT64),
+            ("replication_factor", INT64),
+            ("config", _CONFIG),
+            ("start_offset", INT64),
+            ("created_ms", INT64),
+        ),
+    ),
+    6: Record(DeleteTopic, (_REQUEST, ("name", TEXT))),
+    7: Record(AddPartitions, (_REQUEST, ("name", TEXT), ("partition_count", INT64))),
+    8: Record(AlterTopicConfig, (_REQUEST, ("name", TEXT), ("set_", _CONFIG), ("unset", Many(TEXT)))),
+    9: Record(
+        ElectLeader,
+        (
+            ("partition", _PARTITION),
+            ("expected_epoch", INT32),
+            ("candidate", INT32),
+            ("incarnation", INT64),
+            ("verified_end", INT64),
+        ),
+    ),
+    10: Record(AdvanceHwms, (("items", _HwmItems()),)),
+    11: Record(AdvanceLogStart, (_REQUEST, ("partition", _PARTITION), ("offset", INT64))),
+    12: Record(AllocateProducerId, (_REQUEST, ("producer_id", INT64), ("producer_epoch", INT16))),
+    13: Record(
+        CommitOffsets,
+        (
+            _REQUEST,
+            ("group", TEXT),
+            (
+                "items",
+                Many(Record(OffsetCommit, (("partition", _PARTITION), ("offset", INT64), ("metadata", TEXT)))),
+            ),
+            ("committed_ms", INT64),
+        ),
+    ),
+    14: Record(Barrier),
+}
+
+REPLIES: Final[dict[int, Record]] = {
+    1: Record(Done),
+    2: Record(Rejected, (("code", _Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))),
+    3: Record(TopicCreated, (("topic_id", _ANY_ID),)),
+    4: Record(LeaderElected, (("epoch", INT32), ("start", INT64))),
+    5: Record(HwmsAdvanced, (("accepted", Many(FLAG)),)),
+    6: Record(ProducerIdAllocated, (("producer_id", INT64), ("producer_epoch", INT16))),
+}
+
+_COMMAND_TAGS: Final = {record.cls: tag for tag, record in COMMANDS.items()}
+_REPLY_TAGS: Final = {record.cls: tag for tag, record in REPLIES.items()}
+
+
+def encode_command(command: Command) -> bytes:
+    """CodecError where a value does not fit its field: a bad request that the proposer should have refused."""
+    return _encode(command, _COMMAND_TAGS, COMMANDS)
+
+
+def decode_command(data: Bytes) -> Command:
+    """Inverse of `encode_command`; CodecError for anything else."""
+    return cast(Command, _decode(data, COMMANDS, "command"))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The reply's bytes, as they are forwarded and cached."""
+    return _encode(reply, _REPLY_TAGS, REPLIES)
+
+
+def decode_reply(data: Bytes) -> Reply:
+    """Inverse of `encode_reply`; CodecError for anything else."""
+    return cast(Reply, _decode(data, REPLIES, "reply"))
+
+
+def _encode(value: Any, tags: dict[Any, int], table: dict[int, Record]) -> bytes:
+    tag = tags.get(type(value))
+    if tag is None:
+        raise CodecError(f"{type(value).__name__} has no tag")
+    out = bytearray((VERSION, tag))
+    try:
+        table[tag].write(out, value)
+    except (struct.error, UnicodeEncodeError, TypeError, AttributeError, CodecError) as e:
+        raise CodecError(f"{type(value).__name__} does not encode: {e}") from e
+    if len(out) > COMMAND_BYTES_MAX:
+        raise CodecError(f"{type(value).__name__} has {len(out)} bytes, at most {COMMAND_BYTES_MAX} are allowed")
+    return bytes(out)
+
+
+def _decode(data: Bytes, table: dict[int, Record], what: str) -> Any:
+    if len(data) > COMMAND_BYTES_MAX:
+        raise CodecError(f"a {what} of {len(data)} bytes, at most {COMMAND_BYTES_MAX} are allowed")
+    reader = Reader(data)
+    version, tag = reader.unpack(_HEADER)
+    if version != VERSION:
+        raise CodecError(f"a {what} of codec version {version}; this smq reads {VERSION}: upgrade it")
+    record = table.get(tag)
+    if record is None:
+        raise CodecError(f"a {what} with the unknown tag {tag}")
+    value = record.read(reader)
+    reader.finish()
+    return value

@@ -1,0 +1,102 @@
+"""What is true of every state: the checks behind the promise "a broken invariant ends the process".
+
+Owns InvariantBroken and the full check, which tests run after every apply and a restore runs once; the cheap part,
+`check_offsets`, runs at every change of a partition. Must never change the state. Everybody may import it.
+"""
+
+from itertools import pairwise
+
+from smq.raft_state.ids import partition_id, split_partition_id
+from smq.raft_state.limits import NODES_MAX, PRODUCERS_MAX, REQUEST_ID_BYTES
+from smq.raft_state.state import ClusterState, PartitionState, TopicState
+
+
+class InvariantBroken(Exception):
+    """The state is not what it can be: a bug or damaged memory. The process must end; nothing may catch this."""
+
+
+def check(state: ClusterState) -> None:
+    """InvariantBroken with the reason, if anything at all is wrong."""
+    _require(state.schema_version >= 1, f"schema version {state.schema_version}")
+    if not state.cluster_id:
+        empty = not (state.nodes or state.topics or state.groups or state.replies or state.next_producer_id)
+        _require(empty, "there is state before InitCluster")
+    _check_nodes(state)
+    _require(len(state.topics) <= state.topics_max, "more topics than topics_max")
+    _require(len(state.topic_names) == len(state.topics), "topic_names and topics differ")
+    for name, topic in state.topics.items():
+        _require(topic.name == name, f"topic {topic.name} is filed as {name}")
+        _check_topic(state, topic)
+    partition_count = sum(len(topic.partitions) for topic in state.topics.values())
+    _require(partition_count <= state.partitions_max, "more partitions than partitions_max")
+    _check_groups(state)
+    _check_producers(state)
+    _require(len(state.replies) <= state.replies_max, "more replies than replies_max")
+    _require(all(len(request_id) == REQUEST_ID_BYTES for request_id in state.replies), "a request id's length")
+
+
+def check_offsets(partition: PartitionState) -> None:
+    """The part that each change of a partition checks: log_start <= lso <= hwm <= next_offset."""
+    if not 0 <= partition.log_start <= partition.lso <= partition.hwm <= partition.next_offset:
+        raise InvariantBroken(
+            f"partition {partition.pid.hex()}: log_start {partition.log_start}, lso {partition.lso},"
+            f" hwm {partition.hwm}, next_offset {partition.next_offset} do not ascend"
+        )
+
+
+def _require(is_true: bool, otherwise: str) -> None:
+    if not is_true:
+        raise InvariantBroken(otherwise)
+
+
+def _check_nodes(state: ClusterState) -> None:
+    _require(len(state.nodes) <= NODES_MAX, "more nodes than NODES_MAX")
+    for node, entry in state.nodes.items():
+        _require(entry.node == node and node >= 1, f"node {entry.node} is filed as {node}")
+
+
+def _check_topic(state: ClusterState, topic: TopicState) -> None:
+    _require(state.topic_names.get(topic.topic_id) == topic.name, f"the id of {topic.name} leads elsewhere")
+    _require(bool(topic.partitions), f"{topic.name} has no partitions")
+    for index, partition in enumerate(topic.partitions):
+        where = f"{topic.name}/{index}"
+        _require(partition.pid == partition_id(topic.topic_id, partition.index), f"{where}: its id")
+        _require(partition.topic_id == topic.topic_id and partition.index == index, f"{where} is in a wrong place")
+        _require(len(partition.replicas) == topic.replication_factor, f"{where}: number of replicas")
+        _check_partition(state, partition, where)
+
+
+def _check_partition(state: ClusterState, partition: PartitionState, where: str) -> None:
+    replicas = partition.replicas
+    _require(len(set(replicas)) == len(replicas), f"{where}: a replica twice")
+    _require(all(node in state.nodes for node in replicas), f"{where}: a replica that never registered")
+    _require(partition.leader in replicas, f"{where}: its leader is no replica")
+    incarnation = state.nodes[partition.leader].incarnation
+    _require(partition.leader_incarnation <= incarnation, f"{where}: a leader from the future")
+    check_offsets(partition)
+    _require(partition.ts_ns >= 0, f"{where}: ts_ns {partition.ts_ns}")
+    history = partition.history
+    _require(bool(history) and history[-1].epoch == partition.epoch, f"{where}: the history's last epoch")
+    for a, b in pairwise(history):
+        _require(a.epoch < b.epoch and a.start <= b.start, f"{where}: the history does not ascend")
+    _require(history[0].start <= partition.log_start, f"{where}: the history begins above the log start")
+    _require(history[-1].start <= partition.hwm, f"{where}: the epoch starts above the hwm")
+    # Equal is fine: an epoch that was elected at the log start ends its predecessor there, until the next prune.
+    is_pruned = len(history) < 2 or history[1].start >= partition.log_start
+    _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")
+
+
+def _check_groups(state: ClusterState) -> None:
+    _require(len(state.groups) <= state.groups_max, "more groups than groups_max")
+    for name, group in state.groups.items():
+        _require(group.name == name and bool(group.offsets), f"group {name!r} is misfiled or empty")
+        for pid, committed in group.offsets.items():
+            _require(committed.offset >= 0, f"group {name!r} committed {committed.offset}")
+            topic_id, _ = split_partition_id(pid)
+            _require(state.partition(pid) is not None, f"group {name!r} committed for a topic {topic_id.hex()} gone")
+
+
+def _check_producers(state: ClusterState) -> None:
+    _require(len(state.producers) <= PRODUCERS_MAX, "more producers than PRODUCERS_MAX")
+    for producer_id, epoch in state.producers.items():
+        _require(0 <= producer_id < state.next_producer_id and epoch > 0, f"producer {producer_id}, epoch {epoch}")

@@ -1,0 +1,60 @@
+"""The named bounds of the replicated state, each with its reason.
+
+Owns numbers that change outcomes, so they are the same on every node of one version: what an operator may choose
+travels in `InitCluster` and is replicated, what he may not is a constant here. Imports only the command shapes.
+Everybody may import it.
+"""
+
+from typing import Final
+
+from smq.raft_state.commands import InitCluster
+from smq.raft_state.ids import Offset
+
+# --- the operator's choice, once, at InitCluster; these are the defaults
+TOPICS_MAX_DEFAULT: Final = 10_000  # as many as a console can list and a snapshot carries in ~10 ms
+PARTITIONS_MAX_DEFAULT: Final = 100_000  # 100k partitions make a snapshot of ~10 MB, still installed in a second
+GROUPS_MAX_DEFAULT: Final = 10_000  # one a job; a client that names a new group at every start hits it, not memory
+REPLIES_MAX_DEFAULT: Final = 10_000  # at 1,000 commands/s a retry is known for 10 s, longer than any deadline
+LIMIT_CAP: Final = 1_000_000  # no limit may be set higher: a snapshot has to fit in memory twice
+REPLIES_CAP: Final = 100_000  # dropping the oldest of a dict scans its dead entries: above this it is milliseconds
+
+# --- sizes of names and ids, in bytes of UTF-8
+CLUSTER_ID_BYTES_MAX: Final = 64  # a uuid in text, or a short name
+ADDRESS_BYTES_MAX: Final = 300  # a DNS name has 253 bytes, a port 6
+TOPIC_NAME_CHARS_MAX: Final = 249  # Kafka's bound: clients and file names rely on it
+GROUP_NAME_BYTES_MAX: Final = 512  # Kafka's groups live here as "kafka-cg-<group>"; nobody types more
+METADATA_BYTES_MAX: Final = 4_096  # Kafka's offset.metadata.max.bytes
+TOPIC_ID_BYTES: Final = 16  # a uuid
+PARTITION_ID_BYTES: Final = 20  # the topic's uuid, then a uint32
+REQUEST_ID_BYTES: Final = 16  # random; 2**128 makes collisions within the cache impossible in practice
+
+# --- counts
+NODES_MAX: Final = 64  # far above any sane Raft group; it bounds what a misconfigured starter can register
+COMMIT_ITEMS_MAX: Final = 10_000  # of one CommitOffsets: a member of a group with 10k partitions, in one entry
+PRODUCERS_MAX: Final = 100_000  # ids with a bumped epoch; a dropped one only has to start a new session
+PRODUCER_EPOCH_RETIRED: Final = 2**15 - 1  # never handed out: an id that would reach it is replaced by a fresh one
+
+# --- offsets: half of int64 is left to grow into, so no sum of an offset and a batch can overflow
+START_OFFSET_MAX: Final = Offset(2**62)
+OFFSET_MAX: Final = Offset(2**63 - 1)
+
+# --- the topic configuration
+MESSAGE_BYTES_DEFAULT: Final = 1_048_588  # Kafka's default: 1 MiB and the overhead of a batch
+MESSAGE_BYTES_CAP: Final = 100 * 1024 * 1024  # DESIGN section 9
+
+# --- the codec
+TEXT_BYTES_MAX: Final = 16_384  # of any string in a command: over twice the longest that is valid
+ITEMS_MAX: Final = LIMIT_CAP  # of any list in a command: one item a partition
+COMMAND_BYTES_MAX: Final = 64 * 1024 * 1024  # ITEMS_MAX advances are 48 MB; nothing larger can be meant
+QUOTED_CHARS_MAX: Final = 80  # of a user's text inside an error message
+
+
+def default_init(cluster_id: str) -> InitCluster:
+    """The command that starts a cluster with the default limits."""
+    return InitCluster(
+        cluster_id=cluster_id,
+        topics_max=TOPICS_MAX_DEFAULT,
+        partitions_max=PARTITIONS_MAX_DEFAULT,
+        groups_max=GROUPS_MAX_DEFAULT,
+        replies_max=REPLIES_MAX_DEFAULT,
+    )

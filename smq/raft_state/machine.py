@@ -1,0 +1,127 @@
+"""The replicated state machine: `apply` is the only way in.
+
+Owns the dispatch of commands, the cache of replies by request id, and the rule that nothing happens before
+InitCluster. A pure function of the commands: no clock, randomness, I/O, logging, floats or hash order here or in
+the handlers. A bad request is answered Rejected; a broken invariant raises InvariantBroken, and the process ends.
+The node applies and reads; nobody else changes the state.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, Final
+
+from smq.raft_state import groups, nodes, partitions, producer_ids, topics
+from smq.raft_state.codec import decode_reply, encode_reply
+from smq.raft_state.commands import (
+    AddPartitions,
+    AdvanceHwms,
+    AdvanceLogStart,
+    AllocateProducerId,
+    AlterTopicConfig,
+    Applied,
+    Barrier,
+    Command,
+    CommitOffsets,
+    CreateTopic,
+    DeleteTopic,
+    ElectLeader,
+    FenceNode,
+    InitCluster,
+    RegisterNode,
+    Rejected,
+    Reply,
+    UnfenceNode,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
+from smq.raft_state.invariants import InvariantBroken, check
+from smq.raft_state.limits import REQUEST_ID_BYTES
+from smq.raft_state.refusal import Refused
+from smq.raft_state.snapshot import SCHEMA_VERSION, Bytes, decode_state, encode_state
+from smq.raft_state.state import ClusterState
+
+__all__ = ["InvariantBroken", "Machine"]
+
+# Any: each handler takes its own command, which is the one its key names (a test pairs them).
+_HANDLERS: Final[dict[type, Callable[[ClusterState, Any], Applied]]] = {
+    InitCluster: nodes.init_cluster,
+    RegisterNode: nodes.register_node,
+    FenceNode: nodes.fence_node,
+    UnfenceNode: nodes.unfence_node,
+    CreateTopic: topics.create_topic,
+    DeleteTopic: topics.delete_topic,
+    AddPartitions: topics.add_partitions,
+    AlterTopicConfig: topics.alter_topic_config,
+    ElectLeader: partitions.elect_leader,
+    AdvanceHwms: partitions.advance_hwms,
+    AdvanceLogStart: partitions.advance_log_start,
+    AllocateProducerId: producer_ids.allocate_producer_id,
+    CommitOffsets: groups.commit_offsets,
+    Barrier: nodes.barrier,
+}
+_BEFORE_INIT: Final = (InitCluster, Barrier)
+
+
+class Machine:
+    """One node's copy of the replicated state."""
+
+    __slots__ = ("_applied_index", "state")
+
+    def __init__(self, state: ClusterState | None = None) -> None:
+        self.state = state if state is not None else ClusterState(schema_version=SCHEMA_VERSION)
+        self._applied_index = LogIndex(-1)  # a guard only, not part of the state
+
+    def apply(self, index: LogIndex, command: Command) -> Applied:
+        """Applies the committed command at `index`. Indexes ascend (gaps are fine): InvariantBroken otherwise."""
+        if index <= self._applied_index:
+            raise InvariantBroken(f"index {index} is applied after {self._applied_index}")
+        self._applied_index = index
+        request_id: RequestId = getattr(command, "request_id", NO_REQUEST)
+        if request_id == NO_REQUEST:
+            return self._run(command)
+        return self._run_once(request_id, command)
+
+    def snapshot(self) -> bytes:
+        """The whole state as bytes; equal states have equal bytes."""
+        return encode_state(self.state)
+
+    @classmethod
+    def restore(cls, snapshot: Bytes) -> "Machine":
+        """A machine in the state of a snapshot. CodecError or InvariantBroken for one that cannot be."""
+        state = decode_state(snapshot)
+        check(state)
+        return cls(state)
+
+    def digest(self) -> str:
+        """SHA-256 of the snapshot, in hex: the same on all nodes that have applied the same index."""
+        return sha256(self.snapshot()).hexdigest()
+
+    def _run_once(self, request_id: RequestId, command: Command) -> Applied:
+        """Answers a request id that is known as the first time, rejections too, and changes nothing then."""
+        if len(request_id) != REQUEST_ID_BYTES:
+            message = f"request_id must have {REQUEST_ID_BYTES} bytes or none, not {len(request_id)}"
+            return Applied(reply=Rejected(code=ErrorCode.INVALID_REQUEST, message=message))
+        known = self.state.replies.get(request_id)
+        if known is not None:
+            return Applied(reply=decode_reply(known))
+        applied = self._run(command)
+        self._remember(request_id, applied.reply)
+        return applied
+
+    def _run(self, command: Command) -> Applied:
+        handler = _HANDLERS.get(type(command))
+        if handler is None:
+            raise InvariantBroken(f"no handler for {type(command).__name__}")
+        if not self.state.cluster_id and type(command) not in _BEFORE_INIT:
+            message = "the cluster has not been initialised"
+            return Applied(reply=Rejected(code=ErrorCode.NODE_NOT_READY, message=message))
+        try:
+            return handler(self.state, command)
+        except Refused as refused:
+            return Applied(reply=refused.rejected)
+
+    def _remember(self, request_id: RequestId, reply: Reply) -> None:
+        replies = self.state.replies
+        replies[request_id] = encode_reply(reply)
+        while len(replies) > self.state.replies_max:
+            del replies[next(iter(replies))]

@@ -1,0 +1,93 @@
+"""Handlers of the cluster's start and of its nodes: InitCluster, RegisterNode, FenceNode, UnfenceNode, Barrier.
+
+Owns who is registered with which incarnation, and who is fenced. Never touches a partition: a fenced leader is
+replaced by an ElectLeader that the controller proposes. Only `machine` imports it.
+"""
+
+from smq.raft_state.commands import Applied, Barrier, Done, FenceNode, InitCluster, RegisterNode, UnfenceNode
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.limits import ADDRESS_BYTES_MAX, CLUSTER_ID_BYTES_MAX, LIMIT_CAP, NODES_MAX, REPLIES_CAP
+from smq.raft_state.refusal import Refused, find_node
+from smq.raft_state.state import ClusterState, NodeState
+
+_DONE = Applied(reply=Done())
+
+
+def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
+    """Gives the cluster its id and limits, once."""
+    if state.cluster_id:
+        raise Refused(ErrorCode.ALREADY_INITIALIZED, f"this is cluster {state.cluster_id}")
+    if not 1 <= len(command.cluster_id.encode()) <= CLUSTER_ID_BYTES_MAX:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"cluster_id must have 1 to {CLUSTER_ID_BYTES_MAX} bytes")
+    limits = (
+        ("topics_max", command.topics_max, LIMIT_CAP),
+        ("partitions_max", command.partitions_max, LIMIT_CAP),
+        ("groups_max", command.groups_max, LIMIT_CAP),
+        ("replies_max", command.replies_max, REPLIES_CAP),
+    )
+    for name, value, cap in limits:
+        if not 1 <= value <= cap:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"{name} must be from 1 to {cap}, not {value}")
+    state.cluster_id = command.cluster_id
+    state.topics_max = command.topics_max
+    state.partitions_max = command.partitions_max
+    state.groups_max = command.groups_max
+    state.replies_max = command.replies_max
+    return _DONE
+
+
+def register_node(state: ClusterState, command: RegisterNode) -> Applied:
+    """A higher incarnation replaces the node; the same with the same addresses is a retry. Both unfence it."""
+    _check_registration(command)
+    new = NodeState(
+        node=command.node,
+        incarnation=command.incarnation,
+        grpc_address=command.grpc_address,
+        http_address=command.http_address,
+        kafka_address=command.kafka_address,
+        fenced=False,
+    )
+    old = state.nodes.get(command.node)
+    if old is None and len(state.nodes) >= NODES_MAX:
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes, the most there can be")
+    if old is not None and old.incarnation >= new.incarnation and not _is_retry(old, new):
+        raise Refused(
+            ErrorCode.STALE_INCARNATION,
+            f"node {new.node} is registered with incarnation {old.incarnation}, this is {new.incarnation}",
+        )
+    state.nodes[command.node] = new
+    return _DONE
+
+
+def fence_node(state: ClusterState, command: FenceNode) -> Applied:
+    """Takes the node out of elections and first choice of placement, until it registers or is unfenced."""
+    find_node(state, command.node, command.incarnation).fenced = True
+    return _DONE
+
+
+def unfence_node(state: ClusterState, command: UnfenceNode) -> Applied:
+    """Inverse of `fence_node`, for the same incarnation only."""
+    find_node(state, command.node, command.incarnation).fenced = False
+    return _DONE
+
+
+def barrier(_state: ClusterState, _command: Barrier) -> Applied:
+    """Nothing: that it has been applied is the message."""
+    return _DONE
+
+
+def _check_registration(command: RegisterNode) -> None:
+    if command.node < 1:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"node must be at least 1, not {command.node}")
+    for name in ("grpc_address", "http_address", "kafka_address"):
+        if len(getattr(command, name).encode()) > ADDRESS_BYTES_MAX:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"{name} must have at most {ADDRESS_BYTES_MAX} bytes")
+
+
+def _is_retry(old: NodeState, new: NodeState) -> bool:
+    return (old.incarnation, old.grpc_address, old.http_address, old.kafka_address) == (
+        new.incarnation,
+        new.grpc_address,
+        new.http_address,
+        new.kafka_address,
+    )

@@ -1,0 +1,105 @@
+"""Handlers of partitions: ElectLeader, AdvanceHwms, AdvanceLogStart (rules 9, 11 and 14 of the replication rules).
+
+Owns every change of a partition's leadership and offsets, and the invariant log_start <= lso <= hwm <= next_offset.
+Only `machine` imports it.
+"""
+
+from smq.raft_state.commands import (
+    AdvanceHwms,
+    AdvanceLogStart,
+    Applied,
+    Done,
+    ElectLeader,
+    HwmAdvance,
+    HwmsAdvanced,
+    LeaderElected,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Epoch, Offset, PartitionId
+from smq.raft_state.invariants import check_offsets
+from smq.raft_state.limits import PARTITION_ID_BYTES
+from smq.raft_state.refusal import Refused, find_node, find_partition
+from smq.raft_state.state import ClusterState, EpochStart, PartitionState
+
+
+def elect_leader(state: ClusterState, command: ElectLeader) -> Applied:
+    """Rule 11: one more epoch, which starts at the hwm; what was appended beyond it is given up."""
+    partition = find_partition(state, command.partition)
+    if command.expected_epoch != partition.epoch:
+        raise Refused(
+            ErrorCode.STALE_EPOCH, f"the partition is in epoch {partition.epoch}, not {command.expected_epoch}"
+        )
+    if command.candidate not in partition.replicas:
+        raise Refused(ErrorCode.ELECTION_REJECTED, f"node {command.candidate} is no replica of the partition")
+    node = find_node(state, command.candidate, command.incarnation)
+    if node.fenced:
+        raise Refused(ErrorCode.ELECTION_REJECTED, f"node {command.candidate} is fenced")
+    if command.verified_end < partition.hwm:
+        raise Refused(
+            ErrorCode.ELECTION_REJECTED,
+            f"the log of node {command.candidate} ends at {command.verified_end}, below the high water mark"
+            f" {partition.hwm}",
+        )
+    partition.epoch = Epoch(partition.epoch + 1)
+    partition.leader = command.candidate
+    partition.leader_incarnation = command.incarnation
+    partition.history.append(EpochStart(partition.epoch, partition.hwm))
+    partition.next_offset = partition.hwm
+    check_offsets(partition)
+    return Applied(reply=LeaderElected(epoch=partition.epoch, start=partition.hwm), touched=(command.partition,))
+
+
+def advance_hwms(state: ClusterState, command: AdvanceHwms) -> Applied:
+    """Rule 9, item by item: what names another epoch, or a partition that is gone, changes nothing."""
+    accepted = []
+    touched: dict[PartitionId, None] = {}
+    for item in command.items:
+        partition = state.partition(item.partition) if len(item.partition) == PARTITION_ID_BYTES else None
+        is_current = partition is not None and partition.epoch == item.epoch
+        accepted.append(is_current)
+        if partition is not None and is_current and _advance(partition, item):
+            check_offsets(partition)
+            touched[item.partition] = None
+    return Applied(reply=HwmsAdvanced(accepted=tuple(accepted)), touched=tuple(touched))
+
+
+def _advance(partition: PartitionState, item: HwmAdvance) -> bool:
+    """Takes the maximum of each; true where that changed anything."""
+    before = partition.hwm, partition.next_offset, partition.ts_ns
+    partition.hwm = max(partition.hwm, item.hwm)
+    partition.next_offset = max(partition.next_offset, item.next_offset, partition.hwm)
+    partition.ts_ns = max(partition.ts_ns, item.ts_ns)
+    return before != (partition.hwm, partition.next_offset, partition.ts_ns)
+
+
+def advance_log_start(state: ClusterState, command: AdvanceLogStart) -> Applied:
+    """Rule 14: the log start moves up to `offset`, never beyond the hwm and never back."""
+    partition = find_partition(state, command.partition)
+    if command.offset < 0:
+        raise Refused(
+            ErrorCode.INVALID_OFFSET,
+            f"offset must be from 0 to the high water mark {partition.hwm}, not {command.offset}",
+            lo=partition.log_start,
+            hi=partition.hwm,
+        )
+    if command.offset > partition.hwm:
+        raise Refused(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"the log cannot start at {command.offset}: its high water mark is {partition.hwm}",
+            lo=partition.log_start,
+            hi=partition.hwm,
+        )
+    if command.offset <= partition.log_start:
+        return Applied(reply=Done())
+    partition.log_start = command.offset
+    _prune(partition.history, partition.log_start)
+    check_offsets(partition)
+    return Applied(reply=Done(), touched=(command.partition,))
+
+
+def _prune(history: list[EpochStart], log_start: Offset) -> None:
+    """Rule 20: drops epochs that end at or below the log start. The current one has no end, so it stays."""
+    keep = 0
+    while keep + 1 < len(history) and history[keep + 1].start <= log_start:
+        keep += 1
+    del history[:keep]

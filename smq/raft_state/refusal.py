@@ -1,0 +1,62 @@
+"""How a handler says no, and how it finds what a command names.
+
+Owns the one way of refusing a bad request: raise Refused before anything is changed; the machine turns it into a
+Rejected reply. Must never change the state. Only the machine's handlers import it.
+"""
+
+from smq.raft_state.commands import Rejected
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Incarnation, NodeId, Offset, PartitionId, split_partition_id
+from smq.raft_state.limits import PARTITION_ID_BYTES, QUOTED_CHARS_MAX
+from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
+
+
+class Refused(Exception):
+    """The command is refused, and nothing has been changed."""
+
+    def __init__(self, code: ErrorCode, message: str, *, lo: Offset = Offset(-1), hi: Offset = Offset(-1)) -> None:
+        super().__init__(message)
+        self.rejected = Rejected(code=code, message=message, lo=lo, hi=hi)
+
+
+def quoted(text: str) -> str:
+    """A user's text for a message: one line of ASCII, bounded, the same on every Python."""
+    return ascii(text if len(text) <= QUOTED_CHARS_MAX else text[:QUOTED_CHARS_MAX] + "...")
+
+
+def find_topic(state: ClusterState, name: str) -> TopicState:
+    """UNKNOWN_TOPIC where there is none of this name."""
+    topic = state.topics.get(name)
+    if topic is None:
+        raise Refused(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {quoted(name)}")
+    return topic
+
+
+def find_partition(state: ClusterState, pid: PartitionId) -> PartitionState:
+    """UNKNOWN_PARTITION where there is none, or none any more."""
+    partition = state.partition(pid) if len(pid) == PARTITION_ID_BYTES else None
+    if partition is None:
+        raise Refused(ErrorCode.UNKNOWN_PARTITION, f"there is no partition {_shown(state, pid)}")
+    return partition
+
+
+def find_node(state: ClusterState, node: NodeId, incarnation: Incarnation) -> NodeState:
+    """The node, if this is its registered incarnation; else UNKNOWN_NODE or STALE_INCARNATION."""
+    found = state.nodes.get(node)
+    if found is None:
+        raise Refused(ErrorCode.UNKNOWN_NODE, f"node {node} has not registered")
+    if found.incarnation != incarnation:
+        raise Refused(
+            ErrorCode.STALE_INCARNATION,
+            f"node {node} is registered with incarnation {found.incarnation}, not {incarnation}",
+        )
+    return found
+
+
+def _shown(state: ClusterState, pid: PartitionId) -> str:
+    """A partition id as a person would name it."""
+    if len(pid) != PARTITION_ID_BYTES:
+        return f"with an id of {len(pid)} bytes"
+    topic_id, index = split_partition_id(pid)
+    name = state.topic_names.get(topic_id)
+    return f"{index} of topic {quoted(name) if name is not None else topic_id.hex()}"

@@ -1,0 +1,203 @@
+"""The whole state as bytes, and back: exact, canonical, versioned.
+
+Owns the snapshot format. Canonical: what has no order is sorted, what has one (replies and producers, which are
+dropped oldest first) keeps it, so equal states have equal bytes and one digest. It must never leave out anything
+that a later command's outcome depends on. Only `machine` and tests import it.
+"""
+
+import struct
+from typing import Any, Final
+
+from smq.raft_state.binary import (
+    FLAG,
+    INT16,
+    INT32,
+    INT64,
+    TEXT,
+    U16,
+    Blob,
+    Bytes,
+    CodecError,
+    Fixed,
+    Group,
+    Many,
+    Reader,
+    Record,
+    read_count,
+    write_count,
+)
+from smq.raft_state.ids import PartitionId, PartitionIndex, TopicId
+from smq.raft_state.limits import PARTITION_ID_BYTES, REQUEST_ID_BYTES, TEXT_BYTES_MAX, TOPIC_ID_BYTES
+from smq.raft_state.state import (
+    ClusterState,
+    CommittedOffset,
+    EpochStart,
+    GroupState,
+    NodeState,
+    PartitionState,
+    TopicState,
+)
+
+__all__ = ["SCHEMA_VERSION", "Bytes", "decode_state", "encode_state"]
+
+FORMAT_VERSION: Final = 1  # of these bytes
+SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
+
+_MAGIC: Final = b"smqS"
+_HEAD: Final = struct.Struct(">4sBI")  # magic, format version, schema version
+_PARTITION: Final = struct.Struct(">iqiqqqqBI")  # ..., number of replicas, length of the history
+_COMMITTED: Final = struct.Struct(f">{PARTITION_ID_BYTES}sqqH")  # ..., length of the metadata
+_EPOCH: Final = struct.Struct(">iq")
+_REPLY_BYTES_MAX: Final = TEXT_BYTES_MAX + 64  # a Rejected with the longest message
+_PAIR: Final = Group((TEXT, TEXT))
+
+_CLUSTER: Final = Record(
+    ClusterState,
+    (
+        ("cluster_id", TEXT),
+        ("topics_max", INT64),
+        ("partitions_max", INT64),
+        ("groups_max", INT64),
+        ("replies_max", INT64),
+        ("next_producer_id", INT64),
+    ),
+)
+_NODE: Final = Record(
+    NodeState,
+    (
+        ("node", INT32),
+        ("incarnation", INT64),
+        ("grpc_address", TEXT),
+        ("http_address", TEXT),
+        ("kafka_address", TEXT),
+        ("fenced", FLAG),
+    ),
+)
+_NODES: Final = Many(_NODE)
+_TOPIC: Final = (
+    ("name", TEXT),
+    ("topic_id", Fixed(TOPIC_ID_BYTES)),
+    ("replication_factor", INT32),
+    ("created_ms", INT64),
+)
+_PRODUCERS: Final = Many(Group((INT64, INT16)))
+_REPLIES: Final = Many(Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX))))
+
+
+def encode_state(state: ClusterState) -> bytes:
+    """The state's bytes."""
+    out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.schema_version))
+    _CLUSTER.write(out, state)
+    _NODES.write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
+    write_count(out, len(state.topics))
+    for name in sorted(state.topics):
+        _write_topic(out, state.topics[name])
+    _PRODUCERS.write(out, tuple(state.producers.items()))
+    write_count(out, len(state.groups))
+    for name in sorted(state.groups):
+        _write_group(out, state.groups[name])
+    _REPLIES.write(out, tuple(state.replies.items()))
+    return bytes(out)
+
+
+def decode_state(data: Bytes) -> ClusterState:
+    """Inverse of `encode_state`; CodecError for bytes it has not written. Invariants are the caller's to check."""
+    reader = Reader(data)
+    magic, version, schema_version = reader.unpack(_HEAD)
+    if magic != _MAGIC:
+        raise CodecError("this is no snapshot of smq")
+    if version != FORMAT_VERSION or schema_version > SCHEMA_VERSION:
+        raise CodecError(f"a snapshot of format {version}, schema {schema_version}, from another smq: upgrade this one")
+    state = ClusterState(schema_version=schema_version, **{name: kind.read(reader) for name, kind in _CLUSTER.fields})
+    state.nodes = {node.node: node for node in _NODES.read(reader)}
+    topics = [_read_topic(reader) for _ in range(read_count(reader))]
+    state.topics = {topic.name: topic for topic in topics}
+    state.topic_names = {topic.topic_id: topic.name for topic in topics}
+    state.producers = dict(_PRODUCERS.read(reader))
+    groups = [_read_group(reader) for _ in range(read_count(reader))]
+    state.groups = {group.name: group for group in groups}
+    state.replies = dict(_REPLIES.read(reader))
+    reader.finish()
+    if encode_state(state) != data:
+        raise CodecError("the snapshot is not in canonical form: something is in it twice, or out of order")
+    return state
+
+
+def _write_topic(out: bytearray, topic: TopicState) -> None:
+    for name, kind in _TOPIC:
+        kind.write(out, getattr(topic, name))
+    write_count(out, len(topic.config))
+    for pair in sorted(topic.config.items()):
+        _PAIR.write(out, pair)
+    write_count(out, len(topic.partitions))
+    for partition in topic.partitions:
+        _write_partition(out, partition)
+
+
+def _read_topic(reader: Reader) -> TopicState:
+    fields: dict[str, Any] = {name: kind.read(reader) for name, kind in _TOPIC}
+    config = dict(_PAIR.read(reader) for _ in range(read_count(reader)))
+    topic = TopicState(config=config, partitions=[], **fields)
+    for index in range(read_count(reader)):
+        topic.partitions.append(_read_partition(reader, topic.topic_id, PartitionIndex(index)))
+    return topic
+
+
+def _write_partition(out: bytearray, p: PartitionState) -> None:
+    """By hand, since there may be 100,000 of them: one struct, then the replicas, then the history."""
+    history = p.history
+    out += _PARTITION.pack(
+        p.leader,
+        p.leader_incarnation,
+        p.epoch,
+        p.next_offset,
+        p.hwm,
+        p.log_start,
+        p.ts_ns,
+        len(p.replicas),
+        len(history),
+    )
+    out += struct.pack(f">{len(p.replicas)}i", *p.replicas)
+    if len(history) == 1:
+        out += _EPOCH.pack(history[0].epoch, history[0].start)
+    else:
+        out += b"".join(_EPOCH.pack(entry.epoch, entry.start) for entry in history)
+
+
+def _read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> PartitionState:
+    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, replicas, epochs = reader.unpack(_PARTITION)
+    return PartitionState(
+        topic_id=topic_id,
+        index=index,
+        leader=leader,
+        leader_incarnation=incarnation,
+        epoch=epoch,
+        next_offset=next_offset,
+        hwm=hwm,
+        log_start=log_start,
+        ts_ns=ts_ns,
+        replicas=struct.unpack(f">{replicas}i", reader.take(4 * replicas)),
+        history=[EpochStart(e, start) for e, start in _EPOCH.iter_unpack(reader.take(_EPOCH.size * epochs))],
+    )
+
+
+def _write_group(out: bytearray, group: GroupState) -> None:
+    TEXT.write(out, group.name)
+    write_count(out, len(group.offsets))
+    for pid in sorted(group.offsets):
+        committed = group.offsets[pid]
+        metadata = committed.metadata.encode()
+        out += _COMMITTED.pack(pid, committed.offset, committed.committed_ms, len(metadata))
+        out += metadata
+
+
+def _read_group(reader: Reader) -> GroupState:
+    group = GroupState(name=TEXT.read(reader))
+    for _ in range(read_count(reader)):
+        pid, offset, committed_ms, size = reader.unpack(_COMMITTED)
+        try:
+            metadata = str(reader.take(size), "utf-8")
+        except UnicodeDecodeError as e:
+            raise CodecError(f"the metadata of a commit is not UTF-8: {e}") from e
+        group.offsets[PartitionId(pid)] = CommittedOffset(offset=offset, metadata=metadata, committed_ms=committed_ms)
+    return group

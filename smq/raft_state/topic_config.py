@@ -1,0 +1,91 @@
+"""The configuration keys of a topic: their defaults, what values they take, what they mean.
+
+Owns the table TOPIC_CONFIG, from which validation, error messages and documentation come. A new key is a new row;
+its default must be what topics without the key already do, since only differences from the defaults are stored.
+Everybody may import it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
+from smq.raft_state.refusal import Refused, quoted
+
+# [0-9] and not \d or int(): those take other scripts' digits, signs, blanks and underscores. Nineteen digits are
+# more than any key takes.
+_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """`accepts` is true for a valid value; `values` says in words which those are."""
+
+    default: str
+    values: str
+    meaning: str
+    accepts: Callable[[str], bool]
+
+
+def _between(lo: int, hi: int) -> Callable[[str], bool]:
+    return lambda value: _DECIMAL.fullmatch(value) is not None and lo <= int(value) <= hi
+
+
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+STORAGE: Final = "storage"
+
+TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
+    MAX_MESSAGE_BYTES: ConfigKey(
+        default=str(MESSAGE_BYTES_DEFAULT),
+        values=f"a whole number of bytes from 1 to {MESSAGE_BYTES_CAP} (100 MiB)",
+        meaning="the largest record batch that is taken, as it is sent (compressed)",
+        accepts=_between(1, MESSAGE_BYTES_CAP),
+    ),
+    STORAGE: ConfigKey(
+        default="log",
+        values='"log" only: this version of smq keeps every topic\'s records in its own log',
+        meaning="where the records lie",
+        accepts=lambda value: value == "log",
+    ),
+}
+
+
+def known_keys() -> str:
+    """The keys there are, for a message."""
+    return ", ".join(TOPIC_CONFIG)
+
+
+def check_key(key: str) -> None:
+    """INVALID_CONFIG for a key that does not exist."""
+    if key not in TOPIC_CONFIG:
+        raise Refused(ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: known are {known_keys()}")
+
+
+def checked_config(items: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The pairs as a dict. INVALID_CONFIG for an unknown key, a key given twice, or a value it does not take."""
+    config: dict[str, str] = {}
+    for key, value in items:
+        check_key(key)
+        if key in config:
+            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
+        if not TOPIC_CONFIG[key].accepts(value):
+            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is {TOPIC_CONFIG[key].values}; not {quoted(value)}")
+        config[key] = value
+    return config
+
+
+def differing(config: Mapping[str, str]) -> dict[str, str]:
+    """What of a checked configuration is not the default, in the order of the keys."""
+    return {key: config[key] for key in sorted(config) if config[key] != TOPIC_CONFIG[key].default}
+
+
+def config_value(config: Mapping[str, str], key: str) -> str:
+    """The value in force: the topic's own or the default."""
+    return config.get(key, TOPIC_CONFIG[key].default)
+
+
+def max_message_bytes(config: Mapping[str, str]) -> int:
+    """The largest record batch a topic takes, in bytes."""
+    return int(config_value(config, MAX_MESSAGE_BYTES))

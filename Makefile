@@ -13,7 +13,7 @@ PYTEST := $(PY) -m pytest
 SUITES := tests/unit tests/sim tests/cluster tests/spark
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup demo test test-full check lint types imports proto proto-check sim bench lock clean
+.PHONY: help setup demo test test-full check lint types imports proto proto-check docs sim bench lock clean
 
 help: ## Lists the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -72,6 +72,9 @@ $(PY) -m grpc_tools.protoc -Ismq/clients/pb=smq/clients/proto/smq/v1 \
 	--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) smq/clients/pb/smq.proto
 endef
+
+docs: $(STAMP) ## Generates the pages that come from code
+	$(PY) docs/generate_errors.py
 
 sim: $(STAMP) ## Simulates whole clusters under SEEDS seeds
 	$(PY) -m chaos_tests sim --seeds $(SEEDS)

@@ -1,0 +1,44 @@
+"""Writes docs/errors.md from the table of error codes, so that the two cannot differ.
+
+Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
+"""
+
+from pathlib import Path
+
+from smq.raft_state.errors import ErrorCode
+
+TARGET = Path(__file__).with_name("errors.md")
+
+_HEAD = """\
+# Errors
+
+Generated from `smq/raft_state/errors.py` by `make docs`; do not edit.
+
+Every interface answers with the same codes. gRPC calls carry an `ErrorDetail` in the trailing metadata
+`smq-error-bin`; `PublishRecord` puts it into the answer of the one request that failed.
+
+- **Definite: yes** means that the operation did not happen and will not. **No** means that it may have happened, or may
+  yet: repeat it with the same request id, or the same producer id and sequence, and it takes effect once.
+- **Retry: yes** means that the same request may succeed later, perhaps at another node. smq's own clients do this
+  by themselves until their deadline.
+
+| number | code | definite | retry | what to do |
+|---|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """The whole of docs/errors.md."""
+    rows = (
+        f"| {code.number} | `{code.name}` | {_word(code.is_definite)} | {_word(code.is_retriable)} | {code.advice} |\n"
+        for code in sorted(ErrorCode, key=lambda code: code.number)
+    )
+    return _HEAD + "".join(rows)
+
+
+def _word(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")

@@ -1,0 +1,193 @@
+"""One node's gRPC services, called plainly: one attempt, at that node, errors as SmqError. No retry, no discovery.
+
+Tests use it to say exactly which node is asked what; smq.clients, which hides all that, is tested beside it.
+"""
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from smq.clients.errors import ERROR_METADATA_KEY, error_from_detail
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc as rpc
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.records import NewRecord, decode_batch, encode_batch
+
+T = TypeVar("T")
+DEADLINE_S = 15.0  # of a call whose test does not ask for another
+MESSAGE_BYTES_MAX = 101 << 20  # what the server sends at most
+
+
+def error_of(failure: grpc.RpcError) -> SmqError:
+    """The typed error of a failed call; the test fails where the server sent none."""
+    trailing = failure.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == ERROR_METADATA_KEY:
+            return error_from_detail(pb.ErrorDetail.FromString(value))
+    raise AssertionError(f"a failed call without a typed error: {failure}") from failure
+
+
+class RawNode:
+    """Stubs of one node. `values` in and out are bytes."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(address, options=options)
+        self.agent = rpc.AgentStub(self._channel)
+        self.broker = rpc.BrokerStub(self._channel)
+        self.admin = rpc.AdminStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def call(self, method: Callable[..., T], request: object, deadline_s: float = DEADLINE_S) -> T:
+        """One unary call."""
+        try:
+            return method(request, timeout=deadline_s)
+        except grpc.RpcError as failure:
+            raise error_of(failure) from failure
+
+    # ------------------------------------------------------------------------------------------- publishing
+    def publish(
+        self, requests: Iterable[pb.PublishRecordRequest], deadline_s: float = DEADLINE_S
+    ) -> list[pb.PublishRecordResponse]:
+        """One stream; the answers in the order of their correlation ids, errors within."""
+        try:
+            answers = list(self.agent.PublishRecord(iter(list(requests)), timeout=deadline_s))
+        except grpc.RpcError as failure:
+            raise error_of(failure) from failure
+        return sorted(answers, key=lambda answer: answer.correlation_id)
+
+    def publish_values(
+        self, topic: str, partition: int, values: Sequence[bytes], **options: Any
+    ) -> pb.PublishRecordResponse:
+        """One batch of `values`; raises the error of its answer."""
+        return self.publish_batch(topic, partition, batch_of(values), **options)
+
+    def publish_batch(
+        self,
+        topic: str,
+        partition: int,
+        batch: bytes,
+        *,
+        acks: pb.Acks = pb.ACKS_ALL,
+        timeout_ms: int = 10_000,
+        deadline_s: float = DEADLINE_S,
+    ) -> pb.PublishRecordResponse:
+        request = pb.PublishRecordRequest(
+            topic=topic, partition=partition, correlation_id=1, acks=acks, timeout_ms=timeout_ms, batch=batch
+        )
+        (answer,) = self.publish([request], deadline_s)
+        if answer.HasField("error"):
+            raise error_from_detail(answer.error)
+        return answer
+
+    def start_session(self, topic: str, session_id: str | None = None) -> pb.StartPublishSessionResponse:
+        return self.call(
+            self.agent.StartPublishSession,
+            pb.StartPublishSessionRequest(
+                session_id=session_id or secrets.token_hex(8), topic=topic, request_id=secrets.token_bytes(16)
+            ),
+        )
+
+    # --------------------------------------------------------------------------------------------- reading
+    def fetch(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
+    ) -> pb.FetchedPartition:
+        """One partition's answer; raises its error."""
+        wanted = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
+        request = pb.FetchRequest(partitions=[wanted], max_wait_ms=max_wait_ms)
+        (fetched,) = self.call(self.broker.Fetch, request, DEADLINE_S + max_wait_ms / 1000).partitions
+        if fetched.HasField("error"):
+            raise error_from_detail(fetched.error)
+        return fetched
+
+    def read_all(self, topic: str, partition: int, start: int = 0) -> dict[int, bytes]:
+        """offset -> value of every record from `start` to this node's high water mark, by raw Fetch."""
+        found: dict[int, bytes] = {}
+        position = start
+        while True:
+            fetched = self.fetch(topic, partition, position)
+            if not fetched.batches:
+                assert position == fetched.hwm, f"no batch at {position}, and the high water mark is {fetched.hwm}"
+                return found
+            for batch in fetched.batches:
+                for record in decode_batch(batch.data):
+                    if record.offset >= position:
+                        assert record.offset == position, f"a gap: {record.offset} after {position}"
+                        found[record.offset] = record.value or b""
+                        position += 1
+            assert position <= fetched.hwm, f"read up to {position}, past the high water mark {fetched.hwm}"
+
+    def subscribe(self, deadline_s: float = DEADLINE_S, **init: Any) -> Iterator[pb.SubscribeRecordResponse]:
+        """A subscription with the fields of SubscribeInit; raises typed errors while iterated."""
+        init.setdefault("subscription_id", secrets.token_hex(8))
+        first = pb.SubscribeRecordRequest(init=pb.SubscribeInit(**init))
+        try:
+            yield from self.agent.SubscribeRecord(iter([first]), timeout=deadline_s)
+        except grpc.RpcError as failure:
+            raise error_of(failure) from failure
+
+    def list_offset(self, topic: str, partition: int, offset_type: pb.OffsetType, **fields: Any) -> pb.ListedOffset:
+        asked = pb.ListOffsetsPartition(topic=topic, partition=partition, offset_type=offset_type, **fields)
+        request = pb.ListOffsetsRequest(partitions=[asked], timeout_ms=10_000)
+        (listed,) = self.call(self.broker.ListOffsets, request).offsets
+        if listed.HasField("error"):
+            raise error_from_detail(listed.error)
+        return listed
+
+    def range_info(self, topic: str, partition: int, timeout_ms: int = 10_000) -> pb.GetPartitionRangeInfoResponse:
+        request = pb.GetPartitionRangeInfoRequest(topic=topic, partition=partition, timeout_ms=timeout_ms)
+        return self.call(self.broker.GetPartitionRangeInfo, request)
+
+    # -------------------------------------------------------------------------------------- groups and admin
+    def commit(self, group: str, topic: str, partition: int, offset: int, timeout_ms: int = 10_000) -> None:
+        item = pb.PartitionOffset(topic=topic, partition=partition, offset=offset)
+        request = pb.CommitOffsetsRequest(
+            group=group, offsets=[item], request_id=secrets.token_bytes(16), timeout_ms=timeout_ms
+        )
+        self.call(self.broker.CommitOffsets, request)
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        wanted = pb.TopicPartition(topic=topic, partition=partition)
+        request = pb.FetchOffsetsRequest(group=group, partitions=[wanted], timeout_ms=10_000)
+        for item in self.call(self.broker.FetchOffsets, request).offsets:
+            return item.offset
+        return None
+
+    def create_topic(self, name: str, partitions: int = 1, *, timeout_ms: int = 10_000, **fields: Any) -> None:
+        request = pb.CreateTopicRequest(
+            name=name, partition_count=partitions, request_id=secrets.token_bytes(16), timeout_ms=timeout_ms, **fields
+        )
+        self.call(self.admin.CreateTopic, request)
+
+    def describe(self, *topics: str, linearizable: bool = False) -> pb.DescribeClusterResponse:
+        request = pb.DescribeClusterRequest(topics=topics, linearizable=linearizable, timeout_ms=5_000)
+        return self.call(self.admin.DescribeCluster, request)
+
+    def status(self, *, with_digest: bool = False) -> pb.NodeStatusResponse:
+        return self.call(self.admin.NodeStatus, pb.NodeStatusRequest(with_digest=with_digest))
+
+
+def batch_of(values: Sequence[bytes], *, key: bytes | None = None, **producer: Any) -> bytes:
+    """A RecordBatch v2 of these values, now."""
+    now_ms = time.time_ns() // 1_000_000
+    return encode_batch((NewRecord(key=key, value=value, timestamp_ms=now_ms) for value in values), **producer)
+
+
+def raises(code: ErrorCode, call: Callable[[], object]) -> SmqError:
+    """Asserts that `call` fails with `code`, and that the error says what was wrong and what to do."""
+    try:
+        result = call()
+        if isinstance(result, Iterator):
+            result = list(itertools.islice(result, 1))
+    except SmqError as error:
+        assert error.code is code, f"expected {code.name}, got {error}"
+        assert error.message
+        return error
+    raise AssertionError(f"expected {code.name}, got {result!r}")

@@ -1,0 +1,248 @@
+"""The repository keeps its own rules: rooms, lengths, no binaries, nobody's hosts or paths, no loose ends.
+
+Words that must not stand in any file are put together here from parts, so that this file passes too.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FUNCTION_LINES_MAX = 70  # DESIGN section 11
+FILE_LINES_MAX = 600
+GENERATED = ("smq/clients/pb/", "requirements.lock", "LICENSE", "docs/errors.md")
+ROOMS = (
+    "smq/coordinator",
+    "smq/raft_state",
+    "smq/replication",
+    "smq/clients",
+    "smq/spark_connector",
+    "pyspark_smq",
+    "chaos_tests",
+    "deploy",
+    "docs",
+    "benchmarks",
+    "tests/unit",
+    "tests/sim",
+    "tests/cluster",
+    "tests/spark",
+)
+FILES = ("pyproject.toml", "requirements.lock", "Makefile", ".ci/run", "README.md", "ARCHITECTURE.md", "LICENSE")
+CARD = (
+    "coordinator",
+    "raft_state",
+    "replication",
+    "clients",
+    "spark_connector",
+    "chaos_tests",
+    "deploy",
+    "pyproject.toml",
+)
+
+
+def _tracked() -> list[Path]:
+    """Every committed file that is still there, or every file where this is not a git checkout."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+        names = [name for name in listed.decode().split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        hidden = (".venv", "cache", "__pycache__", ".git")
+        names = [
+            str(path.relative_to(ROOT))
+            for path in ROOT.rglob("*")
+            if not any(word in part for part in path.relative_to(ROOT).parts for word in hidden)
+        ]
+    return [ROOT / name for name in sorted(names) if (ROOT / name).is_file()]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _is_generated(path: Path) -> bool:
+    return _name(path).startswith(GENERATED)
+
+
+def _sources() -> list[Path]:
+    return [path for path in _tracked() if path.suffix == ".py" and not _is_generated(path)]
+
+
+def _lines() -> list[tuple[str, str]]:
+    """(place, line) of every line that a person wrote."""
+    return [
+        (f"{_name(path)}:{number}", line)
+        for path in _tracked()
+        if not _is_generated(path)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    ]
+
+
+def _targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_of_the_card_exists_and_is_not_empty(room: str) -> None:
+    assert any((ROOT / room).iterdir())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_of_the_card_exists(name: str) -> None:
+    assert (ROOT / name).stat().st_size > 0
+
+
+def test_readme_table_names_every_room_of_the_card() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert tuple(row.split("/")[-1] for row in rows[: len(CARD)]) == CARD
+    assert all((ROOT / row).exists() for row in rows[: len(CARD)])
+
+
+def test_no_binary_file_is_committed() -> None:
+    def is_binary(data: bytes) -> bool:
+        try:
+            return "\0" in data.decode("utf-8")
+        except UnicodeDecodeError:
+            return True
+
+    assert [_name(path) for path in _tracked() if is_binary(path.read_bytes())] == []
+
+
+def test_no_registry_host_is_named() -> None:
+    hosts = [
+        "py" + "pi.org",
+        "python" + "hosted.org",
+        "npm" + "js.org",
+        "registry" + ".",
+        "--index" + "-url",
+        "docker" + ".io",
+    ]
+    offered = ["--no-emit-index-url"]  # the switch that keeps them out
+    found = []
+    for path in _tracked():
+        text = path.read_text(encoding="utf-8")
+        for word in offered:
+            text = text.replace(word, "")
+        found += [f"{_name(path)}: {host}" for host in hosts if host in text]
+    assert found == []
+
+
+def test_no_path_of_anybodys_machine_is_named() -> None:
+    paths = re.compile(r"(?<![\w.])/(work|root|home/\w+|Users)/")
+    assert [place for place, line in _lines() if paths.search(line)] == []
+
+
+def test_no_loose_end_is_left() -> None:
+    loose = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+    assert [place for place, line in _lines() if loose.search(line)] == []
+
+
+def test_files_stay_short_enough_to_read_in_one_sitting() -> None:
+    sizes = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _sources()}
+    assert {name: size for name, size in sizes.items() if size > FILE_LINES_MAX} == {}
+
+
+def test_functions_stay_short() -> None:
+    long = {}
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > FUNCTION_LINES_MAX:
+                    long[f"{_name(path)}:{node.lineno} {node.name}"] = size
+    assert long == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    packages = ("smq/", "chaos_tests/", "pyspark_smq/", "benchmarks/")
+    silent = [
+        _name(path)
+        for path in _sources()
+        if _name(path).startswith(packages) and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert silent == []
+
+
+def test_every_lint_ignore_carries_its_reason() -> None:
+    ignore = re.compile(r"#\s*(noqa|type:\s*ignore|pyright:\s*ignore|pragma:\s*no cover)(?P<rest>.*)$")
+    bare = []
+    for place, line in _lines():
+        match = ignore.search(line)
+        if not place.split(":")[0].endswith(".py") or not match or "re.compile" in line:
+            continue
+        reason = re.sub(r"^[:\s]*(\[[\w\-, ]+\]|[A-Z]+\d+(,\s*[A-Z]+\d+)*)?[\s\-:#(]*", "", match["rest"])
+        if len(reason) < len("a reason"):
+            bare.append(place)
+    assert bare == []
+
+
+def test_lock_pins_every_package_by_hash_and_names_no_address() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    blocks = re.findall(r"^([a-z0-9.\-]+)==[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)", lock, re.MULTILINE)
+    assert [name for name, hashes in blocks if not hashes] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(line for lines in project["optional-dependencies"].values() for line in lines),
+    ]
+    names = {re.split(r"[^A-Za-z0-9.\-_]", line)[0].lower().replace("_", "-") for line in wanted}
+    assert names - {name for name, _ in blocks} == set()
+
+
+def test_every_make_target_that_a_page_names_exists() -> None:
+    pages = [path.read_text() for path in _tracked() if path.suffix == ".md"]
+    named = {word for page in pages for word in re.findall(r"(?:^ {4}|^|`)make ([a-z-]+)", page, re.MULTILINE)}
+    assert named - _targets() == set()
+    assert {"setup", "demo", "test", "test-full", "check", "sim", "bench", "proto"} <= _targets()
+
+
+def test_gate_runs_check_and_test() -> None:
+    gate = (ROOT / ".ci/run").read_text()
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+    assert gate.index("make check") < gate.index("make test")
+    assert "set -e" in gate
+
+
+def test_errors_page_is_what_the_code_gives() -> None:
+    script = ROOT / "docs/generate_errors.py"
+    code = f"import runpy; print(runpy.run_path({str(script)!r}, run_name='page')['render'](), end='')"
+    rendered = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert (ROOT / "docs/errors.md").read_text() == rendered, "run `make docs` and commit docs/errors.md"
+
+
+def test_clients_import_carries_no_server_and_no_spark() -> None:
+    code = (
+        "import sys, importlib, pkgutil, smq.clients\n"
+        "for m in pkgutil.iter_modules(smq.clients.__path__): importlib.import_module('smq.clients.' + m.name)\n"
+        "print(sorted({'lmdb', 'pysyncobj', 'pyspark', 'uvloop', 'click', 'structlog'} & set(sys.modules)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert loaded.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("smq/raft_state/ids.py", "import time", "raft_state is a function"),
+        ("smq/replication/ports.py", "import pysyncobj", "pysyncobj is in quarantine"),
+        ("smq/replication/ports.py", "import smq.coordinator", "Imports run one way only"),
+        ("smq/records.py", "import chaos_tests", "Nothing imports the chaos tests"),
+        ("smq/clients/__init__.py", "import smq.raft_state.commands", "clients know ids and errors only"),
+    ],
+)
+def test_layer_contract_breaks_on_a_planted_import(tmp_path: Path, module: str, line: str, contract: str) -> None:
+    for package in ("smq", "chaos_tests", "pyspark_smq"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / module).open("a") as planted:
+        planted.write(f"\n{line}\n")
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    result = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, env={"COLUMNS": "300"})
+    assert result.returncode != 0
+    assert re.search(re.escape(contract) + r".* BROKEN", result.stdout)

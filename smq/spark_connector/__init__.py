@@ -1,1 +1,21 @@
-"""Spark DataSource V2 `format("smq")`."""
+"""Spark DataSource V2 `format("smq")`: read a topic as a DataFrame, with its native offsets.
+
+Importing this package imports neither Spark nor gRPC; `session()` and the data source load what they need.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+
+def session(app_name: str = "smq", *, master: str = "local[*]", conf: dict[str, str] | None = None) -> "SparkSession":
+    """A local Spark session that is set well for smq: Java found or provided, this interpreter in the workers.
+
+    `conf` adds to the settings or overrides them. See `smq.spark_connector.local_session`.
+    """
+    from smq.spark_connector.local_session import build_session
+
+    return build_session(app_name, master=master, conf=conf or {})

@@ -1,0 +1,209 @@
+"""Raw record batches to Arrow: columns filled batch by batch, one compiled loop over the records.
+
+Owns what a projected column is made of. Does no I/O and keeps nothing between reads; runs on executors. Python
+pays about 0.2 us a record (the compiled reader's iteration and two appends); everything else is per batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatch
+
+from smq.records import TIMESTAMP_TYPE_MASK, BatchCorrupt, BatchHeader
+from smq.spark_connector.schema import HEADERS_COLUMN, needs_records
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+HeaderPairs: TypeAlias = list[tuple[str, bytes | None]]
+
+# Arrow goes to the JVM fastest in batches of 10k-100k rows and 1-12 MB; a batch is sent when it passes either.
+ROWS_PER_BATCH: Final = 50_000
+BYTES_PER_BATCH: Final = 8 << 20
+# Milliseconds beyond this do not fit Spark's microseconds in an int64: such a create time is clamped, since one
+# producer's bad clock must not make a topic unreadable.
+TIMESTAMP_MS_MAX: Final = (2**63 - 1) // 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawBatch:
+    """A record batch as fetched, its CRC checked; `ts_ns` is the leader's append time."""
+
+    header: BatchHeader
+    data: bytes
+    ts_ns: int
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows decoded so far and not yet sent: one entry per record, or (value, rows) runs for what a batch shares."""
+
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    timestamps_ms: list[int] = field(default_factory=list)
+    headers: list[HeaderPairs | None] = field(default_factory=list)
+    offsets: list[Ints] = field(default_factory=list)
+    shared: list[tuple[int, int, int, int]] = field(default_factory=list)  # rows, timestampType, ts_ns, epoch
+    rows: int = 0
+    size_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.rows >= ROWS_PER_BATCH or self.size_bytes >= BYTES_PER_BATCH
+
+
+class Decoder:
+    """Turns the raw batches of one partition into Arrow record batches of one projection."""
+
+    def __init__(self, topic: str, partition: int, columns: Sequence[str], schema: pa.Schema) -> None:
+        """`columns` are the canonical names behind `schema`'s fields, in order."""
+        self._topic = topic
+        self._partition = partition
+        self._columns = tuple(columns)
+        self._schema = schema
+        self._needs_records = needs_records(columns)
+        self._needs_headers = HEADERS_COLUMN in columns
+        self._block = Block()
+
+    def add(self, raw: RawBatch, lo: int, hi: int) -> Iterator[pa.RecordBatch]:
+        """Takes the records of `raw` with offsets in [lo, hi); yields what has become full.
+
+        BatchCorrupt where they do not decode, whatever their CRC says. A control batch has no rows.
+        """
+        header = raw.header
+        if header.is_control or header.end <= lo or header.base_offset >= hi:
+            return
+        if header.count == header.last_offset_delta + 1:
+            self._add_dense(raw, lo, hi)
+        else:
+            self._add_sparse(raw, lo, hi)
+        if self._block.is_full:
+            yield from self.flush()
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """Whatever is left, in pieces of at most ROWS_PER_BATCH rows."""
+        block, self._block = self._block, Block()
+        if not block.rows:
+            return
+        whole = self._build(block)
+        for start in range(0, block.rows, ROWS_PER_BATCH):
+            yield whole.slice(start, ROWS_PER_BATCH)
+
+    def _add_dense(self, raw: RawBatch, lo: int, hi: int) -> None:
+        """The usual batch: no offset is missing, so that the range is a slice and offsets need no decoding."""
+        header = raw.header
+        first = max(lo, header.base_offset)
+        last = min(hi, header.end)
+        if self._needs_records:
+            keys, values, timestamps, headers = self._records(raw)
+            if len(timestamps) != header.count:
+                raise BatchCorrupt(f"the batch at {header.base_offset} has not the {header.count} records it says")
+            cut = slice(first - header.base_offset, last - header.base_offset)
+            if last - first < header.count:
+                keys, values, timestamps, headers = keys[cut], values[cut], timestamps[cut], headers[cut]
+            self._append_records(keys, values, timestamps, headers)
+        self._append_shared(np.arange(first, last, dtype=np.int64), raw)
+
+    def _add_sparse(self, raw: RawBatch, lo: int, hi: int) -> None:
+        """A batch from which compaction took records: each one's own offset counts."""
+        header = raw.header
+        try:
+            kept = [r for r in DefaultRecordBatch(raw.data) if lo <= r.offset < hi]
+        except _DECODE_ERRORS as e:
+            raise _undecodable(header, e) from e
+        if self._needs_records:
+            headers: list[HeaderPairs | None] = [list(r.headers) or None for r in kept] if self._needs_headers else []
+            self._append_records([r.key for r in kept], [r.value for r in kept], [r.timestamp for r in kept], headers)
+        self._append_shared(np.array([r.offset for r in kept], dtype=np.int64), raw)
+
+    def _records(
+        self, raw: RawBatch
+    ) -> tuple[list[bytes | None], list[bytes | None], list[int], list[HeaderPairs | None]]:
+        keys: list[bytes | None] = []
+        values: list[bytes | None] = []
+        timestamps: list[int] = []
+        headers: list[HeaderPairs | None] = []
+        add_key, add_value, add_timestamp = keys.append, values.append, timestamps.append
+        try:
+            if self._needs_headers:
+                for r in DefaultRecordBatch(raw.data):
+                    add_key(r.key)
+                    add_value(r.value)
+                    add_timestamp(r.timestamp)
+                    headers.append(list(r.headers) or None)
+            else:  # the hot loop: records are dropped at once, which is three times as fast as keeping them
+                for r in DefaultRecordBatch(raw.data):
+                    add_key(r.key)
+                    add_value(r.value)
+                    add_timestamp(r.timestamp)
+        except _DECODE_ERRORS as e:
+            raise _undecodable(raw.header, e) from e
+        return keys, values, timestamps, headers
+
+    def _append_records(
+        self,
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        timestamps_ms: list[int],
+        headers: list[HeaderPairs | None],
+    ) -> None:
+        block = self._block
+        block.keys += keys
+        block.values += values
+        block.timestamps_ms += timestamps_ms
+        block.headers += headers
+        block.size_bytes += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+
+    def _append_shared(self, offsets: Ints, raw: RawBatch) -> None:
+        rows = len(offsets)
+        timestamp_type = int(bool(raw.header.attributes & TIMESTAMP_TYPE_MASK))
+        self._block.offsets.append(offsets)
+        self._block.shared.append((rows, timestamp_type, raw.ts_ns, raw.header.epoch))
+        self._block.rows += rows
+
+    def _build(self, block: Block) -> pa.RecordBatch:
+        runs = np.array(block.shared, dtype=np.int64).reshape(-1, 4)
+        made: dict[str, Any] = {}  # pa.Array; Arrow arrays have no common static type across element types
+        for name in dict.fromkeys(self._columns):
+            made[name] = _BUILDERS[name](self, block, runs)
+        arrays = [made[name].cast(f.type) for name, f in zip(self._columns, self._schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _offsets(self, block: Block, runs: Ints) -> pa.Array:
+        return pa.array(np.concatenate(block.offsets))
+
+    def _timestamps(self, block: Block, runs: Ints) -> pa.Array:
+        ms = np.array(block.timestamps_ms, dtype=np.int64).clip(-TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
+        return pa.array(ms * 1000).cast(pa.timestamp("us", tz="UTC"))
+
+    def _constant(self, value: str | int, rows: int) -> pa.Array:
+        return pa.repeat(pa.scalar(value), rows)
+
+
+def _run(column: int) -> Callable[[Decoder, Block, Ints], Any]:
+    """A builder of a column that a whole batch shares."""
+    return lambda decoder, block, runs: pa.array(np.repeat(runs[:, column], runs[:, 0]))
+
+
+_HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_BUILDERS: Final[dict[str, Callable[[Decoder, Block, Ints], Any]]] = {
+    "key": lambda decoder, block, runs: pa.array(block.keys, pa.binary()),
+    "value": lambda decoder, block, runs: pa.array(block.values, pa.binary()),
+    "topic": lambda decoder, block, runs: decoder._constant(decoder._topic, block.rows),
+    "partition": lambda decoder, block, runs: decoder._constant(decoder._partition, block.rows),
+    "offset": Decoder._offsets,
+    "timestamp": Decoder._timestamps,
+    "timestampType": _run(1),
+    HEADERS_COLUMN: lambda decoder, block, runs: pa.array(block.headers, _HEADERS_TYPE),
+    "_index": Decoder._offsets,
+    "ts_ns": _run(2),
+    "epoch": _run(3),
+}
+_DECODE_ERRORS: Final = (CorruptRecordException, ValueError, OverflowError)
+
+
+def _undecodable(header: BatchHeader, error: Exception) -> BatchCorrupt:
+    return BatchCorrupt(f"the batch at offset {header.base_offset} does not decode: {error}")

@@ -1,0 +1,140 @@
+"""The raw batches of one range, from whichever replica has them, with nothing left out unnoticed.
+
+Owns fail-over in the middle of a task and the check that every offset of the range has come. One request is
+always under way while the batches of the one before are decoded, so that a task holds two answers at most.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+import grpc
+
+from smq.clients.errors import error_from_detail
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.records import BatchCorrupt, check_crc, parse_header
+from smq.spark_connector.cluster import CALL_TIMEOUT_S, GONE, Cluster, Patience, as_smq_error
+from smq.spark_connector.decode import RawBatch
+from smq.spark_connector.errors import DataLossError, OptionError
+from smq.spark_connector.planning import Range
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES: Final = 4 << 20  # per request; with two of them in flight, larger ones read no faster
+FETCH_WAIT_MS: Final = 500  # how long a replica may wait for the high water mark it has yet to apply
+
+
+class RangeFetcher:
+    """Iterates over the batches that hold [lo, hi) of one partition; the first and the last may reach beyond."""
+
+    def __init__(self, cluster: Cluster, wanted: Range, *, fail_on_data_loss: bool) -> None:
+        self._cluster = cluster
+        self._range = wanted
+        self._fail_on_data_loss = fail_on_data_loss
+        self._position = wanted.lo
+        self._replicas = list(wanted.replicas)
+        self._tried = 0  # replicas that failed since the last progress
+        self._patience = Patience(cluster.retry_timeout_s)
+
+    def __iter__(self) -> Iterator[RawBatch]:
+        if not self._replicas:
+            self._look_up_replicas()
+        pending = self._request()
+        try:
+            while pending is not None:
+                batches = self._take(pending)
+                pending = self._request()
+                yield from batches
+        finally:
+            if pending is not None:
+                pending.cancel()
+
+    def _request(self) -> Any:
+        """The call for what comes next, under way; None at the end of the range."""
+        if self._position >= self._range.hi:
+            return None
+        request = pb.FetchRequest(max_wait_ms=FETCH_WAIT_MS, max_bytes=FETCH_BYTES)
+        request.partitions.add(
+            topic=self._range.topic, partition=self._range.partition, offset=self._position, max_bytes=FETCH_BYTES
+        )
+        return self._cluster.broker(self._replicas[0]).Fetch.future(request, timeout=CALL_TIMEOUT_S)
+
+    def _take(self, pending: Any) -> list[RawBatch]:
+        """The batches of one answer; moves the position past them, or to another replica."""
+        address = self._replicas[0]
+        try:
+            answer = pending.result()
+            part = answer.partitions[0]
+            if part.HasField("error"):
+                raise error_from_detail(part.error)
+            batches = [self._checked(b) for b in part.batches if b.last_offset >= self._position]
+        except (grpc.RpcError, SmqError) as e:
+            self._failed(address, as_smq_error(e, address))
+            return []
+        if not batches:
+            self._next_replica()
+            return []
+        self._follow(batches, part.log_start)
+        self._patience.renew()
+        self._tried = 0
+        return batches
+
+    def _checked(self, batch: pb.Batch) -> RawBatch:
+        try:
+            header = parse_header(batch.data)
+            check_crc(batch.data, header)
+        except BatchCorrupt as e:
+            raise SmqError(ErrorCode.DATA_DAMAGED, f"the batch at {batch.base_offset} of {self._range}: {e}") from e
+        return RawBatch(header=header, data=batch.data, ts_ns=batch.ts_ns)
+
+    def _follow(self, batches: list[RawBatch], log_start: int) -> None:
+        """Moves the position over `batches`, which must leave no gap."""
+        for batch in batches:
+            if batch.header.base_offset > self._position and self._position < self._range.hi:
+                reason = f"the log starts at {log_start} by now" if log_start > self._position else "the log has a gap"
+                self._lost(self._position, min(batch.header.base_offset, self._range.hi), reason)
+            self._position = max(self._position, batch.header.end)
+
+    def _failed(self, address: str, error: SmqError) -> None:
+        if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            lo = error.details.lo
+            if lo is not None and lo > self._position:
+                self._lost(self._position, min(lo, self._range.hi), f"the log starts at {lo} by now")
+                self._position = lo
+                return
+        elif error.code in GONE:
+            # A replica may have yet to hear of a topic that is new; the linearizable layout knows.
+            self._look_up_replicas()
+            if self._position >= self._range.hi:
+                return
+        elif not error.code.is_retriable:
+            raise error
+        log.warning("%s at %d: %s failed (%s), trying another replica", self._range, self._position, address, error)
+        self._patience.note(address, error)
+        self._next_replica()
+
+    def _lost(self, lo: int, hi: int, reason: str) -> None:
+        message = f"offsets [{lo}, {hi}) of {self._range.topic}-{self._range.partition} are gone: {reason}"
+        if self._fail_on_data_loss:
+            raise DataLossError(message)
+        log.warning("%s; they are left out, as failOnDataLoss is false", message)
+
+    def _next_replica(self) -> None:
+        """Turns to another replica; after all of them have failed, waits and asks where they are now."""
+        self._replicas.append(self._replicas.pop(0))
+        self._tried += 1
+        if self._tried >= len(self._replicas):
+            self._tried = 0
+            self._patience.pause(f"{self._range} could not be read from offset {self._position} on")
+            self._look_up_replicas()
+
+    def _look_up_replicas(self) -> None:
+        replicas = self._cluster.layout().replicas.get((self._range.topic, self._range.partition))
+        if replicas is None:
+            self._lost(self._position, self._range.hi, "the topic or the partition is gone")
+            self._position = self._range.hi
+        elif replicas:
+            self._replicas = list(replicas)
+        elif not self._replicas:
+            raise OptionError(f"no replica of {self._range} tells a gRPC address: set it in the nodes' configuration")

@@ -1,0 +1,65 @@
+"""The data source that Spark finds: name, schema, readers.
+
+Owns nothing but the hand-over to the other modules, which it imports when they are needed: Spark imports this
+module (through `pyspark_smq`) when any source at all is looked up, and a failure here would hide every source.
+"""
+
+from typing import TYPE_CHECKING, NoReturn
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class SmqDataSource(DataSource):
+    """`spark.read.format("smq").option("servers", ...).option("subscribe", topic).load()`"""
+
+    def __init__(self, options: "MutableMapping[str, str]") -> None:
+        from smq.spark_connector.options import check_given
+
+        super().__init__(options)
+        check_given(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "smq"
+
+    def schema(self) -> "StructType":
+        """Kafka's connector's columns, and with includeHeaders and includeIndex the others."""
+        from smq.spark_connector.options import flag
+        from smq.spark_connector.schema import default_schema
+
+        return default_schema(
+            include_headers=flag(self.options, "includeHeaders", default=False),
+            include_index=flag(self.options, "includeIndex", default=False),
+        )
+
+    def reader(self, schema: "StructType") -> "DataSourceReader":
+        """A batch reader. OptionError where an option is missing or wrong, or `schema` names no column of ours."""
+        from smq.spark_connector.options import read_options
+        from smq.spark_connector.reader import SmqReader
+
+        return SmqReader(read_options(self.options), schema)
+
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
+        self._not_there("spark.readStream", "read in batches with spark.read and startingOffsets")
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
+        self._not_there("df.write", "publish with smq.clients")
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":
+        self._not_there("df.writeStream", "publish with smq.clients in foreachBatch")
+
+    def _not_there(self, what: str, advice: str) -> NoReturn:
+        from smq.spark_connector.errors import OptionError
+
+        raise OptionError(f"format('smq') does not support {what} in this version: {advice}")

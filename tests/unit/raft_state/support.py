@@ -1,0 +1,156 @@
+"""Short ways to drive a Machine in tests: every command goes through the codec, every state through the invariants."""
+
+from smq.raft_state.codec import decode_command, encode_command
+from smq.raft_state.commands import (
+    AdvanceHwms,
+    Applied,
+    Command,
+    CommitOffsets,
+    CreateTopic,
+    ElectLeader,
+    HwmAdvance,
+    OffsetCommit,
+    RegisterNode,
+    Rejected,
+    Reply,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import (
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionId,
+    PartitionIndex,
+    RequestId,
+    TopicId,
+    TsNs,
+    partition_id,
+)
+from smq.raft_state.invariants import check
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import PartitionState
+
+
+def tid(n: int) -> TopicId:
+    """A topic id that a person can tell from another."""
+    return TopicId(n.to_bytes(16, "big"))
+
+
+def pid(topic: int, index: int = 0) -> PartitionId:
+    return partition_id(tid(topic), PartitionIndex(index))
+
+
+def rid(n: int) -> RequestId:
+    return RequestId(n.to_bytes(16, "big"))
+
+
+def register(node: int, incarnation: int = 1, address: str = "host:1") -> RegisterNode:
+    return RegisterNode(
+        node=NodeId(node),
+        incarnation=Incarnation(incarnation),
+        grpc_address=address,
+        http_address="host:2",
+        kafka_address="",
+    )
+
+
+def topic(n: int, name: str = "", partitions: int = 1, replicas: int = 3, start: int = 0) -> CreateTopic:
+    return CreateTopic(
+        name=name or f"t{n}",
+        topic_id=tid(n),
+        partition_count=partitions,
+        replication_factor=replicas,
+        start_offset=Offset(start),
+        created_ms=1_700_000_000_000,
+    )
+
+
+def elect(partition: PartitionId, epoch: int, candidate: int, end: int, incarnation: int = 1) -> ElectLeader:
+    return ElectLeader(
+        partition=partition,
+        expected_epoch=Epoch(epoch),
+        candidate=NodeId(candidate),
+        incarnation=Incarnation(incarnation),
+        verified_end=Offset(end),
+    )
+
+
+def advance(partition: PartitionId, epoch: int, hwm: int, next_offset: int = -1, ts_ns: int = 0) -> HwmAdvance:
+    return HwmAdvance(
+        partition=partition,
+        epoch=Epoch(epoch),
+        hwm=Offset(hwm),
+        next_offset=Offset(next_offset if next_offset >= 0 else hwm),
+        ts_ns=TsNs(ts_ns),
+    )
+
+
+def advances(*items: HwmAdvance) -> AdvanceHwms:
+    return AdvanceHwms(items=items)
+
+
+def commit(group: str, *items: tuple[PartitionId, int], request: RequestId = RequestId(b"")) -> CommitOffsets:
+    return CommitOffsets(
+        request_id=request,
+        group=group,
+        items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
+        committed_ms=5,
+    )
+
+
+class Driver:
+    """A machine whose every step is checked: codec round trip, invariants, and that a rejection changes nothing."""
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.machine = machine or Machine()
+        self.index = 0
+
+    def apply(self, command: Command) -> Applied:
+        self.index += 1
+        decoded = decode_command(encode_command(command))
+        assert decoded == command
+        before = self._without_replies()
+        applied = self.machine.apply(LogIndex(self.index), decoded)
+        check(self.machine.state)
+        if isinstance(applied.reply, Rejected):
+            assert applied.touched == ()
+            assert self._without_replies() == before
+        return applied
+
+    def ok(self, command: Command) -> Reply:
+        """Applies what must succeed."""
+        reply = self.apply(command).reply
+        assert not isinstance(reply, Rejected), reply
+        return reply
+
+    def refused(self, command: Command, code: ErrorCode) -> Rejected:
+        """Applies what must be rejected with this code."""
+        reply = self.apply(command).reply
+        assert isinstance(reply, Rejected), reply
+        assert reply.code is code, reply
+        return reply
+
+    def partition(self, partition: PartitionId) -> PartitionState:
+        found = self.machine.state.partition(partition)
+        assert found is not None
+        return found
+
+    def _without_replies(self) -> bytes:
+        state = self.machine.state
+        replies, state.replies = state.replies, {}
+        try:
+            return self.machine.snapshot()
+        finally:
+            state.replies = replies
+
+
+def cluster(nodes: int = 3) -> Driver:
+    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1."""
+    driver = Driver()
+    driver.ok(default_init("test"))
+    for node in range(1, nodes + 1):
+        driver.ok(register(node))
+    return driver

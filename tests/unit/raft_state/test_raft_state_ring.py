@@ -1,0 +1,65 @@
+"""The ring agrees with Kafka's default partitioner, and every slot belongs to exactly one partition."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.raft_state.ids import (
+    PartitionIndex,
+    key_partition,
+    key_slot,
+    murmur2,
+    partition_of_range,
+    ring_range,
+    ring_size,
+)
+
+# From Kafka's own UtilsTest.testMurmur2, as signed 32-bit integers.
+KAFKA_VECTORS = [
+    (b"21", -973932308),
+    (b"foobar", -790332482),
+    (b"a-little-bit-long-string", -985981536),
+    (b"a-little-bit-longer-string", -1486304829),
+    (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+    (b"abc", 479470107),
+]
+
+
+@pytest.mark.parametrize(("key", "expected"), KAFKA_VECTORS, ids=[key.decode() for key, _ in KAFKA_VECTORS])
+def test_murmur2_gives_kafkas_own_vectors(key: bytes, expected: int) -> None:
+    assert murmur2(key) == expected & 0xFFFFFFFF
+
+
+@given(st.binary(max_size=64), st.integers(1, 300))
+def test_keys_slot_lies_in_the_range_of_the_partition_kafka_chooses(key: bytes, partition_count: int) -> None:
+    partition = key_partition(key, partition_count)
+    start, stop = ring_range(partition)
+    assert start <= key_slot(key, partition_count) < stop
+
+
+@pytest.mark.parametrize("partition_count", [1, 2, 6, 100])
+def test_each_slot_is_owned_by_exactly_one_partition(partition_count: int) -> None:
+    owned = [slot for p in range(partition_count) for slot in range(*ring_range(PartitionIndex(p)))]
+    assert owned == list(range(ring_size(partition_count)))
+
+
+def test_partition_n_owns_slots_32n_to_32n_plus_31() -> None:
+    assert ring_range(PartitionIndex(0)) == (0, 32)
+    assert ring_range(PartitionIndex(3)) == (96, 128)
+
+
+@given(st.integers(0, 2**26))
+def test_range_leads_back_to_its_partition(index: int) -> None:
+    assert partition_of_range(*ring_range(PartitionIndex(index))) == index
+
+
+@pytest.mark.parametrize(("start", "stop"), [(1, 33), (0, 31), (0, 64), (-32, 0), (32, 32)])
+def test_range_that_no_partition_owns_is_refused(start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match="is not a partition's range"):
+        partition_of_range(start, stop)
+
+
+def test_keys_use_all_slots_of_a_partition() -> None:
+    """Keys spread inside a partition's range too, so that a range can be split later."""
+    slots = {key_slot(str(n).encode(), 2) for n in range(2000)}
+    assert slots == set(range(ring_size(2)))

@@ -1,0 +1,213 @@
+"""The numbered replication rules that the state machine enforces at apply: 2, 9, 11, 14, 20."""
+
+import pytest
+
+from smq.raft_state.commands import AdvanceLogStart, Done, FenceNode, HwmsAdvanced, LeaderElected, UnfenceNode
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
+from smq.raft_state.state import EpochStart
+from tests.unit.raft_state.support import Driver, advance, advances, cluster, elect, pid, register, topic
+
+
+@pytest.fixture
+def driver() -> Driver:
+    """Topic 1, one partition on nodes 1-3, led by node 1 in epoch 0."""
+    driver = cluster()
+    driver.ok(topic(1))
+    assert driver.partition(pid(1)).leader == 1
+    return driver
+
+
+def log_start(offset: int) -> AdvanceLogStart:
+    return AdvanceLogStart(partition=pid(1), offset=Offset(offset))
+
+
+# ------------------------------------------------------------------------------------------------ rule 9
+def test_rule_09_hwm_of_the_current_epoch_moves_hwm_next_offset_and_ts(driver: Driver) -> None:
+    applied = driver.apply(advances(advance(pid(1), 0, hwm=10, next_offset=12, ts_ns=77)))
+    assert applied.reply == HwmsAdvanced(accepted=(True,))
+    assert applied.touched == (pid(1),)
+    p = driver.partition(pid(1))
+    assert (p.hwm, p.next_offset, p.ts_ns, p.lso) == (10, 12, 77, 10)
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_rule_09_hwm_of_another_epoch_changes_nothing(driver: Driver, epoch: int) -> None:
+    driver.ok(elect(pid(1), 0, candidate=2, end=0))
+    before = driver.machine.digest()
+    applied = driver.apply(advances(advance(pid(1), epoch, hwm=10)))
+    assert applied.reply == HwmsAdvanced(accepted=(False,))
+    assert applied.touched == ()
+    assert driver.machine.digest() == before
+
+
+def test_rule_09_each_value_takes_the_maximum_so_that_a_late_proposal_is_harmless(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=10, next_offset=20, ts_ns=77)))
+    applied = driver.apply(advances(advance(pid(1), 0, hwm=8, next_offset=9, ts_ns=70)))
+    assert applied.reply == HwmsAdvanced(accepted=(True,))
+    assert applied.touched == ()
+    p = driver.partition(pid(1))
+    assert (p.hwm, p.next_offset, p.ts_ns) == (10, 20, 77)
+
+
+def test_rule_09_next_offset_never_stays_below_the_hwm(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=10, next_offset=4)))
+    assert driver.partition(pid(1)).next_offset == 10
+
+
+def test_rule_09_items_are_judged_one_by_one_and_an_unknown_partition_is_false(driver: Driver) -> None:
+    driver.ok(topic(2, partitions=2))
+    applied = driver.apply(
+        advances(
+            advance(pid(1), 0, hwm=5),
+            advance(pid(9), 0, hwm=5),
+            advance(pid(2, 0), 7, hwm=5),
+            advance(pid(2, 1), 0, hwm=6),
+            advance(pid(2, 2), 0, hwm=6),
+        )
+    )
+    assert applied.reply == HwmsAdvanced(accepted=(True, False, False, True, False))
+    assert applied.touched == (pid(1), pid(2, 1))
+
+
+def test_rule_09_partition_named_twice_is_touched_once(driver: Driver) -> None:
+    applied = driver.apply(advances(advance(pid(1), 0, hwm=5), advance(pid(1), 0, hwm=6)))
+    assert applied.reply == HwmsAdvanced(accepted=(True, True))
+    assert applied.touched == (pid(1),)
+
+
+# ------------------------------------------------------------------------------------------------ rule 11
+def test_rule_11_new_epoch_starts_at_the_hwm_and_next_offset_falls_to_it(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=10, next_offset=15)))
+    applied = driver.apply(elect(pid(1), 0, candidate=2, end=12))
+    assert applied.reply == LeaderElected(epoch=Epoch(1), start=Offset(10))
+    assert applied.touched == (pid(1),)
+    p = driver.partition(pid(1))
+    assert (p.leader, p.epoch, p.hwm, p.next_offset) == (2, 1, 10, 10)
+    assert p.history == [EpochStart(Epoch(0), Offset(0)), EpochStart(Epoch(1), Offset(10))]
+    assert p.epoch_range(Epoch(0)) == (0, 10)
+    assert p.epoch_range(Epoch(1)) == (10, None)
+    assert p.epoch_range(Epoch(2)) is None
+
+
+@pytest.mark.parametrize("expected", [0, 2])
+def test_rule_11_election_for_an_epoch_that_is_not_current_is_rejected(driver: Driver, expected: int) -> None:
+    driver.ok(elect(pid(1), 0, candidate=2, end=0))
+    driver.refused(elect(pid(1), expected, candidate=3, end=0), ErrorCode.STALE_EPOCH)
+
+
+def test_rule_11_candidate_below_the_hwm_at_apply_is_rejected(driver: Driver) -> None:
+    """The report was right when it was made; the hwm has moved on since."""
+    stale = elect(pid(1), 0, candidate=2, end=5)
+    driver.ok(advances(advance(pid(1), 0, hwm=6)))
+    reply = driver.refused(stale, ErrorCode.ELECTION_REJECTED)
+    assert "ends at 5" in reply.message
+    driver.ok(elect(pid(1), 0, candidate=2, end=6))
+
+
+def test_rule_11_candidate_of_another_incarnation_is_rejected(driver: Driver) -> None:
+    """Rule 2: a process leads only epochs that were given to its own incarnation."""
+    driver.ok(register(2, incarnation=5))
+    driver.refused(elect(pid(1), 0, candidate=2, end=0, incarnation=1), ErrorCode.STALE_INCARNATION)
+    driver.ok(elect(pid(1), 0, candidate=2, end=0, incarnation=5))
+    assert driver.partition(pid(1)).leader_incarnation == 5
+
+
+def test_rule_11_fenced_candidate_is_rejected_until_it_is_unfenced(driver: Driver) -> None:
+    driver.ok(FenceNode(node=NodeId(2), incarnation=Incarnation(1)))
+    driver.refused(elect(pid(1), 0, candidate=2, end=0), ErrorCode.ELECTION_REJECTED)
+    driver.ok(UnfenceNode(node=NodeId(2), incarnation=Incarnation(1)))
+    driver.ok(elect(pid(1), 0, candidate=2, end=0))
+
+
+def test_rule_11_candidate_that_is_no_replica_is_rejected() -> None:
+    driver = cluster(4)
+    driver.ok(topic(1, replicas=3))
+    outsider = ({1, 2, 3, 4} - set(driver.partition(pid(1)).replicas)).pop()
+    driver.refused(elect(pid(1), 0, candidate=outsider, end=0), ErrorCode.ELECTION_REJECTED)
+
+
+def test_rule_11_election_of_an_unknown_partition_is_rejected(driver: Driver) -> None:
+    driver.refused(elect(pid(1, 1), 0, candidate=2, end=0), ErrorCode.UNKNOWN_PARTITION)
+
+
+def test_rule_11_restarted_leader_needs_a_new_epoch_and_may_win_it(driver: Driver) -> None:
+    driver.ok(register(1, incarnation=2))
+    assert driver.partition(pid(1)).leader_incarnation == 1
+    assert driver.ok(elect(pid(1), 0, candidate=1, end=0, incarnation=2)) == LeaderElected(
+        epoch=Epoch(1), start=Offset(0)
+    )
+
+
+def test_rule_11_epochs_may_start_at_the_same_offset(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=4)))
+    for epoch, candidate in enumerate([2, 3, 1]):
+        driver.ok(elect(pid(1), epoch, candidate, end=4))
+    p = driver.partition(pid(1))
+    assert [(e.epoch, e.start) for e in p.history] == [(0, 0), (1, 4), (2, 4), (3, 4)]
+    assert p.epoch_range(Epoch(2)) == (4, 4)
+
+
+# ------------------------------------------------------------------------------------------------ rule 14
+def test_rule_14_log_start_moves_up_to_the_hwm(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=10)))
+    applied = driver.apply(log_start(10))
+    assert applied.reply == Done()
+    assert applied.touched == (pid(1),)
+    assert driver.partition(pid(1)).log_start == 10
+
+
+def test_rule_14_log_start_beyond_the_hwm_is_out_of_range_with_the_range(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=10, next_offset=20)))
+    driver.ok(log_start(3))
+    reply = driver.refused(log_start(11), ErrorCode.OFFSET_OUT_OF_RANGE)
+    assert (reply.lo, reply.hi) == (3, 10)
+
+
+def test_rule_14_log_start_never_goes_back(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=10)))
+    driver.ok(log_start(7))
+    for offset in (7, 3, 0):
+        applied = driver.apply(log_start(offset))
+        assert (applied.reply, applied.touched) == (Done(), ())
+    assert driver.partition(pid(1)).log_start == 7
+
+
+def test_rule_14_negative_log_start_is_an_invalid_offset(driver: Driver) -> None:
+    driver.refused(log_start(-1), ErrorCode.INVALID_OFFSET)
+
+
+def test_rule_14_log_start_of_an_unknown_partition_is_rejected(driver: Driver) -> None:
+    unknown = AdvanceLogStart(partition=pid(8), offset=Offset(0))
+    driver.refused(unknown, ErrorCode.UNKNOWN_PARTITION)
+
+
+def test_rule_14_partition_emptied_to_its_hwm_can_still_elect(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=10)))
+    driver.ok(log_start(10))
+    driver.ok(elect(pid(1), 0, candidate=3, end=10))
+
+
+def test_rule_20_epochs_are_pruned_only_when_they_end_at_or_below_the_log_start(driver: Driver) -> None:
+    for epoch, (hwm, candidate) in enumerate([(5, 2), (8, 3), (8, 1)]):
+        driver.ok(advances(advance(pid(1), epoch, hwm=hwm)))
+        driver.ok(elect(pid(1), epoch, candidate, end=hwm))
+    driver.ok(advances(advance(pid(1), 3, hwm=12)))
+    epochs = []
+    for offset in (4, 5, 7, 8, 12):
+        driver.ok(log_start(offset))
+        epochs.append([(e.epoch, e.start) for e in driver.partition(pid(1)).history])
+    assert epochs == [
+        [(0, 0), (1, 5), (2, 8), (3, 8)],
+        [(1, 5), (2, 8), (3, 8)],
+        [(1, 5), (2, 8), (3, 8)],
+        [(3, 8)],
+        [(3, 8)],
+    ]
+
+
+def test_rule_20_election_at_the_log_start_keeps_the_epoch_that_waiters_may_still_name(driver: Driver) -> None:
+    driver.ok(advances(advance(pid(1), 0, hwm=5)))
+    driver.ok(log_start(5))
+    driver.ok(elect(pid(1), 0, candidate=2, end=5))
+    assert driver.partition(pid(1)).epoch_range(Epoch(0)) == (0, 5)

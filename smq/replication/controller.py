@@ -1,0 +1,307 @@
+"""What the Raft leader does besides leading Raft: watch, fence, elect, rebalance.
+
+Owns liveness and the choice of partition leaders (rules 11, 18, 20). Runs on every node and does nothing on those
+that do not lead Raft. It only proposes: apply re-checks everything, so a stale controller can do no harm. It
+must never touch a log or a high water mark.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from smq.raft_state.commands import Command, ElectLeader, FenceNode, Reply, UnfenceNode
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
+from smq.raft_state.limits import default_init
+from smq.raft_state.state import ClusterState, NodeState, PartitionState
+from smq.replication import wire
+from smq.replication.api import DoneFn
+from smq.replication.config import NodeConfig
+from smq.replication.ports import Channel, Clock, Engine
+
+REPORT_WAIT_NS: Final = 150_000_000  # for the reports of replicas that are alive but slow
+ROUND_NS_MAX: Final = 500_000_000  # a round of reports without a decision is begun again
+PROPOSAL_MS_MAX: Final = 2_000
+SCAN_INTERVAL_NS: Final = 1_000_000_000  # all partitions are looked at this often, and when something happened
+TRANSFERS_MAX: Final = 16  # leaderships moved in one round of rebalancing: each costs its partition a short pause
+RESIGNED_NS: Final = 2_000_000_000  # how long another leader is preferred to one that resigned
+
+
+class ControllerHost(Protocol):
+    """What the controller needs of its node."""
+
+    @property
+    def node_id(self) -> NodeId: ...
+
+    @property
+    def incarnation(self) -> Incarnation: ...
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def state(self) -> ClusterState: ...
+
+    def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
+        """When this process of a peer was last heard of on CONTROL; 0 for never."""
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
+
+    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool: ...
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None: ...
+
+    def election_ends(
+        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
+    ) -> tuple[tuple[PartitionId, Offset], ...]:
+        """This node's own report."""
+
+    def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
+        """Hands over a partition that this node itself leads."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """One collection of log ends for one partition."""
+
+    epoch: Epoch
+    started_ns: int
+    reports: dict[NodeId, tuple[Incarnation, Offset]] = field(default_factory=dict)
+    proposed: bool = False
+
+
+class Controller:
+    def __init__(self, host: ControllerHost, log_warning: Callable[..., None]) -> None:
+        self._host = host
+        self._warn = log_warning
+        self._led_since_ns: int | None = None
+        self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
+        self._resigned: dict[PartitionId, tuple[Epoch, NodeId, int]] = {}  # bounded by the partitions
+        self._under_way: set[tuple[str, NodeId]] = set()  # fencing proposals without an answer; two a node
+        self._query = 0
+        self._scan_ns = 0
+        self._rebalance_ns = 0
+        self._is_woken = False
+        self._told_stuck: set[PartitionId] = set()
+
+    # -------------------------------------------------------------------------------------- events
+    def wake(self) -> None:
+        """Something that elections depend on has changed: nodes, epochs, Raft's leader. Looks at once."""
+        self._scan_ns = 0
+        if not self._is_woken and self._host.engine.is_leader:
+            self._is_woken = True
+            self._host.clock.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_woken = False
+        self.on_tick(self._host.clock.monotonic_ns())
+
+    def on_leader_change(self) -> None:
+        if not self._host.engine.is_leader:
+            self._led_since_ns = None
+            self._rounds.clear()
+            self._under_way.clear()
+        self.wake()
+
+    def on_tick(self, now_ns: int) -> None:
+        if not self._host.engine.is_leader:
+            self._led_since_ns = None
+            return
+        if self._led_since_ns is None:
+            self._led_since_ns = now_ns
+            self._rebalance_ns = now_ns
+            self._rounds.clear()
+        if not self._host.state.cluster_id:
+            self._init_cluster()
+            return
+        self._watch(now_ns)
+        if now_ns - self._scan_ns >= SCAN_INTERVAL_NS:
+            self._scan_ns = now_ns
+            self._scan(now_ns)
+        for pid in [p for p, r in self._rounds.items() if not r.proposed]:
+            self._decide(pid, now_ns)
+        if now_ns - self._rebalance_ns >= self._host.config.rebalance_interval_ms * 1_000_000:
+            self._rebalance_ns = now_ns
+            self._rebalance(now_ns)
+
+    def _init_cluster(self) -> None:
+        self._propose_once("init", self._host.node_id, default_init(self._host.config.cluster_id))
+
+    def _propose_once(self, kind: str, node: NodeId, command: Command) -> None:
+        """At most one proposal of a kind and node at a time; whatever comes of it, the next tick looks again."""
+        key = (kind, node)
+        if key not in self._under_way:
+            self._under_way.add(key)
+            self._host.propose(command, PROPOSAL_MS_MAX, lambda _reply: self._under_way.discard(key))
+
+    # -------------------------------------------------------------------------------------- liveness
+    def _watch(self, now_ns: int) -> None:
+        for node in self._host.state.nodes.values():
+            if node.node == self._host.node_id:
+                is_silent = False
+            else:
+                is_silent = self._is_silent(node, now_ns)
+            if is_silent and not node.fenced:
+                self._warn("node fenced", node=node.node, incarnation=node.incarnation)
+                self._propose_once("fence", node.node, FenceNode(node=node.node, incarnation=node.incarnation))
+            elif node.fenced and not is_silent and self._is_heard(node, now_ns):
+                self._propose_once("unfence", node.node, UnfenceNode(node=node.node, incarnation=node.incarnation))
+
+    def _is_silent(self, node: NodeState, now_ns: int) -> bool:
+        timeout_ms = self._host.config.session_timeout_ms
+        if not self._host.is_open(node.node, Channel.CONTROL):
+            timeout_ms //= 3  # its connection is gone as well: that is seldom a pause
+        since_ns = max(self._host.heard_ns(node.node, node.incarnation), self._led_since_ns or 0)
+        return now_ns - since_ns > timeout_ms * 1_000_000
+
+    def _is_heard(self, node: NodeState, now_ns: int) -> bool:
+        if node.node == self._host.node_id:
+            return node.incarnation == self._host.incarnation
+        heard_ns = self._host.heard_ns(node.node, node.incarnation)
+        return heard_ns > 0 and now_ns - heard_ns < 4 * self._host.config.heartbeat_interval_ms * 1_000_000
+
+    def _is_live(self, node: NodeId, incarnation: Incarnation | None = None) -> bool:
+        state = self._host.state.nodes.get(node)
+        return state is not None and not state.fenced and incarnation in (None, state.incarnation)
+
+    # -------------------------------------------------------------------------------------- elections
+    def on_resign(self, peer: NodeId, message: wire.Resign, now_ns: int) -> None:
+        for pid, epoch in message.partitions:
+            part = self._host.state.partition(pid)
+            if part is not None and part.epoch == epoch and part.leader == peer:
+                self._resigned[pid] = (epoch, peer, now_ns)
+        self.wake()
+
+    def _needs_election(self, part: PartitionState) -> bool:
+        if not self._is_live(part.leader, part.leader_incarnation):
+            return True
+        resigned = self._resigned.get(part.pid)
+        return resigned is not None and resigned[0] == part.epoch
+
+    def _scan(self, now_ns: int) -> None:
+        wanted: dict[NodeId, list[tuple[PartitionId, Epoch]]] = {}
+        seen: set[PartitionId] = set()
+        for topic in self._host.state.topics.values():
+            for part in topic.partitions:
+                if not self._needs_election(part):
+                    continue
+                pid = part.pid
+                seen.add(pid)
+                current = self._rounds.get(pid)
+                if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
+                    continue
+                self._rounds[pid] = _Round(part.epoch, now_ns)
+                for node in part.replicas:
+                    wanted.setdefault(node, []).append((pid, part.epoch))
+        self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
+        self._resigned = {pid: r for pid, r in self._resigned.items() if pid in seen}
+        self._told_stuck &= seen
+        for node in sorted(wanted):
+            self._ask(node, tuple(wanted[node]), now_ns)
+        if seen:
+            self._scan_ns = now_ns - SCAN_INTERVAL_NS + ROUND_NS_MAX  # soon again, while anything is open
+
+    def _ask(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...], now_ns: int) -> None:
+        self._query += 1
+        if node == self._host.node_id:
+            ends = self._host.election_ends(partitions)
+            self.on_report(node, wire.ElectionReport(self._query, self._host.incarnation, ends), now_ns)
+        else:
+            self._host.send(node, Channel.CONTROL, wire.ElectionQuery(self._query, partitions))
+
+    def on_report(self, peer: NodeId, report: wire.ElectionReport, now_ns: int) -> None:
+        for pid, end in report.ends:
+            current = self._rounds.get(pid)
+            if current is not None and not current.proposed:
+                current.reports[peer] = (report.incarnation, end)
+                self._decide(pid, now_ns)
+
+    def _decide(self, pid: PartitionId, now_ns: int) -> None:
+        """Proposes the best of the reported logs, once all live replicas have spoken or the wait is over."""
+        current = self._rounds[pid]
+        part = self._host.state.partition(pid)
+        if part is None or part.epoch != current.epoch:
+            del self._rounds[pid]
+            return
+        awaited = [n for n in part.replicas if self._is_live(n) and n not in current.reports]
+        waited_ns = now_ns - current.started_ns
+        if awaited and waited_ns < REPORT_WAIT_NS:
+            return
+        eligible = [
+            n
+            for n in part.replicas
+            if n in current.reports and self._is_live(n, current.reports[n][0]) and current.reports[n][1] >= part.hwm
+        ]
+        resigned = self._resigned.get(pid)
+        if resigned is not None and now_ns - resigned[2] < RESIGNED_NS and len(eligible) > 1:
+            eligible = [n for n in eligible if n != resigned[1]]
+        if not eligible:
+            self._tell_stuck(part, current, waited_ns)
+            return
+        # The new epoch starts at the HWM whoever leads it, so a longer log is worth nothing; the order of the
+        # replicas spreads the leaders.
+        current.proposed = True
+        self._elect(pid, current, eligible[0])
+
+    def _tell_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
+        """Rule 20: unavailable, and says why; never an unsafe election."""
+        if waited_ns >= REPORT_WAIT_NS and part.pid not in self._told_stuck:
+            self._told_stuck.add(part.pid)
+            ends = {int(n): int(end) for n, (_, end) in current.reports.items()}
+            topic = self._host.state.topic_names[part.topic_id]
+            self._warn(
+                "no replica of the partition reaches its high water mark",
+                topic=topic,
+                partition=part.index,
+                hwm=part.hwm,
+                reported_ends=ends,
+            )
+
+    def _elect(self, pid: PartitionId, current: _Round, candidate: NodeId) -> None:
+        incarnation, end = current.reports[candidate]
+        command = ElectLeader(
+            partition=pid,
+            expected_epoch=current.epoch,
+            candidate=candidate,
+            incarnation=incarnation,
+            verified_end=end,
+        )
+        self._host.propose(command, PROPOSAL_MS_MAX, lambda reply: self._on_elected(pid, current, reply))
+
+    def _on_elected(self, pid: PartitionId, current: _Round, reply: Reply | SmqError) -> None:
+        if self._rounds.get(pid) is current:
+            del self._rounds[pid]
+        if isinstance(reply, SmqError):
+            self._scan_soon()
+
+    def _scan_soon(self) -> None:
+        """A little later: what was rejected now would be rejected again at once."""
+        self._scan_ns = self._host.clock.monotonic_ns() - SCAN_INTERVAL_NS + REPORT_WAIT_NS
+
+    # -------------------------------------------------------------------------------------- balance
+    def _rebalance(self, now_ns: int) -> None:
+        """Moves leaderships back to the preferred replicas, a few at a time, when these are well."""
+        moved = 0
+        for topic in self._host.state.topics.values():
+            for part in topic.partitions:
+                preferred = part.replicas[0]
+                if part.leader == preferred or self._needs_election(part) or not self._is_well(preferred, now_ns):
+                    continue
+                if part.leader == self._host.node_id:
+                    self._host.transfer(part.pid, part.epoch, preferred)
+                else:
+                    message = wire.Transfer(part.pid, part.epoch, preferred)
+                    self._host.send(part.leader, Channel.CONTROL, message)
+                moved += 1
+                if moved >= TRANSFERS_MAX:
+                    return
+
+    def _is_well(self, node: NodeId, now_ns: int) -> bool:
+        state = self._host.state.nodes.get(node)
+        return state is not None and not state.fenced and self._is_heard(state, now_ns)

@@ -1,0 +1,434 @@
+"""The node's core: one event loop over its ports, and the state machine in the middle.
+
+Owns the composition of the replication layer: which message, applied command, durable write or tick goes to whom.
+`node` adds what services ask of it. It holds no rule of its own: those of a partition are in `replica`, of
+consumers in `reads`, of elections in `controller`. Runs on one thread; never blocks but for reads of committed
+data; a failed commit or a broken invariant ends the process through `on_fatal`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from smq.raft_state.codec import decode_command
+from smq.raft_state.commands import (
+    AddPartitions,
+    AdvanceHwms,
+    Applied,
+    CreateTopic,
+    ElectLeader,
+    FenceNode,
+    HwmAdvance,
+    RegisterNode,
+    Reply,
+    UnfenceNode,
+)
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import (
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionId,
+)
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState
+from smq.replication import wire
+from smq.replication.advancer import Advancer
+from smq.replication.api import (
+    DoneFn,
+)
+from smq.replication.config import NodeConfig
+from smq.replication.controller import Controller
+from smq.replication.deadlines import Deadlines
+from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
+from smq.replication.identity import claim_incarnation
+from smq.replication.liveness import Liveness
+from smq.replication.log_store import LogStore, PartitionLog
+from smq.replication.ports import Buffer, Channel, Clock, DataDamaged, Disk, Engine, Network, Rng
+from smq.replication.proposer import Barriers, Proposer
+from smq.replication.reads import Reads
+from smq.replication.replica import Replica
+
+_log = structlog.get_logger("smq.node")
+
+_MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
+REGISTER_MS_MAX: Final = 2_000
+REGISTER_RETRY_MS: Final = 50
+STOPPING: Final = SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping")
+
+
+class NodeCore:
+    """One member of the cluster, without the requests that `Node` adds."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock,
+        rng: Rng,
+        network: Network,
+        disk: Disk,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.deadlines = Deadlines()
+        self.incarnation = Incarnation(0)
+        self._network = network
+        self._disk = disk
+        self._on_fatal = on_fatal
+        self._machine = Machine()
+        self._outbox: list[Callable[[], None]] = []
+        self._durable: dict[PartitionId, None] = {}  # logs of which something has just become durable
+        self._replicas: dict[PartitionId, Replica] = {}
+        self._logs: dict[PartitionId, PartitionLog] = {}
+        self._is_registered = False
+        self._is_running = False
+        self._last_beat_ns = 0
+        self._store = LogStore(disk)
+        self.liveness = Liveness(clock)
+        peers = sorted(n for n in config.peers if n != config.node_id)
+        self._peers = peers
+        self.engine: Engine = PySyncObjEngine(
+            node_id=config.node_id,
+            peers=peers,
+            clock=clock,
+            rng=rng,
+            disk=disk,
+            machine=self,
+            send=self._send_raft,
+            timing=EngineTiming(
+                election_timeout_min_ms=config.election_timeout_min_ms,
+                election_timeout_max_ms=config.election_timeout_max_ms,
+                heartbeat_ms=config.raft_heartbeat_ms,
+                leader_fallback_ms=500,
+                snapshot_entries=config.raft_snapshot_entries,
+            ),
+            on_leader_change=self._on_leader_change,
+            on_fatal=on_fatal,
+        )
+        self._proposer = Proposer(
+            node_id=config.node_id,
+            engine=self.engine,
+            clock=clock,
+            rng=rng,
+            deadlines=self.deadlines,
+            send=lambda peer, message: self.send(peer, Channel.CONTROL, message),
+            deliver=self.deliver,
+        )
+        self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock)
+        self._advancer = Advancer(clock=clock, propose=self._propose_hwms, advance_of=self._hwm_advance_of)
+        self._controller = Controller(self, _log.warning)
+        self._reads = Reads(self, self._barriers)
+
+    @property
+    def node_id(self) -> NodeId:
+        return self.config.node_id
+
+    @property
+    def state(self) -> ClusterState:
+        return self._machine.state
+
+    # ---------------------------------------------------------------------------------------- lifecycle
+    def start(self) -> None:
+        """Claims a new incarnation on disk, recovers the logs, then joins. Raises DataDamaged, StartRefused."""
+        self.incarnation = claim_incarnation(self._disk, self.config, self.clock.wall_ns(), self._on_claimed)
+
+    def _on_claimed(self) -> None:
+        try:
+            self._logs = self._store.open_all()
+            self._is_running = True
+            self.engine.start()
+        except DataDamaged as e:
+            self._on_fatal(e)
+            return
+        self._network.start(self)
+        self._tick()
+        self._register()
+        _log.info("node started", node=self.node_id, incarnation=self.incarnation, partitions=len(self._logs))
+
+    def stop(self) -> None:
+        """Tells everybody who waits, and closes network and engine. The disk belongs to whoever made it."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        for pid, replica in self._replicas.items():
+            replica.close(STOPPING)
+            self._reads.fail_all(pid, STOPPING)
+        self._proposer.close(STOPPING)
+        self._flush_outbox()
+        self.engine.stop()
+        self._network.close()
+
+    def drain(self, timeout_ms: int, done: Callable[[], None]) -> None:
+        deadline_ns = self.clock.monotonic_ns() + timeout_ms * 1_000_000
+
+        def step() -> None:
+            led = [r for r in self._replicas.values() if r.leading is not None and len(r.part.replicas) > 1]
+            if not led or self.clock.monotonic_ns() >= deadline_ns or not self._is_running:
+                self.engine.transfer_leadership(None)
+                self.clock.call_later(2 * self.config.raft_heartbeat_ms, done)
+                return
+            for replica in led:
+                for target in replica.part.replicas:
+                    node = self.state.nodes.get(target)
+                    if node is not None and not node.fenced and replica.transfer(target):
+                        break
+            self.clock.call_later(self.config.tick_interval_ms, step)
+
+        step()
+
+    def _register(self) -> None:
+        if not self._is_running or self._is_registered:
+            return
+        command = RegisterNode(
+            node=self.node_id,
+            incarnation=self.incarnation,
+            grpc_address=self.config.grpc_address,
+            http_address=self.config.http_address,
+            kafka_address=self.config.kafka_address,
+        )
+        self._proposer.propose(command, REGISTER_MS_MAX, self._on_registered)
+
+    def _on_registered(self, reply: Reply | SmqError) -> None:
+        if not isinstance(reply, SmqError):
+            self._is_registered = True
+            self._drop_orphans()
+        elif reply.code is ErrorCode.STALE_INCARNATION:
+            registered = self.state.nodes[self.node_id].incarnation
+            _log.warning("a newer process of this node had registered", registered=registered)
+            self.incarnation = claim_incarnation(self._disk, self.config, registered + 1, self._register)
+        else:
+            self.clock.call_later(REGISTER_RETRY_MS, self._register)
+
+    def _drop_orphans(self) -> None:
+        """Logs of topics that were deleted while this node was away. Its own registration has been applied, so
+        whatever topic this node ever knew is either in the state or deleted."""
+        for pid in [p for p in self._logs if self.state.partition(p) is None]:
+            del self._logs[pid]
+            self._store.drop(pid)
+
+    # ---------------------------------------------------------------------------------------- the loop
+    def _tick(self) -> None:
+        if not self._is_running:
+            return
+        now_ns = self.clock.monotonic_ns()
+        self.engine.tick()
+        self.deadlines.run(now_ns)
+        self._controller.on_tick(now_ns)
+        if now_ns - self._last_beat_ns >= self.config.heartbeat_interval_ms * 1_000_000:
+            self._last_beat_ns = now_ns
+            self._beat(now_ns)
+        self.clock.call_later(self.config.tick_interval_ms, self._tick)
+
+    def _beat(self, now_ns: int) -> None:
+        for peer in self._peers:
+            self.send(peer, Channel.CONTROL, wire.Heartbeat(self.incarnation))
+            self.send(peer, Channel.DATA, wire.Ping(now_ns, False))
+        reachable = self.liveness.answering(self.config.leader_isolation_ms)
+        for replica in self._replicas.values():
+            if replica.leading is not None:
+                replica.on_tick(now_ns)
+                others = sum(1 for n in replica.part.replicas if n in reachable)
+                if others + 1 <= len(replica.part.replicas) // 2:
+                    replica.resign()  # rule 20
+            elif replica.is_appointed:
+                self.resign(replica.pid, replica.part.epoch)
+
+    def deliver(self, fn: Callable[[], None]) -> None:
+        if not self._outbox:
+            self.clock.call_soon(self._flush_outbox)
+        self._outbox.append(fn)
+
+    def _flush_outbox(self) -> None:
+        ready, self._outbox = self._outbox, []
+        for fn in ready:
+            fn()
+
+    # ---------------------------------------------------------------------------------------- state machine
+    def apply(self, index: LogIndex, command: bytes) -> Applied:
+        decoded = decode_command(command)
+        applied = self._machine.apply(index, decoded)
+        if isinstance(decoded, _MAY_NEED_ELECTION):
+            self._controller.wake()
+        for pid in applied.touched:
+            self._reconcile(pid)
+        self._proposer.on_applied(index)
+        return applied
+
+    def snapshot(self) -> bytes:
+        return self._machine.snapshot()
+
+    def restore(self, index: LogIndex, snapshot: bytes) -> None:
+        self._machine = Machine.restore(snapshot)
+        present = [part.pid for topic in self.state.topics.values() for part in topic.partitions]
+        for pid in [*self._replicas, *(p for p in present if p not in self._replicas)]:
+            self._reconcile(pid)
+        self._controller.wake()
+        self._proposer.on_applied(index)
+
+    def _reconcile(self, pid: PartitionId) -> None:
+        """Brings this node's replica of a partition in line with the applied state."""
+        part = self.state.partition(pid)
+        replica = self._replicas.get(pid)
+        if part is None:
+            if replica is not None:
+                self._forget(replica)
+            return
+        if self.node_id not in part.replicas:
+            return
+        if replica is None:
+            log = self._logs.get(pid)
+            if log is None:
+                log = self._logs[pid] = self._store.create(pid, part.log_start)
+            replica = self._replicas[pid] = Replica(self, part, log)
+        replica.part = part
+        replica.on_applied()
+        self._reads.wake(replica)
+
+    def _forget(self, replica: Replica) -> None:
+        gone = SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted")
+        replica.close(gone)
+        self._reads.fail_all(replica.pid, gone)
+        del self._replicas[replica.pid]
+        del self._logs[replica.pid]
+        self._store.drop(replica.pid)
+
+    # ---------------------------------------------------------------------------------------- network
+    def on_session_open(self, peer: NodeId, channel: Channel) -> None:
+        if channel is Channel.CONTROL:
+            self.engine.on_session_open(peer)
+            self._proposer.on_session_open(peer)
+        else:
+            for replica in self._replicas.values():
+                replica.on_session_open(peer)
+
+    def on_session_close(self, peer: NodeId, channel: Channel) -> None:
+        if channel is Channel.CONTROL:
+            self.engine.on_session_close(peer)
+            self._proposer.on_session_close(peer)
+            self._controller.wake()
+        else:
+            for replica in self._replicas.values():
+                replica.on_session_close(peer)
+
+    def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+        if not self._is_running:
+            return
+        if channel is Channel.CONTROL and payload and payload[0] == wire.RAFT:
+            self.engine.on_message(peer, payload[1:])
+            return
+        try:
+            if not payload:
+                raise wire.WireError("an empty message")
+            self._dispatch(peer, wire.decode(payload))
+        except (wire.WireError, DataDamaged) as e:
+            _log.warning("message refused", peer=peer, channel=channel.name, reason=str(e))
+
+    def _dispatch(self, peer: NodeId, message: wire.Message) -> None:
+        match message:
+            case wire.Append():
+                self._with_replica(message.partition, lambda r: r.on_append(peer, message))
+            case wire.Ack():
+                self._with_replica(message.partition, lambda r: r.on_ack(peer, message))
+            case wire.Probe():
+                self._with_replica(message.partition, lambda r: r.on_probe(peer, message))
+            case wire.Ping(number, is_answer):
+                if is_answer:
+                    self.liveness.on_answer(peer)
+                else:
+                    self.send(peer, Channel.DATA, wire.Ping(number, True))
+            case wire.Heartbeat(incarnation):
+                self.liveness.on_heartbeat(peer, incarnation)
+            case wire.Propose():
+                self._proposer.on_propose(peer, message)
+            case wire.Proposed():
+                self._proposer.on_proposed(message)
+            case wire.ElectionQuery(query, partitions):
+                report = wire.ElectionReport(query, self.incarnation, self.election_ends(partitions))
+                self.send(peer, Channel.CONTROL, report)
+            case wire.ElectionReport():
+                self._controller.on_report(peer, message, self.clock.monotonic_ns())
+            case wire.Resign():
+                self._controller.on_resign(peer, message, self.clock.monotonic_ns())
+            case wire.Transfer(pid, epoch, target):
+                self.transfer(pid, epoch, target)
+
+    def _with_replica(self, pid: PartitionId, use: Callable[[Replica], None]) -> None:
+        replica = self._replicas.get(pid)
+        if replica is not None:
+            use(replica)
+
+    def _send_raft(self, peer: NodeId, parts: Sequence[Buffer]) -> None:
+        self._network.send(peer, Channel.CONTROL, [b"\x00", *parts])
+
+    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool:
+        return self._network.send(peer, channel, wire.encode(message))
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool:
+        return self._network.is_open(peer, channel)
+
+    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
+        return self._network.backlog_bytes(peer, channel)
+
+    def queued_bytes(self) -> int:
+        return self._disk.queued_bytes
+
+    # ---------------------------------------------------------------------------------------- for replicas
+    def mark_due(self, pid: PartitionId) -> None:
+        self._advancer.mark(pid)
+
+    def _hwm_advance_of(self, pid: PartitionId) -> HwmAdvance | None:
+        replica = self._replicas.get(pid)
+        return replica.hwm_advance() if replica is not None else None
+
+    def _propose_hwms(self, command: AdvanceHwms, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self._proposer.propose(command, timeout_ms, done)
+
+    def mark_durable(self, pid: PartitionId) -> None:
+        if not self._durable:
+            self.clock.call_soon(self._flush_durable)
+        self._durable[pid] = None
+
+    def _flush_durable(self) -> None:
+        durable, self._durable = self._durable, {}
+        for pid in durable:
+            replica = self._replicas.get(pid)
+            if replica is not None:
+                replica.after_durable()
+                self._reads.wake(replica)
+
+    def resign(self, pid: PartitionId, epoch: Epoch) -> None:
+        message = wire.Resign(((pid, epoch),))
+        leader = self.engine.leader
+        if self.engine.is_leader:
+            self._controller.on_resign(self.node_id, message, self.clock.monotonic_ns())
+        elif leader is not None:
+            self.send(leader, Channel.CONTROL, message)
+
+    # ---------------------------------------------------------------------------------------- for the controller
+    def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
+        return self.liveness.heard_ns(peer, incarnation)
+
+    def election_ends(
+        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
+    ) -> tuple[tuple[PartitionId, Offset], ...]:
+        ends: list[tuple[PartitionId, Offset]] = []
+        for pid, epoch in partitions:
+            replica = self._replicas.get(pid)
+            end = replica.election_end(epoch) if replica is not None else None
+            if end is not None:
+                ends.append((pid, end))
+        return tuple(ends)
+
+    def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
+        replica = self._replicas.get(pid)
+        if replica is not None and replica.leading == epoch:
+            replica.transfer(target)
+
+    def _on_leader_change(self) -> None:
+        self._controller.on_leader_change()
+        self._proposer.on_leader_change()

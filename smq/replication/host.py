@@ -1,0 +1,60 @@
+"""What a replica sees of the node around it.
+
+The seam between one partition's logic and the node: everything a replica may do to the world is a method here,
+which keeps the replica testable and free of the node's other affairs.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from smq.raft_state.commands import Command, Reply
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
+from smq.raft_state.state import ClusterState
+from smq.replication import wire
+from smq.replication.api import DoneFn
+from smq.replication.config import NodeConfig
+from smq.replication.deadlines import Deadlines
+from smq.replication.ports import Channel, Clock
+
+
+class ReplicaHost(Protocol):
+    @property
+    def node_id(self) -> NodeId: ...
+
+    @property
+    def incarnation(self) -> Incarnation: ...
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def deadlines(self) -> Deadlines: ...
+
+    @property
+    def state(self) -> ClusterState: ...
+
+    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool: ...
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
+
+    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int: ...
+
+    def queued_bytes(self) -> int:
+        """Bytes submitted to the disk and not yet durable."""
+
+    def deliver(self, fn: Callable[[], None]) -> None:
+        """Runs fn soon, in order: the way every answer to a caller leaves, so that none is made from within."""
+
+    def mark_due(self, pid: PartitionId) -> None:
+        """The partition's high water mark may move."""
+
+    def mark_durable(self, pid: PartitionId) -> None:
+        """More of the log is on disk: `after_durable` is called soon, once for all of one commit."""
+
+    def resign(self, pid: PartitionId, epoch: Epoch) -> None:
+        """Tells the Raft leader that this node will not go on leading the epoch."""
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None: ...

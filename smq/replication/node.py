@@ -1,0 +1,241 @@
+"""The node as the services above see it: NodeApi over the core.
+
+Owns the looking-up of topics and partitions and the linearizable reads of the replicated state; everything else
+it passes on. Answers are never made from inside the call that asked.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from smq.raft_state.commands import (
+    Command,
+    CommitOffsets,
+    OffsetCommit,
+    Reply,
+)
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import (
+    LogIndex,
+    Offset,
+    PartitionId,
+    PartitionIndex,
+    RequestId,
+    TopicId,
+)
+from smq.raft_state.state import PartitionState
+from smq.replication.api import (
+    Acks,
+    Cancel,
+    DoneFn,
+    Fetched,
+    NodeStatus,
+    PartitionRange,
+    Produced,
+    TimeKind,
+    TimeOffset,
+)
+from smq.replication.core import REGISTER_MS_MAX, NodeCore
+from smq.replication.ports import Buffer
+from smq.replication.reads import Poll, find_time
+from smq.replication.replica import leader_error
+
+T = TypeVar("T")
+
+TIMEOUT_MS_MAX: Final = 60_000  # the longest time-out a caller may ask for
+
+
+class Node(NodeCore):
+    """One member of the cluster. `start` returns at once; `status().is_ready` tells when it serves."""
+
+    # ---------------------------------------------------------------------------------------- NodeApi
+    def topic_id(self, topic: str) -> TopicId | None:
+        state = self.state.topics.get(topic)
+        return state.topic_id if state is not None else None
+
+    @property
+    def is_ready(self) -> bool:
+        me = self.state.nodes.get(self.node_id)
+        if not self._is_registered or me is None or me.fenced or me.incarnation != self.incarnation:
+            return False
+        leader = self.engine.leader
+        return self.engine.is_leader or (
+            leader is not None and self.liveness.is_heard(leader, self.config.session_timeout_ms)
+        )
+
+    def status(self, *, with_digest: bool = False) -> NodeStatus:
+        return NodeStatus(
+            node=self.node_id,
+            incarnation=self.incarnation,
+            is_ready=self.is_ready,
+            raft_leader=self.engine.leader,
+            raft_term=self.engine.term,
+            applied_index=self.engine.applied_index,
+            commit_index=self.engine.commit_index,
+            digest=self._machine.digest() if with_digest else "",
+            replicas=[r.status() for r in self._replicas.values()],
+        )
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self._proposer.propose(command, _clipped(timeout_ms), done)
+
+    def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        self._barriers.wait(_clipped(timeout_ms), done)
+
+    def _find(self, topic: str, partition: int) -> PartitionState:
+        state = self.state.topics.get(topic)
+        if state is None:
+            raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
+        if not 0 <= partition < len(state.partitions):
+            message = f"topic {topic!r} has partitions 0 to {len(state.partitions) - 1}, not {partition}"
+            raise SmqError(ErrorCode.UNKNOWN_PARTITION, message)
+        return state.partitions[partition]
+
+    def _with_part(
+        self, topic: str, partition: int, timeout_ms: int, done: DoneFn[T], use: Callable[[PartitionState], None]
+    ) -> None:
+        """Calls `use` with the partition; a name that is not known here is looked up again after a barrier, so
+        that what was created through another node is found."""
+
+        def attempt() -> None:
+            try:
+                use(self._find(topic, partition))
+            except SmqError as e:
+                error = e
+                self.deliver(lambda: done(error))
+
+        def after_barrier(result: LogIndex | SmqError) -> None:
+            if isinstance(result, SmqError):
+                error = result
+                self.deliver(lambda: done(error))
+            else:
+                attempt()
+
+        known = self.state.topics.get(topic)
+        if known is not None and 0 <= partition < len(known.partitions):
+            attempt()
+        else:
+            self.barrier(timeout_ms, after_barrier)
+
+    def produce(
+        self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+    ) -> None:
+        def use(part: PartitionState) -> None:
+            replica = self._replicas.get(part.pid)
+            if replica is None:
+                raise leader_error(self.node_id, self.state, part)
+            limit = int(self.state.topics[topic].config.get("max.message.bytes", self.config.batch_bytes_max))
+            replica.produce(batch, acks, _clipped(timeout_ms), limit, done)
+
+        self._with_part(topic, partition, timeout_ms, done, use)
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        done: DoneFn[Fetched],
+        min_bytes: int = 1,
+    ) -> Cancel:
+        deadline_ns = self.clock.monotonic_ns() + _clipped(max_wait_ms) * 1_000_000
+        poll: Poll | None = None
+        is_cancelled = False
+
+        def use(part: PartitionState) -> None:
+            nonlocal poll
+            if is_cancelled:
+                return
+            replica = self._replicas.get(part.pid)
+            if replica is None:
+                raise self._not_replica(part)
+            size = min(max_bytes, self.config.fetch_bytes_max)
+            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done)
+            self._reads.fetch(poll)
+
+        def cancel() -> None:
+            nonlocal is_cancelled
+            is_cancelled = True
+            if poll is not None:
+                self._reads.cancel(poll)
+
+        self._with_part(topic, partition, max(max_wait_ms, REGISTER_MS_MAX), done, use)
+        return cancel
+
+    def _not_replica(self, part: PartitionState) -> SmqError:
+        names = ", ".join(str(n) for n in part.replicas)
+        hint = self.state.nodes.get(part.leader)
+        details = ErrorDetails(leader=part.leader, leader_address=hint.grpc_address if hint is not None else None)
+        return SmqError(ErrorCode.NOT_REPLICA, f"the partition's replicas are on nodes {names}", details)
+
+    def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
+        def answer(part: PartitionState) -> PartitionRange:
+            return PartitionRange(
+                topic=topic,
+                partition=PartitionIndex(partition),
+                pid=part.pid,
+                log_start=part.log_start,
+                lso=part.lso,
+                hwm=part.hwm,
+                next_offset=part.next_offset,
+                leader=part.leader,
+                epoch=part.epoch,
+                replicas=part.replicas,
+            )
+
+        self._after_barrier(timeout_ms, done, lambda: answer(self._find(topic, partition)))
+
+    def offset_for_time(
+        self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
+    ) -> None:
+        def look_up() -> TimeOffset:
+            part = self._find(topic, partition)
+            replica = self._replicas.get(part.pid)
+            if replica is None:
+                raise self._not_replica(part)
+            return find_time(replica, kind, value)
+
+        self._after_barrier(timeout_ms, done, look_up)
+
+    def commit_offsets(
+        self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]
+    ) -> None:
+        now_ms = self.clock.wall_ns() // 1_000_000
+        command = CommitOffsets(request_id=RequestId(request_id), group=group, items=tuple(items), committed_ms=now_ms)
+        self.propose(command, timeout_ms, done)
+
+    def fetch_offsets(
+        self,
+        group: str,
+        pids: Sequence[PartitionId] | None,
+        timeout_ms: int,
+        done: DoneFn[dict[PartitionId, tuple[Offset, str]]],
+    ) -> None:
+        def look_up() -> dict[PartitionId, tuple[Offset, str]]:
+            state = self.state.groups.get(group)
+            if state is None:
+                return {}
+            wanted = state.offsets if pids is None else [pid for pid in pids if pid in state.offsets]
+            return {pid: (state.offsets[pid].offset, state.offsets[pid].metadata) for pid in wanted}
+
+        self._after_barrier(timeout_ms, done, look_up)
+
+    def _after_barrier(self, timeout_ms: int, done: DoneFn[T], look_up: Callable[[], T]) -> None:
+        """A linearizable read of the replicated state."""
+
+        def read(result: LogIndex | SmqError) -> None:
+            if isinstance(result, SmqError):
+                done(result)
+                return
+            try:
+                answer: T | SmqError = look_up()
+            except SmqError as e:
+                answer = e
+            done(answer)
+
+        self.barrier(timeout_ms, read)
+
+
+def _clipped(timeout_ms: int) -> int:
+    return max(0, min(timeout_ms, TIMEOUT_MS_MAX))

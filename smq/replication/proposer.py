@@ -1,0 +1,253 @@
+"""Carries commands to the Raft leader, wherever it is, and brings their replies back.
+
+Owns the retrying of proposals: every command either bears a request id, which makes the state machine answer a
+repetition as it did the first, or is harmless when repeated. So an attempt whose outcome is unknown is simply
+made again, until the caller's deadline. It must never report success before this node has applied the command.
+Used by the node only.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
+from smq.raft_state.commands import Barrier, Command, Rejected, Reply
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
+from smq.replication import wire
+from smq.replication.api import DoneFn
+from smq.replication.deadlines import Deadline, Deadlines
+from smq.replication.ports import Clock, Committed, Engine, ProposalLost, Rng
+
+PENDING_MAX: Final = 20_000  # proposals of one node under way: each is a waiting caller, a few hundred bytes
+COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it
+_RETRY_MS: Final = 20  # after a definite "not leader": the election it waits for takes hundreds
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    command: bytes
+    done: DoneFn[Reply]
+    deadline: Deadline | None = None
+    sent_to: NodeId | None = None  # where the current attempt is; None while it waits for a leader
+    attempt: int = 0  # answers of older attempts are ignored
+    was_sent: bool = False  # once it may have reached a log, a time-out is indefinite
+    numbers: list[int] = field(default_factory=list)  # request numbers given to the Raft leader
+
+
+def rejection(reply: Rejected) -> SmqError:
+    """The exception that a caller meets for a rejected command."""
+    lo = None if reply.lo < 0 else Offset(reply.lo)
+    hi = None if reply.hi < 0 else Offset(reply.hi)
+    return SmqError(reply.code, reply.message, ErrorDetails(lo=lo, hi=hi))
+
+
+class Proposer:
+    """Proposals of this node, and of others when this node leads Raft."""
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        engine: Engine,
+        clock: Clock,
+        rng: Rng,
+        deadlines: Deadlines,
+        send: Callable[[NodeId, wire.Message], bool],
+        deliver: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._node_id = node_id
+        self._engine = engine
+        self._clock = clock
+        self._rng = rng
+        self._deadlines = deadlines
+        self._send = send
+        self._deliver = deliver
+        # Starts at a random number, so that an answer meant for this node's last process is never taken for ours.
+        self._next_number = int.from_bytes(rng.randbytes(7), "big")
+        self._by_number: dict[int, _Pending] = {}
+        self._pending: dict[_Pending, None] = {}
+        self._unapplied: list[tuple[LogIndex, int, _Pending, Reply]] = []  # heap: committed, not yet applied here
+        self._tie = 0
+        self._retry_scheduled = False
+
+    # ------------------------------------------------------------------------------------------- callers
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        if len(self._pending) >= PENDING_MAX:
+            details = ErrorDetails(retry_after_ms=100)
+            self._finish_with(done, SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} proposals are waiting", details))
+            return
+        if getattr(command, "request_id", None) == NO_REQUEST:
+            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[call-arg] # not all have it, this one does
+        data = encode_command(command)
+        if len(data) > COMMAND_BYTES_MAX:
+            message = f"the request makes a command of {len(data)} bytes; {COMMAND_BYTES_MAX} is the most"
+            self._finish_with(done, SmqError(ErrorCode.INVALID_REQUEST, message))
+            return
+        pending = _Pending(data, done)
+        at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        pending.deadline = self._deadlines.add(at_ns, lambda: self._expire(pending))
+        self._pending[pending] = None
+        self._attempt(pending)
+
+    def _attempt(self, pending: _Pending) -> None:
+        pending.attempt += 1
+        pending.sent_to = None
+        leader = self._engine.leader
+        if self._engine.is_leader:
+            pending.sent_to = self._node_id
+            pending.was_sent = True
+            attempt = pending.attempt
+            self._engine.propose(pending.command, lambda outcome: self._on_local(pending, attempt, outcome))
+        elif leader is not None and leader != self._node_id:
+            self._next_number = (self._next_number + 1) & 0xFFFF_FFFF_FFFF_FFFF
+            if self._send(leader, wire.Propose(self._next_number, pending.command)):
+                pending.sent_to = leader
+                pending.was_sent = True
+                pending.numbers.append(self._next_number)
+                self._by_number[self._next_number] = pending
+
+    def _on_local(self, pending: _Pending, attempt: int, outcome: Committed | ProposalLost) -> None:
+        if pending not in self._pending or attempt != pending.attempt:
+            return
+        if isinstance(outcome, Committed):
+            self._conclude(pending, outcome.applied.reply)
+        else:
+            pending.sent_to = None
+            self._schedule_retry()
+
+    def _expire(self, pending: _Pending) -> None:
+        if pending in self._pending:
+            code = ErrorCode.TIMED_OUT if self._engine.leader is not None else ErrorCode.NO_QUORUM
+            where = (
+                "no Raft leader is known" if code is ErrorCode.NO_QUORUM else "the Raft leader did not answer in time"
+            )
+            self._conclude(pending, SmqError(code, where))
+
+    def _conclude(self, pending: _Pending, result: Reply | SmqError) -> None:
+        del self._pending[pending]
+        for number in pending.numbers:
+            self._by_number.pop(number, None)
+        if pending.deadline is not None:
+            pending.deadline.cancel()
+        self._finish_with(pending.done, rejection(result) if isinstance(result, Rejected) else result)
+
+    def _finish_with(self, done: DoneFn[Reply], result: Reply | SmqError) -> None:
+        self._deliver(lambda: done(result))
+
+    def close(self, error: SmqError) -> None:
+        """The node is stopping: everybody who waits is told. What was sent may still be committed."""
+        for pending in list(self._pending):
+            lost = SmqError(ErrorCode.TIMED_OUT, error.message) if pending.was_sent else error
+            self._conclude(pending, lost)
+
+    # ------------------------------------------------------------------------------------------- events
+    def _schedule_retry(self) -> None:
+        if not self._retry_scheduled:
+            self._retry_scheduled = True
+            self._clock.call_later(_RETRY_MS, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_scheduled = False
+        for pending in [p for p in self._pending if p.sent_to is None]:
+            self._attempt(pending)
+
+    def on_leader_change(self) -> None:
+        """Attempts that went elsewhere are made again at the new leader."""
+        leader = self._engine.leader
+        if leader is not None:
+            for pending in [p for p in self._pending if p.sent_to != leader]:
+                self._attempt(pending)
+
+    def on_session_close(self, peer: NodeId) -> None:
+        for pending in self._pending:
+            if pending.sent_to == peer:
+                pending.sent_to = None
+
+    def on_session_open(self, peer: NodeId) -> None:
+        if peer == self._engine.leader:
+            self._retry()
+
+    def on_applied(self, index: LogIndex) -> None:
+        while self._unapplied and self._unapplied[0][0] <= index:
+            _, _, pending, reply = heapq.heappop(self._unapplied)
+            if pending in self._pending:
+                self._conclude(pending, reply)
+
+    # ------------------------------------------------------------------------------------------- messages
+    def on_propose(self, peer: NodeId, message: wire.Propose) -> None:
+        """Another node's proposal: this node may be the Raft leader."""
+        try:
+            decode_command(message.command)  # what does not decode must never enter the log
+        except CodecError as e:
+            raise wire.WireError(f"a proposal that does not decode: {e}") from e
+
+        def answer(outcome: Committed | ProposalLost) -> None:
+            if isinstance(outcome, Committed):
+                reply = encode_reply(outcome.applied.reply)
+                self._send(peer, wire.Proposed(message.request, wire.COMMITTED, outcome.index, reply))
+            else:
+                code = wire.NOT_LEADER if outcome is ProposalLost.NOT_LEADER else wire.UNKNOWN
+                self._send(peer, wire.Proposed(message.request, code, LogIndex(0), b""))
+
+        self._engine.propose(message.command, answer)
+
+    def on_proposed(self, message: wire.Proposed) -> None:
+        pending = self._by_number.pop(message.request, None)
+        if pending is None:
+            return
+        if message.outcome != wire.COMMITTED:
+            if message.request == pending.numbers[-1]:
+                pending.sent_to = None
+                self._schedule_retry()
+            return
+        reply = decode_reply(message.reply)
+        if message.index <= self._engine.applied_index:
+            self._conclude(pending, reply)
+        else:
+            self._tie += 1
+            heapq.heappush(self._unapplied, (message.index, self._tie, pending, reply))
+
+
+class Barriers:
+    """Linearizable read points, coalesced: one Barrier in flight, everybody who came meanwhile shares the next."""
+
+    def __init__(self, *, proposer: Proposer, engine: Engine, clock: Clock) -> None:
+        self._proposer = proposer
+        self._engine = engine
+        self._clock = clock
+        self._waiting: deque[tuple[int, DoneFn[LogIndex]]] = deque()  # (deadline ns, done); bounded by callers
+        self._in_flight = False
+
+    def wait(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        self._waiting.append((self._clock.monotonic_ns() + timeout_ms * 1_000_000, done))
+        if not self._in_flight:
+            self._launch()
+
+    def _launch(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        batch = list(self._waiting)
+        self._waiting.clear()
+        self._in_flight = True
+        # The attempt lives as long as its least patient member; those with time left share the next one.
+        timeout_ns = min(at for at, _ in batch) - now_ns
+        timeout_ms = max(1, timeout_ns // 1_000_000)
+        self._proposer.propose(Barrier(), int(timeout_ms), lambda result: self._on_result(batch, result))
+
+    def _on_result(self, batch: list[tuple[int, DoneFn[LogIndex]]], result: Reply | SmqError) -> None:
+        self._in_flight = False
+        if isinstance(result, SmqError):
+            now_ns = self._clock.monotonic_ns()
+            for at_ns, done in batch:
+                if at_ns <= now_ns or result.code is ErrorCode.OVERLOADED:
+                    done(result)
+                else:
+                    self._waiting.appendleft((at_ns, done))
+        else:
+            index = self._engine.applied_index
+            for _, done in batch:
+                done(index)
+        if self._waiting and not self._in_flight:
+            self._launch()

@@ -1,0 +1,191 @@
+"""Reading for consumers: fetches, long polls, look-ups by time.
+
+Owns rule 13: a batch is served only from the right, durable, committed part of this node's log, and a node says
+OFFSET_OUT_OF_RANGE only after a read barrier, for it may know an older high water mark than the reader does.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import Offset, TsNs
+from smq.records import decode_batch, parse_header
+from smq.replication.api import DoneFn, Fetched, StoredBatch, TimeKind, TimeOffset
+from smq.replication.deadlines import Deadline
+from smq.replication.host import ReplicaHost
+from smq.replication.log_codec import StoredValue
+from smq.replication.ports import DataDamaged
+from smq.replication.proposer import Barriers
+from smq.replication.replica import Replica
+
+BARRIER_MS_MAX: Final = 5_000  # a reader that must be told "out of range" waits this long for a quorum to say so
+
+
+@dataclass(slots=True, eq=False)
+class Poll:
+    """One fetch under way."""
+
+    replica: Replica
+    offset: Offset
+    max_bytes: int
+    min_bytes: int
+    deadline_ns: int
+    done: DoneFn[Fetched]
+    confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be said
+    parked: bool = False
+    finished: bool = False
+    deadline: Deadline | None = None
+
+
+class Reads:
+    """All fetches of a node. Parked polls are bounded by the node's `fetch_waiters_max`."""
+
+    def __init__(self, host: ReplicaHost, barriers: Barriers) -> None:
+        self._host = host
+        self._barriers = barriers
+        self._parked: dict[bytes, dict[Poll, None]] = {}
+        self._parked_count = 0
+
+    # -------------------------------------------------------------------------------------- fetch
+    def fetch(self, poll: Poll) -> None:
+        """Answers now, or parks the poll until the replica has more."""
+        try:
+            self._try(poll)
+        except SmqError as e:
+            self.finish(poll, e)
+
+    def _try(self, poll: Poll) -> None:
+        replica = poll.replica
+        part = replica.part
+        if poll.offset < part.log_start or poll.offset > max(replica.log_end, part.hwm):
+            if not poll.confirmed:
+                poll.confirmed = True
+                self._confirm(poll)
+                return
+            details = ErrorDetails(lo=part.log_start, hi=part.hwm)
+            message = f"offset {poll.offset} is outside [{part.log_start}, {part.hwm}]"
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
+        batches = self._read(replica, poll.offset, poll.max_bytes)
+        is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
+        if is_enough or self._host.clock.monotonic_ns() >= poll.deadline_ns:
+            self.finish(poll, self._fetched(replica, batches))
+        else:
+            self._park(poll)
+
+    def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
+        part = replica.part
+        return Fetched(batches, part.log_start, part.hwm, part.lso)
+
+    def _read(self, replica: Replica, offset: Offset, max_bytes: int) -> list[StoredBatch]:
+        end = replica.readable_end
+        if offset >= end or offset < replica.log.log_start:
+            return []
+        try:
+            values = replica.log.read(offset, end, max_bytes, durable_only=True)
+        except DataDamaged as e:
+            raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
+        return [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in values if v.end <= end]
+
+    def _confirm(self, poll: Poll) -> None:
+        left_ns = poll.deadline_ns - self._host.clock.monotonic_ns()
+        timeout_ms = max(BARRIER_MS_MAX, left_ns // 1_000_000)
+        self._barriers.wait(int(timeout_ms), partial(self._on_confirmed, poll))
+
+    def _on_confirmed(self, poll: Poll, result: object) -> None:
+        if poll.finished:
+            return
+        if isinstance(result, SmqError):
+            self.finish(poll, result)
+        else:
+            self.fetch(poll)
+
+    # -------------------------------------------------------------------------------------- parking
+    def _park(self, poll: Poll) -> None:
+        if poll.parked:
+            return
+        if self._parked_count >= self._host.config.fetch_waiters_max:
+            details = ErrorDetails(retry_after_ms=200)
+            raise SmqError(ErrorCode.OVERLOADED, f"{self._parked_count} long polls are waiting on this node", details)
+        poll.parked = True
+        self._parked_count += 1
+        self._parked.setdefault(poll.replica.pid, {})[poll] = None
+        poll.deadline = self._host.deadlines.add(poll.deadline_ns, partial(self._expire, poll))
+
+    def _unpark(self, poll: Poll) -> None:
+        if poll.parked:
+            poll.parked = False
+            self._parked_count -= 1
+            polls = self._parked[poll.replica.pid]
+            del polls[poll]
+            if not polls:
+                del self._parked[poll.replica.pid]
+            if poll.deadline is not None:
+                poll.deadline.cancel()
+
+    def _expire(self, poll: Poll) -> None:
+        if not poll.finished:
+            poll.deadline_ns = 0
+            self.fetch(poll)
+
+    def wake(self, replica: Replica) -> None:
+        """More may be readable, or the log start has moved."""
+        polls = self._parked.get(replica.pid)
+        if not polls:
+            return
+        end, start = replica.readable_end, replica.part.log_start
+        for poll in [p for p in polls if p.offset < end or p.offset < start]:
+            self.fetch(poll)
+
+    def fail_all(self, pid: bytes, error: SmqError) -> None:
+        """The partition or the node is going away."""
+        for poll in list(self._parked.get(pid, ())):
+            self.finish(poll, error)
+
+    def finish(self, poll: Poll, result: Fetched | SmqError) -> None:
+        if poll.finished:
+            return
+        poll.finished = True
+        self._unpark(poll)
+        done = poll.done
+        self._host.deliver(lambda: done(result))
+
+    def cancel(self, poll: Poll) -> None:
+        poll.finished = True
+        self._unpark(poll)
+
+
+def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
+    """First record at or after a time, below the HWM; call it after a barrier.
+
+    Raises NOT_LEADER where this replica does not reach the HWM yet and cannot tell, DATA_DAMAGED where the batch
+    that it points to fails its checksum.
+    """
+    part = replica.part
+    end = replica.readable_end
+    try:
+        found = replica.log.find_ts_ns(value) if kind is TimeKind.TS_NS else replica.log.find_timestamp(value)
+        while found is not None and found.end <= end:
+            match = _within(found, kind, value, part.log_start)
+            if match is not None:
+                return match
+            # Only where log_start cut the batch after its matching record: the next batches decide.
+            following = replica.log.read(found.end, end, 1, durable_only=True) if found.end < end else []
+            found = following[0] if following else None
+    except DataDamaged as e:
+        raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
+    if end < part.hwm:
+        raise replica.not_leader()
+    return TimeOffset(part.hwm, TsNs(-1), -1)
+
+
+def _within(found: StoredValue, kind: TimeKind, value: int, lo: Offset) -> TimeOffset | None:
+    """The record inside a batch. A batch shares one ts_ns; only a look-up by create time decodes it."""
+    if kind is TimeKind.TS_NS:
+        return TimeOffset(Offset(max(found.base, lo)), found.ts_ns, parse_header(found.batch).base_timestamp)
+    if parse_header(found.batch).max_timestamp < value:
+        return None
+    for record in decode_batch(found.batch):
+        if record.offset >= lo and record.timestamp_ms >= value:
+            return TimeOffset(Offset(record.offset), found.ts_ns, record.timestamp_ms)
+    return None

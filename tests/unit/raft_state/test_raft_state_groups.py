@@ -1,0 +1,218 @@
+"""Committed offsets of groups, producer ids, and commands that are retried under a request id."""
+
+from dataclasses import replace
+
+import pytest
+
+from smq.raft_state import producer_ids
+from smq.raft_state.commands import (
+    AllocateProducerId,
+    Applied,
+    CommitOffsets,
+    DeleteTopic,
+    Done,
+    OffsetCommit,
+    ProducerIdAllocated,
+    Rejected,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, RequestId
+from smq.raft_state.invariants import InvariantBroken
+from smq.raft_state.limits import COMMIT_ITEMS_MAX, METADATA_BYTES_MAX, PRODUCER_EPOCH_RETIRED, default_init
+from smq.raft_state.machine import Machine
+from tests.unit.raft_state.support import Driver, cluster, commit, pid, register, rid, topic
+
+
+@pytest.fixture
+def driver() -> Driver:
+    driver = cluster()
+    driver.ok(topic(1, partitions=2))
+    return driver
+
+
+def committed(driver: Driver, group: str) -> dict[PartitionId, int]:
+    return {p: c.offset for p, c in driver.machine.state.groups[group].offsets.items()}
+
+
+# ------------------------------------------------------------------------------------------------ commits
+def test_commit_is_kept_and_a_later_one_replaces_it_even_backwards(driver: Driver) -> None:
+    assert driver.ok(commit("g", (pid(1, 0), 10), (pid(1, 1), 20))) == Done()
+    driver.ok(commit("g", (pid(1, 0), 4)))
+    assert committed(driver, "g") == {pid(1, 0): 4, pid(1, 1): 20}
+
+
+def test_commit_keeps_metadata_and_time(driver: Driver) -> None:
+    item = OffsetCommit(partition=pid(1), offset=Offset(1), metadata="é")
+    driver.ok(CommitOffsets(group="g", items=(item,), committed_ms=123))
+    entry = driver.machine.state.groups["g"].offsets[pid(1)]
+    assert (entry.metadata, entry.committed_ms) == ("é", 123)
+
+
+def test_commit_with_one_unknown_partition_commits_nothing(driver: Driver) -> None:
+    driver.refused(commit("g", (pid(1), 5), (pid(1, 2), 5)), ErrorCode.UNKNOWN_PARTITION)
+    assert "g" not in driver.machine.state.groups
+
+
+def test_commit_of_a_negative_offset_is_an_invalid_offset(driver: Driver) -> None:
+    driver.refused(commit("g", (pid(1), 5), (pid(1, 1), -1)), ErrorCode.INVALID_OFFSET)
+
+
+@pytest.mark.parametrize("group", ["", "g" * 513, "a\x00b", "a\n", "\x7f"])
+def test_bad_group_name_is_an_invalid_request(driver: Driver, group: str) -> None:
+    driver.refused(commit(group, (pid(1), 5)), ErrorCode.INVALID_REQUEST)
+
+
+def test_metadata_that_is_too_long_is_an_invalid_request(driver: Driver) -> None:
+    item = OffsetCommit(partition=pid(1), offset=Offset(1), metadata="x" * (METADATA_BYTES_MAX + 1))
+    driver.refused(CommitOffsets(group="g", items=(item,), committed_ms=1), ErrorCode.INVALID_REQUEST)
+
+
+def test_partition_named_twice_in_a_commit_is_an_invalid_request(driver: Driver) -> None:
+    driver.refused(commit("g", (pid(1), 5), (pid(1), 6)), ErrorCode.INVALID_REQUEST)
+
+
+def test_commit_of_too_many_offsets_is_limit_exceeded(driver: Driver) -> None:
+    driver.refused(commit("g", *[(pid(1), 5)] * (COMMIT_ITEMS_MAX + 1)), ErrorCode.LIMIT_EXCEEDED)
+
+
+def test_commit_of_nothing_is_done_and_makes_no_group(driver: Driver) -> None:
+    assert driver.ok(commit("g")) == Done()
+    assert driver.machine.state.groups == {}
+
+
+def test_groups_have_a_limit_that_existing_ones_do_not_meet() -> None:
+    driver = Driver()
+    driver.ok(replace(default_init("c"), groups_max=1))
+    driver.ok(register(1))
+    driver.ok(topic(1, replicas=1))
+    driver.ok(commit("a", (pid(1), 1)))
+    driver.refused(commit("b", (pid(1), 1)), ErrorCode.LIMIT_EXCEEDED)
+    driver.ok(commit("a", (pid(1), 2)))
+
+
+# ------------------------------------------------------------------------------------------------ producer ids
+def bump(producer_id: int, epoch: int) -> AllocateProducerId:
+    return AllocateProducerId(producer_id=ProducerId(producer_id), producer_epoch=ProducerEpoch(epoch))
+
+
+def allocated(producer_id: int, epoch: int) -> ProducerIdAllocated:
+    return ProducerIdAllocated(producer_id=ProducerId(producer_id), producer_epoch=ProducerEpoch(epoch))
+
+
+def test_fresh_producer_ids_ascend_in_epoch_0(driver: Driver) -> None:
+    assert [driver.ok(AllocateProducerId()) for _ in range(3)] == [allocated(n, 0) for n in range(3)]
+    assert driver.machine.state.producers == {}
+
+
+def test_producer_id_is_bumped_and_its_former_epoch_is_fenced(driver: Driver) -> None:
+    driver.ok(AllocateProducerId())
+    assert driver.ok(bump(0, 0)) == allocated(0, 1)
+    driver.refused(bump(0, 0), ErrorCode.PRODUCER_FENCED)
+    driver.refused(bump(0, 2), ErrorCode.PRODUCER_FENCED)
+    assert driver.ok(bump(0, 1)) == allocated(0, 2)
+
+
+@pytest.mark.parametrize(("producer_id", "epoch"), [(1, 0), (-2, 0), (-1, 0)])
+def test_producer_id_that_was_never_given_is_an_invalid_request(driver: Driver, producer_id: int, epoch: int) -> None:
+    driver.ok(AllocateProducerId())
+    driver.refused(bump(producer_id, epoch), ErrorCode.INVALID_REQUEST)
+
+
+def test_producer_id_out_of_epochs_is_replaced_and_stays_fenced(driver: Driver) -> None:
+    driver.ok(AllocateProducerId())
+    last = PRODUCER_EPOCH_RETIRED - 1
+    driver.machine.state.producers[ProducerId(0)] = ProducerEpoch(last)
+    assert driver.ok(bump(0, last)) == allocated(1, 0)
+    driver.refused(bump(0, last), ErrorCode.PRODUCER_FENCED)
+    driver.refused(bump(0, PRODUCER_EPOCH_RETIRED), ErrorCode.PRODUCER_FENCED)
+
+
+def test_bumped_producers_are_bounded_and_the_longest_untouched_falls_out(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_ids, "PRODUCERS_MAX", 2)
+    for _ in range(3):
+        driver.ok(AllocateProducerId())
+    driver.ok(bump(0, 0))
+    driver.ok(bump(1, 0))
+    driver.ok(bump(0, 1))
+    driver.ok(bump(2, 0))
+    assert driver.machine.state.producers == {0: 2, 2: 1}
+    driver.refused(bump(1, 1), ErrorCode.PRODUCER_FENCED)
+
+
+# ------------------------------------------------------------------------------------------------ request ids
+def test_retry_under_the_same_request_id_answers_as_the_first_and_changes_nothing(driver: Driver) -> None:
+    command = replace(topic(5, "new"), request_id=rid(1))
+    first = driver.apply(command)
+    before = driver.machine.digest()
+    again = driver.apply(command)
+    assert again == Applied(reply=first.reply)
+    assert driver.machine.digest() == before
+
+
+def test_retry_answers_as_the_first_although_the_state_has_moved_on(driver: Driver) -> None:
+    delete = DeleteTopic(name="t1", request_id=rid(1))
+    driver.ok(delete)
+    driver.ok(topic(2, "t1"))
+    assert driver.ok(delete) == Done()
+    assert "t1" in driver.machine.state.topics
+
+
+def test_rejection_is_remembered_too(driver: Driver) -> None:
+    delete = DeleteTopic(name="later", request_id=rid(1))
+    first = driver.refused(delete, ErrorCode.UNKNOWN_TOPIC)
+    driver.ok(topic(2, "later"))
+    assert driver.refused(delete, ErrorCode.UNKNOWN_TOPIC) == first
+    driver.ok(replace(delete, request_id=rid(2)))
+
+
+def test_retried_allocation_gives_the_same_producer_id(driver: Driver) -> None:
+    command = AllocateProducerId(request_id=rid(1))
+    assert driver.ok(command) == driver.ok(command) == allocated(0, 0)
+    assert driver.ok(AllocateProducerId(request_id=rid(2))) == allocated(1, 0)
+
+
+def test_reply_cache_is_bounded_and_forgets_the_oldest() -> None:
+    driver = Driver()
+    driver.ok(replace(default_init("c"), replies_max=2))
+    for n in (1, 2, 1, 3):
+        driver.ok(AllocateProducerId(request_id=rid(n)))
+    assert list(driver.machine.state.replies) == [rid(2), rid(3)]
+    assert driver.ok(AllocateProducerId(request_id=rid(1))) == allocated(3, 0)
+
+
+def test_rejection_before_init_is_not_remembered() -> None:
+    """The cluster has no cache yet; the retry after the start must succeed."""
+    driver = Driver()
+    command = AllocateProducerId(request_id=rid(1))
+    driver.refused(command, ErrorCode.NODE_NOT_READY)
+    driver.ok(default_init("c"))
+    driver.ok(command)
+
+
+def test_request_id_of_a_wrong_length_is_an_invalid_request(driver: Driver) -> None:
+    command = AllocateProducerId(request_id=RequestId(b"short"))
+    driver.refused(command, ErrorCode.INVALID_REQUEST)
+    assert driver.machine.state.replies == {}
+
+
+def test_reply_cache_survives_a_snapshot(driver: Driver) -> None:
+    command = AllocateProducerId(request_id=rid(1))
+    first = driver.ok(command)
+    restored = Driver(Machine.restore(driver.machine.snapshot()))
+    assert restored.ok(command) == first
+
+
+def test_long_user_text_is_cut_in_messages(driver: Driver) -> None:
+    reply = driver.apply(DeleteTopic(name="x" * 9000)).reply
+    assert isinstance(reply, Rejected)
+    assert len(reply.message) < 200
+
+
+# ------------------------------------------------------------------------------------------------ the index
+def test_index_applied_twice_breaks_an_invariant(driver: Driver) -> None:
+    driver.ok(AllocateProducerId())
+    driver.index -= 1
+    with pytest.raises(InvariantBroken, match="is applied after"):
+        driver.apply(AllocateProducerId())

@@ -1,0 +1,130 @@
+"""The cluster's start, and the life of nodes: who is registered, who is fenced, whose word is stale."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from smq.raft_state.commands import (
+    AdvanceLogStart,
+    AllocateProducerId,
+    Barrier,
+    Command,
+    DeleteTopic,
+    Done,
+    FenceNode,
+    UnfenceNode,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Incarnation, NodeId, Offset
+from smq.raft_state.limits import LIMIT_CAP, NODES_MAX, REPLIES_CAP, default_init
+from tests.unit.raft_state.support import Driver, advances, cluster, commit, elect, pid, register, topic
+
+
+def fence(node: int, incarnation: int = 1) -> FenceNode:
+    return FenceNode(node=NodeId(node), incarnation=Incarnation(incarnation))
+
+
+def unfence(node: int, incarnation: int = 1) -> UnfenceNode:
+    return UnfenceNode(node=NodeId(node), incarnation=Incarnation(incarnation))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        register(1),
+        fence(1),
+        unfence(1),
+        topic(1),
+        DeleteTopic(name="t1"),
+        elect(pid(1), 0, 1, 0),
+        advances(),
+        AdvanceLogStart(partition=pid(1), offset=Offset(0)),
+        AllocateProducerId(),
+        commit("g"),
+    ],
+    ids=lambda command: type(command).__name__,
+)
+def test_before_init_every_command_but_barrier_is_not_ready(command: Command) -> None:
+    driver = Driver()
+    driver.refused(command, ErrorCode.NODE_NOT_READY)
+    assert driver.ok(Barrier()) == Done()
+
+
+def test_second_init_is_already_initialized() -> None:
+    driver = cluster()
+    driver.refused(default_init("other"), ErrorCode.ALREADY_INITIALIZED)
+    assert driver.machine.state.cluster_id == "test"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cluster_id", ""),
+        ("cluster_id", "x" * 65),
+        ("topics_max", 0),
+        ("partitions_max", LIMIT_CAP + 1),
+        ("groups_max", -1),
+        ("replies_max", REPLIES_CAP + 1),
+    ],
+)
+def test_init_with_an_impossible_limit_is_an_invalid_request(field: str, value: object) -> None:
+    fields: dict[str, Any] = {field: value}
+    reply = Driver().refused(replace(default_init("c"), **fields), ErrorCode.INVALID_REQUEST)
+    assert field in reply.message
+
+
+def test_higher_incarnation_replaces_the_node_and_unfences_it() -> None:
+    driver = cluster()
+    driver.ok(fence(2))
+    driver.ok(register(2, incarnation=9, address="new:1"))
+    node = driver.machine.state.nodes[NodeId(2)]
+    assert (node.incarnation, node.grpc_address, node.fenced) == (9, "new:1", False)
+
+
+def test_same_registration_again_is_a_retry_and_unfences() -> None:
+    driver = cluster()
+    driver.ok(fence(2))
+    assert driver.ok(register(2)) == Done()
+    assert not driver.machine.state.nodes[NodeId(2)].fenced
+
+
+@pytest.mark.parametrize(("incarnation", "address"), [(4, "host:1"), (5, "elsewhere:1")])
+def test_registration_that_is_not_newer_is_a_stale_incarnation(incarnation: int, address: str) -> None:
+    driver = cluster()
+    driver.ok(register(2, incarnation=5))
+    driver.refused(register(2, incarnation=incarnation, address=address), ErrorCode.STALE_INCARNATION)
+
+
+def test_node_number_below_one_is_an_invalid_request() -> None:
+    cluster().refused(register(0), ErrorCode.INVALID_REQUEST)
+
+
+def test_address_that_is_too_long_is_an_invalid_request() -> None:
+    reply = cluster().refused(register(4, address="h" * 301), ErrorCode.INVALID_REQUEST)
+    assert "grpc_address" in reply.message
+
+
+def test_more_nodes_than_the_bound_is_limit_exceeded() -> None:
+    driver = cluster(NODES_MAX)
+    driver.refused(register(NODES_MAX + 1), ErrorCode.LIMIT_EXCEEDED)
+    driver.ok(register(NODES_MAX, incarnation=2))
+
+
+@pytest.mark.parametrize("command", [fence(7), unfence(7)], ids=["fence", "unfence"])
+def test_fencing_of_an_unknown_node_is_rejected(command: Command) -> None:
+    cluster().refused(command, ErrorCode.UNKNOWN_NODE)
+
+
+@pytest.mark.parametrize("command", [fence(1, 2), unfence(1, 2)], ids=["fence", "unfence"])
+def test_fencing_of_another_incarnation_is_rejected(command: Command) -> None:
+    """A late fence must not hit the process that has started since."""
+    cluster().refused(command, ErrorCode.STALE_INCARNATION)
+
+
+def test_fencing_twice_is_as_fencing_once() -> None:
+    driver = cluster()
+    steps: list[tuple[Command, bool]] = [(fence(1), True)] * 2 + [(unfence(1), False)] * 2
+    for command, expected in steps:
+        assert driver.ok(command) == Done()
+        assert driver.machine.state.nodes[NodeId(1)].fenced is expected

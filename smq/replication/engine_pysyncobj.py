@@ -1,0 +1,487 @@
+"""The consensus engine: pysyncobj, with everything repaired that notes/raft.md found wrong with it.
+
+The ONE file that imports pysyncobj (DESIGN section 6), pinned to 0.3.17 because the repairs go through its
+private names; a test fails when one of them moves. The library keeps: the Raft state, elections and votes, the
+first entry of a term, the command queue, and which callback waits for which index. Ours are: journal and
+snapshots (journal.py), what leaves and when (raft_outbox.py), the follower's and the leader's work on entries
+(raft_follower.py, raft_leader.py), pre-vote (raft_prevote.py), bytes (raft_codec.py), clock and random source.
+
+It must never let a callback or an exception of ours pass through the library, which swallows some and retries
+others for ever: whatever goes wrong inside a turn ends the engine through `on_fatal`. Only the composition
+root imports this file; everybody else knows the Engine port.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+
+# The library has no type hints; `_Library` below is the typed view of it.
+from pysyncobj import syncobj as library
+from pysyncobj.config import FAIL_REASON, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from smq.raft_state.ids import LogIndex, NodeId
+from smq.replication.journal import RaftJournal, Snapshot
+from smq.replication.ports import Committed, DataDamaged, ProposalLost
+from smq.replication.raft_codec import (
+    NO_OP,
+    REGULAR,
+    Append,
+    AppendReply,
+    Message,
+    PreVote,
+    PreVoteGranted,
+    RequestVote,
+    SnapshotChunk,
+    TermNotice,
+    TimeoutNow,
+    Vote,
+    encode,
+)
+from smq.replication.raft_follower import Follower
+from smq.replication.raft_leader import Leader
+from smq.replication.raft_outbox import Needs
+from smq.replication.raft_prevote import PreVoting
+from smq.replication.raft_turns import Result, TurnEngine
+from smq.replication.raft_view import EngineTiming, RaftViolation
+
+__all__ = ["EngineTiming", "PySyncObjEngine"]
+
+COMMANDS_QUEUED_MAX: Final = 50_000  # above 65,536 the library reports failure for commands it did queue (finding 19)
+APPLY_BATCH_MAX: Final = 512  # entries applied a turn, so that a long backlog does not starve the node's loop
+SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal weighs this, however few the entries
+JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept behind a snapshot so that a slow follower needs none
+_RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
+
+
+class _LibraryConstantsMoved(Exception):
+    """The installed pysyncobj is not the one this file was written for."""
+
+
+if library._COMMAND_TYPE.REGULAR != REGULAR or library._COMMAND_TYPE.NO_OP != NO_OP:
+    raise _LibraryConstantsMoved("install pysyncobj==0.3.17: its entry types are not those of our journal")
+
+
+# ----------------------------------------------------------------------------------- the library's surroundings
+class _Surroundings:
+    """What the library reads from its module globals, answered by the engine that has entered it.
+
+    Many engines live in one process in the simulation, and each has its own clock and random source.
+    """
+
+    def __init__(self) -> None:
+        self._entered: list[TurnEngine] = []
+
+    @contextmanager
+    def entered_by(self, engine: TurnEngine) -> Iterator[None]:
+        self._entered.append(engine)
+        try:
+            yield
+        finally:
+            self._entered.pop()
+
+    def monotonic(self) -> float:
+        return self._entered[-1].now()
+
+    def random(self) -> float:
+        return self._entered[-1].rng.random()
+
+    def create_journal(self, _file: None) -> RaftJournal:
+        return self._entered[-1].journal
+
+
+class _NoPoller:
+    """The library owns no socket."""
+
+    def poll(self, _timeout: float) -> None:
+        pass
+
+
+class _NoPickle:
+    """Whatever path of the library would reach pickle ends here (finding 16)."""
+
+    def loads(self, *_args: object) -> object:
+        raise RaftViolation("pysyncobj tried to unpickle something")
+
+    dumps = loads
+
+
+_surroundings = _Surroundings()
+library.monotonicTime = _surroundings.monotonic
+library.random = _surroundings
+library.createPoller = lambda _kind: _NoPoller()
+library.createJournal = _surroundings.create_journal
+library.PIPE_NOTIFIER_ENABLED = False
+library.pickle = _NoPickle()
+
+
+class _Peer(Node):  # type: ignore[misc]  # the library is untyped
+    """A node with a stable hash: the library iterates over sets of them."""
+
+    def __hash__(self) -> int:
+        return int(self._id)
+
+    def __str__(self) -> str:
+        return str(self._id)
+
+
+class _Wire(Transport):  # type: ignore[misc]  # the library is untyped
+    """Where the library's own messages come out. All others are sent by the roles."""
+
+    ready = True
+
+    def __init__(self, send: Callable[[NodeId, Message, Needs], None]) -> None:
+        super().__init__(None, None, [])
+        self._send = send
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        if message["type"] != "response_vote":
+            raise RaftViolation(f"pysyncobj tried to send {message['type']}")
+        self._send(node.id, Vote(term=message["term"]), Needs.EVERYTHING)
+        return True
+
+    def destroy(self) -> None:
+        pass
+
+
+# ------------------------------------------------------------------------------------------- the repaired library
+class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
+    """SyncObj with its faulty parts replaced; implements RaftView. Entered only within the engine's turns."""
+
+    _SyncObj__raftLeader: Node | None
+
+    def __init__(self, engine: TurnEngine, node_id: NodeId, peers: tuple[NodeId, ...]) -> None:
+        # Before the library's own: its constructor looks at every attribute of the class.
+        self._engine = engine
+        self._nodes = {peer: _Peer(peer) for peer in (*peers, node_id)}
+        self._id = node_id
+        self.peers = peers
+        self.timing = engine.timing
+        self.journal = engine.journal
+        self.follower = Follower(self)
+        self.lead = Leader(self)
+        self.prevoting = PreVoting(self)
+        self._voters: set[NodeId] = set()  # who voted for us in the present term (finding 11)
+        self._connected: set[NodeId] = set()
+        super().__init__(
+            self._nodes[node_id],
+            [self._nodes[peer] for peer in peers],
+            conf=_conf(engine.timing),
+            transport=_Wire(self.send),
+        )
+        if not peers:
+            self._SyncObj__raftElectionDeadline = 0.0  # nobody to wait for
+
+    # ----------------------------------------------------------------------------------------------- RaftView
+    @property
+    def term(self) -> int:
+        return int(self._SyncObj__raftCurrentTerm)
+
+    @property
+    def leader(self) -> NodeId | None:
+        node = self._SyncObj__raftLeader
+        return None if node is None else node.id
+
+    @property
+    def is_leader(self) -> bool:
+        return bool(self._SyncObj__raftState == library._RAFT_STATE.LEADER)
+
+    @property
+    def commit_index(self) -> int:
+        return int(self._SyncObj__raftCommitIndex)
+
+    @property
+    def applied_index(self) -> int:
+        return int(self._SyncObj__raftLastApplied)
+
+    def now(self) -> float:
+        return self._engine.now()
+
+    def is_connected(self, peer: NodeId) -> bool:
+        return peer in self._connected
+
+    def send(self, peer: NodeId, message: Message, needs: Needs = Needs.EVERYTHING) -> None:
+        if peer in self._connected:
+            self._engine.outbox.put(peer, needs, encode(message))
+
+    def adopt_term(self, term: int) -> None:
+        self._SyncObj__setCurrentTerm(term, None)
+        self._SyncObj__setState(library._RAFT_STATE.FOLLOWER)
+        self._SyncObj__raftLeader = None
+
+    def follow(self, leader: NodeId) -> None:
+        if self.leader != leader:
+            self._give_up_waiting(up_to=self.journal.last_index)
+        self.prevoting.cancel()
+        self._SyncObj__raftLeader = self._nodes[leader]
+        self._SyncObj__setState(library._RAFT_STATE.FOLLOWER)
+        self._postpone_election()
+
+    def commit_to(self, index: int) -> None:
+        if index > self.commit_index:
+            self._SyncObj__raftCommitIndex = index
+            self.journal.setRaftCommitIndex(index)
+
+    def install(self, snapshot: Snapshot) -> None:
+        self._engine.machine.restore(LogIndex(snapshot.index), snapshot.state)
+        self.journal.install(snapshot)
+        self.resume_after(snapshot)
+        self._give_up_waiting(up_to=snapshot.index)
+
+    def resume_after(self, snapshot: Snapshot) -> None:
+        """The machine holds the snapshot's state now."""
+        self._SyncObj__raftLastApplied = snapshot.index
+        self._SyncObj__raftCommitIndex = max(self.commit_index, snapshot.index)
+
+    # --------------------------------------------------------------------------------------- sessions, messages
+    def session_opened(self, peer: NodeId) -> None:
+        self._connected.add(peer)
+        self._forget_session(peer)
+        self._SyncObj__onNodeConnected(self._nodes[peer])
+
+    def session_closed(self, peer: NodeId) -> None:
+        self._connected.discard(peer)
+        self._forget_session(peer)
+        self._SyncObj__onNodeDisconnected(self._nodes[peer])
+        if self.leader == peer:
+            self._suspect_leader()
+
+    def _forget_session(self, peer: NodeId) -> None:
+        self.follower.forget_session(peer)
+        self.lead.forget_session(peer)
+
+    def _suspect_leader(self) -> None:
+        """A killed leader's sessions close at once; asking soon costs nothing where a majority still hears it."""
+        self.follower.leader_lost()
+        timing = self.timing
+        delay_ms = timing.heartbeat_ms + timing.election_timeout_min_ms * _RECONNECT_GRACE * self._engine.rng.random()
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, self.now() + delay_ms / 1000)
+
+    def receive(self, peer: NodeId, message: Message) -> None:
+        match message:
+            case Append():
+                self.follower.on_append(peer, message)
+            case AppendReply():
+                self._on_reply(peer, message)
+            case SnapshotChunk():
+                self.follower.on_chunk(peer, message)
+            case RequestVote():
+                self._on_request_vote(peer, message)
+            case Vote():
+                self._on_vote(peer, message)
+            case PreVote():
+                if self.prevoting.would_vote(peer, message, self.follower.heard_at):
+                    self.send(peer, PreVoteGranted(term=message.term))
+            case PreVoteGranted():
+                if not self.is_leader and self.prevoting.on_granted(peer, message):
+                    self._stand_for_election()
+            case TermNotice():
+                self._on_term(message.term)
+            case TimeoutNow():
+                if message.term == self.term and peer == self.leader:
+                    self._stand_for_election()
+
+    def _on_term(self, term: int) -> None:
+        if term > self.term:
+            self.adopt_term(term)
+
+    def _on_reply(self, peer: NodeId, m: AppendReply) -> None:
+        self._on_term(m.term)
+        if self.is_leader and m.term == self.term:
+            self.lead.on_reply(peer, m)
+
+    def _on_request_vote(self, peer: NodeId, m: RequestVote) -> None:
+        if m.term < self.term:
+            self.send(peer, TermNotice(term=self.term))
+            return
+        self._to_library(
+            peer,
+            {"type": "request_vote", "term": m.term, "last_log_index": m.last_index, "last_log_term": m.last_term},
+        )
+
+    def _on_vote(self, peer: NodeId, m: Vote) -> None:
+        if self._counts_vote(peer, m):
+            self._voters.add(peer)
+            self._to_library(peer, {"type": "response_vote", "term": m.term})
+
+    def _counts_vote(self, peer: NodeId, m: Vote) -> bool:
+        """A vote of the present term, once a voter."""
+        return m.term == self.term and peer not in self._voters
+
+    def _to_library(self, peer: NodeId, message: dict[str, Any]) -> None:
+        self._SyncObj__onMessageReceived(self._nodes[peer], message)
+
+    # ------------------------------------------------------------------------------------------------ elections
+    def _ask_for_election(self) -> None:
+        """The election deadline has passed: pre-vote first."""
+        self._postpone_election()
+        self._SyncObj__raftLeader = None
+        self.follower.leader_lost()
+        if self.peers:
+            self.prevoting.begin()
+        else:
+            self._stand_for_election()
+
+    def _stand_for_election(self) -> None:
+        """The library's own election (its _onTick), which can only be reached there by a passed deadline."""
+        self.prevoting.cancel()
+        self._postpone_election()
+        self._SyncObj__raftLeader = None
+        self._SyncObj__setState(library._RAFT_STATE.CANDIDATE)
+        self._SyncObj__setCurrentTerm(self.term + 1, self._id)
+        self._SyncObj__votesCount = 1
+        self._voters = set()
+        request = RequestVote(term=self.term, last_index=self.journal.last_index, last_term=self.journal.last_term)
+        for peer in self.peers:
+            self.send(peer, request)
+        if not self.peers:
+            self._SyncObj__onBecomeLeader()
+
+    def _postpone_election(self) -> None:
+        self._SyncObj__raftElectionDeadline = self.now() + self._SyncObj__generateRaftTimeout()
+
+    # ------------------------------------------------------------- what the library calls and must not do its way
+    def _SyncObj__onBecomeLeader(self) -> None:
+        self.lead.begin()
+        super()._SyncObj__onBecomeLeader()
+
+    def _SyncObj__setState(self, newState: int) -> None:
+        if self.is_leader and newState != library._RAFT_STATE.LEADER:
+            self._postpone_election()  # else the deadline of the time before it led would be long past
+        super()._SyncObj__setState(newState)
+
+    def _SyncObj__sendAppendEntries(self) -> None:
+        self.lead.send(is_forced=True)
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> None:
+        raise RaftViolation("entries are applied by _apply_committed")
+
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> None:
+        """Membership is not the library's (finding 14)."""
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
+        raise RaftViolation("snapshots are installed by the follower's role")
+
+    # -------------------------------------------------------------------------------------------------- the turn
+    def queue_command(self, command: bytes, on_result: Callable[[Result], None]) -> None:
+        self._applyCommand(command, lambda result, reason: on_result(_result(result, reason)), REGULAR)
+
+    def hand_over(self, to: NodeId | None) -> None:
+        self.lead.hand_over(to)
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:
+        raise RaftViolation("the engine's turns call `run`")
+
+    def run(self) -> None:
+        if self.is_leader:
+            self.lead.advance_commit()
+            if not self.lead.hears_majority():
+                self.adopt_term(self.term)
+        elif self._SyncObj__raftElectionDeadline < self.now() and self._SyncObj__connectedToAnyone():
+            self._ask_for_election()
+        self._apply_committed()
+        self._checkCommandsToApply()
+        if self.is_leader:
+            self.lead.send()
+        self._compact_journal()
+
+    def _checkCommandsToApply(self) -> None:
+        """Queued commands enter the journal, at the leader only: nothing is ever forwarded (finding 10)."""
+        if self.is_leader and not self.lead.is_handing_over:
+            super()._checkCommandsToApply()
+            return
+        for _, callback in self._queued_commands():
+            callback(None, FAIL_REASON.NOT_LEADER)
+
+    def _queued_commands(self) -> Iterator[tuple[bytes, Callable[[object, int], None]]]:
+        queue = self._SyncObj__commandsQueue
+        while True:
+            try:
+                yield queue.get_nowait()
+            except library.Queue.Empty:
+                return
+
+    @property
+    def has_backlog(self) -> bool:
+        return self.applied_index < self.commit_index
+
+    def _apply_committed(self) -> None:
+        count = min(self.commit_index - self.applied_index, APPLY_BATCH_MAX)
+        if count <= 0:
+            return
+        waiting = self._SyncObj__commandsWaitingCommit
+        for entry, index, term in self.journal.entries_from(self.applied_index + 1, count_max=count):
+            applied = self._apply_entry(index, entry)
+            self._SyncObj__raftLastApplied = index
+            for waiting_term, callback in waiting.pop(index, ()):
+                is_ours = waiting_term == term
+                callback((index, applied), FAIL_REASON.SUCCESS if is_ours else FAIL_REASON.DISCARDED)
+
+    def _apply_entry(self, index: int, entry: bytes) -> object:
+        if entry[0] == REGULAR:
+            return self._engine.machine.apply(LogIndex(index), entry[1:])
+        if entry[0] != NO_OP:
+            raise DataDamaged(f"raft_log, index {index}: entry type {entry[0]} is unknown to this version")
+        return None
+
+    def _give_up_waiting(self, *, up_to: int) -> None:
+        """Another node leads: whether what waits for a commit will get it is its business now."""
+        waiting = self._SyncObj__commandsWaitingCommit
+        for index in sorted(waiting):
+            if index <= up_to:
+                for _, callback in waiting.pop(index):
+                    callback(None, FAIL_REASON.LEADER_CHANGED)
+
+    def _compact_journal(self) -> None:
+        """A snapshot every so many entries or bytes, and the journal cut behind it, in one submission."""
+        index, journal = self.applied_index, self.journal
+        taken = journal.snapshot.index if journal.snapshot else 1
+        if index - taken < self.timing.snapshot_entries and (
+            journal.size_bytes < SNAPSHOT_JOURNAL_BYTES or index == taken
+        ):
+            return
+        snapshot = Snapshot(index=index, term=journal.term_at(index), state=self._engine.machine.snapshot())
+        first_kept = max(journal.first_index, index - self.timing.snapshot_entries // 4)
+        if journal.size_bytes > JOURNAL_KEPT_BYTES:
+            first_kept = index
+        journal.compact(snapshot, first_kept)
+
+
+def _conf(timing: EngineTiming) -> SyncObjConf:
+    """No option here may switch a faulty path of the library back on."""
+    return SyncObjConf(
+        autoTick=False,
+        appendEntriesUseBatch=True,
+        appendEntriesPeriod=timing.heartbeat_ms / 1000,
+        raftMinTimeout=timing.election_timeout_min_ms / 1000,
+        raftMaxTimeout=timing.election_timeout_max_ms / 1000,
+        connectionTimeout=timing.election_timeout_max_ms / 1000,
+        leaderFallbackTimeout=timing.leader_fallback_ms / 1000,
+        commandsQueueSize=COMMANDS_QUEUED_MAX,
+        dynamicMembershipChange=False,
+        useFork=False,
+        journalFile=None,
+        fullDumpFile=None,
+        password=None,
+    )
+
+
+def _result(result: Any, reason: int) -> Result:
+    """What the library says of a proposal, in the port's words."""
+    if reason == FAIL_REASON.SUCCESS:
+        index, applied = result
+        return Committed(LogIndex(index), applied)
+    if reason in (FAIL_REASON.NOT_LEADER, FAIL_REASON.QUEUE_FULL):
+        return ProposalLost.NOT_LEADER
+    return ProposalLost.UNKNOWN
+
+
+class PySyncObjEngine(TurnEngine):
+    """The Engine port on pysyncobj."""
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        return _surroundings.entered_by(self)
+
+    def _create_core(self, node_id: NodeId, peers: tuple[NodeId, ...]) -> _Library:
+        return _Library(self, node_id, peers)

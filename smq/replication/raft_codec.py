@@ -1,0 +1,243 @@
+"""The messages of Raft between two nodes, and their bytes.
+
+Owns the wire form of Raft's own CONTROL messages: one kind byte, a fixed header, then raw bytes. There is no
+pickle and nothing in a message is ever executed; whatever does not decode to the last byte is refused with
+MalformedMessage. It must never do I/O or hold state. The engine and its roles import it.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from smq.replication.ports import Buffer
+
+NUMBER_MAX: Final = 1 << 62  # terms and indexes beyond it are noise: at a million a second it takes 146,000 years
+COMMAND_BYTES_MAX: Final = 1 << 20  # one entry fits one message whole, so there is no path that cuts entries up
+ENTRY_BYTES_MAX: Final = COMMAND_BYTES_MAX + 1  # the type byte
+SNAPSHOT_BYTES_MAX: Final = 1 << 30  # a receiver assembles it in memory; 10,000 partitions take about 2 MiB
+
+REGULAR: Final = 0  # an entry's first byte: a command of the state machine follows
+NO_OP: Final = 1  # an entry's only byte: a new leader's first entry
+ENTRY_TYPES: Final = (REGULAR, NO_OP)
+
+
+class MalformedMessage(Exception):
+    """The bytes are no message of ours. Nothing of them was used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestVote:
+    term: int
+    last_index: int
+    last_term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """Granted. A refusal is silence, or a TermNotice."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreVote:
+    """Would you vote for me in `term`? Changes nothing at either side."""
+
+    term: int
+    last_index: int
+    last_term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreVoteGranted:
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermNotice:
+    """Your message was of an older term; mine is this."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutNow:
+    """Stand for election at once: your leader hands over."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Entries prev_index + 1 and on. `number` grows by one with each message of a leadership."""
+
+    term: int
+    number: int
+    commit: int
+    prev_index: int
+    prev_term: int
+    entries: Sequence[tuple[int, bytes]]  # (term, type byte and command)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotChunk:
+    """`size` and `crc` are those of the whole snapshot (see journal.Snapshot.crc)."""
+
+    term: int
+    number: int
+    index: int
+    index_term: int
+    size: int
+    crc: int
+    offset: int
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendReply:
+    """Answers the Append or SnapshotChunk with this number.
+
+    success: everything below next_index matches the leader's log and is durable here. reset: it did not fit,
+    send from next_index. Neither: received, go on (a chunk).
+    """
+
+    term: int
+    number: int
+    next_index: int
+    success: bool
+    reset: bool
+
+
+Message: TypeAlias = (
+    RequestVote | Vote | PreVote | PreVoteGranted | TermNotice | TimeoutNow | Append | SnapshotChunk | AppendReply
+)
+
+_KIND_REQUEST_VOTE: Final = 1
+_KIND_PRE_VOTE: Final = 2
+_KIND_VOTE: Final = 3
+_KIND_PRE_VOTE_GRANTED: Final = 4
+_KIND_TERM_NOTICE: Final = 5
+_KIND_TIMEOUT_NOW: Final = 6
+_KIND_APPEND: Final = 7
+_KIND_CHUNK: Final = 8
+_KIND_REPLY: Final = 9
+
+_ELECTION = struct.Struct(">BQQQ")  # kind, term, last index, last term
+_TERM = struct.Struct(">BQ")  # kind, term
+_APPEND = struct.Struct(">BQQQQQI")  # kind, term, number, commit, prev index, prev term, count of entries
+_ENTRY = struct.Struct(">QI")  # term, length
+_CHUNK = struct.Struct(">BQQQQQIQ")  # kind, term, number, index, its term, size, crc, offset
+_REPLY = struct.Struct(">BQQQBB")  # kind, term, number, next index, success, reset
+
+_ELECTION_KINDS: Final[dict[int, type[RequestVote] | type[PreVote]]] = {
+    _KIND_REQUEST_VOTE: RequestVote,
+    _KIND_PRE_VOTE: PreVote,
+}
+_TERM_KINDS: Final[dict[int, type[Vote] | type[PreVoteGranted] | type[TermNotice] | type[TimeoutNow]]] = {
+    _KIND_VOTE: Vote,
+    _KIND_PRE_VOTE_GRANTED: PreVoteGranted,
+    _KIND_TERM_NOTICE: TermNotice,
+    _KIND_TIMEOUT_NOW: TimeoutNow,
+}
+_KIND_OF: Final[dict[type, int]] = {kind: number for number, kind in (_ELECTION_KINDS | _TERM_KINDS).items()}
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The parts of one message, to be sent one behind another."""
+    match message:
+        case Append():
+            return [_encode_append(message)]
+        case AppendReply():
+            m = message
+            return [_REPLY.pack(_KIND_REPLY, m.term, m.number, m.next_index, m.success, m.reset)]
+        case SnapshotChunk():
+            m = message
+            head = _CHUNK.pack(_KIND_CHUNK, m.term, m.number, m.index, m.index_term, m.size, m.crc, m.offset)
+            return [head, m.data]
+        case RequestVote() | PreVote():
+            m = message
+            return [_ELECTION.pack(_KIND_OF[type(m)], m.term, m.last_index, m.last_term)]
+        case _:
+            return [_TERM.pack(_KIND_OF[type(message)], message.term)]
+
+
+def _encode_append(m: Append) -> bytes:
+    parts = [_APPEND.pack(_KIND_APPEND, m.term, m.number, m.commit, m.prev_index, m.prev_term, len(m.entries))]
+    for term, entry in m.entries:
+        parts.append(_ENTRY.pack(term, len(entry)))
+        parts.append(entry)
+    return b"".join(parts)
+
+
+def decode(payload: Buffer) -> Message:
+    """Inverse of `encode`, of one whole message. MalformedMessage for anything else."""
+    view = memoryview(payload)
+    if not view:
+        raise MalformedMessage("an empty message")
+    kind = view[0]
+    try:
+        if kind == _KIND_APPEND:
+            return _decode_append(view)
+        if kind == _KIND_REPLY:
+            return _decode_reply(view)
+        if kind == _KIND_CHUNK:
+            return _decode_chunk(view)
+        if kind in _ELECTION_KINDS:
+            _, term, last_index, last_term = _ELECTION.unpack(view)
+            _check_numbers(term, last_index, last_term)
+            return _ELECTION_KINDS[kind](term=term, last_index=last_index, last_term=last_term)
+        if kind in _TERM_KINDS:
+            _, term = _TERM.unpack(view)
+            _check_numbers(term)
+            return _TERM_KINDS[kind](term=term)
+    except struct.error as e:
+        raise MalformedMessage(f"message of kind {kind} with {len(view)} bytes: {e}") from e
+    raise MalformedMessage(f"message of unknown kind {kind}")
+
+
+def _decode_append(view: memoryview) -> Append:
+    _, term, number, commit, prev_index, prev_term, count = _APPEND.unpack_from(view)
+    _check_numbers(term, number, commit, prev_index, prev_term)
+    if count * (_ENTRY.size + 1) > len(view) - _APPEND.size:
+        raise MalformedMessage(f"{count} entries do not fit {len(view)} bytes")
+    entries = []
+    at = _APPEND.size
+    for _ in range(count):
+        entry_term, length = _ENTRY.unpack_from(view, at)
+        at += _ENTRY.size
+        if not 1 <= length <= ENTRY_BYTES_MAX or at + length > len(view):
+            raise MalformedMessage(f"an entry of {length} bytes")
+        # A copy, because the journal keeps it and must not pin the whole message.
+        entry = bytes(view[at : at + length])
+        at += length
+        if entry[0] not in ENTRY_TYPES or not prev_term <= entry_term <= term:
+            raise MalformedMessage(f"an entry of type {entry[0]} and term {entry_term}")
+        entries.append((entry_term, entry))
+    if at != len(view):
+        raise MalformedMessage(f"{len(view) - at} bytes after the last entry")
+    return Append(term=term, number=number, commit=commit, prev_index=prev_index, prev_term=prev_term, entries=entries)
+
+
+def _decode_chunk(view: memoryview) -> SnapshotChunk:
+    _, term, number, index, index_term, size, crc, offset = _CHUNK.unpack_from(view)
+    _check_numbers(term, number, index, index_term)
+    data = view[_CHUNK.size :]
+    if size > SNAPSHOT_BYTES_MAX or offset + len(data) > size:
+        raise MalformedMessage(f"{len(data)} bytes at {offset} of a snapshot of {size}")
+    return SnapshotChunk(
+        term=term, number=number, index=index, index_term=index_term, size=size, crc=crc, offset=offset, data=data
+    )
+
+
+def _decode_reply(view: memoryview) -> AppendReply:
+    _, term, number, next_index, success, reset = _REPLY.unpack(view)
+    _check_numbers(term, number, next_index)
+    if success > 1 or reset > 1:
+        raise MalformedMessage("a flag is 0 or 1")
+    return AppendReply(term=term, number=number, next_index=next_index, success=bool(success), reset=bool(reset))
+
+
+def _check_numbers(*numbers: int) -> None:
+    if max(numbers) > NUMBER_MAX:
+        raise MalformedMessage(f"{max(numbers)} is no term or index")

@@ -1,0 +1,114 @@
+"""Records out of stored batches, under a cap: what was compressed to harm is refused before it is in memory.
+
+Owns the bounded decompression in front of smq.records.decode_batch. The codecs' own libraries are called here and
+nowhere else in the server. Only services that must look at records import it.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import cramjam
+
+from smq.coordinator.limits import DECODED_BATCH_BYTES_MAX
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.records import (
+    CODEC_MASK,
+    CODECS,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    BatchCorrupt,
+    BatchHeader,
+    Record,
+    decode_batch,
+    parse_header,
+)
+
+_FIRST_GUESS_BYTES: Final = 64 << 10
+_GUESS_FACTOR: Final = 4  # how much larger the next attempt's buffer is
+_XERIAL_HEADER: Final = b"\x82SNAPPY\x00"  # Java's framing of snappy, which Kafka's clients use
+_XERIAL_HEADER_BYTES: Final = 16
+_LENGTH_AT: Final = 8
+_ATTRIBUTES_AT: Final = 21
+
+_Into = Callable[[memoryview, bytearray], int]
+
+
+def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> Iterator[Record]:
+    """As `decode_batch`; LIMIT_EXCEEDED where the records would take more than `bytes_max` uncompressed."""
+    header = parse_header(batch)
+    if header.codec == CODECS["none"]:
+        return decode_batch(batch)
+    plain = _decompress(header, batch[HEADER_BYTES:], bytes_max)
+    head = bytearray(batch[:HEADER_BYTES])
+    struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES + len(plain) - LENGTH_OVERHEAD)
+    struct.pack_into(">h", head, _ATTRIBUTES_AT, header.attributes & ~CODEC_MASK)
+    return decode_batch(bytes(head) + plain)
+
+
+def _decompress(header: BatchHeader, body: memoryview, bytes_max: int) -> bytes:
+    try:
+        if header.codec == CODECS["gzip"]:
+            return _gunzip(body, bytes_max)
+        if header.codec == CODECS["snappy"]:
+            return _unsnappy(body, bytes_max)
+        module = cramjam.lz4 if header.codec == CODECS["lz4"] else cramjam.zstd
+        return _by_guessing(module.decompress_into, body, bytes_max)
+    except (zlib.error, cramjam.DecompressionError, struct.error) as e:
+        raise BatchCorrupt(f"the batch at offset {header.base_offset} does not decompress: {e}") from e
+
+
+def _too_large(bytes_max: int) -> SmqError:
+    return SmqError(
+        ErrorCode.LIMIT_EXCEEDED, f"a batch takes more than {bytes_max} bytes uncompressed; fetch it raw instead"
+    )
+
+
+def _gunzip(body: memoryview, bytes_max: int) -> bytes:
+    out = bytearray()
+    rest: bytes | memoryview = body
+    while rest:  # a gzip stream may have several members
+        member = zlib.decompressobj(wbits=31)
+        out += member.decompress(rest, bytes_max + 1 - len(out))
+        if len(out) > bytes_max:
+            raise _too_large(bytes_max)
+        if not member.eof:
+            raise zlib.error("the stream is cut")
+        rest = member.unused_data
+    return bytes(out)
+
+
+def _unsnappy(body: memoryview, bytes_max: int) -> bytes:
+    if bytes(body[: len(_XERIAL_HEADER)]) != _XERIAL_HEADER:
+        return _unsnappy_block(body, bytes_max)
+    out = bytearray()
+    at = _XERIAL_HEADER_BYTES
+    while at < len(body):
+        (size,) = struct.unpack_from(">i", body, at)
+        if size < 0 or at + 4 + size > len(body):
+            raise struct.error("a snappy block is cut")
+        out += _unsnappy_block(body[at + 4 : at + 4 + size], bytes_max - len(out))
+        at += 4 + size
+    return bytes(out)
+
+
+def _unsnappy_block(block: memoryview, bytes_max: int) -> bytes:
+    if cramjam.snappy.decompress_raw_len(block) > bytes_max:
+        raise _too_large(bytes_max)
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _by_guessing(into: _Into, body: memoryview, bytes_max: int) -> bytes:
+    """lz4 and zstd need not say how long their output is: try with growing buffers, the cap being the last."""
+    size = min(max(_FIRST_GUESS_BYTES, _GUESS_FACTOR * len(body)), bytes_max)
+    while True:
+        buffer = bytearray(size)
+        try:
+            return bytes(memoryview(buffer)[: into(body, buffer)])
+        except cramjam.DecompressionError as e:
+            if "whole buffer" not in str(e):
+                raise
+            if size >= bytes_max:
+                raise _too_large(bytes_max) from None
+            size = min(size * _GUESS_FACTOR, bytes_max)

@@ -1,0 +1,54 @@
+"""Every bound of the server, each with its reason. Constants only; the whole of smq.coordinator may import it."""
+
+from typing import Final
+
+MIB: Final = 1 << 20
+
+# A batch may be configured up to 100 MiB (DESIGN 9). gRPC fails a whole stream for a message beyond its limit, so
+# the limit lies above what we refuse ourselves, with a typed answer to that one request.
+GRPC_MESSAGE_BYTES_MAX: Final = 101 * MIB
+REQUEST_BYTES_DEFAULT: Final = 8 * MIB  # a request, unless configured otherwise
+REQUEST_BYTES_MAX: Final = 100 * MIB
+
+# One HTTP/2 connection multiplexes a client process: one subscription per partition of a large topic fits.
+GRPC_STREAMS_PER_CONNECTION_MAX: Final = 1024
+GRPC_KEEPALIVE_MS: Final = 10_000  # a dead client's streams end within about half a minute
+GRPC_KEEPALIVE_TIMEOUT_MS: Final = 20_000
+GRPC_CLIENT_PING_INTERVAL_MS_MIN: Final = 5_000  # what a client may ping: below gRPC's default of 5 min, ours use 10 s
+GRPC_SHUTDOWN_GRACE_S: Final = 2.0  # after draining: enough to answer, not to hang
+
+# One publishing stream: past either bound the stream is not read, and HTTP/2 flow control slows the client down.
+PUBLISH_INFLIGHT_PER_STREAM_MAX: Final = 1024
+PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX: Final = 32 * MIB
+PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX: Final = 256 * MIB
+
+PUBLISH_SESSIONS_MAX: Final = 10_000  # a few hundred bytes each; the idlest goes when there is one more
+SUBSCRIPTIONS_MAX: Final = 10_000  # each is a stream with at most one response in memory
+SESSION_ID_CHARS_MAX: Final = 256  # a name, not a document
+
+FETCH_PARTITIONS_MAX: Final = 1_000  # of one request; a topic of more is fetched by several
+FETCH_PARTITION_BYTES_DEFAULT: Final = MIB
+FETCH_CONCURRENCY: Final = 8  # reads of one request at a time: overshoots the byte cap by 8 batches at most
+FETCH_WAIT_MS_MAX: Final = 60_000  # a longer poll is told empty and asks again
+LIST_OFFSETS_MAX: Final = 1_000
+COMMIT_ITEMS_MAX: Final = 10_000  # one Raft entry; ~100 bytes an item
+
+SUBSCRIBE_BYTES_DEFAULT: Final = MIB
+SUBSCRIBE_POLL_MS: Final = 30_000  # how long one long poll of a subscription parks; it then polls again
+SUBSCRIBE_SEEKS_QUEUED_MAX: Final = 64  # control messages read ahead of the sender
+DECODE_CHUNK_RECORDS: Final = 500  # decoded before others get the loop: about a millisecond
+
+# The largest batch (100 MiB) uncompressed, or a default batch of 1 MiB that shrank 128-fold. What expands beyond
+# is meant to harm; it can be fetched raw.
+DECODED_BATCH_BYTES_MAX: Final = 128 * MIB
+
+TIMEOUT_MS_DEFAULT: Final = 30_000
+TIMEOUT_MS_MAX: Final = 300_000
+TIMEOUT_GRACE_MS: Final = 2_000  # the node answers by its own deadline; past this we answer for it
+DEADLINE_SLACK_MS: Final = 100  # our typed error leaves this long before the client's own deadline
+
+DRAIN_MS: Final = 5_000  # SIGTERM: leaderships are handed over, or left to the others
+PARTITION_COUNT_MAX: Final = 10_000  # one topic's; a sanity bound before the replicated limit
+METRICS_PARTITIONS_MAX: Final = 10_000  # series beyond would make a scrape larger than a batch
+
+HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing posts here

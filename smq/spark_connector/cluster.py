@@ -16,6 +16,7 @@ import grpc
 from smq.clients.errors import error_from_detail, error_from_rpc
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc as pb_grpc
+from smq.clients.retry import Backoff
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import ReadError
 from smq.spark_connector.planning import PartitionKey
@@ -24,8 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 10.0  # a node that answers nothing this long is taken for dead, and another is asked
-PAUSE_S_MIN: Final = 0.05
-PAUSE_S_MAX: Final = 1.0
+BACKOFF: Final = Backoff(first_ms=50.0, max_ms=1000.0)  # tasks are many and in no hurry
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 128 << 20),  # a batch comes whole, and may be configured up to 100 MiB
     ("grpc.enable_http_proxy", 0),  # the nodes are in this network; a web proxy of the environment is not meant
@@ -133,9 +133,8 @@ class Patience:
         if time.monotonic() >= self._give_up_at:
             reasons = "; ".join(f"{address}: {error}" for address, error in self._errors.items())
             raise ReadError(f"{what} within {self._timeout_s:g} s ({reasons or 'no node had anything new'})")
-        longest = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** min(self._pauses, 10))
         self._pauses += 1
-        time.sleep(longest * (0.5 + random.random() / 2))
+        time.sleep(BACKOFF.delay_ms(self._pauses, random.random) / 1000)
 
 
 def as_smq_error(error: grpc.RpcError | SmqError, address: str) -> SmqError:

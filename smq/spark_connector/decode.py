@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from smq.records import TIMESTAMP_TYPE_MASK, BatchCorrupt, BatchHeader
@@ -84,13 +83,16 @@ class Decoder:
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Whatever is left, in pieces of at most ROWS_PER_BATCH rows."""
+        """Whatever is left, in equal pieces of at most twice ROWS_PER_BATCH rows (a batch that passes the limit by
+        a little is not worth a second, tiny one)."""
         block, self._block = self._block, Block()
         if not block.rows:
             return
         whole = self._build(block)
-        for start in range(0, block.rows, ROWS_PER_BATCH):
-            yield whole.slice(start, ROWS_PER_BATCH)
+        pieces = -(-block.rows // (2 * ROWS_PER_BATCH))
+        size = -(-block.rows // pieces)
+        for start in range(0, block.rows, size):
+            yield whole.slice(start, size)
 
     def _add_dense(self, raw: RawBatch, lo: int, hi: int) -> None:
         """The usual batch: no offset is missing, so that the range is a slice and offsets need no decoding."""
@@ -112,7 +114,7 @@ class Decoder:
         header = raw.header
         try:
             kept = [r for r in DefaultRecordBatch(raw.data) if lo <= r.offset < hi]
-        except _DECODE_ERRORS as e:
+        except Exception as e:  # gzip, zlib, cramjam, struct and aiokafka each raise errors of their own
             raise _undecodable(header, e) from e
         if self._needs_records:
             headers: list[HeaderPairs | None] = [list(r.headers) or None for r in kept] if self._needs_headers else []
@@ -139,7 +141,7 @@ class Decoder:
                     add_key(r.key)
                     add_value(r.value)
                     add_timestamp(r.timestamp)
-        except _DECODE_ERRORS as e:
+        except Exception as e:  # gzip, zlib, cramjam, struct and aiokafka each raise errors of their own
             raise _undecodable(raw.header, e) from e
         return keys, values, timestamps, headers
 
@@ -202,7 +204,6 @@ _BUILDERS: Final[dict[str, Callable[[Decoder, Block, Ints], Any]]] = {
     "ts_ns": _run(2),
     "epoch": _run(3),
 }
-_DECODE_ERRORS: Final = (CorruptRecordException, ValueError, OverflowError)
 
 
 def _undecodable(header: BatchHeader, error: Exception) -> BatchCorrupt:

@@ -1,0 +1,158 @@
+"""From options to tasks: which offsets are read, and that each of them is read by exactly one task."""
+
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.spark_connector.errors import DataLossError, OptionError
+from smq.spark_connector.options import ReadOptions, read_options
+from smq.spark_connector.planning import (
+    MERGED_RECORDS_MAX,
+    SLICES_MAX,
+    PartitionView,
+    Range,
+    SmqSlice,
+    plan_slices,
+    resolve_ranges,
+    select_partitions,
+)
+
+NODES = ("a:1", "b:1", "c:1")
+
+
+def options(**more: str) -> ReadOptions:
+    base = {"servers": "h:1"} if "assign" in more else {"servers": "h:1", "subscribe": "t"}
+    return read_options({**base, **{k.lower(): v for k, v in more.items()}})
+
+
+def span(lo: int, hi: int, partition: int = 0, topic: str = "t") -> Range:
+    return Range(topic=topic, partition=partition, lo=lo, hi=hi, replicas=NODES)
+
+
+def views(*ends: tuple[int, int]) -> dict[tuple[str, int], PartitionView]:
+    return {("t", i): PartitionView(lo=lo, hi=hi, replicas=NODES) for i, (lo, hi) in enumerate(ends)}
+
+
+def bounds(ranges: list[Range]) -> list[tuple[int, int, int]]:
+    return [(r.partition, r.lo, r.hi) for r in ranges]
+
+
+# ------------------------------------------------------------------------------------------------ ranges
+def test_defaults_read_all_there_is() -> None:
+    assert bounds(resolve_ranges(options(), views((0, 10), (5, 7)))) == [(0, 0, 10), (1, 5, 7)]
+
+
+def test_empty_partitions_are_left_out() -> None:
+    assert bounds(resolve_ranges(options(), views((4, 4), (0, 1)))) == [(1, 0, 1)]
+
+
+def test_json_offsets_and_marks_together() -> None:
+    chosen = options(startingOffsets='{"t":{"0":3,"1":-2}}', endingOffsets='{"t":{"0":-1,"1":6}}')
+    assert bounds(resolve_ranges(chosen, views((0, 10), (5, 7)))) == [(0, 3, 10), (1, 5, 6)]
+
+
+@pytest.mark.parametrize("json", ['{"t":{"0":1}}', '{"t":{"0":1,"1":1,"2":1}}', '{"u":{"0":1,"1":1}}', "{}"])
+def test_json_that_names_other_partitions_than_are_read_is_refused(json: str) -> None:
+    with pytest.raises(OptionError, match="must name every partition that is read"):
+        resolve_ranges(options(startingOffsets=json), views((0, 9), (0, 9)))
+
+
+def test_start_beyond_end_is_refused() -> None:
+    chosen = options(startingOffsets='{"t":{"0":5}}', endingOffsets='{"t":{"0":4}}')
+    with pytest.raises(OptionError, match="swap them"):
+        resolve_ranges(chosen, views((0, 9)))
+
+
+@pytest.mark.parametrize("start", [1, 10])
+def test_start_outside_of_the_log_is_data_loss(start: int) -> None:
+    chosen = options(startingOffsets=f'{{"t":{{"0":{start}}}}}')
+    with pytest.raises(DataLossError, match=rf"startingOffsets {start} of t-0 is outside of \[2, 9\]"):
+        resolve_ranges(chosen, views((2, 9)))
+
+
+def test_end_beyond_the_high_water_mark_is_data_loss() -> None:
+    with pytest.raises(DataLossError, match=r"endingOffsets 10 of t-0 is outside of \[2, 9\]"):
+        resolve_ranges(options(endingOffsets='{"t":{"0":10}}'), views((2, 9)))
+
+
+def test_offsets_outside_are_clamped_where_data_loss_is_accepted() -> None:
+    chosen = options(startingOffsets='{"t":{"0":1}}', endingOffsets='{"t":{"0":10}}', failOnDataLoss="false")
+    assert bounds(resolve_ranges(chosen, views((2, 9)))) == [(0, 2, 9)]
+
+
+def test_start_beyond_the_end_of_the_log_reads_nothing_where_accepted() -> None:
+    chosen = options(startingOffsets='{"t":{"0":12}}', failOnDataLoss="false")
+    assert resolve_ranges(chosen, views((2, 9))) == []
+
+
+def test_subscribe_selects_all_partitions_and_assign_some() -> None:
+    assert select_partitions(options(), {"t": 2, "other": 1}) == [("t", 0), ("t", 1)]
+    assert select_partitions(options(assign='{"t":[1]}'), {"t": 2}) == [("t", 1)]
+
+
+# ------------------------------------------------------------------------------------------------ slices
+def test_large_ranges_get_a_task_each() -> None:
+    size = MERGED_RECORDS_MAX
+    assert len(plan_slices([span(0, size, p) for p in range(6)])) == 6
+
+
+def test_small_ranges_share_tasks() -> None:
+    size = MERGED_RECORDS_MAX // 4
+    assert [len(s.ranges) for s in plan_slices([span(0, size, p) for p in range(6)])] == [4, 2]
+
+
+def test_min_partitions_cuts_and_does_not_merge() -> None:
+    slices = plan_slices([span(0, 90), span(0, 10, 1)], partitions_min=10)
+    assert len(slices) >= 10
+    assert all(len(s.ranges) == 1 for s in slices)
+
+
+def test_min_partitions_beyond_the_records_gives_one_each() -> None:
+    assert len(plan_slices([span(0, 3)], partitions_min=100)) == 3
+
+
+def test_records_per_partition_caps_each_task() -> None:
+    slices = plan_slices([span(0, 95), span(0, 3, 1), span(0, 3, 2)], records_per_partition_max=10)
+    assert all(sum(r.size for r in s.ranges) <= 10 for s in slices)
+
+
+def test_more_tasks_than_spark_can_hold_are_refused() -> None:
+    with pytest.raises(OptionError, match="ask for fewer"):
+        plan_slices([span(0, SLICES_MAX + 1)], records_per_partition_max=1)
+
+
+def test_pieces_of_a_range_prefer_different_replicas() -> None:
+    slices = plan_slices([span(0, 300)], partitions_min=3)
+    assert {s.ranges[0].replicas[0] for s in slices} == set(NODES)
+    assert all(set(s.ranges[0].replicas) == set(NODES) for s in slices)
+
+
+def test_slice_survives_pickling() -> None:
+    part = SmqSlice([span(1, 2), span(2**53, 2**53 + 2, 1)])
+    copy: Any = pickle.loads(pickle.dumps(part))
+    assert copy.ranges == part.ranges
+
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, 2**62), st.integers(0, 300)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=8
+)
+
+
+@given(ends=RANGES, partitions_min=st.none() | st.integers(1, 50), records_max=st.none() | st.integers(1, 120))
+def test_every_offset_lands_in_exactly_one_slice(
+    ends: list[tuple[int, int]], partitions_min: int | None, records_max: int | None
+) -> None:
+    ranges = [span(lo, hi, p) for p, (lo, hi) in enumerate(ends)]
+    slices = plan_slices(ranges, partitions_min=partitions_min, records_per_partition_max=records_max)
+    found = Counter((r.partition, o) for s in slices for r in s.ranges for o in range(r.lo, r.hi))
+    assert found == Counter((r.partition, o) for r in ranges for o in range(r.lo, r.hi))
+    assert all(s.ranges and all(r.size > 0 for r in s.ranges) for s in slices)
+    total = sum(r.size for r in ranges)
+    if partitions_min is not None:
+        assert len(slices) >= min(partitions_min, total)
+    if records_max is not None:
+        assert all(sum(r.size for r in s.ranges) <= records_max for s in slices)

@@ -3,13 +3,13 @@
 Tests use it to say exactly which node is asked what; smq.clients, which hides all that, is tested beside it.
 """
 
-import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc
+import pytest
 
 from smq.clients.errors import ERROR_METADATA_KEY, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
@@ -22,13 +22,16 @@ DEADLINE_S = 15.0  # of a call whose test does not ask for another
 MESSAGE_BYTES_MAX = 101 << 20  # what the server sends at most
 
 
-def error_of(failure: grpc.RpcError) -> SmqError:
-    """The typed error of a failed call; the test fails where the server sent none."""
-    trailing = failure.trailing_metadata() or ()
-    for key, value in trailing:
+class Unanswered(Exception):
+    """The call failed without a typed error of the server's: no connection, or no answer by the deadline."""
+
+
+def error_of(failure: Any) -> Exception:
+    """What the server said of a failed call, or Unanswered."""
+    for key, value in failure.trailing_metadata() or ():
         if key == ERROR_METADATA_KEY:
             return error_from_detail(pb.ErrorDetail.FromString(value))
-    raise AssertionError(f"a failed call without a typed error: {failure}") from failure
+    return Unanswered(str(failure))
 
 
 class RawNode:
@@ -75,7 +78,7 @@ class RawNode:
         partition: int,
         batch: bytes,
         *,
-        acks: pb.Acks = pb.ACKS_ALL,
+        acks: pb.Acks.ValueType = pb.ACKS_ALL,
         timeout_ms: int = 10_000,
         deadline_s: float = DEADLINE_S,
     ) -> pb.PublishRecordResponse:
@@ -124,16 +127,39 @@ class RawNode:
                         position += 1
             assert position <= fetched.hwm, f"read up to {position}, past the high water mark {fetched.hwm}"
 
-    def subscribe(self, deadline_s: float = DEADLINE_S, **init: Any) -> Iterator[pb.SubscribeRecordResponse]:
+    def subscribe(
+        self, deadline_s: float = DEADLINE_S, **init: Any
+    ) -> Generator[pb.SubscribeRecordResponse, None, None]:
         """A subscription with the fields of SubscribeInit; raises typed errors while iterated."""
         init.setdefault("subscription_id", secrets.token_hex(8))
-        first = pb.SubscribeRecordRequest(init=pb.SubscribeInit(**init))
+        yield from self._subscription([pb.SubscribeRecordRequest(init=pb.SubscribeInit(**init))], deadline_s)
+
+    def subscribe_requests(self, requests: list[pb.SubscribeRecordRequest]) -> list[pb.SubscribeRecordResponse]:
+        """All answers to these requests, to the stream's end."""
+        return list(self._subscription(requests, DEADLINE_S))
+
+    def _subscription(
+        self, requests: list[pb.SubscribeRecordRequest], deadline_s: float
+    ) -> Generator[pb.SubscribeRecordResponse, None, None]:
+        stream: Any = self.agent.SubscribeRecord(iter(requests), timeout=deadline_s)
         try:
-            yield from self.agent.SubscribeRecord(iter([first]), timeout=deadline_s)
+            yield from stream
         except grpc.RpcError as failure:
             raise error_of(failure) from failure
+        finally:
+            stream.cancel()
 
-    def list_offset(self, topic: str, partition: int, offset_type: pb.OffsetType, **fields: Any) -> pb.ListedOffset:
+    def subscribe_first(self, **init: Any) -> pb.SubscribeRecordResponse:
+        """The first response of a subscription, which is then cancelled."""
+        stream = self.subscribe(**init)
+        try:
+            return next(stream)
+        finally:
+            stream.close()
+
+    def list_offset(
+        self, topic: str, partition: int, offset_type: pb.OffsetType.ValueType, **fields: Any
+    ) -> pb.ListedOffset:
         asked = pb.ListOffsetsPartition(topic=topic, partition=partition, offset_type=offset_type, **fields)
         request = pb.ListOffsetsRequest(partitions=[asked], timeout_ms=10_000)
         (listed,) = self.call(self.broker.ListOffsets, request).offsets
@@ -182,12 +208,8 @@ def batch_of(values: Sequence[bytes], *, key: bytes | None = None, **producer: A
 
 def raises(code: ErrorCode, call: Callable[[], object]) -> SmqError:
     """Asserts that `call` fails with `code`, and that the error says what was wrong and what to do."""
-    try:
-        result = call()
-        if isinstance(result, Iterator):
-            result = list(itertools.islice(result, 1))
-    except SmqError as error:
-        assert error.code is code, f"expected {code.name}, got {error}"
-        assert error.message
-        return error
-    raise AssertionError(f"expected {code.name}, got {result!r}")
+    with pytest.raises(SmqError) as raised:
+        call()
+    assert raised.value.code is code, str(raised.value)
+    assert raised.value.message
+    return raised.value

@@ -1,0 +1,103 @@
+"""Damaged and shared data directories: the node says what is wrong and does not start; the others go on."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster, serve_command, wait_for
+from tests.cluster.traffic import Traffic
+
+
+def _serve_to_its_end(config: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(serve_command(config), check=False, capture_output=True, text=True, timeout=30)
+
+
+def _environment(data_dir: Path) -> Path:
+    """The directory of the node's LMDB file."""
+    (found,) = data_dir.rglob("data.mdb")
+    return found.parent
+
+
+def _flip_byte_of_last_raft_entry(data_dir: Path) -> None:
+    with lmdb.open(str(_environment(data_dir)), max_dbs=16, map_size=1 << 40) as env:
+        table = env.open_db(b"raft_log", create=False)
+        with env.begin(write=True, db=table) as txn:
+            cursor = txn.cursor()
+            assert cursor.last()
+            key, value = bytes(cursor.key()), bytearray(cursor.value())
+            value[len(value) // 2] ^= 0x10
+            txn.put(key, bytes(value))
+
+
+def test_flipped_byte_in_the_journal_is_refused_at_start_and_the_others_go_on(own_cluster: Cluster) -> None:
+    own_cluster.start()
+    topic = make_topic(own_cluster)
+    with Traffic(own_cluster, topic) as traffic:
+        victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
+        own_cluster.kill(victim)
+        _flip_byte_of_last_raft_entry(own_cluster.nodes[victim].data_dir)
+        ended = _serve_to_its_end(own_cluster.nodes[victim].config)
+        assert ended.returncode != 0
+        told = ended.stdout + ended.stderr
+        assert "raft_log" in told
+        assert "Traceback" not in told
+        traffic.wait_acks(10)
+
+
+def test_truncated_data_file_is_refused_at_start_and_the_others_go_on(own_cluster: Cluster) -> None:
+    own_cluster.start()
+    topic = make_topic(own_cluster)
+    with Traffic(own_cluster, topic) as traffic:
+        victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
+        own_cluster.kill(victim)
+        file = _environment(own_cluster.nodes[victim].data_dir) / "data.mdb"
+        os.truncate(file, file.stat().st_size // 2 // 4096 * 4096)
+        ended = _serve_to_its_end(own_cluster.nodes[victim].config)
+        assert ended.returncode not in (0, None)
+        assert str(file.parent) in ended.stdout + ended.stderr
+        traffic.wait_acks(10)
+
+
+def test_second_process_on_one_directory_is_refused_and_the_first_goes_on(cluster: Cluster) -> None:
+    node = cluster.nodes[2]
+    ended = _serve_to_its_end(node.config)
+    assert ended.returncode != 0
+    told = ended.stdout + ended.stderr
+    assert str(node.data_dir) in told
+    assert "Traceback" not in told
+    assert node.raw.status().is_ready
+
+
+@pytest.mark.parametrize("file", ["data.mdb"])
+def test_directory_and_files_are_the_owners_alone(cluster: Cluster, file: str) -> None:
+    for node in cluster.alive():
+        directory = _environment(node.data_dir)
+        assert directory.stat().st_mode & 0o077 == 0
+        assert (directory / file).stat().st_mode & 0o177 == 0
+
+
+def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_cluster: Cluster) -> None:
+    own_cluster.start()
+    topic = make_topic(own_cluster)
+    leader = own_cluster.wait_leader(topic, 0)
+    for i in range(20):
+        own_cluster.nodes[leader].raw.publish_values(topic, 0, [b"value-%d" % i])
+    own_cluster.wait_converged(topic, 1)
+    victim = next(node for node in own_cluster.nodes if node != leader)
+    own_cluster.kill(victim)
+    with lmdb.open(str(_environment(own_cluster.nodes[victim].data_dir)), max_dbs=16, map_size=1 << 40) as env:
+        table = env.open_db(b"batches", create=False)
+        with env.begin(write=True, db=table) as txn:
+            cursor = txn.cursor()
+            found = [(bytes(key), bytearray(value)) for key, value in cursor if b"value-7" in bytes(value)]
+            ((key, value),) = found
+            value[-3] ^= 0x04
+            txn.put(key, bytes(value))
+    own_cluster.restart(victim)
+    expected = {i: b"value-%d" % i for i in range(20)}
+    raw = own_cluster.nodes[victim].raw
+    wait_for("the damaged replica serves the right bytes again", lambda: raw.read_all(topic, 0) == expected)

@@ -1,0 +1,110 @@
+"""SIGKILL under a running idempotent producer: whatever dies, every acknowledged record is on every replica afterwards.
+
+The producer sends unique values with acks=all to two partitions all the while; `Traffic.verify` then reads every
+replica raw and compares.
+"""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster, wait_for
+from tests.cluster.traffic import Traffic
+
+PARTITIONS = 2
+
+
+@pytest.fixture
+def traffic(fault_cluster: Cluster) -> Iterator[Traffic]:
+    """A producer that runs while the test breaks things; judged once everything is healed."""
+    topic = make_topic(fault_cluster, PARTITIONS)
+    with Traffic(fault_cluster, topic, PARTITIONS) as running:
+        yield running
+        running.wait_acks(5)  # it goes on after the heal
+    running.verify()
+
+
+def test_kill_of_the_partition_leader_loses_nothing_and_moves_leadership(
+    fault_cluster: Cluster, traffic: Traffic
+) -> None:
+    victim = fault_cluster.wait_leader(traffic.topic, 0)
+    fault_cluster.kill(victim)
+    successor = fault_cluster.wait_leader(traffic.topic, 0, other_than=victim)
+    traffic.wait_acks(10)  # while the victim is down
+    assert traffic.told[0].leaders[0] == victim
+    assert successor in traffic.told[0].leaders
+    fault_cluster.restart(victim)
+
+
+def test_kill_of_a_follower_delays_nobody(fault_cluster: Cluster, traffic: Traffic) -> None:
+    leaders = {fault_cluster.wait_leader(traffic.topic, partition) for partition in range(PARTITIONS)}
+    leaders.add(fault_cluster.raft_leader())
+    followers = set(fault_cluster.nodes) - leaders or {fault_cluster.wait_leader(traffic.topic, 1)}
+    victim = followers.pop()
+    fault_cluster.kill(victim)
+    traffic.wait_acks(20)
+    fault_cluster.restart(victim)
+
+
+def test_kill_of_all_three_at_once_loses_nothing(fault_cluster: Cluster, traffic: Traffic) -> None:
+    fault_cluster.kill(1, 2, 3)
+    fault_cluster.restart(1, 2, 3)
+    traffic.wait_acks(10)
+
+
+def test_kill_of_the_raft_leader_loses_nothing(fault_cluster: Cluster, traffic: Traffic) -> None:
+    victim = fault_cluster.raft_leader()
+    fault_cluster.kill(victim)
+    assert fault_cluster.raft_leader() != victim
+    traffic.wait_acks(10)
+    fault_cluster.restart(victim)
+
+
+def test_quick_restarts_of_a_leader_never_continue_its_old_epoch(fault_cluster: Cluster, traffic: Traffic) -> None:
+    """Down and up again before anybody fences it: the new process must not lead what was given to the old one."""
+    for _ in range(4):
+        victim = fault_cluster.wait_leader(traffic.topic, 0)
+        before = fault_cluster.partition(traffic.topic, 0)
+        assert before is not None
+        fault_cluster.kill(victim)
+        fault_cluster.restart(victim, wait=False)
+        traffic.wait_acks(3)
+        after = fault_cluster.partition(traffic.topic, 0)
+        assert after is not None
+        assert after.epoch > before.epoch
+        fault_cluster.wait_ready(victim)
+
+
+def test_kills_in_turn_while_others_come_back_lose_nothing(fault_cluster: Cluster, traffic: Traffic) -> None:
+    for victim in (1, 2, 3):
+        fault_cluster.kill(victim)
+        traffic.wait_acks(3)
+        fault_cluster.restart(victim)
+
+
+def test_frozen_leader_that_wakes_up_commits_nothing_stale(fault_cluster: Cluster, traffic: Traffic) -> None:
+    victim = fault_cluster.wait_leader(traffic.topic, 0)
+    fault_cluster.signal(victim, signal.SIGSTOP)
+    try:
+        others = [node for node in fault_cluster.alive() if node.id != victim]
+
+        def moved() -> bool:
+            info = fault_cluster.partition(traffic.topic, 0, others)
+            return info is not None and info.leader != victim and info.leader_available
+
+        wait_for("another leader than the frozen one", moved)
+    finally:
+        fault_cluster.signal(victim, signal.SIGCONT)
+    fault_cluster.wait_ready(victim)
+    traffic.wait_acks(5)
+
+
+def test_orderly_end_hands_leadership_over_and_exits_cleanly(fault_cluster: Cluster, traffic: Traffic) -> None:
+    victim = fault_cluster.wait_leader(traffic.topic, 0)
+    fault_cluster.signal(victim, signal.SIGTERM)
+    fault_cluster.wait_dead(victim)
+    fault_cluster.wait_leader(traffic.topic, 0, other_than=victim)
+    traffic.wait_acks(5)
+    fault_cluster.restart(victim)

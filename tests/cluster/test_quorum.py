@@ -1,0 +1,103 @@
+"""A node that has lost its quorum: a clear, retriable error within the deadline, never a hang; works after the heal."""
+
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import ErrorCode, SmqError
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster
+from tests.cluster.raw import RawNode, Unanswered
+
+ASKED_MS = 1_500
+SLACK_S = 3.0  # beyond what was asked: two cores, and other tests beside
+RETRIABLE = (
+    ErrorCode.NO_QUORUM,
+    ErrorCode.TIMED_OUT,
+    ErrorCode.NODE_NOT_READY,
+    ErrorCode.LEADER_UNAVAILABLE,
+    ErrorCode.NOT_LEADER,
+)
+
+
+@pytest.fixture
+def lonely(fault_cluster: Cluster) -> Iterator[tuple[str, RawNode]]:
+    """A topic with one record, led by a node whose two peers are frozen; thawed afterwards."""
+    topic = make_topic(fault_cluster)
+    leader = fault_cluster.wait_leader(topic, 0)
+    raw = fault_cluster.nodes[leader].raw
+    raw.publish_values(topic, 0, [b"before"])
+    fault_cluster.wait_converged(topic, 1)
+    others = [node for node in fault_cluster.nodes if node != leader]
+    for other in others:
+        fault_cluster.signal(other, signal.SIGSTOP)
+    try:
+        yield topic, raw
+    finally:
+        for other in others:
+            fault_cluster.signal(other, signal.SIGCONT)
+        fault_cluster.wait_ready()
+
+
+def _linearizable_calls(topic: str, node: RawNode) -> dict[str, Callable[[], object]]:
+    """Everything that needs a majority."""
+    producer_id = pb.StartPublishSessionRequest(
+        session_id=secrets.token_hex(8), topic=topic, request_id=secrets.token_bytes(16)
+    )
+    return {
+        "publish": lambda: node.publish_values(topic, 0, [b"x"], timeout_ms=ASKED_MS),
+        "range": lambda: node.range_info(topic, 0, timeout_ms=ASKED_MS),
+        "commit": lambda: node.commit("g", topic, 0, 1, timeout_ms=ASKED_MS),
+        "create": lambda: node.create_topic(f"{topic}-new", timeout_ms=ASKED_MS),
+        "session": lambda: node.call(node.agent.StartPublishSession, producer_id, ASKED_MS / 1000),
+    }
+
+
+@pytest.mark.parametrize("what", ["publish", "range", "commit", "create", "session"])
+def test_call_without_quorum_ends_in_time_with_a_retriable_error(lonely: tuple[str, RawNode], what: str) -> None:
+    topic, node = lonely
+    began = time.monotonic()
+    with pytest.raises((SmqError, Unanswered)) as raised:
+        _linearizable_calls(topic, node)[what]()
+    assert time.monotonic() - began < ASKED_MS / 1000 + SLACK_S
+    error = raised.value
+    assert isinstance(error, SmqError), f"no typed error: {error}"
+    assert error.code in RETRIABLE
+    assert error.code.is_retriable
+
+
+def test_committed_records_stay_readable_without_quorum(lonely: tuple[str, RawNode]) -> None:
+    topic, node = lonely
+    assert node.read_all(topic, 0) == {0: b"before"}
+
+
+def test_what_was_refused_for_want_of_a_quorum_works_after_the_heal(fault_cluster: Cluster) -> None:
+    topic = make_topic(fault_cluster)
+    survivor = fault_cluster.wait_leader(topic, 0)
+    others = [node for node in fault_cluster.nodes if node != survivor]
+    fault_cluster.kill(*others)
+    with pytest.raises(SmqError) as raised:
+        fault_cluster.nodes[survivor].raw.publish_values(topic, 0, [b"maybe"], timeout_ms=ASKED_MS)
+    assert raised.value.code in RETRIABLE
+    fault_cluster.restart(*others)
+    leader = fault_cluster.nodes[fault_cluster.wait_leader(topic, 0)].raw
+    leader.publish_values(topic, 0, [b"after"])
+    fault_cluster.wait_converged(topic, 1)
+    copies = [node.raw.read_all(topic, 0) for node in fault_cluster.alive()]
+    assert copies[0] == copies[1] == copies[2]
+    assert list(copies[0].values())[-1] == b"after"
+    assert set(copies[0].values()) <= {b"maybe", b"after"}
+
+
+def test_readyz_tells_that_the_quorum_is_gone_and_that_it_is_back(fault_cluster: Cluster) -> None:
+    survivor, *others = fault_cluster.nodes
+    assert fault_cluster.http_status(survivor, "/readyz") == 200
+    fault_cluster.kill(*others)
+    fault_cluster.wait_http(survivor, "/readyz", 503)
+    assert fault_cluster.http_status(survivor, "/healthz") == 200
+    fault_cluster.restart(*others)
+    fault_cluster.wait_http(survivor, "/readyz", 200)

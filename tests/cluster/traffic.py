@@ -1,0 +1,150 @@
+"""A running producer, and the judgement of what it was told: every acknowledged record at its offset on every replica.
+
+Speaks raw gRPC on purpose: an idempotent producer of its own, so that a fault of smq.clients cannot hide one of the
+server's. Values are unique over the whole run.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import SmqError
+from tests.cluster.harness import Cluster, Node, wait_for
+from tests.cluster.raw import Unanswered, batch_of
+
+RECORDS_PER_BATCH = 5
+ANSWER_MS = 2_000  # a producer that hangs on a dead leader for longer would hide the fault
+GIVE_UP_S = 30.0  # no fault of these tests lasts that long: a batch that takes longer is a failure
+
+
+@dataclass
+class Told:
+    """What one producer was told: offset -> value of every acknowledged record, and how it went."""
+
+    acked: dict[int, bytes] = field(default_factory=dict)
+    retries: int = 0
+    duplicates: int = 0  # answers that said "an earlier attempt had been stored"
+    leaders: list[int] = field(default_factory=list)  # who acknowledged, changes only
+    ack_times: list[float] = field(default_factory=list)  # monotonic seconds
+    failure: BaseException | None = None
+
+
+class Traffic:
+    """One producer thread a partition, from enter to exit."""
+
+    def __init__(self, cluster: Cluster, topic: str, partitions: int = 1) -> None:
+        self.cluster = cluster
+        self.topic = topic
+        self.told = {partition: Told() for partition in range(partitions)}
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(partition,), daemon=True) for partition in self.told]
+
+    def __enter__(self) -> "Traffic":
+        for thread in self._threads:
+            thread.start()
+        self.wait_acks(3)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(GIVE_UP_S + 10)
+        for partition, told in self.told.items():
+            if told.failure is not None:
+                raise AssertionError(f"the producer of partition {partition} failed") from told.failure
+
+    @property
+    def acked_records(self) -> int:
+        return sum(len(told.acked) for told in self.told.values())
+
+    def wait_acks(self, batches: int) -> None:
+        """That many more batches are acknowledged in every partition."""
+        goals = {partition: len(told.acked) + batches * RECORDS_PER_BATCH for partition, told in self.told.items()}
+
+        def reached() -> bool:
+            failures = [told.failure for told in self.told.values() if told.failure is not None]
+            assert not failures, f"a producer failed: {failures[0]!r}"
+            return all(len(self.told[partition].acked) >= goal for partition, goal in goals.items())
+
+        wait_for(f"{batches} more acknowledged batches a partition", reached, GIVE_UP_S + 10)
+
+    # ------------------------------------------------------------------------------------------- one producer
+    def _run(self, partition: int) -> None:
+        told = self.told[partition]
+        try:
+            session = wait_for("a producer id", self._allocate)
+            number = 0
+            while not self._stopping.is_set():
+                values = [b"%d-%d" % (partition, number + i) for i in range(RECORDS_PER_BATCH)]
+                batch = batch_of(
+                    values,
+                    producer_id=session.producer_id,
+                    producer_epoch=session.producer_epoch,
+                    base_sequence=number,
+                )
+                self._send(partition, batch, values)
+                number += RECORDS_PER_BATCH
+        except BaseException as failure:  # noqa: BLE001 - kept, and raised where the test can see it
+            told.failure = failure
+
+    def _allocate(self) -> pb.StartPublishSessionResponse | None:
+        for node in self.cluster.alive():
+            return node.raw.start_session(self.topic)
+        return None
+
+    def _send(self, partition: int, batch: bytes, values: list[bytes]) -> None:
+        """The same bytes until they are acknowledged."""
+        told = self.told[partition]
+        deadline = time.monotonic() + GIVE_UP_S
+        while True:
+            node = self._leader(partition)
+            try:
+                answer = node.raw.publish_batch(
+                    self.topic, partition, batch, timeout_ms=ANSWER_MS, deadline_s=ANSWER_MS / 1000 + 1
+                )
+                break
+            except (SmqError, Unanswered) as error:
+                if isinstance(error, SmqError) and not error.code.is_retriable:
+                    raise
+                told.retries += 1
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        assert answer.last_offset - answer.base_offset + 1 == len(values)
+        told.acked.update(zip(range(answer.base_offset, answer.last_offset + 1), values, strict=True))
+        told.duplicates += answer.duplicate
+        told.ack_times.append(time.monotonic())
+        if told.leaders[-1:] != [node.id]:
+            told.leaders.append(node.id)
+
+    def _leader(self, partition: int) -> Node:
+        def found() -> Node | None:
+            for node in self.cluster.alive():
+                try:
+                    info = self.cluster.partition(self.topic, partition, [node])
+                except (SmqError, Unanswered):
+                    continue  # it is going down or coming up: the next may know
+                if info is not None and info.leader in self.cluster.nodes:
+                    return self.cluster.nodes[info.leader]
+            return None
+
+        return wait_for(f"somebody who names a leader of {self.topic}/{partition}", found)
+
+    # --------------------------------------------------------------------------------------------- judgement
+    def verify(self) -> None:
+        """After the heal: every acknowledged record lies at its offset on every replica; nothing is there twice;
+        offsets have no gap; replicas and state machines are equal."""
+        self.cluster.wait_ready()
+        self.cluster.wait_converged(self.topic, len(self.told))
+        for partition, told in self.told.items():
+            copies = {node.id: node.raw.read_all(self.topic, partition) for node in self.cluster.alive()}
+            assert len(copies) == self.cluster.size
+            first = next(iter(copies.values()))
+            assert all(copy == first for copy in copies.values()), f"replicas of {partition} differ"
+            lost = {offset: value for offset, value in told.acked.items() if first.get(offset) != value}
+            assert lost == {}, f"acknowledged, but not at its offset: {dict(list(lost.items())[:5])}"
+            assert len(set(first.values())) == len(first), f"a value is stored twice in partition {partition}"
+            unasked = len(first) - len(told.acked)
+            assert 0 <= unasked <= RECORDS_PER_BATCH, f"{unasked} records that nobody was told of"
+        self.cluster.wait_digests_equal()

@@ -1,0 +1,191 @@
+"""Commands and replies survive their bytes; anything else is a CodecError and nothing worse."""
+
+import contextlib
+import dataclasses
+import pickle
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.raft_state import codec
+from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
+from smq.raft_state.commands import (
+    AddPartitions,
+    AdvanceHwms,
+    AdvanceLogStart,
+    AllocateProducerId,
+    AlterTopicConfig,
+    Barrier,
+    Command,
+    CommitOffsets,
+    CreateTopic,
+    DeleteTopic,
+    ElectLeader,
+    FenceNode,
+    HwmAdvance,
+    HwmsAdvanced,
+    InitCluster,
+    RegisterNode,
+    Rejected,
+    Reply,
+    UnfenceNode,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, TsNs
+from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
+from tests.unit.raft_state import strategies
+from tests.unit.raft_state.support import advance, advances, pid
+
+
+@given(strategies.commands)
+def test_command_survives_its_bytes(command: Command) -> None:
+    data = encode_command(command)
+    assert decode_command(data) == command
+    assert decode_command(memoryview(bytearray(data))) == command
+
+
+@given(strategies.replies)
+def test_reply_survives_its_bytes(reply: Reply) -> None:
+    assert decode_reply(encode_reply(reply)) == reply
+
+
+@given(strategies.commands, st.data())
+def test_command_cut_anywhere_is_a_codec_error(command: Command, data: st.DataObject) -> None:
+    encoded = encode_command(command)
+    cut = data.draw(st.integers(0, len(encoded) - 1))
+    with pytest.raises(CodecError):
+        decode_command(encoded[:cut])
+
+
+@given(strategies.commands, st.binary(min_size=1, max_size=5))
+def test_bytes_after_a_command_are_a_codec_error(command: Command, rest: bytes) -> None:
+    with pytest.raises(CodecError, match="left over"):
+        decode_command(encode_command(command) + rest)
+
+
+def _decodes_or_refuses(data: bytes) -> None:
+    """Never another exception; and what is taken is the only encoding of its value."""
+    try:
+        command = decode_command(data)
+    except CodecError:
+        return
+    assert encode_command(command) == data
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_command_or_a_codec_error(data: bytes) -> None:
+    _decodes_or_refuses(data)
+
+
+@given(st.sampled_from(sorted(codec.COMMANDS)), st.binary(max_size=200))
+def test_random_bytes_behind_a_true_head_are_a_command_or_a_codec_error(tag: int, data: bytes) -> None:
+    _decodes_or_refuses(bytes((codec.VERSION, tag)) + data)
+
+
+@given(strategies.commands, st.data())
+def test_command_with_one_byte_changed_is_a_command_or_a_codec_error(command: Command, data: st.DataObject) -> None:
+    encoded = bytearray(encode_command(command))
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] = data.draw(st.integers(0, 255))
+    _decodes_or_refuses(bytes(encoded))
+
+
+@given(st.sampled_from(sorted(codec.REPLIES)), st.binary(max_size=100))
+def test_random_bytes_behind_a_reply_tag_are_a_reply_or_a_codec_error(tag: int, data: bytes) -> None:
+    with contextlib.suppress(CodecError):
+        decode_reply(bytes((codec.VERSION, tag)) + data)
+
+
+def test_other_version_is_refused_with_advice() -> None:
+    with pytest.raises(CodecError, match=r"codec version 2.*upgrade"):
+        decode_command(b"\x02" + encode_command(Barrier())[1:])
+
+
+def test_unknown_tag_is_refused() -> None:
+    with pytest.raises(CodecError, match="unknown tag 200"):
+        decode_command(bytes((codec.VERSION, 200)))
+
+
+def test_pickle_is_refused() -> None:
+    with pytest.raises(CodecError):
+        decode_command(pickle.dumps(Barrier()))
+
+
+def test_lying_count_is_refused_before_anything_is_allocated() -> None:
+    data = encode_command(AdvanceHwms(items=()))[:2]
+    with pytest.raises(CodecError, match="cut short"):
+        decode_command(data + ITEMS_MAX.to_bytes(4, "big"))
+    with pytest.raises(CodecError, match="at most"):
+        decode_command(data + (ITEMS_MAX + 1).to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        DeleteTopic(name="x" * (TEXT_BYTES_MAX + 1)),
+        DeleteTopic(name="\ud800"),
+        DeleteTopic(name=b"bytes"),  # type: ignore[arg-type]  # what a careless caller may pass
+        AllocateProducerId(producer_epoch=ProducerEpoch(2**15)),
+        advances(advance(pid(1), 0, hwm=2**63)),
+        advances(advance(PartitionId(b"short"), 0, hwm=1)),
+        CommitOffsets(group="g", items=(None,), committed_ms=1),  # type: ignore[arg-type]  # as above
+    ],
+)
+def test_value_that_does_not_fit_its_field_is_a_codec_error_when_encoded(command: Command) -> None:
+    with pytest.raises(CodecError, match="does not encode"):
+        encode_command(command)
+
+
+def test_unknown_error_number_reads_as_internal() -> None:
+    """A newer node's rejection is still a rejection, and INTERNAL claims nothing definite."""
+    data = bytearray(encode_reply(Rejected(code=ErrorCode.TIMED_OUT, message="m")))
+    data[2:4] = b"\xff\xff"
+    reply = decode_reply(data)
+    assert isinstance(reply, Rejected)
+    assert reply.code is ErrorCode.INTERNAL
+
+
+def test_flag_other_than_0_and_1_is_refused() -> None:
+    data = encode_reply(HwmsAdvanced(accepted=(True,)))
+    with pytest.raises(CodecError, match="a flag is 0 or 1"):
+        decode_reply(data[:-1] + b"\x02")
+
+
+@pytest.mark.parametrize(
+    ("table", "union"), [(codec.COMMANDS, Command), (codec.REPLIES, Reply)], ids=["commands", "replies"]
+)
+def test_every_class_has_one_tag_and_all_its_fields(table: dict[int, Any], union: Any) -> None:
+    assert {record.cls for record in table.values()} == set(get_args(union))
+    assert len(table) == len(get_args(union))
+    for record in table.values():
+        assert [name for name, _ in record.fields] == [field.name for field in dataclasses.fields(record.cls)]
+
+
+# For ever: a tag that moves here makes old logs unreadable.
+_TAGS = [
+    InitCluster,
+    RegisterNode,
+    FenceNode,
+    UnfenceNode,
+    CreateTopic,
+    DeleteTopic,
+    AddPartitions,
+    AlterTopicConfig,
+    ElectLeader,
+    AdvanceHwms,
+    AdvanceLogStart,
+    AllocateProducerId,
+    CommitOffsets,
+    Barrier,
+]
+
+
+def test_tags_are_never_renumbered() -> None:
+    assert [codec.COMMANDS[tag].cls for tag in range(1, len(_TAGS) + 1)] == _TAGS
+
+
+def test_hwm_advance_costs_48_bytes() -> None:
+    one = HwmAdvance(partition=pid(1), epoch=Epoch(1), hwm=Offset(2), next_offset=Offset(3), ts_ns=TsNs(4))
+    assert len(encode_command(advances(one, one))) - len(encode_command(advances(one))) == 48

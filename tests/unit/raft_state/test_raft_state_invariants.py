@@ -1,0 +1,115 @@
+"""Each broken invariant is noticed: a state that is damaged in one place does not pass the check."""
+
+from collections.abc import Callable
+
+import pytest
+
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, ProducerEpoch, ProducerId, RequestId, TopicId, TsNs
+from smq.raft_state.invariants import InvariantBroken, check
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState, EpochStart, PartitionState
+from tests.unit.raft_state.support import advance, advances, cluster, commit, elect, pid, topic
+
+
+def healthy() -> ClusterState:
+    driver = cluster()
+    driver.ok(topic(1, "t", partitions=2))
+    driver.ok(advances(advance(pid(1), 0, hwm=5, next_offset=8)))
+    driver.ok(elect(pid(1), 0, 2, 5))
+    driver.ok(commit("g", (pid(1), 3)))
+    check(driver.machine.state)
+    return driver.machine.state
+
+
+def first(state: ClusterState) -> PartitionState:
+    return state.topics["t"].partitions[0]
+
+
+def epochs(*pairs: tuple[int, int]) -> list[EpochStart]:
+    return [EpochStart(Epoch(epoch), Offset(start)) for epoch, start in pairs]
+
+
+Damage = Callable[[ClusterState], object]
+
+
+def both(one: Damage, other: Damage) -> Damage:
+    def damage(state: ClusterState) -> None:
+        one(state)
+        other(state)
+
+    return damage
+
+
+DAMAGES: dict[str, Damage] = {
+    "schema": lambda s: setattr(s, "schema_version", 0),
+    "state before init": lambda s: setattr(s, "cluster_id", ""),
+    "node misfiled": lambda s: s.nodes.update({NodeId(9): s.nodes[NodeId(1)]}),
+    "too many topics": lambda s: setattr(s, "topics_max", 0),
+    "too many partitions": lambda s: setattr(s, "partitions_max", 1),
+    "too many groups": lambda s: setattr(s, "groups_max", 0),
+    "too many replies": both(
+        lambda s: setattr(s, "replies_max", 0), lambda s: s.replies.update({RequestId(b"r" * 16): b""})
+    ),
+    "request id": lambda s: s.replies.update({RequestId(b"r"): b""}),
+    "topic misfiled": lambda s: setattr(s.topics["t"], "name", "u"),
+    "topic id unknown": lambda s: s.topic_names.clear(),
+    "topic id leads elsewhere": lambda s: setattr(s.topics["t"], "topic_id", TopicId(b"x" * 16)),
+    "no partitions": lambda s: s.topics["t"].partitions.clear(),
+    "partitions swapped": lambda s: s.topics["t"].partitions.reverse(),
+    "replicas missing": lambda s: setattr(first(s), "replicas", (NodeId(1), NodeId(2))),
+    "replica twice": lambda s: setattr(first(s), "replicas", (NodeId(1), NodeId(2), NodeId(2))),
+    "replica unknown": lambda s: setattr(first(s), "replicas", (NodeId(1), NodeId(2), NodeId(7))),
+    "leader is no replica": lambda s: setattr(first(s), "leader", NodeId(7)),
+    "leader from the future": lambda s: setattr(first(s), "leader_incarnation", Incarnation(2)),
+    "hwm above next_offset": lambda s: setattr(first(s), "hwm", Offset(6)),
+    "log_start above hwm": lambda s: setattr(first(s), "log_start", Offset(6)),
+    "log_start negative": lambda s: setattr(first(s), "log_start", Offset(-1)),
+    "ts negative": lambda s: setattr(first(s), "ts_ns", TsNs(-1)),
+    "history empty": lambda s: first(s).history.clear(),
+    "history's epoch": lambda s: setattr(first(s), "epoch", Epoch(2)),
+    "history's epochs descend": lambda s: setattr(first(s), "history", epochs((1, 0), (1, 5))),
+    "history's starts descend": lambda s: setattr(first(s), "history", epochs((0, 0), (0, 4), (1, 3))),
+    "history begins late": lambda s: setattr(first(s), "history", epochs((1, 5))),
+    "epoch starts above the hwm": lambda s: setattr(first(s), "history", epochs((0, 0), (1, 6))),
+    "history not pruned": both(
+        lambda s: setattr(first(s), "log_start", Offset(4)),
+        lambda s: setattr(first(s), "history", epochs((-1, 0), (0, 3), (1, 5))),
+    ),
+    "group empty": lambda s: s.groups["g"].offsets.clear(),
+    "group's offset negative": lambda s: setattr(s.groups["g"].offsets[pid(1)], "offset", Offset(-1)),
+    "group's partition gone": lambda s: s.groups["g"].offsets.update({pid(2): s.groups["g"].offsets[pid(1)]}),
+    "producer never allocated": lambda s: s.producers.update({ProducerId(0): ProducerEpoch(1)}),
+    "producer in epoch 0": both(
+        lambda s: setattr(s, "next_producer_id", ProducerId(1)),
+        lambda s: s.producers.update({ProducerId(0): ProducerEpoch(0)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damaged_state_is_noticed(damage: Damage) -> None:
+    state = healthy()
+    damage(state)
+    with pytest.raises(InvariantBroken):
+        check(state)
+
+
+def test_snapshot_of_a_damaged_state_is_not_restored() -> None:
+    state = healthy()
+    first(state).log_start = Offset(6)
+    with pytest.raises(InvariantBroken):
+        Machine.restore(Machine(state).snapshot())
+
+
+def test_apply_that_would_break_the_order_of_offsets_raises() -> None:
+    """The guard of every change: a partition damaged in memory is not written on, the process ends."""
+    driver = cluster()
+    driver.ok(topic(1))
+    driver.partition(pid(1)).log_start = Offset(50)
+    with pytest.raises(InvariantBroken):
+        driver.apply(advances(advance(pid(1), 0, hwm=10)))
+
+
+def test_unknown_command_raises() -> None:
+    with pytest.raises(InvariantBroken, match="no handler"):
+        Machine().apply(1, "a string")  # type: ignore[arg-type]  # the point of the test

@@ -1,0 +1,274 @@
+"""A random life of the state machine against a model of plain dicts, with every property that must always hold."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from smq.raft_state.commands import (
+    AddPartitions,
+    AdvanceLogStart,
+    Applied,
+    Command,
+    CreateTopic,
+    DeleteTopic,
+    FenceNode,
+    HwmsAdvanced,
+    LeaderElected,
+    Rejected,
+    TopicCreated,
+    UnfenceNode,
+)
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, partition_id
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import PartitionState
+from tests.unit.raft_state.support import Driver, advance, advances, commit, elect, register, rid, tid
+
+NAMES = ["a", "b", "c"]
+NODES = [1, 2, 3]
+names = st.sampled_from(NAMES)
+nodes = st.sampled_from(NODES)
+indexes = st.integers(0, 2)
+offsets = st.integers(-1, 12)
+small = st.integers(0, 2)  # differences to what is true: mostly right, sometimes not
+
+
+class ClusterLife(RuleBasedStateMachine):
+    """`model[name]` is a dict with the topic's id and one dict a partition; `groups[name][(topic, index)]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver()
+        self.model: dict[str, dict[str, Any]] = {}
+        self.nodes: dict[int, dict[str, Any]] = {}
+        self.groups: dict[str, dict[tuple[bytes, int], int]] = {}
+        self.hwm_peaks: dict[bytes, int] = {}
+        self.last_topic = 0
+        self.last_request = 0
+
+    # -------------------------------------------------------------------------------------------- helpers
+    def apply(self, command: Command) -> Applied:
+        return self.driver.apply(command)
+
+    def expect(self, command: Command, code: ErrorCode | None) -> Applied:
+        """Applies, and checks for exactly this rejection or for none."""
+        applied = self.apply(command)
+        got = applied.reply.code if isinstance(applied.reply, Rejected) else None
+        assert got is code, (applied.reply, code)
+        return applied
+
+    def topic_id(self, name: str) -> TopicId:
+        return self.model[name]["id"] if name in self.model else tid(999)
+
+    def model_partition(self, name: str, index: int) -> dict[str, Any] | None:
+        partitions = self.model[name]["partitions"] if name in self.model else []
+        return partitions[index] if index < len(partitions) else None
+
+    def new_partition(self, name: str, index: int, start: int) -> dict[str, Any]:
+        """Placement is the machine's choice, so it is read from there and judged by the invariants."""
+        p = self.driver.machine.state.topics[name].partitions[index]
+        return {
+            "replicas": p.replicas,
+            "leader": p.leader,
+            "hwm": start,
+            "next": start,
+            "lo": start,
+            "ts": 0,
+            "epoch": 0,
+        }
+
+    # -------------------------------------------------------------------------------------------- rules
+    @initialize()
+    def start(self) -> None:
+        self.driver.ok(default_init("model"))
+        for node in NODES:
+            self.driver.ok(register(node))
+            self.nodes[node] = {"incarnation": 1, "fenced": False}
+
+    @rule(node=nodes, step=st.integers(-1, 2))
+    def register(self, node: int, step: int) -> None:
+        entry = self.nodes[node]
+        incarnation = entry["incarnation"] + step
+        self.expect(register(node, incarnation), ErrorCode.STALE_INCARNATION if step < 0 else None)
+        if step >= 0:
+            entry.update(incarnation=incarnation, fenced=False)
+
+    @rule(node=nodes, step=st.sampled_from([0, 0, 0, 1, -1]), fenced=st.booleans())
+    def fence(self, node: int, step: int, fenced: bool) -> None:
+        entry = self.nodes[node]
+        incarnation = Incarnation(entry["incarnation"] + step)
+        cls = FenceNode if fenced else UnfenceNode
+        self.expect(cls(node=NodeId(node), incarnation=incarnation), ErrorCode.STALE_INCARNATION if step else None)
+        if not step:
+            entry["fenced"] = fenced
+
+    @rule(name=names, count=st.integers(0, 3), replicas=st.integers(1, 4), start=st.sampled_from([0, 5, -1]))
+    def create(self, name: str, count: int, replicas: int, start: int) -> None:
+        code = (
+            ErrorCode.TOPIC_EXISTS
+            if name in self.model
+            else ErrorCode.INVALID_PARTITION_COUNT
+            if count < 1
+            else ErrorCode.INVALID_REPLICATION_FACTOR
+            if replicas > len(NODES)
+            else ErrorCode.INVALID_OFFSET
+            if start < 0
+            else None
+        )
+        self.last_topic += 1
+        command = CreateTopic(
+            name=name,
+            topic_id=tid(self.last_topic),
+            partition_count=count,
+            replication_factor=replicas,
+            start_offset=Offset(start),
+            created_ms=1,
+        )
+        applied = self.expect(command, code)
+        if code is None:
+            assert applied.reply == TopicCreated(topic_id=tid(self.last_topic))
+            self.model[name] = {"id": tid(self.last_topic), "partitions": []}
+            self.model[name]["partitions"] = [self.new_partition(name, i, start) for i in range(count)]
+
+    @rule(name=names)
+    def delete(self, name: str) -> None:
+        self.expect(DeleteTopic(name=name), None if name in self.model else ErrorCode.UNKNOWN_TOPIC)
+        gone = self.model.pop(name, None)
+        if gone:
+            kept = {g: {k: o for k, o in offs.items() if k[0] != gone["id"]} for g, offs in self.groups.items()}
+            self.groups = {g: offs for g, offs in kept.items() if offs}
+
+    @rule(name=names, count=st.integers(1, 3))
+    def grow(self, name: str, count: int) -> None:
+        before = len(self.model[name]["partitions"]) if name in self.model else 0
+        fewer = ErrorCode.INVALID_PARTITION_COUNT if count < before else None
+        code = fewer if name in self.model else ErrorCode.UNKNOWN_TOPIC
+        self.expect(AddPartitions(name=name, partition_count=count), code)
+        if code is None:
+            self.model[name]["partitions"] += [self.new_partition(name, i, 0) for i in range(before, count)]
+
+    @rule(name=names, index=indexes, stale=small, hwm=offsets, more=small, ts_ns=st.integers(0, 9))
+    def advance(self, name: str, index: int, stale: int, hwm: int, more: int, ts_ns: int) -> None:
+        p = self.model_partition(name, index)
+        epoch = (p["epoch"] if p else 0) - stale
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        applied = self.apply(advances(advance(pid, epoch, hwm, max(hwm + more, 0), ts_ns)))
+        is_current = p is not None and stale == 0
+        assert applied.reply == HwmsAdvanced(accepted=(is_current,))
+        if p is not None and is_current:
+            p["hwm"] = max(p["hwm"], hwm)
+            p["next"] = max(p["next"], hwm + more, p["hwm"])
+            p["ts"] = max(p["ts"], ts_ns)
+
+    @rule(name=names, index=indexes, node=nodes, stale=small, older=small, end=offsets)
+    def elect(self, name: str, index: int, node: int, stale: int, older: int, end: int) -> None:
+        p = self.model_partition(name, index)
+        epoch = max((p["epoch"] if p else 0) - stale, 0)
+        incarnation = self.nodes[node]["incarnation"] - older
+        code = self._election_code(p, epoch, node, older, end)
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        applied = self.expect(elect(pid, epoch, node, end, incarnation), code)
+        if p is not None and code is None:
+            p.update(epoch=epoch + 1, leader=node, next=p["hwm"])
+            assert applied.reply == LeaderElected(epoch=Epoch(epoch + 1), start=p["hwm"])
+
+    def _election_code(self, p: dict[str, Any] | None, epoch: int, node: int, older: int, end: int) -> ErrorCode | None:
+        if p is None:
+            return ErrorCode.UNKNOWN_PARTITION
+        if epoch != p["epoch"]:
+            return ErrorCode.STALE_EPOCH
+        if node not in p["replicas"]:
+            return ErrorCode.ELECTION_REJECTED
+        if older:
+            return ErrorCode.STALE_INCARNATION
+        return ErrorCode.ELECTION_REJECTED if self.nodes[node]["fenced"] or end < p["hwm"] else None
+
+    @rule(name=names, index=indexes, offset=offsets)
+    def move_log_start(self, name: str, index: int, offset: int) -> None:
+        p = self.model_partition(name, index)
+        if p is None:
+            code: ErrorCode | None = ErrorCode.UNKNOWN_PARTITION
+        elif offset < 0:
+            code = ErrorCode.INVALID_OFFSET
+        else:
+            code = ErrorCode.OFFSET_OUT_OF_RANGE if offset > p["hwm"] else None
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        self.expect(AdvanceLogStart(partition=pid, offset=Offset(offset)), code)
+        if p is not None and code is None:
+            p["lo"] = max(p["lo"], offset)
+
+    @rule(group=st.sampled_from(["g", "h"]), items=st.dictionaries(st.tuples(names, indexes), offsets, max_size=3))
+    def commit(self, group: str, items: dict[tuple[str, int], int]) -> None:
+        wanted = [(self.topic_id(name), index, offset) for (name, index), offset in items.items()]
+        code = None
+        for (name, index), offset in items.items():
+            if self.model_partition(name, index) is None:
+                code = code or ErrorCode.UNKNOWN_PARTITION
+            elif offset < 0:
+                code = code or ErrorCode.INVALID_OFFSET
+        pairs = [(partition_id(t, PartitionIndex(index)), offset) for t, index, offset in wanted]
+        if len({pid for pid, _ in pairs}) < len(pairs):
+            return  # two topics that do not exist share an id here; a duplicate has its own test
+        self.expect(commit(group, *pairs), code)
+        if code is None and wanted:
+            self.groups.setdefault(group, {}).update({(t, index): offset for t, index, offset in wanted})
+
+    @rule(name=names)
+    def retry_under_a_request_id(self, name: str) -> None:
+        self.last_request += 1
+        command = DeleteTopic(name=name, request_id=rid(self.last_request))
+        if name in self.model:
+            command = DeleteTopic(name="missing", request_id=rid(self.last_request))
+        first = self.apply(command)
+        digest = self.driver.machine.digest()
+        assert self.apply(command) == first
+        assert self.driver.machine.digest() == digest
+
+    @rule()
+    def restart_from_a_snapshot(self) -> None:
+        machine = self.driver.machine
+        restored = Machine.restore(machine.snapshot())
+        assert restored.state == machine.state
+        assert restored.digest() == machine.digest()
+        self.driver = Driver(restored)
+
+    # -------------------------------------------------------------------------------------------- always
+    @invariant()
+    def state_is_the_models(self) -> None:
+        state = self.driver.machine.state
+        assert set(state.topics) == set(self.model)
+        for name, topic in self.model.items():
+            real = state.topics[name].partitions
+            assert [self._seen(p) for p in real] == topic["partitions"]
+        groups = {
+            name: {(p[:16], int.from_bytes(p[16:], "big")): c.offset for p, c in group.offsets.items()}
+            for name, group in state.groups.items()
+        }
+        assert groups == self.groups
+        assert {n: {"incarnation": e.incarnation, "fenced": e.fenced} for n, e in state.nodes.items()} == self.nodes
+
+    @invariant()
+    def hwm_never_goes_back(self) -> None:
+        for topic in self.driver.machine.state.topics.values():
+            for p in topic.partitions:
+                assert p.hwm >= self.hwm_peaks.get(p.pid, 0)
+                self.hwm_peaks[p.pid] = p.hwm
+
+    @staticmethod
+    def _seen(p: PartitionState) -> dict[str, Any]:
+        return {
+            "replicas": p.replicas,
+            "leader": p.leader,
+            "hwm": p.hwm,
+            "next": p.next_offset,
+            "lo": p.log_start,
+            "ts": p.ts_ns,
+            "epoch": p.epoch,
+        }
+
+
+ClusterLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_random_life_agrees_with_a_model_of_dicts = ClusterLife.TestCase

@@ -1,0 +1,115 @@
+"""What a judge returns, and the facts about each partition that several judges share.
+
+Owns Violation and the index of a history by partition. One pass over the history builds it; every judge then
+works in O(n) or O(n log n). It must never depend on the simulation.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos_tests.history import Event, History, Op
+
+DETAILS_MAX = 20  # violations reported an anomaly: the first few tell the story
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One anomaly, by the name notes/chaos.md gives it, with its smallest witness."""
+
+    anomaly: str
+    detail: str
+    witness: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n    ".join((f"{self.anomaly}: {self.detail}", *self.witness))
+
+
+class Findings:
+    """Collects violations of one judge, bounded."""
+
+    def __init__(self) -> None:
+        self.found: list[Violation] = []
+        self._counts: dict[str, int] = {}
+
+    def add(self, anomaly: str, detail: str, *witness: Op | Event | str) -> None:
+        count = self._counts[anomaly] = self._counts.get(anomaly, 0) + 1
+        if count <= DETAILS_MAX:
+            lines = tuple(w.brief() if isinstance(w, Op) else str(w) for w in witness)
+            self.found.append(Violation(anomaly, detail, lines))
+
+
+# base offset, ts_ns, values, producer id (-1: none), first sequence, producer epoch
+Batch = tuple[int, int, list[int], int, int, int]
+
+
+@dataclass(slots=True)
+class PartitionFacts:
+    """Everything a history says about one partition."""
+
+    key: str
+    sends: list[Op] = field(default_factory=list)
+    polls: list[Op] = field(default_factory=list)  # those answered ok
+    refused_polls: list[Op] = field(default_factory=list)
+    finals: list[Op] = field(default_factory=list)  # polls of the last full read, also among `polls`
+    ranges: list[Op] = field(default_factory=list)
+    times: list[Op] = field(default_factory=list)
+    trims: list[Op] = field(default_factory=list)
+    # offset -> (value, ts_ns, witness), as the final read of the replicas shows it (first replica that has it)
+    final_log: dict[int, tuple[int, int, Op]] = field(default_factory=dict)
+
+    @property
+    def was_read_to_the_end(self) -> bool:
+        return bool(self.finals)
+
+
+def is_acked_by_all(op: Op) -> bool:
+    """Whether the producer was told offsets that may never be used again."""
+    return bool(op.kind == "ok" and op.asked["acks"] == -1)
+
+
+def batches(op: Op) -> list[Batch]:
+    found: list[Batch] = op.told["b"]
+    return found
+
+
+@dataclass(slots=True)
+class Facts:
+    """A history by partition."""
+
+    history: History
+    partitions: dict[str, PartitionFacts] = field(default_factory=dict)
+
+
+def index(history: History) -> Facts:
+    """Sorts the operations of a history by partition."""
+    facts = Facts(history)
+
+    def partition(op: Op) -> PartitionFacts:
+        key: Any = op.asked["k"]
+        found = facts.partitions.get(key)
+        if found is None:
+            found = facts.partitions[key] = PartitionFacts(key)
+        return found
+
+    for op in history.of("send"):
+        partition(op).sends.append(op)
+    for op in history.of("poll"):
+        of = partition(op)
+        if op.kind == "ok":
+            of.polls.append(op)
+            if op.asked.get("final"):
+                of.finals.append(op)
+        elif op.kind == "fail":
+            of.refused_polls.append(op)
+    for op in history.of("hwm"):
+        partition(op).ranges.append(op)
+    for op in history.of("time"):
+        partition(op).times.append(op)
+    for op in history.of("trim"):
+        partition(op).trims.append(op)
+    for found in facts.partitions.values():
+        for op in found.finals:
+            for base, ts_ns, values, *_ in batches(op):
+                for at, value in enumerate(values, base):
+                    found.final_log.setdefault(at, (value, ts_ns, op))
+    return facts

@@ -1,0 +1,18 @@
+"""All judges over one history.
+
+Owns their list. Used by the simulation, the live tests and the command line.
+"""
+
+from collections.abc import Iterable
+
+from chaos_tests.checkers import groups, liveness, log, losses, marks, raft, reads, sends
+from chaos_tests.checkers.base import Violation, index
+from chaos_tests.history import Event, pair
+
+CHECKS = (log.check, losses.check, reads.check, sends.check, marks.check, groups.check, raft.check, liveness.check)
+
+
+def judge(events: Iterable[Event]) -> list[Violation]:
+    """Every violation found in a history, in the order of the judges."""
+    facts = index(pair(events))
+    return [violation for check in CHECKS for violation in check(facts)]

@@ -1,0 +1,25 @@
+"""After the faults are healed the cluster works again within its bound: no-progress.
+
+Owns the judgement of the `settled` observation and of every operation that began after it.
+"""
+
+from chaos_tests.checkers.base import Facts, Findings, Violation
+
+UNCONDITIONAL = ("send", "hwm", "fetch", "commit")  # operations that must succeed on a healed cluster
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    settled_ns: int | None = None
+    for event in facts.history.noted("settled"):
+        settled_ns = event["t"]
+        if not event["ok"]:
+            findings.add("no-progress", f"after the heal: {event['why']}", event)
+            return findings.found
+    if settled_ns is None:
+        return findings.found
+    for function in UNCONDITIONAL:
+        for op in facts.history.of(function):
+            if op.start_ns > settled_ns and not op.is_ok and not op.asked.get("may_fail"):
+                findings.add("no-progress", f"a {function} after the cluster had settled did not succeed", op)
+    return findings.found

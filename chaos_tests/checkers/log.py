@@ -1,0 +1,106 @@
+"""Value and offset are a function both ways: inconsistent-offsets, offset-reuse, duplicate, duplicate-sequence,
+sequence-gap, inconsistent-ts, divergent-replica.
+
+Owns what every replica's log may contain. Reads of records that turn out never to have been committed are the
+business of `reads`, loss that of `losses`.
+"""
+
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches, is_acked_by_all
+from chaos_tests.history import Op
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    for partition in facts.partitions.values():
+        idempotent = {value for op in partition.sends if op.asked.get("idem") for value in op.asked["v"]}
+        seen = _check_reads(partition, idempotent, findings)
+        _check_told(partition, seen, findings)
+        _check_sequences(partition, findings)
+    return findings.found
+
+
+Seen = dict[int, tuple[int, int, Op]]  # offset -> value, ts_ns, the poll that first showed it
+
+
+def _check_reads(partition: PartitionFacts, idempotent: set[int], findings: Findings) -> Seen:
+    """All polls of all replicas agree on what lies at an offset, and no value lies at two."""
+    seen: Seen = {}
+    where: dict[int, tuple[int, Op]] = {}
+    for op in partition.polls:
+        for base, ts_ns, values, *_ in batches(op):
+            for offset, value in enumerate(values, base):
+                first = seen.get(offset)
+                if first is None:
+                    seen[offset] = (value, ts_ns, op)
+                    _check_place(partition.key, where, value, offset, op, idempotent, findings)
+                elif first[0] != value:
+                    _report_conflict(partition.key, offset, first, value, op, findings)
+                elif first[1] != ts_ns:
+                    detail = f"{partition.key}@{offset} has ts_ns {first[1]} and {ts_ns}"
+                    findings.add("inconsistent-ts", detail, first[2], op)
+    return seen
+
+
+def _report_conflict(
+    key: str, offset: int, first: tuple[int, int, Op], value: int, op: Op, findings: Findings
+) -> None:
+    both_final = first[2].asked.get("final") and op.asked.get("final")
+    anomaly = "divergent-replica" if both_final else "inconsistent-offsets"
+    findings.add(anomaly, f"{key}@{offset} was read as {first[0]} and as {value}", first[2], op)
+
+
+def _check_place(
+    key: str,
+    where: dict[int, tuple[int, Op]],
+    value: int,
+    offset: int,
+    op: Op,
+    idempotent: set[int],
+    findings: Findings,
+) -> None:
+    other = where.setdefault(value, (offset, op))
+    if other[0] != offset:
+        anomaly = "duplicate-sequence" if value in idempotent else "duplicate"
+        findings.add(anomaly, f"{key}: value {value} lies at {other[0]} and at {offset}", other[1], op)
+
+
+def _check_told(partition: PartitionFacts, seen: Seen, findings: Findings) -> None:
+    """What producers were told agrees with what is read, and nobody was told the same offset for another value."""
+    value_at: dict[int, tuple[int, Op]] = {}
+    offset_of = {value: (offset, op) for offset, (value, _, op) in seen.items()}
+    for op in partition.sends:
+        if op.kind != "ok" or op.told["o"] < 0:
+            continue
+        for offset, value in enumerate(op.asked["v"], op.told["o"]):
+            read_at = offset_of.get(value)
+            if read_at is not None and read_at[0] != offset:
+                detail = f"{partition.key}: {value} was acknowledged at {offset} and read at {read_at[0]}"
+                findings.add("inconsistent-offsets", detail, op, read_at[1])
+            if not is_acked_by_all(op):
+                continue
+            first = value_at.setdefault(offset, (value, op))
+            if first[0] != value:
+                detail = f"{partition.key}@{offset} was acknowledged for {first[0]} and for {value}"
+                findings.add("offset-reuse", detail, first[1], op)
+            read = seen.get(offset)
+            if read is not None and read[0] != value:
+                detail = f"{partition.key}@{offset} was acknowledged for {value} and read as {read[0]}"
+                findings.add("offset-reuse", detail, op, read[2])
+
+
+def _check_sequences(partition: PartitionFacts, findings: Findings) -> None:
+    """Along the final log, the sequences of a producer id follow one another without a gap."""
+    expected: dict[tuple[int, int], int] = {}
+    for op in partition.finals:
+        if op.asked.get("n") != partition.finals[0].asked.get("n"):
+            continue
+        for base, _, values, producer, sequence, epoch in batches(op):
+            if producer < 0:
+                continue
+            key = (producer, epoch)
+            want = expected.get(key)
+            if want is not None and sequence != want:
+                anomaly = "duplicate-sequence" if sequence < want else "sequence-gap"
+                detail = f"{partition.key}@{base}: producer {key} wrote sequence {sequence}, {want} was next"
+                findings.add(anomaly, detail, op)
+            expected[key] = sequence + len(values)

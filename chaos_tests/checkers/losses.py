@@ -1,0 +1,85 @@
+"""What was acknowledged is there, what failed is not: lost-write, aborted-read, precommitted-read, divergent-replica.
+
+Owns the comparison of everything that clients were told with the final read of every replica.
+"""
+
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches, is_acked_by_all
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    for partition in facts.partitions.values():
+        _check_aborted(partition, findings)
+        if not partition.was_read_to_the_end:
+            continue
+        replicas = _final_replicas(partition)
+        _check_replicas(partition, replicas, findings)
+        for node, (lo, hwm, log) in replicas.items():
+            _check_lost(partition, node, lo, hwm, log, findings)
+        _check_precommitted(partition, findings)
+    return findings.found
+
+
+Replica = tuple[int, int, dict[int, int]]  # log start, high water mark, offset -> value
+
+
+def _final_replicas(partition: PartitionFacts) -> dict[int, Replica]:
+    """Each replica's last full read, put together from its polls."""
+    found: dict[int, Replica] = {}
+    for op in partition.finals:
+        lo, hwm, log = found.get(op.asked["n"], (0, 0, {}))
+        for base, _, values, *_ in batches(op):
+            log.update(enumerate(values, base))
+        found[op.asked["n"]] = (max(lo, op.told["lo"]), max(hwm, op.told["hwm"]), log)
+    return found
+
+
+def _check_replicas(partition: PartitionFacts, replicas: dict[int, Replica], findings: Findings) -> None:
+    """A replica's full read has no hole between its log start and its high water mark."""
+    for node, (lo, hwm, log) in replicas.items():
+        missing = [offset for offset in range(lo, hwm) if offset not in log]
+        if missing:
+            detail = f"{partition.key} on node {node}: {len(missing)} offsets of [{lo}, {hwm}) missing, first {missing[0]}"
+            findings.add("divergent-replica", detail)
+
+
+def _check_lost(
+    partition: PartitionFacts, node: int, lo: int, hwm: int, log: dict[int, int], findings: Findings
+) -> None:
+    for op in partition.sends:
+        if not is_acked_by_all(op):
+            continue
+        base, values = op.told["o"], op.asked["v"]
+        if base + len(values) > hwm:
+            detail = f"{partition.key}@{base} was acknowledged, node {node} ends at {hwm}"
+            findings.add("lost-write", detail, op)
+        elif base >= lo and log.get(base) != values[0]:
+            detail = f"{partition.key}@{base}: {values[0]} was acknowledged, node {node} has {log.get(base)}"
+            findings.add("lost-write", detail, op)
+
+
+def _check_aborted(partition: PartitionFacts, findings: Findings) -> None:
+    """A send that definitely failed is never read."""
+    failed = {op.asked["v"][0]: op for op in partition.sends if op.kind == "fail"}
+    if not failed:
+        return
+    for poll in partition.polls:
+        for base, _, values, *_ in batches(poll):
+            for value in values:
+                op = failed.get(value)
+                if op is not None:
+                    findings.add("aborted-read", f"{partition.key}@{base}: {value} had failed", op, poll)
+
+
+def _check_precommitted(partition: PartitionFacts, findings: Findings) -> None:
+    """Whatever anybody read is in the final log (unless it has been deleted since)."""
+    log = partition.final_log
+    lo = max(op.told["lo"] for op in partition.finals)
+    known: dict[int, int] = {offset: value for offset, (value, _, _) in log.items()}
+    for poll in partition.polls:
+        for base, _, values, *_ in batches(poll):
+            last = base + len(values) - 1
+            if last >= lo and known.get(last) != values[-1]:
+                detail = f"{partition.key}@{last}: {values[-1]} was read, finally there is {known.get(last)}"
+                findings.add("precommitted-read", detail, poll)
+

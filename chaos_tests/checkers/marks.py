@@ -1,0 +1,88 @@
+"""The high water mark as a linearizable register that only grows, and look-ups by time: stale-hwm, wrong-time-offset.
+
+Owns what GetPartitionRange and OffsetForTime may answer.
+"""
+
+from bisect import bisect_left
+
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, is_acked_by_all
+from chaos_tests.history import Op
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    for partition in facts.partitions.values():
+        asked = [op for op in partition.ranges if op.is_ok]
+        if asked or partition.times:
+            floor = _Floor(partition)
+            for op in asked:
+                _check_range(partition, op, floor, findings)
+            _check_invented(partition, asked, findings)
+            _check_times(partition, floor, findings)
+    return findings.found
+
+
+class _Floor:
+    """The highest mark that somebody had been told by a given time."""
+
+    def __init__(self, partition: PartitionFacts) -> None:
+        told: list[tuple[int, int, Op]] = []
+        told.extend((op.end_ns, op.told["hwm"], op) for op in partition.polls)
+        told.extend((op.end_ns, op.told["hwm"], op) for op in partition.ranges if op.is_ok)
+        told.extend(
+            (op.end_ns, op.told["o"] + len(op.asked["v"]), op) for op in partition.sends if is_acked_by_all(op)
+        )
+        told.sort(key=lambda entry: entry[0])
+        self._times = [when for when, _, _ in told]
+        self._best: list[tuple[int, Op]] = []
+        for _, end, op in told:
+            better = not self._best or end > self._best[-1][0]
+            self._best.append((end, op) if better else self._best[-1])
+
+    def before(self, time_ns: int) -> tuple[int, Op | None]:
+        at = bisect_left(self._times, time_ns)
+        return self._best[at - 1] if at else (0, None)
+
+
+def _check_range(partition: PartitionFacts, op: Op, floor: _Floor, findings: Findings) -> None:
+    known, witness = floor.before(op.start_ns)
+    if op.told["hwm"] < known and witness is not None:
+        detail = f"{partition.key}: HWM {op.told['hwm']} although {known} had been told before"
+        findings.add("stale-hwm", detail, witness, op)
+    if not op.told["lo"] <= op.told["hwm"] <= op.told["next"]:
+        findings.add("stale-hwm", f"{partition.key}: log start, HWM and next offset are out of order", op)
+
+
+def _check_invented(partition: PartitionFacts, asked: list[Op], findings: Findings) -> None:
+    """The HWM never passes a record whose send begins only later: it would have been told before it existed."""
+    if not partition.final_log:
+        return
+    start_of = {value: op.start_ns for op in partition.sends for value in op.asked["v"]}
+    for op in asked:
+        last = partition.final_log.get(op.told["hwm"] - 1)
+        if last is not None and start_of.get(last[0], 0) > op.end_ns:
+            findings.add("stale-hwm", f"{partition.key}: HWM {op.told['hwm']} before {last[0]} was sent", op)
+
+
+def _check_times(partition: PartitionFacts, floor: _Floor, findings: Findings) -> None:
+    """By the final log: the first record at or after the time, or none if it came later than the question."""
+    log = sorted((offset, ts_ns) for offset, (_, ts_ns, _) in partition.final_log.items())
+    if not log:
+        return
+    offsets, stamps = [offset for offset, _ in log], [ts_ns for _, ts_ns in log]
+    for op in partition.times:
+        if not op.is_ok:
+            continue
+        at = bisect_left(stamps, op.asked["ts"])
+        right = offsets[at] if at < len(offsets) else None
+        found, known = op.told["o"], floor.before(op.start_ns)[0]
+        if op.told["ts_found"] < 0:
+            wrong = right is not None and right < known
+        else:
+            # What was trimmed since is not in the final log: then only the answer's own stamp can be judged.
+            wrong = found != right and found >= offsets[0]
+            wrong = wrong or op.told["ts_found"] < op.asked["ts"]
+        if wrong:
+            detail = f"{partition.key}: first record at or after {op.asked['ts']} is at {right}, told {found}"
+            findings.add("wrong-time-offset", detail, op)
+

@@ -1,0 +1,45 @@
+"""Observations inside the nodes: two-leaders-in-term, log-mismatch, digest-mismatch, hwm-regression, process-died.
+
+Owns what must hold between the nodes' state machines at equal Raft indexes.
+"""
+
+from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.history import Event
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    history = facts.history
+    _check_agreement(history.noted("lead"), "term", "n", "two-leaders-in-term", findings)
+    _check_agreement(history.noted("entry"), "i", "d", "log-mismatch", findings)
+    _check_agreement(history.noted("digest"), "i", "d", "digest-mismatch", findings)
+    _check_local_marks(history.noted("local"), findings)
+    for event in history.noted("died"):
+        findings.add("process-died", f"node {event['n']}: {event['err']}", event)
+    return findings.found
+
+
+def _check_agreement(events: list[Event], by: str, value: str, anomaly: str, findings: Findings) -> None:
+    """Equal `by`, equal `value`."""
+    first: dict[int, Event] = {}
+    for event in events:
+        other = first.setdefault(event[by], event)
+        if other[value] != event[value]:
+            findings.add(anomaly, f"at {by} {event[by]}: {other[value]} and {event[value]}", other, event)
+
+
+def _check_local_marks(events: list[Event], findings: Findings) -> None:
+    """The HWM is a function of the Raft index (on every node the same), and never falls as the index grows."""
+    marks: dict[str, dict[int, Event]] = {}
+    for event in events:
+        at = marks.setdefault(event["k"], {})
+        other = at.setdefault(event["i"], event)
+        if (other["hwm"], other["lo"], other["epoch"]) != (event["hwm"], event["lo"], event["epoch"]):
+            findings.add("digest-mismatch", f"{event['k']} differs at index {event['i']}", other, event)
+    for key, at in marks.items():
+        before: Event | None = None
+        for index in sorted(at):
+            event = at[index]
+            if before is not None and (event["hwm"] < before["hwm"] or event["lo"] < before["lo"]):
+                findings.add("hwm-regression", f"{key}: {before['hwm']}, then {event['hwm']}", before, event)
+            before = event

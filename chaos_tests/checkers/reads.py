@@ -1,0 +1,76 @@
+"""Single polls and chains of them: poll-skip, nonmonotonic-poll, read-above-hwm, nonmonotonic-ts,
+false-out-of-range.
+
+Owns what one answer to a reader may look like.
+"""
+
+from bisect import bisect_right
+
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches, is_acked_by_all
+from chaos_tests.history import Op
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    for partition in facts.partitions.values():
+        for poll in partition.polls:
+            _check_poll(partition.key, poll, findings)
+        _check_timestamps(partition, findings)
+        _check_refusals(partition, findings)
+    return findings.found
+
+
+def _check_poll(key: str, poll: Op, findings: Findings) -> None:
+    """The first batch holds the asked offset, each next one follows, and all end at or below the HWM."""
+    asked, expected = poll.asked["o"], None
+    for base, _, values, *_ in batches(poll):
+        end = base + len(values)
+        if expected is None:
+            if base > asked:
+                findings.add("poll-skip", f"{key}: asked for {asked}, got {base} first", poll)
+            elif end <= asked:
+                findings.add("nonmonotonic-poll", f"{key}: asked for {asked}, got [{base}, {end})", poll)
+        elif base != expected:
+            anomaly = "poll-skip" if base > expected else "nonmonotonic-poll"
+            findings.add(anomaly, f"{key}: {expected} was next, got {base}", poll)
+        expected = end
+    if expected is not None and expected > poll.told["hwm"]:
+        findings.add("read-above-hwm", f"{key}: read up to {expected}, the HWM is {poll.told['hwm']}", poll)
+
+
+def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
+    """ts_ns grows from batch to batch."""
+    last_ts, last_base = -1, -1
+    stamps: dict[int, int] = {}
+    for poll in partition.polls:
+        for base, ts_ns, *_ in batches(poll):
+            stamps[base] = ts_ns
+    for base in sorted(stamps):
+        if stamps[base] <= last_ts:
+            detail = f"{partition.key}: ts_ns {stamps[base]} at {base}, {last_ts} at {last_base} before it"
+            findings.add("nonmonotonic-ts", detail)
+        last_ts, last_base = stamps[base], base
+
+
+def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
+    """OFFSET_OUT_OF_RANGE is only said of offsets that are (rule 13)."""
+    refused = [op for op in partition.refused_polls if op.told.get("err") == "OFFSET_OUT_OF_RANGE"]
+    if not refused:
+        return
+    told: list[tuple[int, int]] = []  # (when somebody was told it, an offset below or at the HWM)
+    told.extend((op.end_ns, op.told["hwm"]) for op in partition.polls)
+    told.extend((op.end_ns, op.told["hwm"]) for op in partition.ranges if op.is_ok)
+    told.extend((op.end_ns, op.told["o"] + len(op.asked["v"])) for op in partition.sends if is_acked_by_all(op))
+    told.sort()
+    times, highest = [when for when, _ in told], []
+    best = 0
+    for _, end in told:
+        best = max(best, end)
+        highest.append(best)
+    for op in refused:
+        at = bisect_right(times, op.start_ns)
+        hwm = highest[at - 1] if at else 0
+        trimmed = max((t.asked["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns), default=0)
+        if trimmed <= op.asked["o"] <= hwm:
+            detail = f"{partition.key}@{op.asked['o']} was refused, the valid range was [{trimmed}, {hwm}]"
+            findings.add("false-out-of-range", detail, op)

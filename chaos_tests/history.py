@@ -1,0 +1,165 @@
+"""Histories: what clients asked, what they were told, and which faults struck, as JSON lines on one clock.
+
+Owns the format (notes/chaos.md), its writer and its reader; simulation and live runs write it, the checkers read
+it. It must never judge, and knows neither the simulation nor a cluster.
+
+An event is an object with `t` (monotonic ns), `p` (process, -1 for observations and faults), `ty` (invoke, ok,
+fail, info) and `f`. A process has at most one operation open; an `info` (outcome unknown) ends its id.
+
+| f      | invoke                               | ok adds                                                  |
+|--------|--------------------------------------|----------------------------------------------------------|
+| send   | k, v (values), acks, idem            | o (offset of the first value), ts, dup                   |
+| poll   | k, o, n (node), final?               | b ([[base, ts, [values], pid, seq, pe], ...]), lo, hwm  |
+| hwm    | k, n                                 | lo, hwm, next, epoch                                     |
+| time   | k, ts, n                             | o, ts_found (-1: none)                                   |
+| trim   | k, o                                 |                                                          |
+| commit | g, k, o, tag                         |                                                          |
+| fetch  | g, k, n                              | o, tag (-1 and "" where there is no commit)              |
+| create, drop, alloc | name                    |                                                          |
+
+A `fail` carries `err`, and `lo`/`hi` where the error does. Observations (p -1, ty info): `fault` (what, ...),
+`lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,
+epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `topic` (k: known partition).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+OBSERVER = -1
+NEVER_NS = 1 << 62
+
+Event = dict[str, Any]
+
+
+class HistoryError(ValueError):
+    """The lines are not a history; the message names the line or the process."""
+
+
+class Recorder:
+    """Appends events; to a stream too, where one is given (a live run that may die)."""
+
+    def __init__(self, now_ns: Callable[[], int], sink: TextIO | None = None) -> None:
+        self.events: list[Event] = []
+        self._now_ns = now_ns
+        self._sink = sink
+        self._next_process = 0
+
+    def new_process(self) -> int:
+        self._next_process += 1
+        return self._next_process
+
+    def add(self, process: int, kind: str, function: str, fields: Event) -> Event:
+        event: Event = {"t": self._now_ns(), "p": process, "ty": kind, "f": function, **fields}
+        self.events.append(event)
+        if self._sink is not None:
+            self._sink.write(json.dumps(event, separators=(",", ":")) + "\n")
+        return event
+
+    def invoke(self, process: int, function: str, **fields: Any) -> Event:
+        return self.add(process, "invoke", function, fields)
+
+    def ok(self, process: int, function: str, **fields: Any) -> Event:
+        return self.add(process, "ok", function, fields)
+
+    def fail(self, process: int, function: str, **fields: Any) -> Event:
+        """Definite: it did not and will not happen."""
+        return self.add(process, "fail", function, fields)
+
+    def info(self, process: int, function: str, **fields: Any) -> Event:
+        """Unknown: the process id must not be used again."""
+        return self.add(process, "info", function, fields)
+
+    def note(self, function: str, **fields: Any) -> Event:
+        return self.add(OBSERVER, "info", function, fields)
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation. `end_ns` is NEVER_NS and `kind` "info" where its outcome never became known."""
+
+    process: int
+    function: str
+    start_ns: int
+    asked: Event
+    end_ns: int = NEVER_NS
+    kind: str = "info"
+    told: Event = field(default_factory=dict)
+
+    @property
+    def is_ok(self) -> bool:
+        return self.kind == "ok"
+
+    def brief(self) -> str:
+        """One line for a violation's witness."""
+        fields = {**self.asked, **self.told}
+        shown = {k: v for k, v in fields.items() if k not in ("t", "p", "ty", "f", "b")}
+        end = "-" if self.end_ns == NEVER_NS else f"{self.end_ns / 1e6:.3f}"
+        return f"[{self.start_ns / 1e6:.3f}..{end} ms] p{self.process} {self.function} {self.kind} {shown}"
+
+
+@dataclass(slots=True)
+class History:
+    """Operations by function, in order of invocation, and observations by function, in order of time."""
+
+    ops: dict[str, list[Op]]
+    notes: dict[str, list[Event]]
+    count: int
+
+    def of(self, function: str) -> list[Op]:
+        return self.ops.get(function, [])
+
+    def noted(self, function: str) -> list[Event]:
+        return self.notes.get(function, [])
+
+
+def pair(events: Iterable[Event]) -> History:
+    """Matches completions with invocations. HistoryError where a process breaks the rules."""
+    ops: dict[str, list[Op]] = {}
+    notes: dict[str, list[Event]] = {}
+    open_ops: dict[int, Op] = {}
+    retired: set[int] = set()
+    count = 0
+    for event in events:
+        process, kind, function = event["p"], event["ty"], event["f"]
+        if process == OBSERVER:
+            notes.setdefault(function, []).append(event)
+        elif kind == "invoke":
+            if process in open_ops or process in retired:
+                raise HistoryError(f"process {process} invokes {function} at {event['t']} but is busy or retired")
+            op = open_ops[process] = Op(process, function, event["t"], event)
+            ops.setdefault(function, []).append(op)
+            count += 1
+        else:
+            done = open_ops.pop(process, None)
+            if done is None or done.function != function:
+                raise HistoryError(f"process {process} completes a {function} at {event['t']} that it never invoked")
+            done.kind, done.told = kind, event
+            if kind == "info":
+                retired.add(process)
+            else:
+                done.end_ns = event["t"]
+    return History(ops, notes, count)
+
+
+def write_jsonl(path: Path, events: Iterable[Event]) -> None:
+    with path.open("w", encoding="utf-8") as f:
+        for event in events:
+            f.write(json.dumps(event, separators=(",", ":")) + "\n")
+
+
+def read_jsonl(path: Path) -> Iterator[Event]:
+    """HistoryError names the line that does not parse. A cut last line (the writer was killed) is left out."""
+    with path.open(encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                event = json.loads(line)
+            except ValueError as e:
+                raise HistoryError(f"{path}:{number}: {e}") from e
+            if not isinstance(event, dict) or not {"t", "p", "ty", "f"} <= event.keys():
+                raise HistoryError(f"{path}:{number}: an event needs t, p, ty and f")
+            yield event

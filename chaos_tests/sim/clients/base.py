@@ -1,0 +1,139 @@
+"""What all clients share: the world they act in, their history and their manners after an unknown outcome.
+
+Owns the catalogue of partitions, unique values, and the encoding of a value as a record.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from chaos_tests.history import Recorder
+from chaos_tests.sim.clock import Scheduler
+from chaos_tests.sim.rng import Streams
+from chaos_tests.sim.rpc import Call, Lost, Sleep
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NodeId, PartitionId
+from smq.records import CRC_START, check_crc, decode_batch, parse_header
+from smq.replication.api import NodeApi, StoredBatch
+
+RpcResult = Any  # a result of the handler, SmqError or Lost
+DECODED_MAX = 200_000  # batches remembered by content: a run has a few thousand
+
+
+@dataclass(slots=True)
+class Known:
+    """A partition that clients use, and what they have learnt of it."""
+
+    topic: str
+    index: int
+    pid: PartitionId
+    replicas: tuple[NodeId, ...] = ()
+    leader: NodeId | None = None  # a guess, corrected by NOT_LEADER
+    hwm: int = 0  # the highest anybody was told
+    lo: int = 0  # the highest log start anybody was told
+    dropped: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.topic}/{self.index}"
+
+
+@dataclass(slots=True)
+class World:
+    """Shared by all clients of one run."""
+
+    scheduler: Scheduler
+    streams: Streams
+    recorder: Recorder
+    nodes: tuple[NodeId, ...]
+    complain: Callable[[NodeId, str], None]
+    partitions: list[Known] = field(default_factory=list)
+    stopped: bool = False
+    acked: int = 0
+    duplicates: int = 0
+    _next_value: int = 0
+    _decoded: dict[bytes, list[int]] = field(default_factory=dict)
+
+    def values(self, count: int) -> list[int]:
+        first = self._next_value
+        self._next_value += count
+        return list(range(first, first + count))
+
+    def now_ms(self) -> float:
+        return self.scheduler.now_ns / 1e6
+
+    def describe(self, node: NodeId, batch: StoredBatch) -> list[Any]:
+        """A stored batch as the history has it; damage is reported and ends the run."""
+        header = parse_header(batch.data)
+        content = bytes(batch.data[CRC_START:])
+        values = self._decoded.get(content)
+        if values is None:
+            check_crc(batch.data, header)
+            values = [int(r.value or b"-1") for r in decode_batch(batch.data)]
+            if len(self._decoded) < DECODED_MAX:
+                self._decoded[content] = values
+        if header.base_offset != batch.base_offset or header.last_offset != batch.last_offset:
+            self.complain(node, f"a batch at {batch.base_offset} whose header says {header.base_offset}")
+        return [batch.base_offset, batch.ts_ns, values, header.producer_id, header.base_sequence, header.producer_epoch]
+
+
+class Client:
+    """One sequential client. After an outcome that stays unknown it goes on under a new process id."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.rng: Random = world.streams.stream(f"client/{name}")
+        self.process = world.recorder.new_process()
+
+    def conclude_unknown(self, function: str, **fields: Any) -> None:
+        self.world.recorder.info(self.process, function, **fields)
+        self.process = self.world.recorder.new_process()
+
+    def fail(self, function: str, error: SmqError | Lost) -> None:
+        """A definite failure. A refused connection is one."""
+        if isinstance(error, SmqError):
+            details = error.details
+            lo, hi = details.lo, details.hi
+            self.world.recorder.fail(self.process, function, err=error.code.name, lo=lo, hi=hi)
+        else:
+            self.world.recorder.fail(self.process, function, err=error.value)
+
+    def any_node(self) -> NodeId:
+        return self.rng.choice(self.world.nodes)
+
+    def any_partition(self) -> Known | None:
+        live = [known for known in self.world.partitions if not known.dropped]
+        return self.rng.choice(live) if live else None
+
+    def think(self, mean_ms: float) -> Sleep:
+        return Sleep(self.rng.expovariate(1.0) * mean_ms)
+
+    def request(
+        self,
+        call: Callable[[NodeApi, Callable[[Any], None]], object],
+        *,
+        deadline_ms: float,
+        attempt_ms: float,
+        repeat_unknown: bool = True,
+    ) -> Generator[Sleep | Call, Any, tuple[RpcResult, bool]]:
+        """Tries at any node until the deadline: (last result, whether some attempt may have taken effect)."""
+        until = self.world.now_ms() + deadline_ms
+        unknown = False
+        while True:
+            result = yield Call(self.any_node(), call, attempt_ms * 1.5, attempt_ms)
+            if not isinstance(result, SmqError | Lost):
+                return result, unknown
+            if is_unknown(result):
+                unknown = True
+            if self.world.now_ms() > until or not may_retry(result) or (unknown and not repeat_unknown):
+                return result, unknown
+            yield Sleep(self.rng.uniform(10, 120))
+
+
+def is_unknown(result: SmqError | Lost) -> bool:
+    return result is Lost.TIMED_OUT if isinstance(result, Lost) else not result.code.is_definite
+
+
+def may_retry(result: SmqError | Lost) -> bool:
+    return isinstance(result, Lost) or result.code.is_retriable

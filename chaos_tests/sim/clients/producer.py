@@ -1,0 +1,162 @@
+"""A producer: batches with unique values, any acks, idempotent with retries or plain.
+
+Owns the outcome rule of a send: ok, fail only when every attempt definitely failed, else unknown.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
+from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
+from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NO_PRODUCER, NodeId, ProducerEpoch, ProducerId, RequestId
+from smq.records import NewRecord, encode_batch
+from smq.replication.api import Acks, NodeApi, Produced
+
+ATTEMPT_MS = 700
+DEADLINE_MS = 4000.0
+RECORDS_MAX = 5
+
+
+@dataclass(slots=True)
+class Session:
+    """An idempotent producer's identity and the next sequence of each partition."""
+
+    producer_id: ProducerId
+    epoch: ProducerEpoch
+    sequences: dict[str, int]
+    is_stale: bool = False  # after an unknown outcome: the epoch must be bumped before the next send
+
+
+class Producer(Client):
+    """`acks` is what it asks for each send; a session makes its sends idempotent."""
+
+    def __init__(self, world: World, name: str, *, acks: Acks, idempotent: bool, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.acks = acks
+        self.idempotent = idempotent
+        self.think_ms = think_ms
+        self.session: Session | None = None
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            partition = self.any_partition()
+            if partition is not None:
+                yield from self.send(partition)
+
+    def send(self, partition: Known) -> Script:
+        """One operation: one batch, as many attempts as it takes."""
+        if self.idempotent and (self.session is None or self.session.is_stale):
+            yield from self._open_session()
+            if self.session is None:
+                return
+        values = self.world.values(self.rng.randint(1, RECORDS_MAX))
+        batch = self._encode(partition, values)
+        self.world.recorder.invoke(
+            self.process, "send", k=partition.key, v=values, acks=int(self.acks), idem=self.idempotent
+        )
+        result, unknown = yield from self._attempts(partition, batch)
+        self._conclude(partition, values, result, unknown)
+
+    def _encode(self, partition: Known, values: list[int]) -> bytes:
+        timestamp_ms = int(self.world.now_ms()) + 1_700_000_000_000
+        records = [NewRecord(None, b"%d" % value, timestamp_ms) for value in values]
+        session = self.session
+        if session is None:
+            return encode_batch(records)
+        return encode_batch(
+            records,
+            producer_id=session.producer_id,
+            producer_epoch=session.epoch,
+            base_sequence=session.sequences.get(partition.key, 0),
+        )
+
+    def _attempts(self, partition: Known, batch: bytes) -> Generator[Sleep | Call, Any, tuple[Any, bool]]:
+        until = self.world.now_ms() + DEADLINE_MS
+        unknown = False
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.produce(partition.topic, partition.index, batch, self.acks, ATTEMPT_MS, done)
+
+        while True:
+            node = partition.leader if partition.leader is not None and self.rng.random() < 0.95 else self.any_node()
+            result = yield Call(node, request, ATTEMPT_MS * 1.3, ATTEMPT_MS)
+            if not isinstance(result, SmqError | Lost):
+                partition.leader = node
+                return result, unknown
+            self._learn(partition, result)
+            if is_unknown(result):
+                unknown = True
+            if (unknown and not self.idempotent) or not may_retry(result) or self.world.now_ms() > until:
+                return result, unknown
+            yield Sleep(self.rng.uniform(5, 80))
+
+    def _learn(self, partition: Known, result: SmqError | Lost) -> None:
+        hint: NodeId | None = None
+        if isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER:
+            hint = result.details.leader
+        partition.leader = hint
+
+    def _conclude(self, partition: Known, values: list[int], result: Any, unknown: bool) -> None:
+        recorder = self.world.recorder
+        if isinstance(result, Produced) and result.base_offset >= 0:
+            recorder.ok(
+                self.process, "send", o=result.base_offset, ts=result.ts_ns, dup=result.duplicate, ep=result.epoch
+            )
+            if result.last_offset != result.base_offset + len(values) - 1:
+                self.world.complain(partition.leader or NodeId(0), f"{result} for {len(values)} records")
+            if self.acks is Acks.ALL:
+                self.world.acked += 1
+                partition.hwm = max(partition.hwm, result.last_offset + 1)
+            self.world.duplicates += result.duplicate
+            if self.session is not None:
+                self.session.sequences[partition.key] = self.session.sequences.get(partition.key, 0) + len(values)
+        elif isinstance(result, Produced):
+            self.conclude_unknown("send")  # acks=0: nobody says what became of it
+            self._abandon_session()
+        elif unknown:
+            err = result.code.name if isinstance(result, SmqError) else result.value
+            self.conclude_unknown("send", err=err)
+            self._abandon_session()
+        else:
+            self.fail("send", result)
+            self._abandon_session()
+            if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_TOPIC:
+                partition.leader = None
+
+    def _abandon_session(self) -> None:
+        """Nobody knows which sequence is next: half of the time the epoch is bumped, else a new id is taken."""
+        if self.session is not None and self.rng.random() < 0.5:
+            self.session = None
+        elif self.session is not None:
+            self.session.is_stale = True
+
+    def _open_session(self) -> Script:
+        old = self.session
+        if old is None:
+            yield from self._allocate(NO_PRODUCER, ProducerEpoch(-1))
+        else:
+            yield from self._allocate(old.producer_id, old.epoch)
+
+    def _allocate(self, producer_id: ProducerId, epoch: ProducerEpoch) -> Script:
+        command = AllocateProducerId(
+            request_id=RequestId(self.rng.randbytes(16)), producer_id=producer_id, producer_epoch=epoch
+        )
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.propose(command, ATTEMPT_MS, done)
+
+        self.world.recorder.invoke(self.process, "alloc")
+        result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+        if isinstance(result, ProducerIdAllocated):
+            self.world.recorder.ok(self.process, "alloc", id=result.producer_id, epoch=result.producer_epoch)
+            self.session = Session(result.producer_id, result.producer_epoch, {})
+        else:
+            self.session = None
+            if unknown:
+                self.conclude_unknown("alloc")
+            else:
+                self.fail("alloc", result)

@@ -1,0 +1,227 @@
+"""Clients of everything but records: partition ranges, look-ups by time, group offsets, deletion, topics.
+
+Owns one small client class for each; all go to any node.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
+from chaos_tests.sim.clock import WALL_EPOCH_NS
+from chaos_tests.sim.rpc import Call, Lost, Script
+from smq.raft_state.commands import AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit, TopicCreated
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Offset, PartitionIndex, RequestId, TopicId, partition_id
+from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
+
+ATTEMPT_MS = 900
+DEADLINE_MS = 3000.0
+LOOK_BACK_NS = 5_000_000_000
+
+
+class RangeReader(Client):
+    """Asks for the linearizable range of a partition, and for the first record after a time."""
+
+    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.think_ms = think_ms
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            partition = self.any_partition()
+            if partition is not None:
+                yield from (self.range(partition) if self.rng.random() < 0.7 else self.time(partition))
+
+    def range(self, partition: Known) -> Script:
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.partition_range(partition.topic, partition.index, ATTEMPT_MS, done)
+
+        node = self.any_node()
+        self.world.recorder.invoke(self.process, "hwm", k=partition.key, n=node)
+        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        if isinstance(result, PartitionRange):
+            told = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
+            self.world.recorder.ok(self.process, "hwm", **told)
+            partition.hwm = max(partition.hwm, result.hwm)
+            partition.lo = max(partition.lo, result.log_start)
+        else:
+            self._conclude_failed("hwm", result)
+
+    def time(self, partition: Known) -> Script:
+        about = WALL_EPOCH_NS + self.world.scheduler.now_ns
+        ts_ns = about - int(self.rng.random() * LOOK_BACK_NS)
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.offset_for_time(partition.topic, partition.index, TimeKind.TS_NS, ts_ns, ATTEMPT_MS, done)
+
+        node = self.rng.choice(partition.replicas) if partition.replicas else self.any_node()
+        self.world.recorder.invoke(self.process, "time", k=partition.key, ts=ts_ns, n=node)
+        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        if isinstance(result, TimeOffset):
+            self.world.recorder.ok(self.process, "time", o=result.offset, ts_found=result.ts_ns)
+        else:
+            self._conclude_failed("time", result)
+
+    def _conclude_failed(self, function: str, result: SmqError | Lost) -> None:
+        if is_unknown(result):
+            self.conclude_unknown(function)
+        else:
+            self.fail(function, result)
+
+
+class GroupMember(Client):
+    """Commits and fetches the offsets of a group that it shares with others."""
+
+    def __init__(self, world: World, name: str, group: str, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.name = name
+        self.group = group
+        self.think_ms = think_ms
+        self._count = 0
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            partition = self.any_partition()
+            if partition is not None:
+                yield from (self.commit(partition) if self.rng.random() < 0.4 else self.fetch(partition))
+
+    def commit(self, partition: Known) -> Script:
+        self._count += 1
+        tag, offset = f"{self.name}-{self._count}", self.rng.randint(0, partition.hwm)
+        item = OffsetCommit(partition=partition.pid, offset=Offset(offset), metadata=tag)
+        request_id = self.rng.randbytes(16)
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.commit_offsets(self.group, [item], request_id, ATTEMPT_MS, done)
+
+        self.world.recorder.invoke(self.process, "commit", g=self.group, k=partition.key, o=offset, tag=tag)
+        result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+        if not isinstance(result, SmqError | Lost):
+            self.world.recorder.ok(self.process, "commit")
+        elif unknown:
+            self.conclude_unknown("commit")
+        else:
+            self.fail("commit", result)
+
+    def fetch(self, partition: Known) -> Script:
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.fetch_offsets(self.group, [partition.pid], ATTEMPT_MS, done)
+
+        node = self.any_node()
+        self.world.recorder.invoke(self.process, "fetch", g=self.group, k=partition.key, n=node)
+        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        if isinstance(result, dict):
+            offset, tag = result.get(partition.pid, (-1, ""))
+            self.world.recorder.ok(self.process, "fetch", o=offset, tag=tag)
+        elif is_unknown(result):
+            self.conclude_unknown("fetch")
+        elif isinstance(result, SmqError) and result.code.name == "UNKNOWN_GROUP":
+            self.world.recorder.ok(self.process, "fetch", o=-1, tag="")
+        else:
+            self.fail("fetch", result)
+
+
+class Trimmer(Client):
+    """Deletes records, sometimes up to the very HWM (rule 14)."""
+
+    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.think_ms = think_ms
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            partition = self.any_partition()
+            if partition is not None:
+                yield from self.trim(partition)
+
+    def trim(self, partition: Known) -> Script:
+        lo, hwm = partition.lo, max(partition.hwm, partition.lo)
+        offset = hwm if self.rng.random() < 0.4 else self.rng.randint(lo, hwm)
+        command = AdvanceLogStart(
+            request_id=RequestId(self.rng.randbytes(16)), partition=partition.pid, offset=Offset(offset)
+        )
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.propose(command, ATTEMPT_MS, done)
+
+        self.world.recorder.invoke(self.process, "trim", k=partition.key, o=offset)
+        result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+        if not isinstance(result, SmqError | Lost):
+            self.world.recorder.ok(self.process, "trim")
+            partition.lo = max(partition.lo, offset)
+        elif unknown:
+            self.conclude_unknown("trim")
+        else:
+            self.fail("trim", result)
+
+
+class TopicOwner(Client):
+    """Creates topics and drops them again; the first ones, made by `create`, stay for the whole run."""
+
+    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.name = name
+        self.think_ms = think_ms
+        self._count = 0
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            self._count += 1
+            topic = f"{self.name}-{self._count}"
+            if not (yield from self.create(topic, partitions=self.rng.randint(1, 2), replication=3)):
+                continue
+            yield self.think(self.think_ms)
+            yield from self.drop(topic)
+
+    def create(
+        self, topic: str, *, partitions: int, replication: int, start: int = 0, deadline_ms: float = DEADLINE_MS
+    ) -> Any:
+        """A Script that returns whether the topic is known to exist."""
+        topic_id = TopicId(self.rng.randbytes(16))
+        command = CreateTopic(
+            request_id=RequestId(self.rng.randbytes(16)),
+            name=topic,
+            topic_id=topic_id,
+            partition_count=partitions,
+            replication_factor=min(replication, len(self.world.nodes)),
+            start_offset=Offset(start),
+            created_ms=int(self.world.now_ms()),
+        )
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.propose(command, ATTEMPT_MS, done)
+
+        self.world.recorder.invoke(self.process, "create", name=topic)
+        result, unknown = yield from self.request(request, deadline_ms=deadline_ms, attempt_ms=ATTEMPT_MS)
+        if isinstance(result, TopicCreated):
+            self.world.recorder.ok(self.process, "create")
+            for index in range(partitions):
+                pid = partition_id(topic_id, PartitionIndex(index))
+                self.world.partitions.append(Known(topic, index, pid, self.world.nodes[:0], None, start, start))
+            return True
+        if unknown:
+            self.conclude_unknown("create")
+        else:
+            self.fail("create", result)
+        return False
+
+    def drop(self, topic: str) -> Script:
+        command = DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic)
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.propose(command, ATTEMPT_MS, done)
+
+        self.world.recorder.invoke(self.process, "drop", name=topic)
+        for known in self.world.partitions:
+            known.dropped = known.dropped or known.topic == topic
+        result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+        if not isinstance(result, SmqError | Lost):
+            self.world.recorder.ok(self.process, "drop")
+        elif unknown:
+            self.conclude_unknown("drop")
+        else:
+            self.fail("drop", result)

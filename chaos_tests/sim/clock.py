@@ -1,0 +1,191 @@
+"""Virtual time: one event queue for the whole world, processes that live, pause and die, and a clock for each.
+
+Owns the order in which everything happens. Ties are broken by the order of scheduling, so that a run depends on
+its seed alone. It must never read real time.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+WALL_EPOCH_NS = 1_700_000_000 * NS_PER_S  # an ordinary day: the simulation has no business with 1970
+CLOCK_READ_NS = 100  # a read costs time: loops that wait for the clock to move must end (pysyncobj has some)
+READY_MAX = 200_000  # callbacks run in a row without time passing: beyond it the code under test spins
+
+Callback = Callable[[], None]
+
+
+class SpinError(AssertionError):
+    """A process schedules callbacks for "now" without end."""
+
+
+class Event:
+    """One thing to come. Cancelling is forgetting its function."""
+
+    __slots__ = ("fn", "process")
+
+    def __init__(self, fn: Callback | None, process: "Process | None") -> None:
+        self.fn = fn
+        self.process = process
+
+    def cancel(self) -> None:
+        self.fn = None
+
+
+class Scheduler:
+    """The heap of events and the true time, in nanoseconds since the start of the run."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.executed = 0
+        self._seq = 0
+        self._heap: list[tuple[int, int, Event]] = []
+
+    def at(self, time_ns: int, fn: Callback, process: "Process | None" = None) -> Event:
+        """Runs `fn` at `time_ns` (now, where that is past), within `process` where one is given."""
+        event = Event(fn, process)
+        self._seq += 1
+        heapq.heappush(self._heap, (time_ns if time_ns > self.now_ns else self.now_ns, self._seq, event))
+        return event
+
+    def after_ms(self, delay_ms: float, fn: Callback, process: "Process | None" = None) -> Event:
+        return self.at(self.now_ns + int(delay_ms * NS_PER_MS), fn, process)
+
+    def run_until(self, time_ns: int, *, stop: Callable[[], bool] | None = None) -> bool:
+        """Runs everything up to `time_ns`; True as soon as `stop` says so (asked after each event)."""
+        heap = self._heap
+        while heap and heap[0][0] <= time_ns:
+            self.now_ns, _, event = heapq.heappop(heap)
+            if event.fn is None:
+                continue
+            self.executed += 1
+            if event.process is None:
+                fn, event.fn = event.fn, None
+                fn()
+            else:
+                event.process.execute(event)
+            if stop is not None and stop():
+                return True
+        self.now_ns = max(self.now_ns, time_ns)
+        return False
+
+    def run_for_ms(self, duration_ms: float, *, stop: Callable[[], bool] | None = None) -> bool:
+        return self.run_until(self.now_ns + int(duration_ms * NS_PER_MS), stop=stop)
+
+
+class Process:
+    """One operating-system process: runs callbacks one at a time, may be paused, and is dead for ever once dead.
+
+    An exception that leaves a callback kills it, and `on_error` is told. `on_step` (when set) is asked after every
+    callback whether the process dies right there: crashes fall between any two callbacks, not only between times.
+    """
+
+    __slots__ = ("_running", "alive", "held", "name", "on_error", "on_step", "paused", "ready", "scheduler")
+
+    def __init__(self, scheduler: Scheduler, name: str, on_error: Callable[[Exception], None]) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.on_error = on_error
+        self.on_step: Callable[[], bool] | None = None
+        self.alive = True
+        self.paused = False
+        self.ready: deque[Callback] = deque()
+        self.held: deque[Event] = deque()
+        self._running = False
+
+    def kill(self) -> None:
+        """Nothing of it runs any more; what was queued is gone."""
+        self.alive = False
+        self.ready.clear()
+        self.held.clear()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        """What came due meanwhile runs now, in its order."""
+        if not self.paused:
+            return
+        self.paused = False
+        held, self.held = self.held, deque()
+        for event in held:
+            if event.fn is not None:
+                self.scheduler.at(self.scheduler.now_ns, event.fn, self)
+
+    def soon(self, fn: Callback) -> None:
+        self.ready.append(fn)
+        if not self._running and len(self.ready) == 1:
+            self.scheduler.at(self.scheduler.now_ns, _nothing, self)
+
+    def execute(self, event: Event) -> None:
+        if not self.alive:
+            return
+        if self.paused:
+            self.held.append(event)
+            return
+        fn, event.fn = event.fn, None
+        assert fn is not None
+        self.run(fn)
+
+    def run(self, fn: Callback) -> None:
+        """Runs `fn` and everything it asked to run soon."""
+        self._running = True
+        try:
+            self._run_all(fn)
+        except Exception as e:
+            self.kill()
+            self.on_error(e)
+        finally:
+            self._running = False
+
+    def _run_all(self, fn: Callback) -> None:
+        ready = self.ready
+        for _ in range(READY_MAX):
+            fn()
+            if self.on_step is not None and self.alive and self.on_step():
+                return
+            if not ready:
+                return
+            fn = ready.popleft()
+        raise SpinError(f"{self.name}: {READY_MAX} callbacks in a row without time passing")
+
+
+def _nothing() -> None:
+    """Wakes a process for what lies in its ready queue."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Machine:
+    """What survives a process: the hardware's clock. `rate` 1.001 gains a millisecond a second."""
+
+    rate: float = 1.0
+    wall_offset_ns: int = 0
+
+
+class SimClock:
+    """The Clock port of one process on one machine. Dies with the process."""
+
+    def __init__(self, process: Process, machine: Machine) -> None:
+        self._process = process
+        self._scheduler = process.scheduler
+        self._machine = machine
+        self._reads_ns = 0
+
+    def monotonic_ns(self) -> int:
+        self._reads_ns += CLOCK_READ_NS
+        return NS_PER_S + int(self._scheduler.now_ns * self._machine.rate) + self._reads_ns
+
+    def wall_ns(self) -> int:
+        self._reads_ns += CLOCK_READ_NS
+        machine = self._machine
+        return WALL_EPOCH_NS + machine.wall_offset_ns + int(self._scheduler.now_ns * machine.rate) + self._reads_ns
+
+    def call_later(self, delay_ms: float, fn: Callback) -> Event:
+        due = self._scheduler.now_ns + int(delay_ms * NS_PER_MS / self._machine.rate)
+        return self._scheduler.at(due, fn, self._process)
+
+    def call_soon(self, fn: Callback) -> None:
+        self._process.soon(fn)

@@ -1,0 +1,184 @@
+"""Machines and the node processes on them: start, crash, power loss, pause, restart under a supervisor.
+
+Owns what survives what: a disk's image outlives every process, a machine's clock too; everything else of a
+process dies with it. Violations it sees itself (a process that dies unasked) go into the history.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from chaos_tests.history import Recorder
+from chaos_tests.sim.clock import Machine, Process, Scheduler, SimClock
+from chaos_tests.sim.disk import DiskImage, FakeDisk
+from chaos_tests.sim.network import SimNetwork, SimPort
+from chaos_tests.sim.rng import Streams
+from smq.raft_state.ids import NodeId
+from smq.replication.api import NodeApi
+from smq.replication.config import NodeConfig
+from smq.replication.ports import Clock, Disk, Network, Rng
+
+CLUSTER_ID = "simulated-cluster"
+SUPERVISOR_MS = (50.0, 800.0)  # a process that died by itself is started again after this
+
+
+class SimulatedNode(NodeApi, Protocol):
+    """A NodeApi that can be started, and looked into."""
+
+    def start(self) -> None: ...
+
+
+class NodeFactory(Protocol):
+    def __call__(
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock,
+        rng: Rng,
+        network: Network,
+        disk: Disk,
+        on_fatal: Callable[[BaseException], None],
+    ) -> SimulatedNode: ...
+
+
+@dataclass(slots=True)
+class SimHost:
+    """One machine."""
+
+    node: NodeId
+    machine: Machine
+    image: DiskImage
+    latency_ms: tuple[float, float]
+    process: Process | None = None
+    api: Any = None  # a SimulatedNode while it runs
+    disk: FakeDisk | None = None
+    has_power: bool = True
+    starts: int = 0
+    expected_death: bool = False  # an injected disk error: the process must end itself
+    restart_wanted: int = 0  # number of the latest scheduled start; older ones do nothing
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None
+
+
+@dataclass(slots=True)
+class Cluster:
+    """All hosts of a run."""
+
+    scheduler: Scheduler
+    streams: Streams
+    network: SimNetwork
+    recorder: Recorder
+    factory: NodeFactory
+    configs: dict[NodeId, NodeConfig]
+    hosts: dict[NodeId, SimHost] = field(default_factory=dict)
+    on_started: list[Callable[[SimHost], None]] = field(default_factory=list)
+    on_down: list[Callable[[SimHost], None]] = field(default_factory=list)
+
+    # ------------------------------------------------------------------------------------------ starting
+    def start(self, node: NodeId) -> None:
+        """Boots a fresh process of the node on its machine's disk. Does nothing where one runs."""
+        host = self.hosts[node]
+        if host.is_up:
+            return
+        host.starts += 1
+        host.has_power = True
+        host.expected_death = False
+        name = f"{node}.{host.starts}"
+        process = Process(self.scheduler, name, partial(self._died, host, host.starts))
+        clock = SimClock(process, host.machine)
+        on_fatal = partial(self._fatal, host, host.starts)
+        disk = FakeDisk(
+            clock,
+            self.streams.stream(f"disk/{node}"),
+            image=host.image,
+            latency_ms=host.latency_ms,
+            on_fatal=on_fatal,
+        )
+        host.process, host.disk = process, disk
+        self.recorder.note("fault", what="start", n=node, start=host.starts)
+
+        def boot() -> None:
+            rng = self.streams.stream(f"node/{node}/{host.starts}")
+            port = SimPort(self.network, node, process)
+            host.api = self.factory(
+                self.configs[node], clock=clock, rng=rng, network=port, disk=disk, on_fatal=on_fatal
+            )
+            for hook in self.on_started:
+                hook(host)
+            host.api.start()
+
+        self.scheduler.at(self.scheduler.now_ns, boot, process)
+
+    def start_later(self, node: NodeId, delay_ms: float) -> None:
+        host = self.hosts[node]
+        host.restart_wanted += 1
+        self.scheduler.after_ms(delay_ms, partial(self._start_if_wanted, node, host.restart_wanted))
+
+    def _start_if_wanted(self, node: NodeId, number: int) -> None:
+        if self.hosts[node].restart_wanted == number:
+            self.start(node)
+
+    # ------------------------------------------------------------------------------------------ stopping
+    def crash(self, node: NodeId, *, power: bool, why: str) -> None:
+        """kill -9, or the plug: nothing runs any more, unsynced writes are lost or not as the disk pleases."""
+        host = self.hosts[node]
+        if host.process is None or host.disk is None:
+            return
+        self.recorder.note("fault", what="power-loss" if power else "crash", n=node, why=why)
+        for hook in self.on_down:
+            hook(host)
+        host.process.kill()
+        host.disk.crash()
+        host.process = host.api = host.disk = None
+        host.has_power = not power
+        self.network.detach(node, silently=power)
+
+    def pause(self, node: NodeId) -> None:
+        host = self.hosts[node]
+        if host.process is not None and not host.process.paused:
+            self.recorder.note("fault", what="pause", n=node)
+            host.process.pause()
+
+    def resume(self, node: NodeId) -> None:
+        host = self.hosts[node]
+        if host.process is not None and host.process.paused:
+            self.recorder.note("fault", what="resume", n=node)
+            host.process.resume()
+            self.network.resumed(node)
+
+    def _died(self, host: SimHost, start: int, error: Exception) -> None:
+        """An exception left a callback: production would exit non-zero."""
+        if host.starts == start:
+            self._end(host, error)
+
+    def _fatal(self, host: SimHost, start: int, error: BaseException) -> None:
+        """The process ends itself, as it must after a failed commit. Called from within its own callbacks, so that
+        the end comes as the next event."""
+        self.scheduler.at(self.scheduler.now_ns, lambda: self._end(host, error) if host.starts == start else None)
+
+    def _end(self, host: SimHost, error: BaseException) -> None:
+        if not host.is_up:
+            return
+        if not host.expected_death:
+            self.recorder.note("died", n=host.node, err=_describe(error))
+        self.crash(host.node, power=False, why=f"ended itself: {type(error).__name__}")
+        low, high = SUPERVISOR_MS
+        self.start_later(host.node, self.streams.stream("supervisor").uniform(low, high))
+
+    # ------------------------------------------------------------------------------------------ looking
+    def up(self) -> list[SimHost]:
+        return [host for host in self.hosts.values() if host.is_up]
+
+
+def _describe(error: BaseException) -> str:
+    """Type, message and the innermost frames: enough to name the bug without a log."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error} [{' < '.join(reversed(frames[-4:]))}]"

@@ -1,0 +1,203 @@
+"""Looks into the nodes of a run: who leads, what was applied, which rare events were reached.
+
+Owns the observations in the history (notes of the observer) and the counters. It only reads; a run with it and
+one without it take the same course.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+from chaos_tests.history import Recorder
+from chaos_tests.sim.cluster import Cluster, SimHost
+from smq.raft_state.commands import Applied, LeaderElected
+from smq.raft_state.ids import LogIndex, NodeId
+from smq.replication.config import NodeConfig
+from smq.replication.log_store import PartitionLog
+from smq.replication.node import Node
+from smq.replication.ports import Clock, Disk, Network, Rng
+
+DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
+SAMPLE_MS = 40.0
+
+RARE = (
+    "leader_changes",
+    "leader_changes_with_tail",
+    "truncations",
+    "snapshots_taken",
+    "snapshot_installs",
+    "quick_restarts_of_a_leader",
+    "duplicates_answered",
+    "hwm_of_a_dead_epoch_rejected",
+    "log_starts_moved",
+)
+
+
+class Observer:
+    """One a run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.counts: Counter[str] = Counter()
+        self.cluster: Cluster | None = None
+        self._entries: dict[int, tuple[int, NodeId]] = {}
+        self._leaders: dict[int, NodeId] = {}
+        self._marks: dict[str, dict[int, tuple[int, int, int]]] = {}
+        self._elected_index: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------ nodes
+    def factory(
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock,
+        rng: Rng,
+        network: Network,
+        disk: Disk,
+        on_fatal: Callable[[BaseException], None],
+    ) -> "WatchedNode":
+        return WatchedNode(
+            config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, observer=self
+        )
+
+    def on_applied(self, node: "WatchedNode", index: LogIndex, command: bytes, applied: Applied) -> None:
+        checksum = crc32(command)
+        first = self._entries.setdefault(index, (checksum, node.node_id))
+        if first[0] != checksum:
+            self.recorder.note("entry", n=first[1], i=index, d=first[0])
+            self.recorder.note("entry", n=node.node_id, i=index, d=checksum)
+        if index % DIGEST_EVERY == 0:
+            self.note_digest(node, index)
+        if isinstance(applied.reply, LeaderElected) and index not in self._elected_index:
+            self._elected_index.add(index)
+            self.counts["leader_changes"] += 1
+            self._count_tail(applied)
+
+    def _count_tail(self, applied: Applied) -> None:
+        """Whether some replica holds more than the new epoch starts with."""
+        assert self.cluster is not None
+        reply = applied.reply
+        assert isinstance(reply, LeaderElected)
+        for host in self.cluster.up():
+            for pid in applied.touched:
+                replica = host.api.replica_status(pid) if host.api is not None else None
+                if replica is not None and replica.appended_end > reply.start:
+                    self.counts["leader_changes_with_tail"] += 1
+                    return
+
+    def note_digest(self, node: "WatchedNode", index: LogIndex) -> None:
+        self.recorder.note("digest", n=node.node_id, i=index, d=node.digest())
+
+    # ------------------------------------------------------------------------------------------ samples
+    def sample(self) -> None:
+        """Leaders and marks of all running nodes, as they are now."""
+        assert self.cluster is not None
+        for host in self.cluster.up():
+            if host.api is not None and host.process is not None and not host.process.paused:
+                self._sample_node(host)
+
+    def _sample_node(self, host: SimHost) -> None:
+        node = host.api
+        if node.engine.is_leader:
+            term = int(node.engine.term)
+            if self._leaders.setdefault(term, host.node) != host.node:
+                self.recorder.note("lead", n=self._leaders[term], term=term)
+                self.recorder.note("lead", n=host.node, term=term)
+        index = int(node.engine.applied_index)
+        for topic in node.state.topics.values():
+            for part in topic.partitions:
+                mark = (part.hwm, part.log_start, part.epoch)
+                known = self._marks.setdefault(f"{topic.name}/{part.index}", {})
+                if known.get(index) != mark:
+                    known[index] = mark
+                    self.recorder.note(
+                        "local",
+                        n=host.node,
+                        inc=host.starts,
+                        i=index,
+                        k=f"{topic.name}/{part.index}",
+                        hwm=part.hwm,
+                        lo=part.log_start,
+                        epoch=part.epoch,
+                    )
+
+    # ------------------------------------------------------------------------------------------ leaders
+    def freshest(self) -> Any:
+        """The running node that has applied most, or None."""
+        assert self.cluster is not None
+        nodes = [host.api for host in self.cluster.up() if host.api is not None]
+        return max(nodes, key=lambda node: int(node.engine.applied_index), default=None)
+
+    def seen_leaders(self) -> tuple[NodeId | None, list[NodeId]]:
+        assert self.cluster is not None
+        best: tuple[int, NodeId] | None = None
+        for host in self.cluster.up():
+            if host.api is not None and host.api.engine.is_leader:
+                best = max(best or (-1, host.node), (int(host.api.engine.term), host.node))
+        node = self.freshest()
+        leaders: list[NodeId] = []
+        if node is not None:
+            leaders = [part.leader for topic in node.state.topics.values() for part in topic.partitions]
+        return (best[1] if best is not None else None), leaders
+
+
+class WatchedNode(Node):
+    """The production node, with the observer told of every apply, snapshot and restore."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock,
+        rng: Rng,
+        network: Network,
+        disk: Disk,
+        on_fatal: Callable[[BaseException], None],
+        observer: Observer,
+    ) -> None:
+        self._observer = observer
+        self._disk_failed = False
+        super().__init__(config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal)
+
+    def digest(self) -> str:
+        return self._machine.digest()
+
+    def replica_status(self, pid: Any) -> Any:
+        replica = self._replicas.get(pid)
+        return replica.status() if replica is not None else None
+
+    def apply(self, index: LogIndex, command: bytes) -> Applied:
+        applied = super().apply(index, command)
+        self._observer.on_applied(self, index, command, applied)
+        return applied
+
+    def snapshot(self) -> bytes:
+        self._observer.counts["snapshots_taken"] += 1
+        return super().snapshot()
+
+    def restore(self, index: LogIndex, snapshot: bytes) -> None:
+        if self._is_registered:
+            self._observer.counts["snapshot_installs"] += 1
+        super().restore(index, snapshot)
+        self._observer.note_digest(self, index)
+
+
+_truncations: Counter[str] = Counter()
+
+
+def count_truncations(counts: Counter[str]) -> Callable[[], None]:
+    """Counts calls of PartitionLog.truncate that cut something; returns how to stop counting."""
+    original = PartitionLog.truncate
+
+    def counted(self: PartitionLog, end: Any) -> None:
+        if end < self.appended_end:
+            counts["truncations"] += 1
+        original(self, end)
+
+    PartitionLog.truncate = counted  # type: ignore[method-assign]  # a probe of the simulation
+
+    def restore() -> None:
+        PartitionLog.truncate = original  # type: ignore[method-assign]  # undoes the above
+
+    return restore

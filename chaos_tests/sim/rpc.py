@@ -1,0 +1,173 @@
+"""How simulated clients reach nodes: requests and responses with delay and loss, and scripts that wait for them.
+
+Owns the client side of the virtual network and the stepping of scripts (generators that yield Sleep or Call).
+A request to a killed process is refused; one to a machine without power, or over a cut link, is never answered.
+It checks, too, that a node answers every request once and in time.
+"""
+
+import enum
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from chaos_tests.sim.clock import Event, Process, Scheduler
+from chaos_tests.sim.rng import Streams
+from smq.raft_state.ids import NodeId
+from smq.replication.api import NodeApi
+
+ANSWER_GRACE_MS = 2_000.0  # a node may answer this long after the deadline it was given, and no longer
+
+
+class Lost(enum.Enum):
+    """No answer."""
+
+    REFUSED = "refused"  # definite: nobody listened
+    TIMED_OUT = "timed_out"  # the request may have been carried out, or may yet be
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to one node. `request` calls the node's handler with the given `done`."""
+
+    node: NodeId
+    request: Callable[[NodeApi, Callable[[Any], None]], object]
+    timeout_ms: float  # the client's own patience
+    deadline_ms: float  # what the node was given
+
+
+Script = Generator[Sleep | Call, Any, None]
+
+
+class Host(Protocol):
+    """What clients see of a node's machine."""
+
+    @property
+    def process(self) -> Process | None:
+        """None while it is down."""
+
+    @property
+    def api(self) -> NodeApi | None: ...
+
+    @property
+    def has_power(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class ClientLink:
+    """Between all clients and one node."""
+
+    requests_cut: bool = False
+    responses_cut: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientProfile:
+    delay_ms_min: float = 0.1
+    delay_ms_mean: float = 0.5
+    loss: float = 0.005  # of a request or of a response, each
+    straggler: float = 0.005  # a request that arrives late, perhaps after the client gave up
+    straggler_ms_max: float = 3000.0
+
+
+class ClientNet:
+    """Carries calls. One for all clients of a run."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        streams: Streams,
+        hosts: dict[NodeId, Host],
+        profile: ClientProfile,
+        complain: Callable[[NodeId, str], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.profile = profile
+        self.links = {node: ClientLink() for node in hosts}
+        self._hosts = hosts
+        self._rng = streams.stream("clients/network")
+        self._complain = complain
+
+    def heal(self) -> None:
+        for link in self.links.values():
+            link.requests_cut = link.responses_cut = False
+        self.profile.loss = self.profile.straggler = 0.0
+
+    def _delay_ms(self) -> float:
+        return self.profile.delay_ms_min + self._rng.expovariate(1.0) * self.profile.delay_ms_mean
+
+    def call(self, call: Call, on_result: Callable[[Any], None]) -> None:
+        """`on_result` gets the handler's result, its SmqError, or Lost; exactly once."""
+        waiting: list[Callable[[Any], None]] = [on_result]
+
+        def conclude(result: object) -> None:
+            if waiting:
+                waiting.pop()(result)
+
+        self.scheduler.after_ms(call.timeout_ms, partial(conclude, Lost.TIMED_OUT))
+        delay = self._delay_ms()
+        if self._rng.random() < self.profile.straggler:
+            delay += self._rng.random() * self.profile.straggler_ms_max
+        if self._rng.random() >= self.profile.loss and not self.links[call.node].requests_cut:
+            self.scheduler.after_ms(delay, partial(self._arrive, call, conclude))
+
+    def _arrive(self, call: Call, conclude: Callable[[Any], None]) -> None:
+        host = self._hosts[call.node]
+        process, api = host.process, host.api
+        if process is None or api is None:
+            if host.has_power:
+                self.scheduler.after_ms(self._delay_ms(), partial(conclude, Lost.REFUSED))
+            return
+        answered: list[bool] = []
+
+        def done(result: object) -> None:
+            if answered:
+                self._complain(call.node, f"answered a request twice, the second time with {result!r}")
+            answered.append(True)
+            if self._rng.random() >= self.profile.loss and not self.links[call.node].responses_cut:
+                self.scheduler.after_ms(self._delay_ms(), partial(conclude, result))
+
+        check = partial(self._check_answered, call, process, answered, 2)
+        self.scheduler.after_ms(call.deadline_ms + ANSWER_GRACE_MS, check, process)
+
+        def serve() -> None:
+            call.request(api, done)
+
+        self.scheduler.at(self.scheduler.now_ns, serve, process)
+
+    def _check_answered(self, call: Call, process: Process, answered: list[bool], chances: int) -> None:
+        """Asked inside the process: while it is paused nobody can expect an answer, nor right after."""
+        if answered:
+            return
+        if chances:
+            again = partial(self._check_answered, call, process, answered, chances - 1)
+            self.scheduler.after_ms(ANSWER_GRACE_MS, again, process)
+        else:
+            self._complain(call.node, f"never answered a request with a deadline of {call.deadline_ms} ms")
+
+
+class Actor:
+    """Steps one script to its end."""
+
+    def __init__(self, net: ClientNet, script: Script, on_end: Callable[[], None] | None = None) -> None:
+        self._net = net
+        self._script = script
+        self._on_end = on_end
+        self._timer: Event = net.scheduler.after_ms(0, partial(self._step, None))
+
+    def _step(self, value: object) -> None:
+        try:
+            wanted = self._script.send(value)
+        except StopIteration:
+            if self._on_end is not None:
+                self._on_end()
+            return
+        if isinstance(wanted, Sleep):
+            self._timer = self._net.scheduler.after_ms(wanted.ms, partial(self._step, None))
+        else:
+            self._net.call(wanted, self._step)

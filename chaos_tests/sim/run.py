@@ -1,0 +1,306 @@
+"""One seed of one scenario: build the world, let the faults loose, heal, read everything back, judge.
+
+Owns the course of a run and its result. Deterministic: the same seed and scenario give the same history and
+trace in any process.
+"""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from chaos_tests.checkers.base import Violation
+from chaos_tests.checkers.judge import judge
+from chaos_tests.history import Event, Recorder
+from chaos_tests.sim.clients.base import Known, World
+from chaos_tests.sim.clients.consumer import Consumer
+from chaos_tests.sim.clients.producer import Producer
+from chaos_tests.sim.clients.services import GroupMember, RangeReader, TopicOwner, Trimmer
+from chaos_tests.sim.clock import NS_PER_MS, Machine, Scheduler
+from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
+from chaos_tests.sim.disk import DiskImage
+from chaos_tests.sim.faults import Arena, Fault, heal
+from chaos_tests.sim.network import LinkProfile, SimNetwork
+from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_truncations
+from chaos_tests.sim.rng import Streams
+from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script
+from chaos_tests.sim.scenario import Scenario
+from smq.raft_state.ids import NodeId
+from smq.replication.api import Acks
+from smq.replication.config import NodeConfig
+
+BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
+SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
+FINAL_MS_MAX = 60_000.0  # the full read of all replicas
+
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+logging.getLogger("smq").setLevel(logging.CRITICAL)
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of one seed."""
+
+    seed: int
+    scenario: str
+    violations: list[Violation]
+    virtual_s: float
+    operations: int
+    acked: int
+    events: int
+    counts: Counter[str]
+    digest: str  # of the history: equal for equal runs
+    history: list[Event] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, scenario: Scenario, seed: int, *, trace: bool = False) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self.scheduler = Scheduler()
+        self.streams = Streams(seed)
+        self.recorder = Recorder(lambda: self.scheduler.now_ns)
+        self.observer = Observer(self.recorder)
+        self.trace: list[str] = []
+        self.nodes = tuple(NodeId(n) for n in range(1, scenario.cluster.nodes + 1))
+        tracer = (lambda line: self.trace.append(f"{self.scheduler.now_ns} {line}")) if trace else None
+        network = SimNetwork(self.scheduler, self.streams, self.nodes, LinkProfile(**scenario.network), tracer)
+        self.cluster = Cluster(
+            self.scheduler, self.streams, network, self.recorder, self.observer.factory, self._configs()
+        )
+        self.observer.cluster = self.cluster
+        self._make_hosts()
+        self.net = ClientNet(
+            self.scheduler,
+            self.streams,
+            dict(self.cluster.hosts),
+            replace(ClientProfile(), **scenario.client_network),
+            self._complain,
+        )
+        self.world = World(self.scheduler, self.streams, self.recorder, self.nodes, self._complain)
+
+    def _configs(self) -> dict[NodeId, NodeConfig]:
+        peers = {node: ("127.0.0.1", 10_000 + node) for node in self.nodes}
+        profile = self.scenario.cluster
+        return {
+            node: NodeConfig(
+                node_id=node,
+                cluster_id=CLUSTER_ID,
+                peers=peers,
+                grpc_address=f"127.0.0.1:{20_000 + node}",
+                raft_snapshot_entries=profile.snapshot_entries,
+                **profile.node,
+            )
+            for node in self.nodes
+        }
+
+    def _make_hosts(self) -> None:
+        profile, rng = self.scenario.cluster, self.streams.stream("machines")
+        for node in self.nodes:
+            machine = Machine(
+                rate=1.0 + rng.uniform(-profile.drift_max, profile.drift_max),
+                wall_offset_ns=int(rng.uniform(-500, 500) * NS_PER_MS),
+            )
+            self.cluster.hosts[node] = SimHost(node, machine, DiskImage(), profile.disk_ms)
+
+    def _complain(self, node: NodeId, what: str) -> None:
+        self.recorder.note("died", n=node, err=what)
+
+    # ------------------------------------------------------------------------------------------ the course
+    def run(self) -> Result:
+        stop_counting = count_truncations(self.observer.counts)
+        try:
+            if self._boot():
+                self._storm()
+                heal(self._arena())
+                if self._settle("converged"):
+                    self._final_work()
+        finally:
+            stop_counting()
+        return self._result()
+
+    def _boot(self) -> bool:
+        for node in self.nodes:
+            self.cluster.start(node)
+        self._sample()
+        owner = TopicOwner(self.world, "main", think_ms=0)
+        made: list[bool] = []
+        Actor(self.net, self._make_topics(owner), lambda: made.append(True))
+        done = self.scheduler.run_for_ms(BOOT_MS_MAX, stop=lambda: bool(made))
+        if not done or not self.world.partitions:
+            self.recorder.note("settled", ok=False, why="no topic could be created after the start")
+            return False
+        for known in self.world.partitions:
+            self._learn_replicas(known)
+        return True
+
+    def _make_topics(self, owner: TopicOwner) -> Script:
+        profile = self.scenario.cluster
+        for number in range(profile.topics):
+            for attempt in range(5):
+                ok = yield from owner.create(
+                    f"t{number}-{attempt}",
+                    partitions=profile.partitions,
+                    replication=profile.replication,
+                    start=self.scenario.clients.start_offset,
+                    deadline_ms=BOOT_MS_MAX / 4,
+                )
+                if ok:
+                    break
+
+    def _learn_replicas(self, known: Known) -> None:
+        node = self.observer.freshest()
+        part = node.state.partition(known.pid) if node is not None else None
+        if part is not None:
+            known.replicas = part.replicas
+
+    def _sample(self) -> None:
+        self.observer.sample()
+        self.scheduler.after_ms(SAMPLE_MS, self._sample)
+
+    def _arena(self) -> Arena:
+        return Arena(self.cluster, self.world, self.net, self.observer.seen_leaders)
+
+    def _storm(self) -> None:
+        for script in self._client_scripts():
+            Actor(self.net, script)
+        arena = self._arena()
+        for number, spec in enumerate(self.scenario.faults):
+            Actor(self.net, Fault(arena, spec, f"{number}-{spec.what}").run())
+        self.scheduler.run_for_ms(self.scenario.cluster.seconds * 1000)
+        self.world.stopped = True
+
+    def _client_scripts(self) -> list[Script]:
+        mix, world = self.scenario.clients, self.world
+        think = mix.think_ms
+        made: list[Script] = []
+        kinds = (
+            ("idempotent", mix.idempotent, Acks.ALL, True),
+            ("plain", mix.plain, Acks.ALL, False),
+            ("leader", mix.leader_acks, Acks.LEADER, True),
+            ("none", mix.no_acks, Acks.NONE, False),
+        )
+        for kind, count, acks, idempotent in kinds:
+            made += [
+                Producer(world, f"{kind}-{i}", acks=acks, idempotent=idempotent, think_ms=think).run()
+                for i in range(count)
+            ]
+        made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]
+        made += [RangeReader(world, f"ranges-{i}", think_ms=think * 2).run() for i in range(mix.ranges)]
+        made += [GroupMember(world, f"member-{i}", "g", think_ms=think * 2).run() for i in range(mix.groups)]
+        made += [Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms).run() for i in range(mix.trimmers)]
+        made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
+        return made
+
+    # ------------------------------------------------------------------------------------------ the end
+    def _settle(self, why: str) -> bool:
+        """Waits until all replicas agree, bounded. The heal's last client operations end meanwhile."""
+        start_ns = self.scheduler.now_ns
+        problem: str | None = "it was not looked at"
+        while problem is not None and self.scheduler.now_ns - start_ns < SETTLE_MS_MAX * NS_PER_MS:
+            self.scheduler.run_for_ms(100)
+            problem = self._disagreement()
+        took_ms = (self.scheduler.now_ns - start_ns) / NS_PER_MS
+        self.recorder.note("settled", ok=problem is None, why=problem or why, took_ms=took_ms)
+        return problem is None
+
+    def _disagreement(self) -> str | None:
+        """Why the cluster has not converged yet; None once it has."""
+        hosts = self.cluster.up()
+        if len(hosts) < len(self.nodes) or any(host.api is None for host in hosts):
+            return "a node is down"
+        unready = [host.node for host in hosts if not host.api.is_ready]
+        if unready:
+            return f"nodes {unready} are not ready"
+        for known in self.world.partitions:
+            ends = []
+            for host in hosts:
+                part = host.api.state.partition(known.pid)
+                if part is None:
+                    if known.dropped:
+                        continue
+                    return f"{known.key} is missing on node {host.node}"
+                status = host.api.replica_status(known.pid)
+                if status is not None:
+                    ends.append((host.node, status))
+            if any(not s.hwm == s.appended_end == s.verified_end for _, s in ends):
+                told = [(n, s.hwm, s.appended_end, s.verified_end, s.epoch) for n, s in ends]
+                return f"{known.key}: (node, hwm, appended, verified, epoch) are {told}"
+            if len({(s.hwm, s.epoch, s.log_start) for _, s in ends}) > 1:
+                return f"{known.key}: hwm or epoch differ: {[(n, s.hwm, s.epoch) for n, s in ends]}"
+            if ends and not any(s.is_leader for _, s in ends):
+                return f"{known.key} has no leader"
+        return None
+
+    def _final_work(self) -> None:
+        """Probes of every kind, agreement again, then the full read."""
+        if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
+            self._run_script(self._read_all(), "the final read")
+            for host in self.cluster.up():
+                self.observer.note_digest(host.api, host.api.engine.applied_index)
+
+    def _run_script(self, script: Script, what: str) -> bool:
+        ended: list[bool] = []
+        Actor(self.net, script, lambda: ended.append(True))
+        if not self.scheduler.run_for_ms(FINAL_MS_MAX, stop=lambda: bool(ended)):
+            self.recorder.note("settled", ok=False, why=f"{what} did not end in {FINAL_MS_MAX} ms")
+            return False
+        return True
+
+    def _live(self) -> list[Known]:
+        return [known for known in self.world.partitions if not known.dropped]
+
+    def _probes(self) -> Script:
+        producer = Producer(self.world, "probe", acks=Acks.ALL, idempotent=True, think_ms=0)
+        ranges = RangeReader(self.world, "probe-range", think_ms=0)
+        member = GroupMember(self.world, "probe-member", "g", think_ms=0)
+        for known in self._live():
+            yield from producer.send(known)
+            yield from ranges.range(known)
+            yield from ranges.time(known)
+            yield from member.commit(known)
+            yield from member.fetch(known)
+
+    def _read_all(self) -> Generator[Any, Any, None]:
+        reader = Consumer(self.world, "final", think_ms=0)
+        for known in self._live():
+            self._learn_replicas(known)
+            for node in known.replicas:
+                yield from reader.read_all(known, node)
+
+    def _result(self) -> Result:
+        violations = judge(self.recorder.events)
+        counts = self.observer.counts
+        counts["duplicates_answered"] = self.world.duplicates
+        digest = hashlib.sha256(
+            b"\n".join(json.dumps(event, sort_keys=True).encode() for event in self.recorder.events)
+        ).hexdigest()
+        return Result(
+            seed=self.seed,
+            scenario=self.scenario.name,
+            violations=violations,
+            virtual_s=self.scheduler.now_ns / 1e9,
+            operations=sum(1 for event in self.recorder.events if event["ty"] == "invoke"),
+            acked=self.world.acked,
+            events=self.scheduler.executed,
+            counts=counts,
+            digest=digest,
+            history=self.recorder.events,
+            trace=self.trace,
+        )
+
+
+def simulate(scenario: Scenario, seed: int, *, trace: bool = False) -> Result:
+    """Runs one seed to its verdict."""
+    return Simulation(scenario, seed, trace=trace).run()
+
+
+

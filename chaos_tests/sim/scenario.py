@@ -1,0 +1,121 @@
+"""Scenarios: which cluster, which clients and which faults, from TOML.
+
+Owns the format and its defaults. Unknown keys are refused, so that a typing error cannot switch a fault off.
+"""
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from chaos_tests.sim.faults import STRIKES, FaultSpec
+from chaos_tests.sim.network import LinkProfile
+from chaos_tests.sim.rpc import ClientProfile
+
+FOLDER = Path(__file__).parent / "scenarios"
+
+
+class ScenarioError(ValueError):
+    """The file is not a scenario; the message names the key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterProfile:
+    nodes: int = 3
+    topics: int = 1
+    partitions: int = 2
+    replication: int = 3
+    seconds: float = 20.0  # of faults; the heal and the final read come on top
+    snapshot_entries: int = 400
+    disk_ms: tuple[float, float] = (0.1, 2.0)
+    drift_max: float = 0.001
+    node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientMix:
+    idempotent: int = 2  # acks=all, with retries
+    plain: int = 1  # acks=all, one attempt
+    leader_acks: int = 1  # acks=1, idempotent
+    no_acks: int = 1
+    consumers: int = 2
+    ranges: int = 1
+    groups: int = 2
+    trimmers: int = 0
+    topic_owners: int = 0
+    think_ms: float = 60.0
+    trim_think_ms: float = 1500.0
+    start_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    name: str
+    about: str
+    cluster: ClusterProfile
+    clients: ClientMix
+    network: dict[str, float]
+    client_network: dict[str, float]
+    faults: tuple[FaultSpec, ...]
+
+
+def load(path: Path) -> Scenario:
+    """The scenario in a file. ScenarioError names what is wrong."""
+    with path.open("rb") as f:
+        try:
+            raw = tomllib.load(f)
+        except tomllib.TOMLDecodeError as e:
+            raise ScenarioError(f"{path}: {e}") from e
+    known = {"about", "cluster", "clients", "network", "client_network", "fault"}
+    if unknown := raw.keys() - known:
+        raise ScenarioError(f"{path}: unknown sections {sorted(unknown)}; known: {sorted(known)}")
+    return Scenario(
+        name=path.stem,
+        about=raw.get("about", ""),
+        cluster=_build(ClusterProfile, raw.get("cluster", {}), path),
+        clients=_build(ClientMix, raw.get("clients", {}), path),
+        network=_numbers(LinkProfile, raw.get("network", {}), path),
+        client_network=_numbers(ClientProfile, raw.get("client_network", {}), path),
+        faults=tuple(_fault(entry, path) for entry in raw.get("fault", [])),
+    )
+
+
+def load_all(folder: Path = FOLDER) -> list[Scenario]:
+    return [load(path) for path in sorted(folder.glob("*.toml"))]
+
+
+def find(name: str) -> Scenario:
+    """By the name of one of ours, or by path."""
+    path = FOLDER / f"{name}.toml"
+    if not path.exists():
+        path = Path(name)
+    if not path.exists():
+        names = ", ".join(p.stem for p in sorted(FOLDER.glob("*.toml")))
+        raise ScenarioError(f"no scenario {name!r}: give a file, or one of {names}")
+    return load(path)
+
+
+def _checked(kind: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    if unknown := values.keys() - names:
+        raise ScenarioError(f"{path}: unknown keys {sorted(unknown)} for {kind.__name__}; known: {sorted(names)}")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _build(kind: Any, values: dict[str, Any], path: Path) -> Any:
+    return kind(**_checked(kind, values, path))
+
+
+def _numbers(kind: Any, values: dict[str, Any], path: Path) -> dict[str, float]:
+    return {key: float(value) for key, value in _checked(kind, values, path).items()}
+
+
+def _fault(entry: dict[str, Any], path: Path) -> FaultSpec:
+    entry = dict(entry)
+    what = entry.pop("what", None)
+    if what not in STRIKES:
+        raise ScenarioError(f"{path}: unknown fault {what!r}; known: {sorted(STRIKES)}")
+    own = {f.name for f in fields(FaultSpec)} - {"what", "options"}
+    direct: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items() if key in own}
+    options = {key: value for key, value in entry.items() if key not in own}
+    return FaultSpec(what=what, options=options, **direct)

@@ -139,6 +139,13 @@ class Metadata:
             self._hints.pop((topic, partition), None)
             self._suspects[(topic, partition)] = known.epoch
 
+    def suspect_node(self, address: str) -> None:
+        """A node does not answer: every partition that it leads waits for the next view."""
+        for topic, known in self._topics.items():
+            for partition in range(len(known.partitions)):
+                if self.leader_address(topic, partition) == address:
+                    self.suspect(topic, partition)
+
     def trust(self, topics: Iterable[str]) -> None:
         """A fresh view has arrived: whatever it says about these topics may be tried again."""
         names = frozenset(topics)

@@ -1,0 +1,444 @@
+"""The producer's accumulator: records in, batches that are due out, answers back in. Sans-IO.
+
+Owns which batch goes when: by size, linger, flush, back-off and the window of each partition; and the bound on
+buffered bytes. It must never send, sleep or read a clock: every call is told the time. Only the producer imports it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from smq.clients.batch_queue import NO_SEQUENCE, NOT_IDEMPOTENT, Batch, PartitionQueue, append_to
+from smq.clients.batch_queue import ProducerIdentity as ProducerIdentity
+from smq.clients.partitioner import TopicQueues
+from smq.clients.retry import Backoff, RandomFn, Verdict, judge_batch
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.records import Headers, open_batch
+
+IN_FLIGHT_MAX: Final = 5  # a leader remembers the last five batches of a producer (Kafka's number), no more
+WAITING_OVERHEAD_BYTES: Final = 64  # counted for a record that waits for its topic's partition count
+
+RouteFn = Callable[[str, int], str | None]  # topic, partition -> the leader's address, where known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingSettings:
+    batch_bytes: int = 128 << 10  # a gRPC message costs ~100 us of Python whatever its size: larger than Kafka's 16 KiB
+    linger_ms: float = 5.0
+    compression: str = "none"
+    buffer_bytes_max: int = 32 << 20  # Kafka's buffer.memory
+    in_flight_max: int = IN_FLIGHT_MAX
+    delivery_timeout_ms: float = 120_000.0
+    is_idempotent: bool = True
+    acks_all: bool = True
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+@dataclass(slots=True, kw_only=True)
+class Polled:
+    """What is to be done now."""
+
+    sends: list[tuple[str, Batch]] = field(default_factory=list)
+    failed: list[tuple[Batch, SmqError]] = field(default_factory=list)
+    failed_waiting: list[tuple[object, SmqError]] = field(default_factory=list)  # tokens that reached no batch
+    unrouted: set[str] = field(default_factory=set)  # topics with something to send and no known leader
+    need_identity: list[PartitionQueue] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A record of a topic whose partitions are not known yet."""
+
+    created_ms: float
+    bytes_counted: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    partition: int | None
+    token: object
+
+
+class Accumulator:
+    def __init__(self, settings: BatchingSettings, random: RandomFn) -> None:
+        self.settings = settings
+        self.buffered_bytes = 0
+        self.needs_poll = False  # set where poll() has new work; the producer clears it
+        self.retries = 0
+        self.identity_resets = 0
+        self._batch_bytes = settings.batch_bytes
+        self._random = random
+        self._identity: ProducerIdentity | None = None if settings.is_idempotent else NOT_IDEMPOTENT
+        self._topics: dict[str, TopicQueues] = {}
+        self._waiting: dict[str, deque[_Waiting]] = {}  # bounded by buffer_bytes_max, as the batches are
+        self._active: dict[PartitionQueue, None] = {}  # not empty, in order of first use
+        self._failed: list[tuple[Batch, SmqError]] = []
+        self._failed_waiting: list[tuple[object, SmqError]] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.buffered_bytes >= self.settings.buffer_bytes_max
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._active and not any(self._waiting.values())
+
+    # -- records in
+
+    def topic(self, name: str) -> TopicQueues:
+        found = self._topics.get(name)
+        if found is None:
+            found = self._topics[name] = TopicQueues(name, self._random)
+        return found
+
+    def add(
+        self,
+        topic: TopicQueues,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int,
+        token: object,
+        now_ms: float,
+    ) -> None:
+        """Takes a record in. OVERLOADED where the buffer is full; INVALID_REQUEST, UNKNOWN_PARTITION."""
+        if self.buffered_bytes >= self.settings.buffer_bytes_max:
+            told = f"the producer's buffer of {self.settings.buffer_bytes_max} bytes is full: await wait_room() first"
+            raise SmqError(ErrorCode.OVERLOADED, told)
+        if not topic.queues:
+            self._wait(topic, key, value, headers, partition, timestamp_ms, token, now_ms)
+        else:
+            self._place(topic, key, value, headers, partition, timestamp_ms, token, now_ms)
+
+    def _place(
+        self,
+        topic: TopicQueues,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int,
+        token: object,
+        created_ms: float,
+    ) -> None:
+        if partition is not None:
+            queue = topic.explicit(partition)
+        elif key is not None:
+            queue = topic.for_key(key)
+        else:
+            queue = topic.sticky()
+        batch, size = queue.open, 0
+        while batch is not None and not size:
+            size = append_to(batch, timestamp_ms, key, value, headers)
+            if not size:
+                queue.seal()
+                self.needs_poll = True
+                if partition is None and key is None:
+                    queue = topic.sticky()
+                batch = queue.open
+        if batch is None:
+            batch = self._fresh(queue, created_ms)
+            size = append_to(batch, timestamp_ms, key, value, headers)
+            self._opened(batch)
+        batch.tokens.append((batch.count - 1, 1, token))
+        batch.bytes_counted += size
+        self.buffered_bytes += size
+
+    def add_run(
+        self,
+        queue: PartitionQueue,
+        keys: Sequence[bytes | None] | None,
+        values: Sequence[bytes | None],
+        timestamps_ms: int | Sequence[int],
+        start: int,
+        count_max: int,
+        token: object,
+        now_ms: float,
+    ) -> int:
+        """Takes records from index `start` on into one batch: how many, at most `count_max` and until batch or
+        buffer are full. 0 where the open batch was full; it is sealed then. One token for the whole run."""
+        batch = queue.open or self._fresh(queue, now_ms)
+        first, before = batch.count, batch.bytes_counted
+        stop = min(len(values), start + count_max)
+        room = self.settings.buffer_bytes_max - self.buffered_bytes
+        try:
+            is_full = _fill(batch, keys, values, timestamps_ms, range(start, stop), room)
+        finally:
+            added = batch.count - first
+            if added:
+                batch.tokens.append((first, added, token))
+                self.buffered_bytes += batch.bytes_counted - before
+                if queue.open is not batch:
+                    self._opened(batch)
+        if is_full:
+            queue.seal()
+            self.needs_poll = True
+        return added
+
+    def _fresh(self, queue: PartitionQueue, created_ms: float) -> Batch:
+        encoder = open_batch(codec=self.settings.compression, bytes_max=self._batch_bytes)
+        return Batch(queue, encoder, created_ms)
+
+    def _opened(self, batch: Batch) -> None:
+        """A fresh batch has its first record: only now does its queue know it."""
+        batch.queue.open = batch
+        self._active.setdefault(batch.queue)
+        self.needs_poll = True
+
+    def _wait(
+        self,
+        topic: TopicQueues,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int,
+        token: object,
+        now_ms: float,
+    ) -> None:
+        counted = len(key or b"") + len(value or b"") + WAITING_OVERHEAD_BYTES
+        record = _Waiting(now_ms, counted, timestamp_ms, key, value, headers, partition, token)
+        self._waiting.setdefault(topic.topic, deque()).append(record)
+        self.buffered_bytes += counted
+        self.needs_poll = True
+
+    def set_partition_count(self, name: str, count: int) -> None:
+        """The cluster has told how many partitions a topic has; records that waited for that take their places."""
+        topic = self.topic(name)
+        topic.grow(count)
+        waiting = self._waiting.pop(name, None) if count else None
+        for w in waiting or ():
+            self.buffered_bytes -= w.bytes_counted
+            try:
+                self._place(topic, w.key, w.value, w.headers, w.partition, w.timestamp_ms, w.token, w.created_ms)
+            except SmqError as e:
+                self._failed_waiting.append((w.token, e))
+        self.needs_poll = True
+
+    def set_identity(self, identity: ProducerIdentity) -> None:
+        """For every partition that has none of its own yet."""
+        self._identity = identity
+        self.needs_poll = True
+
+    def limit_batch_bytes(self, bytes_max: int) -> None:
+        """The cluster takes no larger batches than this."""
+        self._batch_bytes = min(self._batch_bytes, bytes_max)
+
+    def give_identity(self, queue: PartitionQueue, identity: ProducerIdentity) -> None:
+        """A new one for a partition that had to leave its old one."""
+        if queue.identity is None:
+            queue.take_identity(identity)
+            self.needs_poll = True
+
+    # -- batches out
+
+    def poll(self, now_ms: float, route: RouteFn) -> Polled:
+        """Everything that is due: what to send where, what has failed for good, what is missing."""
+        out = Polled()
+        for queue in list(self._active):
+            self._expire(queue, now_ms)
+            if queue.reset_wanted and not queue.in_flight:
+                self._reset(queue)
+            if queue.is_empty:
+                del self._active[queue]
+            else:
+                self._take_due(queue, now_ms, route, out)
+        self._expire_waiting(now_ms, out)
+        out.failed, self._failed = self._failed, []
+        out.failed_waiting, self._failed_waiting = self._failed_waiting, []
+        return out
+
+    def _take_due(self, queue: PartitionQueue, now_ms: float, route: RouteFn, out: Polled) -> None:
+        if queue.reset_wanted or now_ms < queue.retry_at_ms:
+            return
+        if queue.recovering and queue.in_flight:
+            return
+        window = queue.window(self.settings.in_flight_max)
+        while queue.in_flight < window:
+            batch = queue.candidate(now_ms, self.settings.linger_ms)
+            if batch is None or not self._has_identity(queue, out):
+                return
+            address = route(queue.topic, queue.partition)
+            if address is None:
+                out.unrouted.add(queue.topic)
+                return
+            self.retries += batch.attempts > 0
+            queue.sent(batch)
+            out.sends.append((address, batch))
+
+    def _has_identity(self, queue: PartitionQueue, out: Polled) -> bool:
+        if queue.identity is not None:
+            return True
+        if self._identity is not None and not queue.needs_own_identity:
+            queue.take_identity(self._identity)
+            queue.primed = not self.settings.is_idempotent
+            return True
+        out.need_identity.append(queue)
+        return False
+
+    def _expire(self, queue: PartitionQueue, now_ms: float) -> None:
+        oldest = now_ms - self.settings.delivery_timeout_ms
+        for batch in queue.batches():
+            if batch.created_ms > oldest:
+                return
+            if not batch.in_flight:
+                self._give_up(batch, self._expiry_error(batch))
+
+    def _expiry_error(self, batch: Batch) -> SmqError:
+        where = f"{batch.topic}/{batch.partition}"
+        told = f"{batch.count} records for {where} were not acknowledged in {self.settings.delivery_timeout_ms:.0f} ms"
+        last = batch.last_error
+        if last is None:
+            return SmqError(ErrorCode.LEADER_UNAVAILABLE, f"{told}: its leader was not found")
+        code = last.code if last.code.is_definite and not batch.outcome_unknown else ErrorCode.TIMED_OUT
+        return SmqError(code, f"{told}; the last answer was {last.code.name}: {last.message}", last.details)
+
+    def _expire_waiting(self, now_ms: float, out: Polled) -> None:
+        oldest = now_ms - self.settings.delivery_timeout_ms
+        for name, waiting in self._waiting.items():
+            while waiting and waiting[0].created_ms <= oldest:
+                told = f"nobody told how many partitions {name!r} has in {self.settings.delivery_timeout_ms:.0f} ms"
+                self._drop_waiting(waiting, SmqError(ErrorCode.NODE_NOT_READY, told))
+            if waiting:
+                out.unrouted.add(name)
+
+    def _drop_waiting(self, waiting: deque[_Waiting], error: SmqError) -> None:
+        record = waiting.popleft()
+        self.buffered_bytes -= record.bytes_counted
+        self._failed_waiting.append((record.token, error))
+
+    def next_wakeup_ms(self, now_ms: float) -> float | None:
+        """When poll() will have something to do although nothing came in; None for never."""
+        times = [t for queue in self._active for t in self._wakeups(queue, now_ms)]
+        timeout = self.settings.delivery_timeout_ms
+        times += [w[0].created_ms + timeout for w in self._waiting.values() if w]
+        return min(times, default=None)
+
+    def _wakeups(self, queue: PartitionQueue, now_ms: float) -> Iterable[float]:
+        oldest = queue.sealed[0] if queue.sealed else queue.open
+        if oldest is not None and not oldest.in_flight:
+            yield oldest.created_ms + self.settings.delivery_timeout_ms
+        if queue.retry_at_ms > now_ms:
+            yield queue.retry_at_ms
+        elif queue.open is not None and len(queue.sealed) == queue.in_flight:
+            due = queue.open.created_ms + self.settings.linger_ms
+            if due > now_ms:
+                yield due
+
+    def mark_due(self) -> list[Batch]:
+        """Flush: every open batch goes without lingering. All batches that are not done yet."""
+        batches = [b for queue in self._active for b in queue.batches()]
+        for batch in batches:
+            batch.is_due = True
+        self.needs_poll = True
+        return batches
+
+    def waiting_tokens(self) -> list[object]:
+        """Tokens of records that wait for their topic's partition count."""
+        return [w.token for waiting in self._waiting.values() for w in waiting]
+
+    # -- answers in
+
+    def acked(self, batch: Batch) -> bool:
+        """The leader has stored the batch. False for an answer that comes too late to matter."""
+        if batch.is_done:
+            return False
+        queue = batch.queue
+        queue.remove(batch)
+        queue.primed = queue.primed or batch.identity is queue.identity
+        self._release(batch)
+        return True
+
+    def refused(self, batch: Batch, error: SmqError, now_ms: float) -> Verdict | None:
+        """The leader has refused the batch, or its stream broke. What was decided; None for a late answer."""
+        if batch.is_done or not batch.in_flight:
+            return None
+        queue = batch.queue
+        is_head = queue.sealed[0] is batch
+        queue.answered(batch)
+        batch.last_error = error
+        batch.outcome_unknown = batch.outcome_unknown or not error.code.is_definite
+        batch.refusals += is_head and not error.code.is_retriable
+        settings = self.settings
+        verdict = judge_batch(error, is_head=is_head, refusals=batch.refusals, acks_all=settings.acks_all)
+        if verdict is Verdict.RETRY:
+            self._retry_later(batch, error, now_ms)
+        elif verdict is Verdict.RESTAMP:
+            batch.outcome_unknown = False  # the leader's log does not hold it, or it had answered "duplicate"
+            queue.reset_wanted = True
+        else:
+            self._give_up(batch, batch.final_error(error))
+        self.needs_poll = True
+        return verdict
+
+    def _retry_later(self, batch: Batch, error: SmqError, now_ms: float) -> None:
+        queue = batch.queue
+        queue.recovering = True
+        queue.primed = queue.primed and self.settings.acks_all  # an acks=leader log may have lost the producer id
+        hinted = error.code is ErrorCode.NOT_LEADER and error.details.leader_address is not None
+        if not hinted or batch.attempts > 1:
+            pause = self.settings.backoff.delay_ms(batch.attempts, self._random, error.details.retry_after_ms)
+            queue.retry_at_ms = now_ms + pause
+
+    def _give_up(self, batch: Batch, error: SmqError) -> None:
+        queue = batch.queue
+        queue.remove(batch)
+        if batch.sequence != NO_SEQUENCE and self.settings.is_idempotent:
+            queue.reset_wanted = True
+        self._release(batch)
+        self._failed.append((batch, error))
+
+    def _reset(self, queue: PartitionQueue) -> None:
+        self.identity_resets += 1
+        for batch in queue.reset():
+            told = "a batch before it was given up, and it may have been stored itself"
+            self._give_up(batch, SmqError(ErrorCode.TIMED_OUT, told))
+        queue.reset_wanted = False  # giving those up has asked for it again
+
+    def _release(self, batch: Batch) -> None:
+        self.buffered_bytes -= batch.bytes_counted
+        self.needs_poll = True
+
+    def fail_all(self, error: SmqError, topic: str | None = None) -> None:
+        """Gives up everything (of one topic); the next poll() reports it. Answers that come later do not matter."""
+        for queue in self._active:
+            for batch in queue.batches() if topic in (None, queue.topic) else ():
+                batch.outcome_unknown = batch.outcome_unknown or batch.in_flight
+                self._give_up(batch, batch.final_error(error))
+        for name, waiting in self._waiting.items():
+            while waiting and topic in (None, name):
+                self._drop_waiting(waiting, error)
+        self.needs_poll = True
+
+
+def _fill(
+    batch: Batch,
+    keys: Sequence[bytes | None] | None,
+    values: Sequence[bytes | None],
+    timestamps_ms: int | Sequence[int],
+    places: range,
+    room: int,
+) -> bool:
+    """The bulk path: nothing but the encoder runs for every record. True where the batch has no room left."""
+    encoder = batch.open
+    if encoder is None:
+        return True
+    append, size, count, counted = encoder.append, encoder.size, batch.count, batch.bytes_counted
+    before, headers, index = size(), list[tuple[str, bytes | None]](), 0
+    try:
+        for index in places:
+            when = timestamps_ms if isinstance(timestamps_ms, int) else timestamps_ms[index]
+            if append(count, when, None if keys is None else keys[index], values[index], headers) is None:
+                return True
+            count += 1
+            if size() - before >= room:
+                break
+        return False
+    except (TypeError, OverflowError) as e:
+        told = f"record {index} cannot be encoded: keys and values are bytes or None, times integers ({e})"
+        raise SmqError(ErrorCode.INVALID_REQUEST, told) from e
+    finally:
+        batch.count = count
+        batch.bytes_counted = counted + size() - before

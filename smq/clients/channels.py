@@ -1,0 +1,56 @@
+"""gRPC channels and stubs by address, and the options that every channel of ours has.
+
+Owns the channels of one client object and closes them. It must never retry. Only `smq.clients` imports it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from grpc import aio
+
+from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub
+
+if TYPE_CHECKING:  # these exist for the type checker alone
+    from smq.clients.pb.smq_pb2_grpc import AdminAsyncStub, AgentAsyncStub, BrokerAsyncStub
+
+MESSAGE_BYTES_MAX: Final = 128 << 20  # above the server's own largest cap (100 MiB): its answer decides, not ours
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # A node that was killed is back within a second; gRPC's default would wait up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),  # nodes are addressed directly; a web proxy in the environment is not meant
+    ("grpc.use_local_subchannel_pool", 1),  # one client's broken connection is not another's
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStubs:
+    channel: aio.Channel
+    agent: "AgentAsyncStub"
+    broker: "BrokerAsyncStub"
+    admin: "AdminAsyncStub"
+
+
+class Channels:
+    """One channel an address, made on first use. Bounded by the number of nodes of the cluster."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeStubs] = {}
+
+    def node(self, address: str) -> NodeStubs:
+        found = self._nodes.get(address)
+        if found is None:
+            channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            found = self._nodes[address] = NodeStubs(
+                channel=channel, agent=AgentStub(channel), broker=BrokerStub(channel), admin=AdminStub(channel)
+            )
+        return found
+
+    async def close(self) -> None:
+        nodes, self._nodes = list(self._nodes.values()), {}
+        for node in nodes:
+            await node.channel.close(None)

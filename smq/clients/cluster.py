@@ -1,0 +1,157 @@
+"""What producer, consumer and admin share: channels, the picture of the cluster, and calls that are retried.
+
+Owns the I/O shell around `metadata` and `retry`. It must never decide by itself whether an error may be retried.
+Only `smq.clients` imports it.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Final, TypeVar
+
+import grpc
+
+from smq.clients.channels import Channels, NodeStubs
+from smq.clients.errors import error_from_rpc
+from smq.clients.metadata import Metadata, parse_bootstrap, view_from_message
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.retry import Backoff, RandomFn, Step, decide_call
+from smq.raft_state.errors import ErrorCode, SmqError
+
+T = TypeVar("T")
+
+ATTEMPT_TIMEOUT_MS: Final = 10_000.0  # one node's share of a call's time: one that hangs does not eat it all
+VIEW_TIMEOUT_MS: Final = 2_000.0  # a cluster view comes from a node's memory
+CONNECT_TIMEOUT_MS: Final = 10_000.0
+DEADLINE_GRACE_MS: Final = 500.0  # the node's own typed answer at its deadline shall arrive before gRPC's
+
+# run(node, node_ms, call_s): one attempt; the node gives up after node_ms, the call itself a little later
+CallFn = Callable[[NodeStubs, int, float], Awaitable[T]]
+
+
+def now_ms() -> float:
+    return time.monotonic() * 1000.0
+
+
+class ClusterClient:
+    """Not tied to one kind of client. Everything runs on the event loop that it is first used on."""
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        connect_timeout_ms: float = CONNECT_TIMEOUT_MS,
+        backoff: Backoff | None = None,
+        random_source: RandomFn = random.random,
+    ) -> None:
+        self.metadata = Metadata(parse_bootstrap(bootstrap))
+        self.channels = Channels()
+        self.backoff = backoff or Backoff()
+        self.random = random_source
+        self._connect_timeout_ms = connect_timeout_ms
+
+    async def start(self) -> None:
+        """Finds the cluster. TIMED_OUT where none of the addresses answers in time."""
+        await self.refresh((), timeout_ms=self._connect_timeout_ms)
+
+    async def close(self) -> None:
+        await self.channels.close()
+
+    async def refresh(self, topics: Collection[str], *, timeout_ms: float = VIEW_TIMEOUT_MS) -> frozenset[str]:
+        """Takes a view in (of all topics where none is named). The named topics that certainly do not exist.
+
+        A node that lags may miss a new topic, so only a linearizable view is believed when it says that."""
+        seen = await self._view(topics, timeout_ms, linearizable=False)
+        missing = frozenset(topics) - seen
+        if missing:
+            missing -= await self._view(topics, max(timeout_ms, VIEW_TIMEOUT_MS * 2), linearizable=True)
+        for topic in missing:
+            self.metadata.forget_topic(topic)
+        return missing
+
+    async def _view(self, topics: Collection[str], timeout_ms: float, *, linearizable: bool) -> frozenset[str]:
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
+            request = pb.DescribeClusterRequest(topics=topics, linearizable=linearizable, timeout_ms=node_ms)
+            return await node.admin.DescribeCluster(request, timeout=call_s)
+
+        try:
+            message = await self.call(run, timeout_ms=timeout_ms, attempt_ms=VIEW_TIMEOUT_MS)
+        except SmqError as e:
+            if e.code is ErrorCode.UNKNOWN_TOPIC and len(topics) == 1:
+                return frozenset()
+            if e.code is ErrorCode.UNKNOWN_TOPIC and topics:  # one of them: a view of all tells which
+                return await self._view((), timeout_ms, linearizable=linearizable)
+            raise
+        self.metadata.update(view_from_message(message))
+        self.metadata.trust(t.name for t in message.topics)
+        return frozenset(t.name for t in message.topics)
+
+    def any_node(self) -> list[str]:
+        return self.metadata.all_addresses(now_ms())
+
+    async def call(
+        self,
+        run: CallFn[T],
+        *,
+        timeout_ms: float,
+        candidates: Callable[[], list[str]] | None = None,
+        is_repeatable: bool = True,
+        attempt_ms: float = ATTEMPT_TIMEOUT_MS,
+        topics: Collection[str] = (),
+    ) -> T:
+        """Runs one logical call to success, at whichever node serves it, within `timeout_ms`.
+
+        `candidates` lists where to go, best first (default: any node); it is asked anew for every attempt.
+        `topics` are refreshed where an error says that our picture is old.
+        """
+        started, attempt, hint = now_ms(), 0, None
+        while True:
+            attempt += 1
+            addresses = [hint] if hint else (candidates or self.any_node)()
+            left_ms = timeout_ms - (now_ms() - started)
+            error, hint = _nowhere(topics), None
+            if addresses:
+                node_ms = max(min(left_ms, attempt_ms), 1.0)
+                outcome = await self._attempt(run, addresses[0], node_ms)
+                if not isinstance(outcome, SmqError):
+                    return outcome[0]
+                error, hint = outcome, outcome.details.leader_address
+            decision = decide_call(
+                error,
+                attempt=attempt,
+                elapsed_ms=now_ms() - started,
+                timeout_ms=timeout_ms,
+                is_repeatable=is_repeatable,
+                backoff=self.backoff,
+                random=self.random,
+            )
+            if decision.step is Step.GIVE_UP:
+                raise error
+            if decision.wait_ms:
+                await asyncio.sleep(decision.wait_ms / 1000.0)
+            if decision.step is Step.REFRESH and topics:
+                hint = None
+                await self._refresh_quietly(topics)
+
+    async def _attempt(self, run: CallFn[T], address: str, node_ms: float) -> tuple[T] | SmqError:
+        try:
+            answer = await run(self.channels.node(address), int(node_ms), (node_ms + DEADLINE_GRACE_MS) / 1000.0)
+        except grpc.RpcError as e:
+            error = error_from_rpc(e, address)
+            if error.code.is_retriable and not error.details.leader_address:
+                self.metadata.node_failed(address, now_ms())
+            return error
+        self.metadata.node_answered(address)
+        return (answer,)
+
+    async def _refresh_quietly(self, topics: Collection[str]) -> None:
+        try:
+            await self.refresh(topics)
+        except SmqError:
+            pass  # the next attempt meets the same trouble and reports it within its own deadline
+
+
+def _nowhere(topics: Collection[str]) -> SmqError:
+    named = ", ".join(topics)
+    return SmqError(ErrorCode.LEADER_UNAVAILABLE, f"no node is known to serve {named or 'this'} now")

@@ -1,0 +1,77 @@
+"""One fixed life of a cluster that uses every command and fills every part of the state.
+
+Run as a program it prints the digest of the end: that of a fresh process, under whatever PYTHONHASHSEED.
+"""
+
+from dataclasses import replace
+
+from smq.raft_state.commands import (
+    AddPartitions,
+    AdvanceLogStart,
+    AllocateProducerId,
+    AlterTopicConfig,
+    Barrier,
+    Command,
+    CommitOffsets,
+    DeleteTopic,
+    FenceNode,
+    OffsetCommit,
+    UnfenceNode,
+)
+from smq.raft_state.ids import Incarnation, LogIndex, NodeId, Offset, ProducerEpoch, ProducerId
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from tests.unit.raft_state.support import advance, advances, commit, elect, pid, register, rid, topic
+
+
+def commands() -> list[Command]:
+    """The life, in order."""
+    return [
+        default_init("life"),
+        *(register(node) for node in (3, 1, 4, 2)),
+        FenceNode(node=NodeId(4), incarnation=Incarnation(1)),
+        replace(topic(2, "zebra", partitions=3), config=(("max.message.bytes", "1000"),)),
+        replace(topic(1, "ant", partitions=4, replicas=2, start=2**40), request_id=rid(9)),
+        topic(3, "gone", replicas=1),
+        UnfenceNode(node=NodeId(4), incarnation=Incarnation(1)),
+        AddPartitions(name="ant", partition_count=6, request_id=rid(3)),
+        advances(
+            advance(pid(2, 0), 0, 10, 12, 1_000), advance(pid(2, 1), 0, 7, 7, 2_000), advance(pid(1), 0, 2**40 + 1)
+        ),
+        elect(pid(2, 0), 0, candidate=2, end=12),
+        advances(advance(pid(2, 0), 1, 20, 25, 3_000)),
+        elect(pid(2, 0), 1, candidate=3, end=20),
+        AdvanceLogStart(partition=pid(2, 0), offset=Offset(11)),
+        commit("readers", (pid(2, 1), 5), (pid(2, 0), 19), (pid(3), 0)),
+        commit("gone-readers", (pid(3), 0)),
+        CommitOffsets(
+            request_id=rid(1),
+            group="Äpfel",
+            items=(OffsetCommit(partition=pid(1, 5), offset=Offset(1), metadata="ß"),),
+            committed_ms=77,
+        ),
+        *(AllocateProducerId(request_id=rid(20 + n)) for n in range(3)),
+        AllocateProducerId(producer_id=ProducerId(2), producer_epoch=ProducerEpoch(0)),
+        AllocateProducerId(producer_id=ProducerId(0), producer_epoch=ProducerEpoch(0)),
+        DeleteTopic(name="missing", request_id=rid(2)),
+        DeleteTopic(name="gone"),
+        AlterTopicConfig(name="ant", set_=(("max.message.bytes", "2000"),)),
+        register(1, incarnation=5, address="moved:1"),
+        Barrier(),
+    ]
+
+
+def run(machine: Machine, steps: list[Command], first_index: int = 1) -> None:
+    for index, command in enumerate(steps, first_index):
+        machine.apply(LogIndex(index), command)
+
+
+def end_of_life() -> Machine:
+    """A machine that has lived it all."""
+    machine = Machine()
+    run(machine, commands())
+    return machine
+
+
+if __name__ == "__main__":
+    print(end_of_life().digest())

@@ -1,0 +1,137 @@
+"""Snapshots are exact and canonical, read in every later version, and the same whichever process makes them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.raft_state.codec import CodecError
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.snapshot import decode_state, encode_state
+from smq.raft_state.state import ClusterState
+from tests.unit.raft_state import life
+from tests.unit.raft_state.support import cluster, commit, pid, register, topic
+
+ROOT = Path(__file__).parents[3]
+FIXTURE_V1 = ROOT / "tests" / "transcripts" / "snapshot_v1.hex"
+
+SNAPSHOT = life.end_of_life().snapshot()
+
+
+def test_empty_machine_survives_a_snapshot() -> None:
+    machine = Machine()
+    restored = Machine.restore(machine.snapshot())
+    assert restored.state == machine.state == ClusterState(schema_version=1)
+
+
+def test_full_state_survives_a_snapshot_with_the_same_digest() -> None:
+    machine = life.end_of_life()
+    restored = Machine.restore(machine.snapshot())
+    assert restored.state == machine.state
+    assert list(restored.state.replies) == list(machine.state.replies)
+    assert list(restored.state.producers) == list(machine.state.producers)
+    assert restored.digest() == machine.digest()
+
+
+@pytest.mark.parametrize("cut", range(len(life.commands()) + 1))
+def test_machine_restored_anywhere_in_its_life_ends_the_same(cut: int) -> None:
+    steps = life.commands()
+    machine = Machine()
+    life.run(machine, steps[:cut])
+    restored = Machine.restore(memoryview(machine.snapshot()))
+    life.run(restored, steps[cut:], first_index=cut + 1)
+    assert restored.snapshot() == SNAPSHOT
+
+
+def test_equal_states_have_equal_bytes_whatever_the_order_in_which_they_came_about() -> None:
+    one, other = cluster(0), cluster(0)
+    for driver, nodes in ((one, [1, 2, 3]), (other, [3, 1, 2])):
+        for node in nodes:
+            driver.ok(register(node))
+    for driver, topics in ((one, [1, 2]), (other, [2, 1])):
+        for n in topics:
+            driver.ok(topic(n, partitions=3, replicas=1))
+    for driver, groups in ((one, ["g", "h"]), (other, ["h", "g"])):
+        for group in groups:
+            items = [(pid(1), 1), (pid(2), 2)]
+            driver.ok(commit(group, *(items if group == "g" else reversed(items))))
+    assert one.machine.snapshot() == other.machine.snapshot()
+    assert one.machine.digest() == other.machine.digest()
+
+
+def test_order_of_replies_is_part_of_the_state() -> None:
+    """It decides which is forgotten first, so it may not be lost or sorted."""
+    machine = life.end_of_life()
+    before = machine.digest()
+    machine.state.replies = dict(reversed(machine.state.replies.items()))
+    assert machine.digest() != before
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4711"])
+def test_digest_is_the_same_under_every_hash_seed(seed: str) -> None:
+    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.unit.raft_state.life"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == life.end_of_life().digest()
+
+
+@pytest.mark.parametrize("size", range(0, len(SNAPSHOT), 7))
+def test_cut_snapshot_is_a_codec_error(size: int) -> None:
+    with pytest.raises(CodecError):
+        decode_state(SNAPSHOT[:size])
+
+
+def test_bytes_after_a_snapshot_are_a_codec_error() -> None:
+    with pytest.raises(CodecError, match="left over"):
+        decode_state(SNAPSHOT + b"\0")
+
+
+@given(st.integers(0, len(SNAPSHOT) - 1), st.integers(0, 255))
+def test_snapshot_with_one_byte_changed_is_another_state_or_a_codec_error(at: int, byte: int) -> None:
+    damaged = bytearray(SNAPSHOT)
+    damaged[at] = byte
+    try:
+        state = decode_state(damaged)
+    except CodecError:
+        return
+    assert encode_state(state) == damaged
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_behind_a_true_head_are_a_state_or_a_codec_error(data: bytes) -> None:
+    head = SNAPSHOT[:9]
+    try:
+        state = decode_state(head + data)
+    except CodecError:
+        return
+    assert encode_state(state) == head + data
+
+
+def test_entry_that_is_in_the_snapshot_twice_is_a_codec_error() -> None:
+    machine = Machine()
+    life.run(machine, [default_init("c"), register(1), register(2)])
+    snapshot = machine.snapshot()
+    one, two = (b"\0\0\0" + bytes((node,)) + b"\0\0\0\0\0\0\0\x01" for node in (1, 2))
+    assert snapshot.count(two) == 1
+    with pytest.raises(CodecError, match="not in canonical form"):
+        decode_state(snapshot.replace(two, one))
+
+
+@pytest.mark.parametrize(("at", "reason"), [(0, "no snapshot of smq"), (4, "format 99"), (8, "schema 99")])
+def test_snapshot_of_something_else_is_refused_with_the_reason(at: int, reason: str) -> None:
+    damaged = bytearray(SNAPSHOT)
+    damaged[at] = 99
+    with pytest.raises(CodecError, match=reason):
+        decode_state(damaged)
+
+
+def test_snapshot_of_version_1_reads_for_ever() -> None:
+    """The fixture was written when version 1 was made. Where the format changes, it stays and a new one joins it."""
+    fixture = bytes.fromhex(FIXTURE_V1.read_text())
+    assert Machine.restore(fixture).state == life.end_of_life().state
+    assert fixture == SNAPSHOT

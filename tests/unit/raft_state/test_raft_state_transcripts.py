@@ -1,0 +1,127 @@
+"""Golden transcripts: commands and what came of them, as text that a person can read and a diff can show.
+
+Each file in tests/transcripts/*.txt holds lines that begin with ">" (a command, written in Python with the helpers of
+`support`, or a word: state, digest, restart, bytes COMMAND) and, indented below, what they gave. Lines that begin with
+"#" are comments. `pytest --rewrite` writes what is given now; read the diff before you commit it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smq.raft_state import commands, ids, limits
+from smq.raft_state.codec import encode_command, encode_reply
+from smq.raft_state.commands import Applied, Rejected
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import PartitionId
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState, PartitionState
+from tests.unit.raft_state import support
+from tests.unit.raft_state.support import Driver
+
+TRANSCRIPTS = sorted((Path(__file__).parents[2] / "transcripts").glob("*.txt"))
+INDENT = "    "
+
+_NAMES: dict[str, Any] = {
+    "replace": replace,
+    "ErrorCode": ErrorCode,
+    **{name: value for module in (ids, limits, commands, support) for name, value in vars(module).items()},
+}
+
+
+def _show_pid(state: ClusterState, pid: PartitionId) -> str:
+    topic_id, index = ids.split_partition_id(pid)
+    return f"{state.topic_names.get(topic_id, 'topic ' + topic_id.hex().lstrip('0'))}/{index}"
+
+
+def _show_partition(state: ClusterState, p: PartitionState) -> str:
+    history = " ".join(f"{entry.epoch}@{entry.start}" for entry in p.history)
+    return (
+        f"{_show_pid(state, p.pid)} leader {p.leader} (incarnation {p.leader_incarnation}) of {list(p.replicas)},"
+        f" epoch {p.epoch} [{history}], log_start {p.log_start}, hwm {p.hwm}, next {p.next_offset}, ts {p.ts_ns}"
+    )
+
+
+def _show_applied(state: ClusterState, applied: Applied) -> Iterator[str]:
+    reply = applied.reply
+    if isinstance(reply, Rejected):
+        where = f" (lo {reply.lo}, hi {reply.hi})" if reply.hi >= 0 else ""
+        yield f"Rejected {reply.code.name}{where}: {reply.message}"
+    else:
+        yield repr(reply)
+    for pid in applied.touched:
+        partition = state.partition(pid)
+        yield _show_partition(state, partition) if partition else f"{_show_pid(state, pid)} is gone"
+
+
+def _show_state(state: ClusterState) -> Iterator[str]:
+    yield f"cluster {state.cluster_id!r}, next producer id {state.next_producer_id}"
+    for node in sorted(state.nodes.values(), key=lambda node: node.node):
+        yield f"node {node.node} incarnation {node.incarnation}{' fenced' if node.fenced else ''}"
+    for name in sorted(state.topics):
+        yield f"topic {name} config {state.topics[name].config}"
+        for partition in state.topics[name].partitions:
+            yield _show_partition(state, partition)
+    for name in sorted(state.groups):
+        offsets = sorted(state.groups[name].offsets.items())
+        yield f"group {name}: " + ", ".join(f"{_show_pid(state, pid)} at {c.offset}" for pid, c in offsets)
+    for producer_id, epoch in state.producers.items():
+        yield f"producer {producer_id} epoch {epoch}"
+    for request_id, reply in state.replies.items():
+        yield f"request {int.from_bytes(request_id, 'big')}: {reply.hex()}"
+
+
+class Player:
+    """Plays the lines of one transcript."""
+
+    def __init__(self) -> None:
+        self.driver = Driver()
+
+    def play(self, text: str) -> Iterator[str]:
+        machine = self.driver.machine
+        if text == "state":
+            yield from _show_state(machine.state)
+        elif text == "digest":
+            yield machine.digest()
+        elif text == "restart":
+            self.driver = Driver(Machine.restore(machine.snapshot()))
+            yield "same" if self.driver.machine.digest() == machine.digest() else "DIFFERENT"
+        elif text.startswith("bytes "):
+            value = self._value(text.removeprefix("bytes "))
+            yield (encode_command if isinstance(value, commands.Command) else encode_reply)(value).hex()
+        else:
+            applied = self.driver.apply(self._value(text))
+            yield from _show_applied(self.driver.machine.state, applied)
+
+    @staticmethod
+    def _value(text: str) -> Any:
+        return eval(text, dict(_NAMES))  # the transcripts are this repository's own files
+
+
+def play(text: str) -> str:
+    """The transcript with its outputs as they are now."""
+    player, lines = Player(), []
+    for line in text.splitlines():
+        if line.startswith(INDENT):
+            continue
+        lines.append(line)
+        if line.startswith("> "):
+            lines += [INDENT + output for output in player.play(line.removeprefix("> "))]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_transcript_is_as_it_was(path: Path, is_rewriting: bool) -> None:
+    before = path.read_text()
+    now = play(before)
+    if is_rewriting:
+        path.write_text(now)
+    else:
+        assert now == before, f"{path.name} has changed: `pytest --rewrite` shows how, in the diff"
+
+
+def test_there_are_transcripts() -> None:
+    assert TRANSCRIPTS

@@ -6,6 +6,7 @@ Tests use it to say exactly which node is asked what; smq.clients, which hides a
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -15,7 +16,7 @@ from smq.clients.errors import ERROR_METADATA_KEY, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc as rpc
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import NewRecord, decode_batch, encode_batch
+from smq.records import NewRecord, check_crc, decode_batch, encode_batch, parse_header
 
 T = TypeVar("T")
 DEADLINE_S = 15.0  # of a call whose test does not ask for another
@@ -32,6 +33,31 @@ def error_of(failure: Any) -> Exception:
         if key == ERROR_METADATA_KEY:
             return error_from_detail(pb.ErrorDetail.FromString(value))
     return Unanswered(str(failure))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatch:
+    """A stored batch as a node served it."""
+
+    base_offset: int
+    ts_ns: int
+    values: list[bytes]
+    producer_id: int
+    base_sequence: int
+
+    @classmethod
+    def of(cls, batch: pb.Batch) -> "ReadBatch":
+        header = parse_header(batch.data)
+        check_crc(batch.data, header)
+        records = list(decode_batch(batch.data))
+        assert [record.offset for record in records] == list(range(batch.base_offset, batch.last_offset + 1))
+        return cls(
+            base_offset=batch.base_offset,
+            ts_ns=batch.ts_ns,
+            values=[record.value or b"" for record in records],
+            producer_id=header.producer_id,
+            base_sequence=header.base_sequence,
+        )
 
 
 class RawNode:
@@ -110,9 +136,9 @@ class RawNode:
             raise error_from_detail(fetched.error)
         return fetched
 
-    def read_all(self, topic: str, partition: int, start: int = 0) -> dict[int, bytes]:
-        """offset -> value of every record from `start` to this node's high water mark, by raw Fetch."""
-        found: dict[int, bytes] = {}
+    def read_batches(self, topic: str, partition: int, start: int = 0) -> list[ReadBatch]:
+        """Every batch from the one that holds `start` to this node's high water mark, by raw Fetch; no gap between."""
+        found: list[ReadBatch] = []
         position = start
         while True:
             fetched = self.fetch(topic, partition, position)
@@ -120,12 +146,20 @@ class RawNode:
                 assert position == fetched.hwm, f"no batch at {position}, and the high water mark is {fetched.hwm}"
                 return found
             for batch in fetched.batches:
-                for record in decode_batch(batch.data):
-                    if record.offset >= position:
-                        assert record.offset == position, f"a gap: {record.offset} after {position}"
-                        found[record.offset] = record.value or b""
-                        position += 1
+                expected = batch.base_offset <= position if not found else batch.base_offset == position
+                assert expected, f"a batch at {batch.base_offset} where {position} is next"
+                found.append(ReadBatch.of(batch))
+                position = batch.last_offset + 1
             assert position <= fetched.hwm, f"read up to {position}, past the high water mark {fetched.hwm}"
+
+    def read_all(self, topic: str, partition: int, start: int = 0) -> dict[int, bytes]:
+        """offset -> value of every record from `start` to this node's high water mark."""
+        return {
+            offset: value
+            for batch in self.read_batches(topic, partition, start)
+            for offset, value in enumerate(batch.values, batch.base_offset)
+            if offset >= start
+        }
 
     def subscribe(
         self, deadline_s: float = DEADLINE_S, **init: Any

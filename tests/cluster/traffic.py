@@ -1,13 +1,16 @@
 """A running producer, and the judgement of what it was told: every acknowledged record at its offset on every replica.
 
 Speaks raw gRPC on purpose: an idempotent producer of its own, so that a fault of smq.clients cannot hide one of the
-server's. Values are unique over the whole run.
+server's. Values are unique over the whole run. What was asked and told becomes a history, which the same checkers judge
+that judge the simulation; beside them stands the plain comparison.
 """
 
 import threading
 import time
 from dataclasses import dataclass, field
 
+from chaos_tests.checkers.judge import judge
+from chaos_tests.history import Recorder
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from tests.cluster.harness import Cluster, Node, wait_for
@@ -15,6 +18,7 @@ from tests.cluster.raw import Unanswered, batch_of
 
 RECORDS_PER_BATCH = 5
 ANSWER_MS = 2_000  # a producer that hangs on a dead leader for longer would hide the fault
+VALUES_PER_PARTITION = 1_000_000_000  # keeps the values of partitions apart
 GIVE_UP_S = 30.0  # no fault of these tests lasts that long: a batch that takes longer is a failure
 
 
@@ -22,7 +26,7 @@ GIVE_UP_S = 30.0  # no fault of these tests lasts that long: a batch that takes 
 class Told:
     """What one producer was told: offset -> value of every acknowledged record, and how it went."""
 
-    acked: dict[int, bytes] = field(default_factory=dict)
+    acked: dict[int, int] = field(default_factory=dict)
     retries: int = 0
     duplicates: int = 0  # answers that said "an earlier attempt had been stored"
     leaders: list[int] = field(default_factory=list)  # who acknowledged, changes only
@@ -37,6 +41,7 @@ class Traffic:
         self.cluster = cluster
         self.topic = topic
         self.told = {partition: Told() for partition in range(partitions)}
+        self.history = Recorder(time.monotonic_ns)
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(partition,), daemon=True) for partition in self.told]
 
@@ -74,16 +79,17 @@ class Traffic:
         told = self.told[partition]
         try:
             session = wait_for("a producer id", self._allocate)
+            process = self.history.new_process()
             number = 0
             while not self._stopping.is_set():
-                values = [b"%d-%d" % (partition, number + i) for i in range(RECORDS_PER_BATCH)]
+                values = [partition * VALUES_PER_PARTITION + number + i for i in range(RECORDS_PER_BATCH)]
                 batch = batch_of(
-                    values,
+                    [b"%d" % value for value in values],
                     producer_id=session.producer_id,
                     producer_epoch=session.producer_epoch,
                     base_sequence=number,
                 )
-                self._send(partition, batch, values)
+                self._send(process, partition, batch, values)
                 number += RECORDS_PER_BATCH
         except BaseException as failure:  # noqa: BLE001 - kept, and raised where the test can see it
             told.failure = failure
@@ -93,9 +99,10 @@ class Traffic:
             return node.raw.start_session(self.topic)
         return None
 
-    def _send(self, partition: int, batch: bytes, values: list[bytes]) -> None:
+    def _send(self, process: int, partition: int, batch: bytes, values: list[int]) -> None:
         """The same bytes until they are acknowledged."""
         told = self.told[partition]
+        self.history.invoke(process, "send", k=self._key(partition), v=values, acks=-1, idem=True)
         deadline = time.monotonic() + GIVE_UP_S
         while True:
             node = self._leader(partition)
@@ -111,6 +118,7 @@ class Traffic:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+        self.history.ok(process, "send", o=answer.base_offset, ts=answer.ts_ns, dup=answer.duplicate)
         assert answer.last_offset - answer.base_offset + 1 == len(values)
         told.acked.update(zip(range(answer.base_offset, answer.last_offset + 1), values, strict=True))
         told.duplicates += answer.duplicate
@@ -137,14 +145,38 @@ class Traffic:
         offsets have no gap; replicas and state machines are equal."""
         self.cluster.wait_ready()
         self.cluster.wait_converged(self.topic, len(self.told))
+        assert len(self.cluster.alive()) == self.cluster.size
         for partition, told in self.told.items():
-            copies = {node.id: node.raw.read_all(self.topic, partition) for node in self.cluster.alive()}
-            assert len(copies) == self.cluster.size
+            copies = {node.id: self._read(node, partition) for node in self.cluster.alive()}
             first = next(iter(copies.values()))
             assert all(copy == first for copy in copies.values()), f"replicas of {partition} differ"
             lost = {offset: value for offset, value in told.acked.items() if first.get(offset) != value}
             assert lost == {}, f"acknowledged, but not at its offset: {dict(list(lost.items())[:5])}"
+            assert list(first) == list(range(len(first))), f"offsets of partition {partition} have a gap"
             assert len(set(first.values())) == len(first), f"a value is stored twice in partition {partition}"
             unasked = len(first) - len(told.acked)
             assert 0 <= unasked <= RECORDS_PER_BATCH, f"{unasked} records that nobody was told of"
         self.cluster.wait_digests_equal()
+        assert [str(violation) for violation in judge(self.history.events)] == []
+
+    def _read(self, node: Node, partition: int) -> dict[int, int]:
+        """offset -> value as this node serves them; a final poll of the history too."""
+        process = self.history.new_process()
+        self.history.invoke(process, "poll", k=self._key(partition), o=0, n=node.id, final=True)
+        batches = node.raw.read_batches(self.topic, partition)
+        info = node.raw.range_info(self.topic, partition)
+        told = [
+            [
+                batch.base_offset,
+                batch.ts_ns,
+                [int(value) for value in batch.values],
+                batch.producer_id,
+                batch.base_sequence,
+            ]
+            for batch in batches
+        ]
+        self.history.ok(process, "poll", b=told, lo=info.log_start, hwm=info.hwm)
+        return {offset: int(value) for batch in batches for offset, value in enumerate(batch.values, batch.base_offset)}
+
+    def _key(self, partition: int) -> str:
+        return f"{self.topic}/{partition}"

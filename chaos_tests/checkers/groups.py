@@ -6,6 +6,7 @@ lies inside a forward one. A zone spans from the earliest end to the latest star
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
 from chaos_tests.history import NEVER_NS, Op
@@ -80,7 +81,7 @@ def _clusters(name: str, writes: list[Op], reads: list[Op], findings: Findings) 
 
 def _check_zones(name: str, clusters: list[_Cluster], findings: Findings) -> None:
     forward = sorted((c for c in clusters if c.is_forward), key=lambda c: c.low_ns)
-    for earlier, later in zip(forward, forward[1:], strict=False):
+    for earlier, later in pairwise(forward):
         if later.low_ns < earlier.high_ns:
             detail = f"{name}: {earlier.tag!r} and {later.tag!r} were each current while the other was"
             findings.add("stale-commit", detail, *earlier.witness(), *later.witness())

@@ -41,9 +41,7 @@ def _check_reads(partition: PartitionFacts, idempotent: set[int], findings: Find
     return seen
 
 
-def _report_conflict(
-    key: str, offset: int, first: tuple[int, int, Op], value: int, op: Op, findings: Findings
-) -> None:
+def _report_conflict(key: str, offset: int, first: tuple[int, int, Op], value: int, op: Op, findings: Findings) -> None:
     both_final = first[2].asked.get("final") and op.asked.get("final")
     anomaly = "divergent-replica" if both_final else "inconsistent-offsets"
     findings.add(anomaly, f"{key}@{offset} was read as {first[0]} and as {value}", first[2], op)

@@ -39,7 +39,8 @@ def _check_replicas(partition: PartitionFacts, replicas: dict[int, Replica], fin
     for node, (lo, hwm, log) in replicas.items():
         missing = [offset for offset in range(lo, hwm) if offset not in log]
         if missing:
-            detail = f"{partition.key} on node {node}: {len(missing)} offsets of [{lo}, {hwm}) missing, first {missing[0]}"
+            where = f"{partition.key} on node {node}"
+            detail = f"{where}: {len(missing)} offsets of [{lo}, {hwm}) missing, first {missing[0]}"
             findings.add("divergent-replica", detail)
 
 
@@ -82,4 +83,3 @@ def _check_precommitted(partition: PartitionFacts, findings: Findings) -> None:
             if last >= lo and known.get(last) != values[-1]:
                 detail = f"{partition.key}@{last}: {values[-1]} was read, finally there is {known.get(last)}"
                 findings.add("precommitted-read", detail, poll)
-

@@ -29,9 +29,7 @@ class _Floor:
         told: list[tuple[int, int, Op]] = []
         told.extend((op.end_ns, op.told["hwm"], op) for op in partition.polls)
         told.extend((op.end_ns, op.told["hwm"], op) for op in partition.ranges if op.is_ok)
-        told.extend(
-            (op.end_ns, op.told["o"] + len(op.asked["v"]), op) for op in partition.sends if is_acked_by_all(op)
-        )
+        told.extend((op.end_ns, op.told["o"] + len(op.asked["v"]), op) for op in partition.sends if is_acked_by_all(op))
         told.sort(key=lambda entry: entry[0])
         self._times = [when for when, _, _ in told]
         self._best: list[tuple[int, Op]] = []
@@ -85,4 +83,3 @@ def _check_times(partition: PartitionFacts, floor: _Floor, findings: Findings) -
         if wrong:
             detail = f"{partition.key}: first record at or after {op.asked['ts']} is at {right}, told {found}"
             findings.add("wrong-time-offset", detail, op)
-

@@ -62,6 +62,7 @@ def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
     told.extend((op.end_ns, op.told["hwm"]) for op in partition.ranges if op.is_ok)
     told.extend((op.end_ns, op.told["o"] + len(op.asked["v"])) for op in partition.sends if is_acked_by_all(op))
     told.sort()
+    first_lo = min((op.told["lo"] for op in (*partition.polls, *partition.ranges) if op.is_ok), default=0)
     times, highest = [when for when, _ in told], []
     best = 0
     for _, end in told:
@@ -70,7 +71,8 @@ def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
     for op in refused:
         at = bisect_right(times, op.start_ns)
         hwm = highest[at - 1] if at else 0
-        trimmed = max((t.asked["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns), default=0)
-        if trimmed <= op.asked["o"] <= hwm:
-            detail = f"{partition.key}@{op.asked['o']} was refused, the valid range was [{trimmed}, {hwm}]"
+        trims = [t.asked["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns]
+        lo = max(trims, default=first_lo)
+        if lo <= op.asked["o"] <= hwm:
+            detail = f"{partition.key}@{op.asked['o']} was refused, the valid range was [{lo}, {hwm}]"
             findings.add("false-out-of-range", detail, op)

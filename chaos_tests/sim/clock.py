@@ -135,7 +135,7 @@ class Process:
         self._running = True
         try:
             self._run_all(fn)
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - whatever leaves a callback ends the process, as in production
             self.kill()
             self.on_error(e)
         finally:

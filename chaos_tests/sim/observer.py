@@ -57,9 +57,7 @@ class Observer:
         disk: Disk,
         on_fatal: Callable[[BaseException], None],
     ) -> "WatchedNode":
-        return WatchedNode(
-            config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, observer=self
-        )
+        return WatchedNode(config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, observer=self)
 
     def on_applied(self, node: "WatchedNode", index: LogIndex, command: bytes, applied: Applied) -> None:
         checksum = crc32(command)

@@ -301,6 +301,3 @@ class Simulation:
 def simulate(scenario: Scenario, seed: int, *, trace: bool = False) -> Result:
     """Runs one seed to its verdict."""
     return Simulation(scenario, seed, trace=trace).run()
-
-
-

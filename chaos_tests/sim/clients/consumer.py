@@ -91,4 +91,3 @@ class Consumer(Client):
 
 
 PollScript = Any  # a Script that returns the next position
-

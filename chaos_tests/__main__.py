@@ -1,0 +1,69 @@
+"""The harness's command line: `python -m chaos_tests sim` and `python -m chaos_tests judge`.
+
+Owns its arguments. It must work from a clone without installation of anything but the dev extras.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from chaos_tests.checkers.judge import judge
+from chaos_tests.history import HistoryError, read_jsonl
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m chaos_tests", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    sim = commands.add_parser("sim", help="run seeds of the deterministic simulation")
+    sim.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
+    sim.add_argument("--seeds", type=int, default=1, help="how many (default 1)")
+    sim.add_argument("--scenario", help="one scenario by name or file (default: all, by turns)")
+    sim.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    sim.add_argument("--trace", action="store_true", help="keep the trace of every message, too")
+    sim.add_argument("--keep", type=Path, default=Path("sim-failures"), help="where failing seeds are kept")
+    sim.add_argument("--require-rare", action="store_true", help="fail where a rare event was never reached")
+    check = commands.add_parser("judge", help="judge a history in JSON lines")
+    check.add_argument("history", type=Path)
+    options = parser.parse_args(arguments)
+    if options.command == "sim":
+        return _sim(options)
+    return _judge(options.history)
+
+
+def _sim(options: argparse.Namespace) -> int:
+    # Only here: judging a history needs neither a cluster nor its dependencies.
+    from chaos_tests.sim.campaign import campaign
+    from chaos_tests.sim.scenario import ScenarioError
+
+    if options.seeds < 1 or options.jobs < 1:
+        print("--seeds and --jobs are at least 1", file=sys.stderr)
+        return 2
+    try:
+        return campaign(
+            first_seed=options.seed,
+            count=options.seeds,
+            scenario=options.scenario,
+            jobs=options.jobs,
+            trace=options.trace,
+            keep=options.keep,
+            rare=options.require_rare,
+        )
+    except ScenarioError as e:
+        print(e, file=sys.stderr)
+        return 2
+
+
+def _judge(path: Path) -> int:
+    try:
+        violations = judge(read_jsonl(path))
+    except (OSError, HistoryError) as e:
+        print(f"cannot judge {path}: {e}", file=sys.stderr)
+        return 2
+    for violation in violations:
+        print(violation)
+    print(f"{len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

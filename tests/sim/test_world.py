@@ -1,0 +1,177 @@
+"""The simulated clock, processes and network keep the promises of the ports they stand for."""
+
+from chaos_tests.sim.clock import NS_PER_MS, Machine, Process, Scheduler, SimClock
+from chaos_tests.sim.network import LinkProfile, SimNetwork, SimPort
+from chaos_tests.sim.rng import Streams
+from smq.raft_state.ids import NodeId
+from smq.replication.ports import Channel
+
+A, B = NodeId(1), NodeId(2)
+
+
+class Ear:
+    """Records what the network says."""
+
+    def __init__(self, world: "Wire", node: NodeId) -> None:
+        self.heard: list[str] = []
+        self.process = Process(world.scheduler, str(node), _raise)
+        self.port = SimPort(world.network, node, self.process)
+        self.port.start(self)
+
+    def on_session_open(self, peer: NodeId, channel: Channel) -> None:
+        if channel is Channel.DATA:
+            self.heard.append("open")
+
+    def on_session_close(self, peer: NodeId, channel: Channel) -> None:
+        if channel is Channel.DATA:
+            self.heard.append("close")
+
+    def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+        self.heard.append(bytes(payload).decode())
+
+    def say(self, peer: NodeId, *words: str) -> list[bool]:
+        return [self.port.send(peer, Channel.DATA, [word.encode()]) for word in words]
+
+
+class Wire:
+    def __init__(self, seed: int = 1, **profile: float) -> None:
+        self.scheduler = Scheduler()
+        self.network = SimNetwork(self.scheduler, Streams(seed), (A, B), LinkProfile(**profile))
+        self.a = Ear(self, A)
+        self.b = Ear(self, B)
+        self.scheduler.run_for_ms(500)
+
+    def run(self, ms: float) -> None:
+        self.scheduler.run_for_ms(ms)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_messages_of_a_session_arrive_in_order_despite_jitter() -> None:
+    wire = Wire(tail_probability=0.3, delay_ms_mean=5.0)
+    words = [str(n) for n in range(200)]
+    wire.a.say(B, *words)
+    wire.run(2000)
+    assert wire.b.heard == ["open", *words]
+
+
+def test_nothing_is_sent_without_a_session() -> None:
+    wire = Wire()
+    wire.network.detach(B, silently=False)
+    wire.run(50)
+    assert wire.a.heard == ["open", "close"]
+    assert wire.a.say(B, "x") == [False]
+
+
+def test_one_way_cut_holds_messages_and_heals_without_loss_before_the_keepalive() -> None:
+    wire = Wire(keepalive_ms_min=1000, keepalive_ms_max=1000)
+    wire.network.cut(A, B)
+    assert wire.a.say(B, "x", "y") == [True, True]
+    wire.b.say(A, "z")
+    wire.run(300)
+    assert wire.a.heard == ["open", "z"]
+    assert wire.b.heard == ["open"]
+    wire.network.heal(A, B)
+    wire.run(300)
+    assert wire.b.heard == ["open", "x", "y"]
+
+
+def test_long_cut_ends_the_session_and_drops_what_it_held() -> None:
+    wire = Wire(keepalive_ms_min=100, keepalive_ms_max=100)
+    wire.network.cut(A, B)
+    wire.a.say(B, "x")
+    wire.run(1000)
+    assert wire.a.heard == wire.b.heard == ["open", "close"]
+    wire.network.heal(A, B)
+    wire.run(1000)
+    wire.a.say(B, "y")
+    wire.run(300)
+    assert wire.b.heard == ["open", "close", "open", "y"]
+
+
+def test_killed_process_still_delivers_what_it_had_sent() -> None:
+    wire = Wire()
+    wire.a.say(B, "last words")
+    wire.a.process.kill()
+    wire.network.detach(A, silently=False)
+    wire.run(500)
+    assert wire.b.heard == ["open", "last words", "close"]
+
+
+def test_stalled_channel_keeps_its_session_and_its_order() -> None:
+    wire = Wire()
+    wire.network.stall(A, B, Channel.DATA)
+    wire.a.say(B, "x")
+    wire.run(5000)
+    assert wire.b.heard == ["open"]
+    wire.network.unstall(A, B, Channel.DATA)
+    wire.a.say(B, "y")
+    wire.run(500)
+    assert wire.b.heard == ["open", "x", "y"]
+
+
+def test_backlog_counts_what_the_line_has_not_taken() -> None:
+    wire = Wire(bytes_per_ms=1.0)
+    wire.a.say(B, "x" * 100)
+    assert wire.a.port.backlog_bytes(B, Channel.DATA) == 100
+    wire.run(150)
+    assert wire.a.port.backlog_bytes(B, Channel.DATA) == 0
+
+
+def test_dead_process_runs_nothing_and_paused_one_catches_up() -> None:
+    scheduler = Scheduler()
+    process = Process(scheduler, "p", _raise)
+    clock = SimClock(process, Machine())
+    ran: list[str] = []
+    clock.call_later(10, lambda: ran.append("first"))
+    clock.call_later(20, lambda: ran.append("second"))
+    process.pause()
+    scheduler.run_for_ms(100)
+    assert ran == []
+    process.resume()
+    scheduler.run_for_ms(1)
+    assert ran == ["first", "second"]
+    clock.call_later(10, lambda: ran.append("never"))
+    process.kill()
+    scheduler.run_for_ms(100)
+    assert ran == ["first", "second"]
+
+
+def test_cancelled_timer_does_not_run() -> None:
+    scheduler = Scheduler()
+    clock = SimClock(Process(scheduler, "p", _raise), Machine())
+    ran: list[str] = []
+    clock.call_later(10, lambda: ran.append("x")).cancel()
+    scheduler.run_for_ms(100)
+    assert ran == []
+
+
+def test_wall_clock_jumps_and_monotonic_does_not() -> None:
+    scheduler = Scheduler()
+    machine = Machine(rate=1.01)
+    clock = SimClock(Process(scheduler, "p", _raise), machine)
+    wall, monotonic = clock.wall_ns(), clock.monotonic_ns()
+    machine.wall_offset_ns -= 5_000 * NS_PER_MS
+    scheduler.run_for_ms(1000)
+    assert clock.wall_ns() < wall
+    passed = clock.monotonic_ns() - monotonic
+    assert 1009 * NS_PER_MS < passed < 1011 * NS_PER_MS
+
+
+def test_exception_kills_the_process_and_is_told() -> None:
+    scheduler = Scheduler()
+    told: list[Exception] = []
+    process = Process(scheduler, "p", told.append)
+    SimClock(process, Machine()).call_soon(lambda: 1 // 0)
+    scheduler.run_for_ms(1)
+    assert not process.alive
+    assert isinstance(told[0], ZeroDivisionError)
+
+
+def test_streams_are_independent_of_each_other() -> None:
+    one, two = Streams(7), Streams(7)
+    one.stream("other").random()
+    assert one.stream("network").random() == two.stream("network").random()
+    assert Streams(8).stream("network").random() != two.stream("network").random()

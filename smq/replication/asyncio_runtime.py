@@ -34,6 +34,10 @@ class AsyncioClock:
     def call_soon(self, fn: Callable[[], None]) -> None:
         self._loop.call_soon(self._run, fn)
 
+    def call_soon_threadsafe(self, fn: Callable[[], None]) -> None:
+        """For the disk's writer thread. RuntimeError once the loop is closed."""
+        self._loop.call_soon_threadsafe(self._run, fn)
+
     def _run(self, fn: Callable[[], None]) -> None:
         if self._on_error is None:
             fn()

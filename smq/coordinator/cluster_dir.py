@@ -1,0 +1,156 @@
+"""A cluster of this machine as it lies in one directory: D/node-1/node.toml, D/node-1/data, and so on.
+
+Owns the layout, the choice of ports, and the rule that the same directory is the same cluster. It starts nothing.
+`cli_cluster` imports it.
+"""
+
+import random
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from smq.coordinator.config import Address, ServerConfig, load_config, write_config
+from smq.coordinator.user_errors import ConfigError
+from smq.raft_state.ids import NodeId
+
+GRPC_PORT_DEFAULT: Final = 7401
+HTTP_PORT_DEFAULT: Final = 7402
+PORT_STEP: Final = 10  # between two nodes of one machine
+NODES_MAX: Final = 9  # processes on one machine; a larger cluster is for more machines
+_HOST: Final = "127.0.0.1"
+_FREE_PORT_MIN: Final = 15_000
+_EPHEMERAL_MIN_DEFAULT: Final = 32_768  # Linux; the kernel's own choice is read where it can be
+_ATTEMPTS_PER_PORT: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Of node 1; None keeps what the directory has (or the default of a new one), 0 takes free ones."""
+
+    grpc: int | None = None
+    http: int | None = None
+
+    @property
+    def are_free(self) -> bool:
+        """Whether another choice may be made where a port turns out to be taken."""
+        return self.grpc == 0 or self.http == 0
+
+
+def prepare_cluster(
+    directory: Path, node_count: int | None, ports: Ports, *, new_peer_ports: bool = False
+) -> list[Path]:
+    """Makes or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError where the
+    directory holds another cluster than the one asked for. The ports between nodes are nobody's business: they are
+    chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile."""
+    found = find_nodes(directory)
+    configs = [load_config(path) for path in found] if found else _new_cluster(directory, node_count or 1)
+    if node_count is not None and node_count != len(configs):
+        raise ConfigError(
+            f"{directory} holds a cluster of {len(configs)} nodes, not {node_count}: say --nodes {len(configs)}, or "
+            "choose another directory"
+        )
+    _check_ports(ports, len(configs))
+    configs = _with_ports(configs, ports, new_peer_ports)
+    paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
+    for path, config in zip(paths, configs, strict=True):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_config(replace(config, data_dir=Path("data")), path)
+    return paths
+
+
+def find_nodes(directory: Path) -> list[Path]:
+    """The node.toml files of a directory, by node id."""
+    found = {}
+    for path in directory.glob("node-*/node.toml"):
+        number = path.parent.name.removeprefix("node-")
+        if number.isdigit():
+            found[int(number)] = path
+    return [found[number] for number in sorted(found)]
+
+
+def _node_dir(directory: Path, node_id: NodeId) -> Path:
+    return directory / f"node-{node_id}"
+
+
+def _new_cluster(directory: Path, node_count: int) -> list[ServerConfig]:
+    if not 1 <= node_count <= NODES_MAX:
+        raise ConfigError(f"--nodes is {node_count}: it must be 1 to {NODES_MAX}")
+    cluster_id = f"smq-{secrets.token_hex(8)}"
+    ids = [NodeId(n) for n in range(1, node_count + 1)]
+    peers: dict[NodeId, Address] = dict.fromkeys(ids, (_HOST, 0))
+    return [
+        ServerConfig(
+            node_id=n,
+            cluster_id=cluster_id,
+            data_dir=Path("data"),
+            peers=peers,
+            grpc_address=(_HOST, GRPC_PORT_DEFAULT + PORT_STEP * (n - 1)),
+            http_address=(_HOST, HTTP_PORT_DEFAULT + PORT_STEP * (n - 1)),
+        )
+        for n in ids
+    ]
+
+
+def _check_ports(ports: Ports, node_count: int) -> None:
+    for name, port in (("--grpc-port", ports.grpc), ("--http-port", ports.http)):
+        if port is not None and not 0 <= port <= 65535 - PORT_STEP * (node_count - 1):
+            raise ConfigError(
+                f"{name} is {port}: with {node_count} nodes it must be 0 (free ports) to "
+                f"{65535 - PORT_STEP * (node_count - 1)}"
+            )
+
+
+def _with_ports(configs: Sequence[ServerConfig], ports: Ports, new_peer_ports: bool) -> list[ServerConfig]:
+    """The ports asked for; free ones where 0 is asked, and for the peers of a cluster that is new or moves."""
+    moves = new_peer_ports or ports.are_free or any(address[1] == 0 for c in configs for address in c.peers.values())
+    peers = configs[0].peers
+    free = iter(free_ports(3 * len(configs)))
+    if moves:
+        peers = {c.node_id: (_HOST, next(free)) for c in configs}
+    return [
+        replace(
+            c,
+            peers=peers,
+            grpc_address=_moved(c.grpc_address, ports.grpc, i, free),
+            http_address=_moved(c.http_address, ports.http, i, free),
+        )
+        for i, c in enumerate(configs)
+    ]
+
+
+def _moved(address: Address, first_port: int | None, index: int, free: Iterator[int]) -> Address:
+    if first_port is None:
+        return address
+    return address[0], next(free) if first_port == 0 else first_port + PORT_STEP * index
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below the range from which the kernel serves outgoing connections: a node that
+    is down for a while would lose one of those to a client that happens to be given it."""
+    top = _ephemeral_min()
+    chosen: list[int] = []
+    with ExitStack() as held:
+        for _ in range(_ATTEMPTS_PER_PORT * count):
+            if len(chosen) == count:
+                break
+            sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            try:
+                sock.bind((_HOST, random.randrange(_FREE_PORT_MIN, top)))
+            except OSError:
+                continue
+            chosen.append(sock.getsockname()[1])
+    if len(chosen) < count:
+        raise ConfigError(f"no {count} free ports between {_FREE_PORT_MIN} and {top}: name ports with --grpc-port")
+    return chosen
+
+
+def _ephemeral_min() -> int:
+    try:
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        low = _EPHEMERAL_MIN_DEFAULT
+    return low if low >= _FREE_PORT_MIN + 1_000 else _EPHEMERAL_MIN_DEFAULT

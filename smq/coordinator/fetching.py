@@ -1,0 +1,105 @@
+"""One Fetch over several partitions: all that is there now, or the first that comes within max_wait.
+
+Owns the rule for waiting and the byte cap of a whole response. It knows no wire format. `grpc_broker` imports it.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from smq.coordinator.calls import NodeCalls
+from smq.coordinator.grpc_errors import internal
+from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
+from smq.coordinator.lookup import find_partition
+from smq.raft_state.errors import SmqError
+from smq.replication.api import Fetched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    topic: str
+    partition: int
+    offset: int
+    max_bytes: int
+
+
+Outcome: TypeAlias = Fetched | SmqError | None  # None: not looked at, the response was full before
+
+
+async def fetch_many(calls: NodeCalls, wanted: Sequence[Wanted], *, max_wait_ms: int, bytes_max: int) -> list[Outcome]:
+    """One outcome for each of `wanted`. Answers at once where any has data or an error, else as soon as one has."""
+    outcomes = await _read_now(calls, wanted, bytes_max)
+    if max_wait_ms <= 0 or any(_is_worth_telling(o) for o in outcomes):
+        return outcomes
+    return await _wait(calls, wanted, outcomes, max_wait_ms, bytes_max)
+
+
+async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], bytes_max: int) -> list[Outcome]:
+    """In order, a few at a time, so that what is read beyond the cap stays small."""
+    outcomes: list[Outcome] = [None] * len(wanted)
+    left = bytes_max
+    for i in range(0, len(wanted), FETCH_CONCURRENCY):
+        group = wanted[i : i + FETCH_CONCURRENCY]
+        results = await asyncio.gather(*(_fetch(calls, w, 0, left) for w in group))
+        for j, result in enumerate(results):
+            outcomes[i + j], left = _trimmed(result, left, is_first=left == bytes_max)
+        if left <= 0:
+            break
+    return outcomes
+
+
+async def _wait(
+    calls: NodeCalls, wanted: Sequence[Wanted], outcomes: list[Outcome], max_wait_ms: int, bytes_max: int
+) -> list[Outcome]:
+    tasks = [_start(_fetch(calls, w, max_wait_ms, bytes_max)) for w in wanted]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
+        left = bytes_max
+        for i, task in enumerate(tasks):
+            if task.done() and left > 0:
+                outcomes[i], left = _trimmed(task.result(), left, is_first=left == bytes_max)
+        return outcomes
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _start(work: Coroutine[Any, Any, Fetched | SmqError]) -> asyncio.Task[Fetched | SmqError]:
+    return asyncio.create_task(work)
+
+
+async def _fetch(calls: NodeCalls, wanted: Wanted, max_wait_ms: int, bytes_left: int) -> Fetched | SmqError:
+    try:
+        await find_partition(calls, wanted.topic, wanted.partition, TIMEOUT_MS_DEFAULT)
+        return await calls.fetch(
+            wanted.topic,
+            wanted.partition,
+            wanted.offset,
+            max_bytes=min(wanted.max_bytes, bytes_left),
+            max_wait_ms=max_wait_ms,
+        )
+    except SmqError as e:
+        return e
+    except Exception as e:  # noqa: BLE001 - one partition's fault must not take the others' data with it
+        return internal("fetch", e)
+
+
+def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[Outcome, int]:
+    """Drops the batches that do not fit any more; the first batch of a response always comes."""
+    if isinstance(result, SmqError):
+        return result, left
+    kept = 0
+    for batch in result.batches:
+        if len(batch.data) > left and not (is_first and kept == 0):
+            break
+        left -= len(batch.data)
+        kept += 1
+    if kept == len(result.batches):
+        return result, left
+    return Fetched(result.batches[:kept], result.log_start, result.hwm, result.lso), min(left, 0)
+
+
+def _is_worth_telling(outcome: Outcome) -> bool:
+    return isinstance(outcome, SmqError) or (outcome is not None and bool(outcome.batches))

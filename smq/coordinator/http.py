@@ -1,0 +1,64 @@
+"""The HTTP listener of a node: /healthz, /readyz and /metrics.
+
+Owns status codes and bodies. It never changes anything. Only the composition root imports it.
+"""
+
+import socket
+from collections.abc import Callable
+
+from aiohttp import web
+
+from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
+from smq.coordinator.metrics import make_registry, render
+from smq.replication.api import NodeApi
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HttpServer:
+    """`is_stopping` makes /readyz say no while the node hands over, so that nobody new is sent here."""
+
+    def __init__(self, node: NodeApi, listener: socket.socket, is_stopping: Callable[[], bool]) -> None:
+        self._node = node
+        self._listener = listener
+        self._is_stopping = is_stopping
+        self._registry = make_registry(node)
+        app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._listener).start()
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        """The process runs and its loop turns: that is all an answer can prove."""
+        return web.json_response({"status": "ok", "node": self._node.node_id})
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        status = self._node.status()
+        ready = status.is_ready and not self._is_stopping()
+        body = {
+            "ready": ready,
+            "node": status.node,
+            "raft_leader": status.raft_leader,
+            "raft_term": status.raft_term,
+            "applied_index": status.applied_index,
+            "reason": "" if ready else self._reason(status.raft_leader),
+        }
+        return web.json_response(body, status=200 if ready else 503)
+
+    def _reason(self, raft_leader: int | None) -> str:
+        if self._is_stopping():
+            return "the node is stopping"
+        if raft_leader is None:
+            return "there is no Raft leader: a majority of the nodes must run and reach each other"
+        return "the node is joining: it is not registered yet, or is fenced"
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=render(self._registry), headers={"Content-Type": _METRICS_TYPE})

@@ -1,0 +1,39 @@
+"""How a server process logs: one JSON object a line, to stderr.
+
+Owns structlog's configuration. Only the composition root imports it; everybody else asks structlog for a logger.
+"""
+
+import logging
+import sys
+
+import structlog
+
+from smq.raft_state.ids import NodeId
+
+
+def configure_logs(node_id: NodeId, level: int = logging.INFO) -> None:
+    """For the whole process; libraries' own loggers (aiohttp, asyncio, grpc) end up on stderr from WARNING on."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _with_node(node_id),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _with_node(node_id: NodeId) -> structlog.types.Processor:
+    def add(
+        _logger: structlog.types.WrappedLogger, _method: str, event: structlog.types.EventDict
+    ) -> structlog.types.EventDict:
+        event.setdefault("node", node_id)
+        return event
+
+    return add

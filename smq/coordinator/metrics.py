@@ -1,0 +1,114 @@
+"""/metrics: what Prometheus scrapes, read from the node at the moment of the scrape.
+
+Owns names and labels. Nothing is counted on a hot path. `http` imports it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from smq.coordinator.limits import METRICS_PARTITIONS_MAX
+from smq.raft_state.ids import NodeId, PartitionId
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication.api import NodeApi, NodeStatus, ReplicaStatus
+
+_LABELS = ("topic", "partition")
+
+# name, help, reader of (replicated state of the partition, this node's copy of it)
+_REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaStatus], int]], ...]] = (
+    ("log_start_offset", "First offset that is there.", lambda p, r: p.log_start),
+    ("high_water_mark", "First offset that readers cannot see yet.", lambda p, r: p.hwm),
+    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, r: p.lso),
+    ("next_offset", "Leader's log end as of the last advance.", lambda p, r: p.next_offset),
+    ("leader_epoch", "Leadership of the partition.", lambda p, r: p.epoch),
+    ("leader", "Node that leads the partition.", lambda p, r: p.leader),
+    ("size_bytes", "Size of this node's copy.", lambda p, r: r.size_bytes),
+    ("is_leader", "1 where this node leads the partition.", lambda p, r: int(r.is_leader)),
+    ("durable_end_offset", "End of this node's copy on disk.", lambda p, r: r.durable_end),
+    (
+        "verified_end_offset",
+        "End of this node's copy that belongs to the partition's history.",
+        lambda p, r: r.verified_end,
+    ),
+)
+
+
+def make_registry(node: NodeApi) -> CollectorRegistry:
+    """One registry a server: two servers in one process (tests) do not share it."""
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    registry.register(NodeCollector(node))
+    return registry
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    return generate_latest(registry)
+
+
+class NodeCollector:
+    def __init__(self, node: NodeApi) -> None:
+        self._node = node
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is read before the first scrape
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._node.status()
+        state = self._node.state
+        yield from _node_metrics(status, state)
+        yield from _partition_metrics(status, state)
+
+
+def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
+    leads = status.raft_leader == status.node
+    fenced = sum(1 for n in state.nodes.values() if n.fenced)
+    values = (
+        ("smq_node_ready", "1 where the node serves requests.", int(status.is_ready)),
+        ("smq_raft_is_leader", "1 where this node leads Raft.", int(leads)),
+        ("smq_raft_leader", "Node that leads Raft as this one last heard; 0 where unknown.", status.raft_leader or 0),
+        ("smq_raft_term", "Raft's term.", status.raft_term),
+        ("smq_raft_applied_index", "Last Raft entry applied.", status.applied_index),
+        ("smq_raft_commit_index", "Last Raft entry known to be committed.", status.commit_index),
+        ("smq_cluster_nodes", "Nodes that have registered.", len(state.nodes)),
+        ("smq_cluster_nodes_fenced", "Nodes that are not heard of.", fenced),
+        ("smq_cluster_topics", "Topics.", len(state.topics)),
+        ("smq_cluster_groups", "Consumer groups with commits.", len(state.groups)),
+    )
+    for name, text, value in values:
+        yield GaugeMetricFamily(name, text, value=value)
+
+
+def _partition_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
+    """Of the partitions that this node holds."""
+    held = list(_held(status.replicas[:METRICS_PARTITIONS_MAX], state))
+    for name, text, read in _REPLICA_GAUGES:
+        family = GaugeMetricFamily(f"smq_partition_{name}", text, labels=_LABELS)
+        for topic, partition, replica in held:
+            family.add_metric((topic, str(partition.index)), read(partition, replica))
+        yield family
+    missing = GaugeMetricFamily(
+        "smq_partition_under_replicated", "Replicas whose node is fenced or unknown.", labels=_LABELS
+    )
+    for topic, partition, _ in held:
+        missing.add_metric((topic, str(partition.index)), sum(1 for n in partition.replicas if _is_away(n, state)))
+    yield missing
+
+
+def _held(
+    replicas: Iterable[ReplicaStatus], state: ClusterState
+) -> Iterator[tuple[str, PartitionState, ReplicaStatus]]:
+    for replica in replicas:
+        partition = state.partition(PartitionId(replica.pid))
+        if partition is not None:
+            yield state.topic_names[partition.topic_id], partition, replica
+
+
+def _is_away(node: NodeId, state: ClusterState) -> bool:
+    known = state.nodes.get(node)
+    return known is None or known.fenced

@@ -1,0 +1,191 @@
+"""The composition root: one node with its real ports, its gRPC and HTTP services, and its end.
+
+Owns the order of starting and stopping, and what happens on signals and on a fatal error. It decides nothing about
+data. The CLI imports it, nobody else.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Final, NoReturn
+
+import grpc
+import structlog
+import uvloop
+
+from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator import limits
+from smq.coordinator.config import Address, ServerConfig, format_address
+from smq.coordinator.grpc_admin import AdminService
+from smq.coordinator.grpc_agent import AgentService
+from smq.coordinator.grpc_broker import BrokerService
+from smq.coordinator.http import HttpServer
+from smq.coordinator.logs import configure_logs
+from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
+from smq.replication.asyncio_runtime import AsyncioClock, SystemRng
+from smq.replication.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk
+from smq.replication.identity import StartRefused
+from smq.replication.node import Node
+from smq.replication.ports import DataDamaged
+from smq.replication.tcp import TcpNetwork, bind_listener
+
+log = structlog.get_logger(__name__)
+
+_GRPC_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.max_concurrent_streams", limits.GRPC_STREAMS_PER_CONNECTION_MAX),
+    ("grpc.keepalive_time_ms", limits.GRPC_KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", limits.GRPC_KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", limits.GRPC_CLIENT_PING_INTERVAL_MS_MIN),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),  # two processes on one port must be an error, not a lottery
+)
+
+
+class Server:
+    """One node's process. `start` raises StartError; `stop` hands over, answers and closes."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        config = self._config
+        loop = asyncio.get_running_loop()
+        peer_listener = _listener("other nodes", config.peers[config.node_id])
+        http_listener = _listener("HTTP", config.http_address)
+        self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
+        self._grpc = grpc.aio.server(options=_GRPC_OPTIONS)
+        self.grpc_address: Address = (config.grpc_address[0], self._bind_grpc())
+        clock = AsyncioClock(loop, on_error=die)
+        try:
+            self._disk = LmdbDisk(config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
+        except DiskOpenError as e:
+            raise StartError(str(e)) from e
+        network = TcpNetwork(
+            loop=loop,
+            node_id=config.node_id,
+            cluster_id=config.cluster_id,
+            peers=config.peers,
+            listener=peer_listener,
+            on_error=die,
+        )
+        node_config = config.node_config(grpc_address=self.grpc_address, http_address=self.http_address)
+        self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
+        self._add_services(node_config.batch_bytes_max)
+        self._http = HttpServer(self.node, http_listener, lambda: self._is_stopping)
+        try:
+            self.node.start()
+        except (StartRefused, DataDamaged) as e:
+            self._disk.close()
+            raise StartError(str(e)) from e
+        await self._grpc.start()
+        await self._http.start()
+        log.info(
+            "serving",
+            grpc=format_address(self.grpc_address),
+            http=format_address(self.http_address),
+            data_dir=str(config.data_dir),
+            pid=os.getpid(),
+        )
+
+    def _bind_grpc(self) -> int:
+        address = format_address(self._config.grpc_address)
+        try:
+            return self._grpc.add_insecure_port(address)
+        except RuntimeError as e:
+            raise _port_taken("gRPC", address, "it is in use, or is not an address of this machine") from e
+
+    def _add_services(self, batch_bytes_max: int) -> None:
+        agent = AgentService(self.node, batch_bytes_max=batch_bytes_max)
+        broker = BrokerService(self.node, response_bytes_max=self._config.request_bytes_max)
+        smq_pb2_grpc.add_AgentServicer_to_server(agent, self._grpc)
+        smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
+        smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node), self._grpc)
+
+    async def stop(self) -> None:
+        """Hands leaderships over, ends the streams with typed errors, then closes everything."""
+        self._is_stopping = True
+        log.info("stopping")
+        drained = asyncio.Event()
+        self.node.drain(limits.DRAIN_MS, drained.set)
+        try:
+            async with asyncio.timeout(limits.DRAIN_MS / 1000 + limits.GRPC_SHUTDOWN_GRACE_S):
+                await drained.wait()
+        except TimeoutError:
+            log.warning("drain_timed_out")
+        self.node.stop()
+        await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
+        await self._http.stop()
+        self._disk.close()
+        log.info("stopped")
+
+
+def die(error: BaseException) -> NoReturn:
+    """The node's state, or what its disk holds, is not known any more: nothing may be said after this."""
+    log.critical("fatal", error=repr(error), exc_info=error)
+    sys.stderr.flush()
+    os._exit(EXIT_FATAL)
+
+
+def run_server(
+    config: ServerConfig,
+    *,
+    on_started: Callable[[Server], Coroutine[None, None, None]] | None = None,
+    is_child: bool = False,
+    log_level: int = logging.INFO,
+) -> int:
+    """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code."""
+    configure_logs(config.node_id, log_level)
+    # With Python's 5 ms a busy loop would hold up the disk's writer thread (see disk_lmdb).
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(config, on_started, is_child))
+
+
+async def _run(
+    config: ServerConfig, on_started: Callable[[Server], Coroutine[None, None, None]] | None, is_child: bool
+) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(EXIT_FAILED)  # asked twice: at once
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    if is_child:
+        # The parent holds the other end of stdin: it ends with the parent, however that dies.
+        loop.add_reader(sys.stdin.fileno(), stop.set)
+    server = Server(config)
+    await server.start()
+    # What has been built lives as long as the process: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    started = asyncio.create_task(on_started(server)) if on_started is not None else None
+    await stop.wait()
+    if is_child:
+        loop.remove_reader(sys.stdin.fileno())
+    if started is not None:
+        started.cancel()
+    await server.stop()
+    return 0
+
+
+def _listener(purpose: str, address: Address) -> socket.socket:
+    try:
+        return bind_listener(*address)
+    except OSError as e:
+        raise _port_taken(purpose, format_address(address), e.strerror or str(e)) from e
+
+
+def _port_taken(purpose: str, address: str, reason: str) -> PortTaken:
+    return PortTaken(f"cannot listen on {address} for {purpose}: {reason}; choose another port, or stop who uses it")

@@ -26,6 +26,12 @@ STOP_TIMEOUT_S: Final = 20.0  # a node hands its leaderships over before it ends
 POLL_S: Final = 0.05
 LOG_TAIL_BYTES: Final = 4000
 CALL_TIMEOUT_S: Final = 10.0
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 128 << 20),  # a batch comes whole, and may be configured up to 100 MiB
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # nodes are killed and restarted here: notice it at once
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
 
 
 class LiveClusterError(RuntimeError):
@@ -86,9 +92,7 @@ class LiveCluster:
         if previous is not None:
             previous.wait(STOP_TIMEOUT_S)
         self._restarted[node] = process
-        self.nodes[node] = LiveNode(
-            node=node, pid=process.pid, grpc_address=old.grpc_address, data_dir=old.data_dir
-        )
+        self.nodes[node] = LiveNode(node=node, pid=process.pid, grpc_address=old.grpc_address, data_dir=old.data_dir)
         self._wait(f"node {node} ready again", lambda: self._is_ready(node), process)
 
     def broker(self, node: int) -> pb_grpc.BrokerStub:
@@ -142,9 +146,7 @@ class LiveCluster:
 
     def _channel(self, node: int) -> grpc.Channel:
         if node not in self._channels:
-            options = (("grpc.max_receive_message_length", 128 << 20), ("grpc.enable_http_proxy", 0))
-            options += (("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 100))
-            self._channels[node] = grpc.insecure_channel(self.nodes[node].grpc_address, options=options)
+            self._channels[node] = grpc.insecure_channel(self.nodes[node].grpc_address, options=CHANNEL_OPTIONS)
         return self._channels[node]
 
 

@@ -113,7 +113,7 @@ class ClusterClient:
             error, hint = _nowhere(topics), None
             if addresses:
                 node_ms = max(min(left_ms, attempt_ms), 1.0)
-                outcome = await self._attempt(run, addresses[0], node_ms)
+                outcome = await self.attempt(run, addresses[0], node_ms)
                 if not isinstance(outcome, SmqError):
                     return outcome[0]
                 error, hint = outcome, outcome.details.leader_address
@@ -134,11 +134,12 @@ class ClusterClient:
                 hint = None
                 await self._refresh_quietly(topics)
 
-    async def _attempt(self, run: CallFn[T], address: str, node_ms: float) -> tuple[T] | SmqError:
+    async def attempt(self, run: CallFn[T], address: str, node_ms: float) -> tuple[T] | SmqError:
+        """One try at one node: its answer, or what went wrong (`run` may raise an SmqError that it was answered)."""
         try:
             answer = await run(self.channels.node(address), int(node_ms), (node_ms + DEADLINE_GRACE_MS) / 1000.0)
-        except grpc.RpcError as e:
-            error = error_from_rpc(e, address)
+        except (grpc.RpcError, SmqError) as e:
+            error = e if isinstance(e, SmqError) else error_from_rpc(e, address)
             if error.code.is_retriable and not error.details.leader_address:
                 self.metadata.node_failed(address, now_ms())
             return error

@@ -1,0 +1,251 @@
+"""The asyncio admin client: topics, records to delete, offsets, groups' commits, and views of cluster and nodes.
+
+Owns the calls alone. Every change carries a request id that is made once a call, so that its retries, at whichever
+node, take effect once. Users, `sync` and the command line import it.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+from smq.clients.channels import NodeStubs
+from smq.clients.cluster import CallFn, ClusterClient, T
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.positions import Start, parse_start, resolve_starts
+from smq.clients.types import (
+    ClusterDescription,
+    CommittedOffset,
+    ListedOffset,
+    NodeStatus,
+    PartitionRange,
+    TopicDescription,
+    TopicPartition,
+    cluster_from_message,
+    node_status_from_message,
+    range_from_message,
+)
+from smq.raft_state.errors import ErrorCode, SmqError
+
+REPLICATION_DEFAULT = 0  # the server's choice: 3, or the number of nodes where that is fewer
+
+
+class Admin:
+    """`async with Admin("host:port") as a: await a.create_topic("t", 6)`. `timeout_ms` bounds every call whole."""
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        timeout_ms: float = 30_000.0,
+        connect_timeout_ms: float = 10_000.0,
+    ) -> None:
+        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms)
+        self._timeout_ms = timeout_ms
+
+    async def start(self) -> None:
+        await self._cluster.start()
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+    async def __aenter__(self) -> "Admin":
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, run: CallFn[T]) -> T:
+        return await self._cluster.call(run, timeout_ms=self._timeout_ms)
+
+    # -- topics
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        replication_factor: int = REPLICATION_DEFAULT,
+        config: Mapping[str, str] | None = None,
+        start_offset: int = 0,
+    ) -> bytes:
+        """The new topic's id. TOPIC_EXISTS, INVALID_*."""
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> bytes:
+            request = pb.CreateTopicRequest(
+                name=name,
+                partition_count=partitions,
+                replication_factor=replication_factor,
+                config=dict(config or {}),
+                start_offset=start_offset,
+                request_id=request_id,
+                timeout_ms=node_ms,
+            )
+            return (await node.admin.CreateTopic(request, timeout=call_s)).topic_id
+
+        return await self._call(run)
+
+    async def delete_topic(self, name: str) -> None:
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = pb.DeleteTopicRequest(name=name, request_id=request_id, timeout_ms=node_ms)
+            await node.admin.DeleteTopic(request, timeout=call_s)
+
+        await self._call(run)
+        self._cluster.metadata.forget_topic(name)
+
+    async def add_partitions(self, name: str, partition_count: int) -> None:
+        """`partition_count` is the new total. Keys move between partitions where the count changes."""
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = pb.AddPartitionsRequest(
+                name=name, partition_count=partition_count, request_id=request_id, timeout_ms=node_ms
+            )
+            await node.admin.AddPartitions(request, timeout=call_s)
+
+        await self._call(run)
+
+    async def alter_topic(self, name: str, *, set: Mapping[str, str] | None = None, unset: Iterable[str] = ()) -> None:
+        request_id, gone = _new_request_id(), list(unset)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = pb.AlterTopicRequest(
+                name=name, set=dict(set or {}), unset=gone, request_id=request_id, timeout_ms=node_ms
+            )
+            await node.admin.AlterTopic(request, timeout=call_s)
+
+        await self._call(run)
+
+    async def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
+        """Everything below `before_offset` (-1: the high water mark) goes; the new log start."""
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
+            request = pb.DeleteRecordsRequest(
+                topic=topic,
+                partition=partition,
+                before_offset=before_offset,
+                request_id=request_id,
+                timeout_ms=node_ms,
+            )
+            return (await node.admin.DeleteRecords(request, timeout=call_s)).log_start
+
+        return await self._call(run)
+
+    # -- views
+
+    async def describe_cluster(self, topics: Iterable[str] = (), *, is_linearizable: bool = True) -> ClusterDescription:
+        """Nodes and topics (all where none is named). Not linearizable: as any node knows it, without a quorum."""
+        names = list(topics)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
+            request = pb.DescribeClusterRequest(topics=names, linearizable=is_linearizable, timeout_ms=node_ms)
+            return await node.admin.DescribeCluster(request, timeout=call_s)
+
+        return cluster_from_message(await self._call(run))
+
+    async def list_topics(self) -> list[TopicDescription]:
+        return sorted((await self.describe_cluster()).topics, key=lambda t: t.name)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """UNKNOWN_TOPIC where there is none."""
+        for topic in (await self.describe_cluster([name])).topics:
+            if topic.name == name:
+                return topic
+        raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {name!r}")
+
+    async def node_status(self, node: int | str, *, with_digest: bool = False) -> NodeStatus:
+        """One node's own view, by its id or gRPC address. Not retried at another."""
+        address = node if isinstance(node, str) else await self._address_of(node)
+
+        async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> pb.NodeStatusResponse:
+            return await stubs.admin.NodeStatus(pb.NodeStatusRequest(with_digest=with_digest), timeout=call_s)
+
+        outcome = await self._cluster.attempt(run, address, self._timeout_ms)
+        if isinstance(outcome, SmqError):
+            raise outcome
+        return node_status_from_message(outcome[0])
+
+    async def _address_of(self, node: int) -> str:
+        if self._cluster.metadata.address(node) is None:
+            await self._cluster.refresh(())
+        address = self._cluster.metadata.address(node)
+        if address is None:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"there is no node {node}: `smq status` lists the nodes")
+        return address
+
+    async def partition_range(self, topic: str, partition: int) -> PartitionRange:
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.GetPartitionRangeInfoResponse:
+            request = pb.GetPartitionRangeInfoRequest(topic=topic, partition=partition, timeout_ms=node_ms)
+            return await node.broker.GetPartitionRangeInfo(request, timeout=call_s)
+
+        return range_from_message(await self._call(run))
+
+    async def list_offsets(
+        self,
+        starts: Mapping[TopicPartition, Start],
+        *,
+        group: str | None = None,
+        reset_if_gone: bool = False,
+    ) -> dict[TopicPartition, ListedOffset]:
+        """The position that each start means now. OFFSET_OUT_OF_RANGE (lo, hi) where one means none."""
+        parsed = {tp: parse_start(start, group=group) for tp, start in starts.items()}
+        return await resolve_starts(
+            self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
+        )
+
+    # -- groups' offsets
+
+    async def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
+
+    async def fetch_offsets(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Partitions without a commit are absent. None: all that the group has committed."""
+        return await fetch_offsets(self._cluster, group, partitions, self._timeout_ms)
+
+
+async def commit_offsets(
+    cluster: ClusterClient, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset], timeout_ms: float
+) -> None:
+    """All or none; linearizable once it returns."""
+    request_id = _new_request_id()
+    items = []
+    for (topic, partition), given in offsets.items():
+        o = given if isinstance(given, CommittedOffset) else CommittedOffset(offset=given, metadata="")
+        items.append(pb.PartitionOffset(topic=topic, partition=partition, offset=o.offset, metadata=o.metadata))
+
+    async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+        request = pb.CommitOffsetsRequest(group=group, offsets=items, request_id=request_id, timeout_ms=node_ms)
+        await node.broker.CommitOffsets(request, timeout=call_s)
+
+    await cluster.call(run, timeout_ms=timeout_ms)
+
+
+async def fetch_offsets(
+    cluster: ClusterClient, group: str, partitions: Iterable[TopicPartition] | None, timeout_ms: float
+) -> dict[TopicPartition, CommittedOffset]:
+    asked = [pb.TopicPartition(topic=t, partition=p) for t, p in partitions or ()]
+    if partitions is not None and not asked:
+        return {}
+
+    async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchOffsetsResponse:
+        request = pb.FetchOffsetsRequest(group=group, partitions=asked, timeout_ms=node_ms)
+        return await node.broker.FetchOffsets(request, timeout=call_s)
+
+    answer = await cluster.call(run, timeout_ms=timeout_ms)
+    return {(o.topic, o.partition): CommittedOffset(offset=o.offset, metadata=o.metadata) for o in answer.offsets}
+
+
+def _new_request_id() -> bytes:
+    return uuid.uuid4().bytes

@@ -1,0 +1,161 @@
+"""Where to start reading: the seven offset types by name, and their look-up at a partition's replicas.
+
+Owns how a start position is written (`Start`) and resolved. The table of positions itself is the server's. The
+consumer, the admin client and the command line import it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from smq.clients.channels import NodeStubs
+from smq.clients.cluster import ClusterClient, now_ms
+from smq.clients.errors import error_from_detail
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.types import ListedOffset, TopicPartition
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import Offset
+
+OFFSET_TYPES: Final = tuple(name for name in pb.OffsetType.keys() if name != "OFFSET_TYPE_UNSPECIFIED")  # noqa: SIM118 an enum wrapper, no dict
+_NEEDS_VALUE: Final = frozenset({"EXACT_OFFSET", "RESET_TO_OFFSET", "EXACT_TS_NS"})
+_NEEDS_GROUP: Final = frozenset({"RESUME_OR_EARLIEST", "RESUME_OR_LATEST"})
+LIST_PARTITIONS_MAX: Final = 500  # of one ListOffsets request: below the server's cap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAt:
+    """`type` is the name of an OffsetType; `value` its offset, or nanoseconds for EXACT_TS_NS.
+
+    `strict` (what a plain integer means): the offset must be within [lo, hi], as a seek. `timestamp_ms` instead
+    of a type: the first record whose create time is at or after it."""
+
+    type: str = "RESET_TO_OFFSET"
+    value: int = 0
+    strict: bool = False
+    timestamp_ms: int | None = None
+
+
+Start: TypeAlias = int | str | tuple[str, int] | StartAt
+
+
+def parse_start(start: Start, *, group: str | None) -> StartAt:
+    """5, "RESET_TO_LATEST", ("EXACT_TS_NS", 1700000000000000000) or a StartAt. INVALID_REQUEST for anything else."""
+    if isinstance(start, StartAt):
+        parsed = start
+    elif isinstance(start, bool):
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"{start!r} is no start position: give an offset or an offset type")
+    elif isinstance(start, int):
+        parsed = StartAt(value=start, strict=True)
+    elif isinstance(start, str):
+        parsed = StartAt(type=start)
+    else:
+        parsed = StartAt(type=start[0], value=start[1])
+    told = None
+    if parsed.type not in OFFSET_TYPES:
+        told = f"offset type {parsed.type!r} is unknown: one of {', '.join(OFFSET_TYPES)}"
+    elif isinstance(start, str) and parsed.type in _NEEDS_VALUE:
+        told = f"{parsed.type} needs a value: write ({parsed.type!r}, value)"
+    elif parsed.type in _NEEDS_GROUP and not group:
+        told = f"{parsed.type} resumes a group: name the group"
+    if told is not None:
+        raise SmqError(ErrorCode.INVALID_REQUEST, told)
+    return parsed
+
+
+async def resolve_starts(
+    cluster: ClusterClient,
+    starts: Mapping[TopicPartition, StartAt],
+    *,
+    group: str | None,
+    reset_if_gone: bool,
+    timeout_ms: float,
+) -> dict[TopicPartition, ListedOffset]:
+    """Every partition's position, or the first SmqError: asked at the leaders, several partitions a call."""
+    asks = {tp: _ask(tp, start, group, reset_if_gone) for tp, start in starts.items()}
+    unknown = sorted({topic for topic, _ in asks if cluster.metadata.partition_count(topic) is None})
+    if unknown:
+        missing = await cluster.refresh(unknown, timeout_ms=timeout_ms)
+        for topic in missing:
+            raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
+    found = await _ask_together(cluster, asks, timeout_ms)
+    rest = [tp for tp in asks if tp not in found]
+    singles = await asyncio.gather(*(_ask_one(cluster, asks[tp], timeout_ms) for tp in rest))
+    found.update(zip(rest, singles, strict=True))
+    for tp, start in starts.items():
+        _check_strict(tp, start, found[tp])
+    return found
+
+
+def _ask(tp: TopicPartition, start: StartAt, group: str | None, reset_if_gone: bool) -> pb.ListOffsetsPartition:
+    return pb.ListOffsetsPartition(
+        topic=tp[0],
+        partition=tp[1],
+        offset_type=pb.OffsetType.Value(start.type),
+        offset_value=start.value,
+        group=group or "",
+        reset_if_gone=reset_if_gone,
+        timestamp_ms=start.timestamp_ms,
+    )
+
+
+def _check_strict(tp: TopicPartition, start: StartAt, listed: ListedOffset) -> None:
+    if start.strict and listed.clamped:
+        told = f"offset {start.value} of {tp[0]}/{tp[1]} is outside the range {listed.lo} to {listed.hi}"
+        details = ErrorDetails(lo=Offset(listed.lo), hi=Offset(listed.hi))
+        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, told, details)
+
+
+async def _ask_together(
+    cluster: ClusterClient, asks: Mapping[TopicPartition, pb.ListOffsetsPartition], timeout_ms: float
+) -> dict[TopicPartition, ListedOffset]:
+    """One call a leader; what fails in a way that a retry may cure is left out."""
+    groups: dict[str, list[pb.ListOffsetsPartition]] = {}
+    for tp, ask in asks.items():
+        for address in cluster.metadata.replica_addresses(*tp, now_ms())[:1]:
+            groups.setdefault(address, []).append(ask)
+    chunks = [
+        (address, group[i : i + LIST_PARTITIONS_MAX])
+        for address, group in groups.items()
+        for i in range(0, len(group), LIST_PARTITIONS_MAX)
+    ]
+    answers = await asyncio.gather(*(_ask_chunk(cluster, a, chunk, timeout_ms) for a, chunk in chunks))
+    return {tp: listed for answer in answers for tp, listed in answer.items()}
+
+
+async def _ask_chunk(
+    cluster: ClusterClient, address: str, asks: Sequence[pb.ListOffsetsPartition], timeout_ms: float
+) -> dict[TopicPartition, ListedOffset]:
+    async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListOffsetsResponse:
+        return await node.broker.ListOffsets(pb.ListOffsetsRequest(partitions=asks, timeout_ms=node_ms), timeout=call_s)
+
+    outcome = await cluster.attempt(run, address, timeout_ms)
+    if isinstance(outcome, SmqError):
+        if outcome.code.is_retriable:
+            return {}
+        raise outcome
+    found = {}
+    for listed in outcome[0].offsets:
+        if not listed.HasField("error"):
+            found[(listed.topic, listed.partition)] = _listed(listed)
+        elif not (error := error_from_detail(listed.error)).code.is_retriable:
+            raise error
+    return found
+
+
+async def _ask_one(cluster: ClusterClient, ask: pb.ListOffsetsPartition, timeout_ms: float) -> ListedOffset:
+    async def run(node: NodeStubs, node_ms: int, call_s: float) -> ListedOffset:
+        request = pb.ListOffsetsRequest(partitions=[ask], timeout_ms=node_ms)
+        answer = (await node.broker.ListOffsets(request, timeout=call_s)).offsets[0]
+        if answer.HasField("error"):
+            raise error_from_detail(answer.error)
+        return _listed(answer)
+
+    def candidates() -> list[str]:
+        return cluster.metadata.replica_addresses(ask.topic, ask.partition, now_ms()) or cluster.any_node()
+
+    return await cluster.call(run, timeout_ms=timeout_ms, candidates=candidates, topics=(ask.topic,))
+
+
+def _listed(answer: pb.ListedOffset) -> ListedOffset:
+    return ListedOffset(offset=answer.offset, clamped=answer.clamped, lo=answer.lo, hi=answer.hi)

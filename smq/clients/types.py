@@ -1,0 +1,239 @@
+"""What the clients hand to their users: descriptions of the cluster, positions, records.
+
+Owns shapes alone, and how they are read from the wire. Plain data: it must never do I/O. Everybody may import it.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.records import Headers
+
+TopicPartition: TypeAlias = tuple[str, int]
+
+
+class ConsumerRecord(NamedTuple):
+    """A committed record. `timestamp_ms` is the producer's create time, `ts_ns` the leader's append time."""
+
+    topic: str
+    partition: int
+    offset: int
+    ts_ns: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class RawBatch(NamedTuple):
+    """One RecordBatch v2 as it lies in the log. Its first records may lie below the position asked for."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    last_offset: int
+    ts_ns: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedRange:
+    """One answer of a one-shot fetch. `batches` is empty where nothing came within the wait."""
+
+    log_start: int
+    hwm: int
+    lso: int
+    batches: tuple[RawBatch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription:
+    node: int
+    grpc_address: str
+    http_address: str
+    kafka_address: str
+    fenced: bool
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    partition: int
+    leader: int
+    leader_available: bool
+    epoch: int
+    replicas: tuple[int, ...]
+    log_start: int
+    hwm: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    name: str
+    topic_id: bytes
+    replication_factor: int
+    config: dict[str, str]
+    created_ms: int
+    partitions: tuple[PartitionDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    cluster_id: str
+    raft_leader: int | None
+    nodes: tuple[NodeDescription, ...]
+    topics: tuple[TopicDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    topic: str
+    partition: int
+    is_leader: bool
+    epoch: int
+    log_start: int
+    hwm: int
+    appended_end: int
+    durable_end: int
+    verified_end: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    node: int
+    incarnation: int
+    is_ready: bool
+    raft_leader: int | None
+    raft_term: int
+    applied_index: int
+    commit_index: int
+    digest: str
+    replicas: tuple[ReplicaStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedOffset:
+    """Where a reader starts. `clamped`: what was asked lay outside [lo, hi], this is the nearest inside."""
+
+    offset: int
+    clamped: bool
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange:
+    """The linearizable state of a partition; ring slots [range_start, range_stop)."""
+
+    topic: str
+    partition: int
+    topic_id: bytes
+    range_start: int
+    range_stop: int
+    log_start: int
+    lso: int
+    hwm: int
+    next_offset: int
+    leader: int
+    epoch: int
+    replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedOffset:
+    """`offset` is the next one to read."""
+
+    offset: int
+    metadata: str
+
+
+def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
+    nodes = tuple(
+        NodeDescription(
+            node=n.node,
+            grpc_address=n.grpc_address,
+            http_address=n.http_address,
+            kafka_address=n.kafka_address,
+            fenced=n.fenced,
+            incarnation=n.incarnation,
+        )
+        for n in m.nodes
+    )
+    return ClusterDescription(
+        cluster_id=m.cluster_id,
+        raft_leader=m.raft_leader if m.HasField("raft_leader") else None,
+        nodes=nodes,
+        topics=tuple(_topic(t) for t in m.topics),
+    )
+
+
+def _topic(t: pb.TopicInfo) -> TopicDescription:
+    partitions = tuple(
+        PartitionDescription(
+            partition=p.partition,
+            leader=p.leader,
+            leader_available=p.leader_available,
+            epoch=p.epoch,
+            replicas=tuple(p.replicas),
+            log_start=p.log_start,
+            hwm=p.hwm,
+            next_offset=p.next_offset,
+        )
+        for p in sorted(t.partitions, key=lambda p: p.partition)
+    )
+    return TopicDescription(
+        name=t.name,
+        topic_id=t.topic_id,
+        replication_factor=t.replication_factor,
+        config=dict(t.config),
+        created_ms=t.created_ms,
+        partitions=partitions,
+    )
+
+
+def node_status_from_message(m: pb.NodeStatusResponse) -> NodeStatus:
+    replicas = tuple(
+        ReplicaStatus(
+            topic=r.topic,
+            partition=r.partition,
+            is_leader=r.is_leader,
+            epoch=r.epoch,
+            log_start=r.log_start,
+            hwm=r.hwm,
+            appended_end=r.appended_end,
+            durable_end=r.durable_end,
+            verified_end=r.verified_end,
+            size_bytes=r.size_bytes,
+        )
+        for r in m.replicas
+    )
+    return NodeStatus(
+        node=m.node,
+        incarnation=m.incarnation,
+        is_ready=m.is_ready,
+        raft_leader=m.raft_leader if m.HasField("raft_leader") else None,
+        raft_term=m.raft_term,
+        applied_index=m.applied_index,
+        commit_index=m.commit_index,
+        digest=m.digest,
+        replicas=replicas,
+    )
+
+
+def range_from_message(m: pb.GetPartitionRangeInfoResponse) -> PartitionRange:
+    return PartitionRange(
+        topic=m.topic,
+        partition=m.partition,
+        topic_id=m.topic_id,
+        range_start=m.range_start,
+        range_stop=m.range_stop,
+        log_start=m.log_start,
+        lso=m.lso,
+        hwm=m.hwm,
+        next_offset=m.next_offset,
+        leader=m.leader,
+        epoch=m.epoch,
+        replicas=tuple(m.replicas),
+    )

@@ -1,7 +1,8 @@
 """How a handler says no, and how it finds what a command names.
 
 Owns the one way of refusing a bad request: raise Refused before anything is changed; the machine turns it into a
-Rejected reply. Must never change the state. Only the machine's handlers import it.
+Rejected reply. Must never change the state. Messages are part of the outcome (the reply cache is replicated), so a
+changed text is a changed state machine. Only the machine's handlers import it.
 """
 
 from smq.raft_state.commands import Rejected

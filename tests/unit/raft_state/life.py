@@ -3,6 +3,7 @@
 Run as a program it prints the digest of the end: that of a fresh process, under whatever PYTHONHASHSEED.
 """
 
+import sys
 from dataclasses import replace
 
 from smq.raft_state.commands import (
@@ -74,4 +75,4 @@ def end_of_life() -> Machine:
 
 
 if __name__ == "__main__":
-    print(end_of_life().digest())
+    sys.stdout.write(end_of_life().digest())

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
+    AllocateProducerId,
     Applied,
     Command,
     CreateTopic,
@@ -29,11 +30,12 @@ from tests.unit.raft_state.support import Driver, advance, advances, commit, ele
 
 NAMES = ["a", "b", "c"]
 NODES = [1, 2, 3]
-names = st.sampled_from(NAMES)
+# Mostly what exists and is current, so that a life goes somewhere; now and then what is not.
+names = st.sampled_from(["a"] * 5 + ["b"] * 2 + ["c"])
 nodes = st.sampled_from(NODES)
-indexes = st.integers(0, 2)
+indexes = st.sampled_from([0] * 5 + [1, 2])
 offsets = st.integers(-1, 12)
-small = st.integers(0, 2)  # differences to what is true: mostly right, sometimes not
+staleness = st.sampled_from([0] * 6 + [1, 2])
 
 
 class ClusterLife(RuleBasedStateMachine):
@@ -87,6 +89,7 @@ class ClusterLife(RuleBasedStateMachine):
         for node in NODES:
             self.driver.ok(register(node))
             self.nodes[node] = {"incarnation": 1, "fenced": False}
+        self.create("a", 1, 3, 0)
 
     @rule(node=nodes, step=st.integers(-1, 2))
     def register(self, node: int, step: int) -> None:
@@ -96,7 +99,7 @@ class ClusterLife(RuleBasedStateMachine):
         if step >= 0:
             entry.update(incarnation=incarnation, fenced=False)
 
-    @rule(node=nodes, step=st.sampled_from([0, 0, 0, 1, -1]), fenced=st.booleans())
+    @rule(node=nodes, step=st.sampled_from([0, 0, 0, 1, -1]), fenced=st.sampled_from([True, False, False]))
     def fence(self, node: int, step: int, fenced: bool) -> None:
         entry = self.nodes[node]
         incarnation = Incarnation(entry["incarnation"] + step)
@@ -150,12 +153,20 @@ class ClusterLife(RuleBasedStateMachine):
         if code is None:
             self.model[name]["partitions"] += [self.new_partition(name, i, 0) for i in range(before, count)]
 
-    @rule(name=names, index=indexes, stale=small, hwm=offsets, more=small, ts_ns=st.integers(0, 9))
-    def advance(self, name: str, index: int, stale: int, hwm: int, more: int, ts_ns: int) -> None:
+    @rule(
+        name=names,
+        index=indexes,
+        stale=staleness,
+        step=st.integers(-3, 5),
+        more=st.integers(0, 3),
+        ts_ns=st.integers(0, 9),
+    )
+    def advance(self, name: str, index: int, stale: int, step: int, more: int, ts_ns: int) -> None:
         p = self.model_partition(name, index)
+        hwm = max((p["hwm"] if p else 0) + step, 0)
         epoch = (p["epoch"] if p else 0) - stale
         pid = partition_id(self.topic_id(name), PartitionIndex(index))
-        applied = self.apply(advances(advance(pid, epoch, hwm, max(hwm + more, 0), ts_ns)))
+        applied = self.apply(advances(advance(pid, epoch, hwm, hwm + more, ts_ns)))
         is_current = p is not None and stale == 0
         assert applied.reply == HwmsAdvanced(accepted=(is_current,))
         if p is not None and is_current:
@@ -163,9 +174,17 @@ class ClusterLife(RuleBasedStateMachine):
             p["next"] = max(p["next"], hwm + more, p["hwm"])
             p["ts"] = max(p["ts"], ts_ns)
 
-    @rule(name=names, index=indexes, node=nodes, stale=small, older=small, end=offsets)
-    def elect(self, name: str, index: int, node: int, stale: int, older: int, end: int) -> None:
+    @rule(
+        name=names,
+        index=indexes,
+        node=nodes,
+        stale=staleness,
+        older=staleness,
+        beyond=st.sampled_from([-1, 0, 0, 1, 5]),
+    )
+    def elect(self, name: str, index: int, node: int, stale: int, older: int, beyond: int) -> None:
         p = self.model_partition(name, index)
+        end = max((p["hwm"] if p else 0) + beyond, 0)
         epoch = max((p["epoch"] if p else 0) - stale, 0)
         incarnation = self.nodes[node]["incarnation"] - older
         code = self._election_code(p, epoch, node, older, end)
@@ -216,12 +235,12 @@ class ClusterLife(RuleBasedStateMachine):
         if code is None and wanted:
             self.groups.setdefault(group, {}).update({(t, index): offset for t, index, offset in wanted})
 
-    @rule(name=names)
-    def retry_under_a_request_id(self, name: str) -> None:
+    @rule(name=names, producer=st.booleans())
+    def retry_under_a_request_id(self, name: str, producer: bool) -> None:
         self.last_request += 1
-        command = DeleteTopic(name=name, request_id=rid(self.last_request))
-        if name in self.model:
-            command = DeleteTopic(name="missing", request_id=rid(self.last_request))
+        command: Command = AllocateProducerId(request_id=rid(self.last_request))
+        if not producer:
+            command = AddPartitions(name=f"no-{name}", partition_count=1, request_id=rid(self.last_request))
         first = self.apply(command)
         digest = self.driver.machine.digest()
         assert self.apply(command) == first
@@ -270,5 +289,5 @@ class ClusterLife(RuleBasedStateMachine):
         }
 
 
-ClusterLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+ClusterLife.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 test_random_life_agrees_with_a_model_of_dicts = ClusterLife.TestCase

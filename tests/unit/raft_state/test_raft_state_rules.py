@@ -2,9 +2,9 @@
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, Done, FenceNode, HwmsAdvanced, LeaderElected, UnfenceNode
+from smq.raft_state.commands import AdvanceLogStart, Done, FenceNode, HwmsAdvanced, LeaderElected, Rejected, UnfenceNode
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
 from smq.raft_state.state import EpochStart
 from tests.unit.raft_state.support import Driver, advance, advances, cluster, elect, pid, register, topic
 
@@ -180,6 +180,15 @@ def test_rule_14_negative_log_start_is_an_invalid_offset(driver: Driver) -> None
 def test_rule_14_log_start_of_an_unknown_partition_is_rejected(driver: Driver) -> None:
     unknown = AdvanceLogStart(partition=pid(8), offset=Offset(0))
     driver.refused(unknown, ErrorCode.UNKNOWN_PARTITION)
+
+
+@pytest.mark.parametrize("size", [0, 17, 21])
+def test_partition_id_of_a_wrong_length_names_no_partition(driver: Driver, size: int) -> None:
+    """The codec refuses it where it is proposed; the machine does not take it for another partition's either."""
+    partition = PartitionId(pid(1).ljust(21, b"\0")[:size])
+    applied = driver.machine.apply(LogIndex(99), AdvanceLogStart(partition=partition, offset=Offset(0)))
+    assert isinstance(applied.reply, Rejected)
+    assert applied.reply.code is ErrorCode.UNKNOWN_PARTITION
 
 
 def test_rule_14_partition_emptied_to_its_hwm_can_still_elect(driver: Driver) -> None:

@@ -100,20 +100,17 @@ class Cluster:
 
         wait_for(f"the ready file of the cluster; its log ends: {tail(log)}", is_ready, 60)
         for entry in json.loads(ready.read_text())["nodes"]:
-            data_dir = Path(entry["data_dir"])
+            config = self.root / "data" / f"node-{entry['id']}" / "node.toml"
             self.nodes[entry["id"]] = Node(
                 id=entry["id"],
                 pid=entry["pid"],
                 grpc=entry["grpc"],
                 http=entry["http"],
-                data_dir=data_dir,
-                config=self._config_of(entry["id"]),
-                log=log,
+                data_dir=Path(entry["data_dir"]),
+                config=config,
+                log=config.with_name("node.log"),
             )
         return self
-
-    def _config_of(self, node: int) -> Path:
-        return self.root / "data" / f"node-{node}" / "node.toml"
 
     def kill(self, *nodes: int) -> None:
         """SIGKILL to all of them before waiting for any."""

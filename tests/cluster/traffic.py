@@ -30,7 +30,7 @@ class Told:
     retries: int = 0
     duplicates: int = 0  # answers that said "an earlier attempt had been stored"
     leaders: list[int] = field(default_factory=list)  # who acknowledged, changes only
-    ack_times: list[float] = field(default_factory=list)  # monotonic seconds
+    acks: list[tuple[float, int]] = field(default_factory=list)  # (monotonic seconds, node) of each batch
     failure: BaseException | None = None
 
 
@@ -122,7 +122,7 @@ class Traffic:
         assert answer.last_offset - answer.base_offset + 1 == len(values)
         told.acked.update(zip(range(answer.base_offset, answer.last_offset + 1), values, strict=True))
         told.duplicates += answer.duplicate
-        told.ack_times.append(time.monotonic())
+        told.acks.append((time.monotonic(), node.id))
         if told.leaders[-1:] != [node.id]:
             told.leaders.append(node.id)
 

@@ -1,0 +1,52 @@
+"""`make bench`: measures a three-node cluster on this machine, prints a table, writes JSON under benchmarks/results.
+
+Owns what is measured, and how much of it. Nothing imports it.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import failover, latency, rates, recovery
+from benchmarks.report import Report, machine
+from tests.cluster.harness import Cluster
+
+Section = Callable[[Cluster, Report], None]
+
+
+def _sections(quick: bool) -> dict[str, Section]:
+    records = 50_000 if quick else 500_000
+    return {
+        "latency": lambda c, r: latency.measure(c, r, count=300 if quick else 3_000),
+        "rates": lambda c, r: rates.measure(c, r, records=records),
+        "failover": lambda c, r: failover.measure(c, r, kills=3 if quick else 20),
+        "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256]),
+    }
+
+
+def main() -> None:
+    """Each section has a cluster of its own."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures smq on this machine.")
+    names = list(_sections(quick=True))
+    parser.add_argument("--only", choices=names, action="append", help="one section; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, for trying it out")
+    parser.add_argument("--directory", type=Path, help="where the clusters keep their data (default: a temporary one)")
+    arguments = parser.parse_args()
+    report = Report()
+    print(f"smq benchmarks: {machine()}", flush=True)
+    for name, section in _sections(arguments.quick).items():
+        if arguments.only and name not in arguments.only:
+            continue
+        print(f"{name}:", flush=True)
+        with tempfile.TemporaryDirectory(prefix="smq-bench-", dir=arguments.directory) as directory:
+            cluster = Cluster(Path(directory))
+            try:
+                section(cluster.start(), report)
+            finally:
+                cluster.stop()
+    print(f"written: {report.write()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""How long a partition takes no writes when its leader is killed.
+
+Owns the failover figures: from SIGKILL of the leader to the first acknowledgement of a batch that was sent afterwards,
+with an idempotent producer that never stops trying.
+"""
+
+import statistics
+import time
+
+from benchmarks.report import Report
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster, wait_for
+from tests.cluster.traffic import Traffic
+
+
+def measure(cluster: Cluster, report: Report, *, kills: int) -> None:
+    """Every kill is healed before the next; the records are judged at the end."""
+    topic = make_topic(cluster)
+    taken: list[float] = []
+    traffic = Traffic(cluster, topic)
+    with traffic:
+        for _ in range(kills):
+            taken.append(_one(cluster, traffic))
+    traffic.verify()
+    smallest, middle, largest = min(taken), statistics.median(taken), max(taken)
+    report.add(
+        f"leader killed, to the first acknowledgement, {kills} kills",
+        f"min {smallest:.0f} ms, median {middle:.0f} ms, max {largest:.0f} ms",
+        min_ms=smallest,
+        median_ms=middle,
+        max_ms=largest,
+        all_ms=[round(ms, 1) for ms in taken],
+    )
+
+
+def _one(cluster: Cluster, traffic: Traffic) -> float:
+    """Milliseconds without an acknowledgement after one kill."""
+    told = traffic.told[0]
+    victim = cluster.wait_leader(traffic.topic, 0)
+    traffic.wait_acks(3)
+    before, killed_at = len(told.acks), time.monotonic()
+    cluster.kill(victim)
+
+    def first_ack() -> float | None:
+        # What the dead leader had acknowledged may still be on its way: the next leader's is what counts.
+        return next((at for at, node in told.acks[before:] if at > killed_at and node != victim), None)
+
+    acked_at = wait_for("an acknowledgement by another leader", first_ack)
+    cluster.restart(victim)
+    return (acked_at - killed_at) * 1000

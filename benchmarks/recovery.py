@@ -1,0 +1,33 @@
+"""How long a restarted node takes until it is ready, against the size of its log.
+
+Owns the recovery figures. All nodes are killed at once, so nobody's page cache of processes helps; the time runs from
+the start of the processes until every node says that it is ready.
+"""
+
+import time
+
+from benchmarks.report import Report
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster
+from tests.cluster.raw import batch_of
+
+MIB = 1 << 20
+VALUES = [b"r" * 1000] * 900  # a batch of about 0.9 MB
+
+
+def measure(cluster: Cluster, report: Report, *, sizes_mib: list[int]) -> None:
+    """Ready after a kill of all, with logs of each size in turn."""
+    topic = make_topic(cluster)
+    batch = batch_of(VALUES)
+    written = 0
+    for size in [0, *sizes_mib]:
+        leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
+        while written < size * MIB:
+            leader.publish_batch(topic, 0, batch)
+            written += len(batch)
+        cluster.wait_converged(topic, 1)
+        cluster.kill(*cluster.nodes)
+        began = time.monotonic()
+        cluster.restart(*cluster.nodes)
+        taken = time.monotonic() - began
+        report.add(f"three nodes killed and ready again, log of {size} MiB", f"{taken:.2f} s", seconds=taken, mib=size)

@@ -1,0 +1,56 @@
+"""What a benchmark found: rows for people, JSON for machines.
+
+Owns the shape of results and where they are written. It must never measure. The benchmarks import it.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass
+class Report:
+    """Rows in the order in which they were measured."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, what: str, value: str, **numbers: Any) -> None:
+        """`value` is what people read; `numbers` go to the JSON file, with units in their names."""
+        self.rows.append({"what": what, "value": value, **numbers})
+        print(f"  {what:<58} {value}", flush=True)
+
+    def write(self) -> Path:
+        """One file a run, named by the time; never overwritten by a later one."""
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / time.strftime("bench-%Y%m%d-%H%M%S.json")
+        document = {"commit": _commit(), "machine": machine(), "rows": self.rows}
+        path.write_text(json.dumps(document, indent=2) + "\n")
+        return path
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
+
+
+def _commit() -> str:
+    try:
+        command = ["git", "describe", "--always", "--dirty"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,1 +1,56 @@
-"""Python producer, consumer and admin, and the wire contract. Carries only grpcio, protobuf and the record codec."""
+"""Python producer, consumer and admin, and the wire contract. Carries only grpcio, protobuf and the record codec.
+
+Owns the public names, which are imported when they are first used. It must never import the server, Spark, or
+lmdb, pysyncobj and uvloop: executors and small scripts import it. Users, spark_connector and coordinator may.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from smq.clients.admin import Admin as Admin
+    from smq.clients.bulk import BatchMetadata as BatchMetadata
+    from smq.clients.consumer import Consumer as Consumer
+    from smq.clients.positions import OFFSET_TYPES as OFFSET_TYPES
+    from smq.clients.positions import StartAt as StartAt
+    from smq.clients.producer import Producer as Producer
+    from smq.clients.producer import ProducerStats as ProducerStats
+    from smq.clients.producer import RecordMetadata as RecordMetadata
+    from smq.clients.sync import SyncAdmin as SyncAdmin
+    from smq.clients.sync import SyncConsumer as SyncConsumer
+    from smq.clients.sync import SyncProducer as SyncProducer
+    from smq.clients.types import ConsumerRecord as ConsumerRecord
+    from smq.clients.types import RawBatch as RawBatch
+    from smq.raft_state.errors import ErrorCode as ErrorCode
+    from smq.raft_state.errors import SmqError as SmqError
+
+_HOMES: Final = {
+    "Admin": "smq.clients.admin",
+    "BatchMetadata": "smq.clients.bulk",
+    "Consumer": "smq.clients.consumer",
+    "ConsumerRecord": "smq.clients.types",
+    "ErrorCode": "smq.raft_state.errors",
+    "OFFSET_TYPES": "smq.clients.positions",
+    "Producer": "smq.clients.producer",
+    "ProducerStats": "smq.clients.producer",
+    "RawBatch": "smq.clients.types",
+    "RecordMetadata": "smq.clients.producer",
+    "SmqError": "smq.raft_state.errors",
+    "StartAt": "smq.clients.positions",
+    "SyncAdmin": "smq.clients.sync",
+    "SyncConsumer": "smq.clients.sync",
+    "SyncProducer": "smq.clients.sync",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

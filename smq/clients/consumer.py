@@ -1,0 +1,408 @@
+"""The asyncio consumer: assigned partitions, positions, iteration, raw batches, and a group's committed offsets.
+
+Owns the I/O around `fetching`: long polls, failover to another replica, look-ups of positions. Groups here only
+keep offsets: partitions are assigned by the caller. Users, `sync` and the command line import it.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from types import TracebackType
+
+from smq.clients.admin import commit_offsets, fetch_offsets
+from smq.clients.channels import NodeStubs
+from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
+from smq.clients.errors import error_from_detail
+from smq.clients.fetching import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.positions import Start, StartAt, parse_start, resolve_starts
+from smq.clients.retry import RandomFn
+from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.records import decode_batch
+
+Assignment = Iterable[TopicPartition] | Mapping[TopicPartition, Start]
+
+
+class Consumer:
+    """`async with Consumer("host:port") as c: await c.assign([("t", 0)]); async for record in c: ...`
+
+    A start position is an offset, the name of an offset type, (type, value), or a StartAt; the default is
+    RESUME_OR_EARLIEST with a group and RESET_TO_EARLIEST without. `from_replica`: read from this node id alone;
+    otherwise leaders first, and another replica where one fails. OFFSET_OUT_OF_RANGE (with lo and hi) is raised
+    unless `auto_offset_reset` is "earliest" or "latest".
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        group: str | None = None,
+        fetch_max_bytes: int = 8 << 20,
+        partition_max_bytes: int = 1 << 20,
+        max_wait_ms: int = 500,
+        from_replica: int | None = None,
+        auto_offset_reset: ResetTo = "none",
+        request_timeout_ms: float = 30_000.0,
+        stall_timeout_ms: float = 60_000.0,
+        connect_timeout_ms: float = 10_000.0,
+        random_source: RandomFn = random.random,
+    ) -> None:
+        if auto_offset_reset not in ("none", "earliest", "latest"):
+            told = f"auto_offset_reset must be none, earliest or latest, not {auto_offset_reset!r}"
+            raise SmqError(ErrorCode.INVALID_REQUEST, told)
+        self._group = group
+        self._timeout_ms = request_timeout_ms
+        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source)
+        settings = FetchSettings(
+            partition_bytes_max=partition_max_bytes,
+            response_bytes_max=fetch_max_bytes,
+            max_wait_ms=max_wait_ms,
+            reset=auto_offset_reset,
+            stall_timeout_ms=stall_timeout_ms,
+            only_node=from_replica,
+        )
+        self._planner = FetchPlanner(settings, self._cluster.metadata, random_source)
+        self._tasks: set[asyncio.Task[None]] = set()  # at most one fetch a partition, and one refresh
+        self._refreshing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()
+        self._decoded: deque[ConsumerRecord] = deque()  # of `_decoding`, for iteration
+        self._decoding: RawBatch | None = None
+        self._next_partition = 0
+        self._is_closed = False
+
+    # -- life
+
+    async def start(self) -> None:
+        await self._cluster.start()
+        node = self._planner.settings.only_node
+        if node is not None and self._cluster.metadata.address(node) is None:
+            told = f"from_replica={node}: there is no such node (`smq status` lists them)"
+            raise SmqError(ErrorCode.INVALID_REQUEST, told)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._news.set()
+        await self._cluster.close()
+
+    async def __aenter__(self) -> "Consumer":
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- assignment and positions
+
+    async def assign(self, partitions: Assignment, start: Start | None = None) -> dict[TopicPartition, int]:
+        """Replaces the assignment: [(topic, partition), ...] that all begin at `start`, or a mapping of starts.
+        The positions. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE; the old assignment stays then."""
+        default: Start = "RESUME_OR_EARLIEST" if self._group else "RESET_TO_EARLIEST"
+        default = default if start is None else start
+        if isinstance(partitions, Mapping):
+            wanted = {tp: parse_start(s, group=self._group) for tp, s in partitions.items()}
+        else:
+            wanted = {tp: parse_start(default, group=self._group) for tp in partitions}
+        found = await self._resolve(wanted)
+        self._decoded.clear()
+        for old in self._planner.assigned.values():
+            old.move(old.position)  # answers that are on their way are for nobody
+        self._planner.assigned = {tp: PartitionFetch(tp[0], tp[1], found[tp]) for tp in wanted}
+        self._pump()
+        return found
+
+    async def _resolve(self, wanted: Mapping[TopicPartition, StartAt]) -> dict[TopicPartition, int]:
+        reset = self._planner.settings.reset
+        listed = await resolve_starts(
+            self._cluster,
+            wanted,
+            group=self._group,
+            reset_if_gone=reset == "earliest",
+            timeout_ms=self._timeout_ms,
+        )
+        return {tp: position.offset for tp, position in listed.items()}
+
+    def assignment(self) -> list[TopicPartition]:
+        return list(self._planner.assigned)
+
+    async def seek(self, topic: str, partition: int, start: Start) -> int:
+        """Moves to an offset within [lo, hi] (OFFSET_OUT_OF_RANGE otherwise), or wherever `start` means now."""
+        fetch = self._assigned(topic, partition)
+        found = await self._resolve({(topic, partition): parse_start(start, group=self._group)})
+        self._put_back()
+        fetch.move(found[(topic, partition)])
+        self._pump()
+        return fetch.position
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset after the last record that was handed out."""
+        return self._assigned(topic, partition).position
+
+    async def lag(self, topic: str, partition: int) -> int:
+        """How many offsets lie between the position and the high water mark that was last heard of."""
+        fetch = self._assigned(topic, partition)
+        if fetch.hwm < 0:
+            latest = await self._resolve({(topic, partition): StartAt(type="RESET_TO_LATEST")})
+            fetch.hwm = max(fetch.hwm, latest[(topic, partition)])
+        return max(fetch.hwm - fetch.position, 0)
+
+    def high_water_mark(self, topic: str, partition: int) -> int:
+        """As the last answer told it; -1 before the first."""
+        return self._assigned(topic, partition).hwm
+
+    def _assigned(self, topic: str, partition: int) -> PartitionFetch:
+        fetch = self._planner.assigned.get((topic, partition))
+        if fetch is None:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"{topic}/{partition} is not assigned: assign() it first")
+        return fetch
+
+    # -- group offsets
+
+    async def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
+        """The group's next offsets: the positions of all assigned partitions, or those given."""
+        group = self._named_group()
+        if offsets is None:
+            offsets = {tp: f.position for tp, f in self._planner.assigned.items()}
+        if offsets:
+            await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Of the assigned partitions, or those given. Without a commit: absent."""
+        wanted = self.assignment() if partitions is None else list(partitions)
+        return await fetch_offsets(self._cluster, self._named_group(), wanted, self._timeout_ms)
+
+    def _named_group(self) -> str:
+        if not self._group:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "the consumer has no group: make it with group=...")
+        return self._group
+
+    # -- records
+
+    def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        return self
+
+    async def __anext__(self) -> ConsumerRecord:
+        """Waits for as long as it takes. SmqError where a partition cannot be read; StopAsyncIteration when closed."""
+        while not self._decoded:
+            if self._is_closed:
+                raise StopAsyncIteration
+            batch = self._next_batch()
+            if batch is None:
+                await self._wait_news(None)
+            else:
+                self._decode(batch)
+        return self._pop_decoded()
+
+    def _decode(self, batch: RawBatch) -> None:
+        self._decoded.extend(self._records_of(batch))
+        self._decoding = batch
+        if not self._decoded:
+            self._advance(batch)
+
+    def _pop_decoded(self) -> ConsumerRecord:
+        record = self._decoded.popleft()
+        self._planner.assigned[(record.topic, record.partition)].position = record.offset + 1
+        if not self._decoded and self._decoding is not None:
+            self._advance(self._decoding)  # past what the log holds no record for
+        return record
+
+    async def getmany(
+        self, max_records: int = 10_000, timeout_ms: float = 0.0
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """Up to about `max_records` (a batch is handed out whole) by partition; empty where nothing comes in time."""
+        out: dict[TopicPartition, list[ConsumerRecord]] = {}
+        count = 0
+        while self._decoded:
+            record = self._pop_decoded()
+            out.setdefault((record.topic, record.partition), []).append(record)
+            count += 1
+        while count < max_records and (batch := await self._batch_within(0.0 if count else timeout_ms)):
+            records = self._records_of(batch)
+            out.setdefault((batch.topic, batch.partition), []).extend(records)
+            self._advance(batch)
+            count += len(records)
+        return {tp: records for tp, records in out.items() if records}
+
+    async def getbatch(self, timeout_ms: float = 0.0) -> RawBatch | None:
+        """The next RecordBatch as it lies in the log, its position taken as read; None where none comes in time.
+        Records below the position before the call are the caller's to skip."""
+        self._put_back()
+        batch = await self._batch_within(timeout_ms)
+        if batch is not None:
+            self._advance(batch)
+        return batch
+
+    async def fetch_range(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
+    ) -> FetchedRange:
+        """One fetch of raw batches, without an assignment, at any replica that can serve it."""
+        if self._cluster.metadata.partition(topic, partition) is None:
+            await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms)
+        item = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
+        request = pb.FetchRequest(
+            partitions=[item], max_wait_ms=max_wait_ms, max_bytes=self._planner.settings.response_bytes_max
+        )
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchedPartition:
+            answer = (await node.broker.Fetch(request, timeout=call_s + max_wait_ms / 1000.0)).partitions[0]
+            if answer.HasField("error"):
+                raise error_from_detail(answer.error)
+            return answer
+
+        def candidates() -> list[str]:
+            only = self._planner.settings.only_node
+            if only is not None:
+                return [a for a in [self._cluster.metadata.address(only)] if a]
+            return self._cluster.metadata.replica_addresses(topic, partition, now_ms()) or self._cluster.any_node()
+
+        part = await self._cluster.call(run, timeout_ms=self._timeout_ms, candidates=candidates, topics=(topic,))
+        batches = tuple(RawBatch(topic, partition, b.base_offset, b.last_offset, b.ts_ns, b.data) for b in part.batches)
+        return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
+
+    def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
+        position = self._planner.assigned[(batch.topic, batch.partition)].position
+        topic, partition, ts_ns = batch.topic, batch.partition, batch.ts_ns
+        return [
+            ConsumerRecord(topic, partition, r.offset, ts_ns, r.timestamp_ms, r.key, r.value, r.headers)
+            for r in decode_batch(batch.data)
+            if r.offset >= position
+        ]
+
+    def _advance(self, batch: RawBatch) -> None:
+        fetch = self._planner.assigned[(batch.topic, batch.partition)]
+        fetch.position = max(fetch.position, batch.last_offset + 1)
+
+    def _put_back(self) -> None:
+        """Iteration had decoded a batch ahead: the rest of it is fetched again from the position."""
+        for tp in {(r.topic, r.partition) for r in self._decoded}:
+            fetch = self._planner.assigned[tp]
+            fetch.move(fetch.position)
+        self._decoded.clear()
+
+    # -- the pump: fetch what can be fetched
+
+    def _next_batch(self) -> RawBatch | None:
+        """Partitions take turns, a batch each. Raises the error of a partition that cannot be read."""
+        fetches = list(self._planner.assigned.values())
+        for step in range(len(fetches)):
+            fetch = fetches[(self._next_partition + step) % len(fetches)]
+            if fetch.batches:
+                self._next_partition = (self._next_partition + step + 1) % len(fetches)
+                batch = fetch.batches.popleft()
+                fetch.buffered_bytes -= len(batch.data)
+                self._pump()
+                return batch
+            if fetch.error is not None:
+                raise self._told(fetch)
+        return None
+
+    def _told(self, fetch: PartitionFetch) -> SmqError:
+        """The error, once; a passing one is then tried again, the others stay until a seek."""
+        error = fetch.error or SmqError(ErrorCode.INTERNAL, "no error")
+        if error.code.is_retriable:
+            fetch.error, fetch.stalled_since_ms = None, None
+            self._pump()
+        return SmqError(error.code, error.message, error.details)
+
+    async def _batch_within(self, timeout_ms: float) -> RawBatch | None:
+        deadline = now_ms() + timeout_ms
+        while not self._is_closed:
+            batch = self._next_batch()
+            left = deadline - now_ms()
+            if batch is not None or left <= 0:
+                return batch
+            await self._wait_news(left)
+        return None
+
+    async def _wait_news(self, timeout_ms: float | None) -> None:
+        if not self._planner.assigned:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "nothing is assigned: assign() partitions first")
+        self._news.clear()
+        self._pump()
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000.0):
+                await self._news.wait()
+        except TimeoutError:
+            pass  # nothing came: the caller looks at its own clock
+
+    def _pump(self) -> None:
+        if self._is_closed:
+            return
+        now = now_ms()
+        for plan in self._planner.plan(now):
+            self._spawn(self._fetch(plan))
+        while self._planner.resets:
+            self._spawn(self._reset(*self._planner.resets.pop()))
+        if self._planner.stale_topics and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = self._spawn(self._refresh(sorted(self._planner.stale_topics)))
+            self._planner.stale_topics.clear()
+        wakeup = self._planner.next_wakeup_ms(now)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wakeup is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(wakeup - now, 0.0) / 1000.0, self._pump)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _fetch(self, plan: PlannedFetch) -> None:
+        settings = self._planner.settings
+        request = plan.request(settings)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchResponse:
+            return await node.broker.Fetch(request, timeout=call_s)
+
+        # A node that hangs is given up soon after the long poll's own end, and another replica is asked.
+        node_ms = settings.max_wait_ms + self._timeout_ms / 6 + DEADLINE_GRACE_MS
+        outcome = await self._cluster.attempt(run, plan.address, node_ms)
+        if isinstance(outcome, SmqError):
+            news = self._planner.failed(plan, outcome, now_ms())
+        else:
+            news = self._planner.fetched(plan, outcome[0], now_ms())
+        if news:
+            self._news.set()
+        self._pump()
+
+    async def _reset(self, fetch: PartitionFetch, to: ResetTo) -> None:
+        generation = fetch.generation
+        kind = "RESET_TO_EARLIEST" if to == "earliest" else "RESET_TO_LATEST"
+        try:
+            found = await self._resolve({fetch.key: StartAt(type=kind)})
+        except SmqError:
+            return  # the next fetch is out of range again, and asks again
+        if fetch.generation == generation:
+            fetch.move(found[fetch.key])
+            self._pump()
+
+    async def _refresh(self, topics: list[str]) -> None:
+        try:
+            missing = await self._cluster.refresh(topics)
+        except SmqError:
+            missing = frozenset()  # nobody answers: the partitions' own errors tell, when it lasts
+        for fetch in self._planner.assigned.values():
+            if fetch.topic in missing:
+                fetch.error = SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {fetch.topic!r} any more")
+                self._news.set()
+        await asyncio.sleep(self._planner.settings.backoff.max_ms / 1000.0)
+        self._refreshing = None
+        self._pump()

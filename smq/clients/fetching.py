@@ -1,0 +1,234 @@
+"""What to fetch where, and what has been fetched: the consumer's side of every partition. Sans-IO.
+
+Owns positions, buffered batches, back-off and the choice of replica. It must never send, sleep or read a clock.
+Only the consumer imports it.
+
+A partition is in at most one outstanding fetch. Partitions that become ready together go together, one call a
+node; a partition that becomes ready later does not wait for the others' long poll. Memory is bounded: a partition
+with `partition_bytes_max` buffered, or any when `buffer_bytes_max` is reached, is not fetched.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from smq.clients.errors import error_from_detail
+from smq.clients.metadata import Metadata
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.retry import Backoff, RandomFn, wants_refresh
+from smq.clients.types import RawBatch, TopicPartition
+from smq.raft_state.errors import ErrorCode, SmqError
+
+ResetTo: TypeAlias = Literal["none", "earliest", "latest"]
+
+AVOID_REPLICA_MS: Final = 2_000.0  # a replica that could not serve a partition is asked again after this
+LAGGING_ANSWERS_MAX: Final = 5  # a node that lags may not know a new topic yet; believed when it says so this often
+PARTITIONS_PER_FETCH_MAX: Final = 200  # below the server's cap; more go into further calls
+_AVOID: Final = frozenset(
+    {
+        ErrorCode.NOT_REPLICA,
+        ErrorCode.DATA_DAMAGED,
+        ErrorCode.NODE_NOT_READY,
+        ErrorCode.SHUTTING_DOWN,
+        ErrorCode.TIMED_OUT,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    partition_bytes_max: int = 1 << 20
+    response_bytes_max: int = 8 << 20
+    buffer_bytes_max: int = 64 << 20
+    max_wait_ms: int = 500
+    reset: ResetTo = "none"
+    stall_timeout_ms: float = 60_000.0  # errors that pass are retried in silence for this long, then told
+    only_node: int | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class PartitionFetch:
+    """One assigned partition. `position` is the next offset to hand out, `fetch_offset` the next to ask for."""
+
+    __slots__ = (
+        "attempts",
+        "avoid",
+        "batches",
+        "buffered_bytes",
+        "error",
+        "fetch_offset",
+        "generation",
+        "hwm",
+        "is_busy",
+        "log_start",
+        "lso",
+        "partition",
+        "position",
+        "retry_at_ms",
+        "stalled_since_ms",
+        "topic",
+    )
+
+    def __init__(self, topic: str, partition: int, position: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.batches: deque[RawBatch] = deque()  # bounded by partition_bytes_max and one response
+        self.generation = 0
+        self.is_busy = False
+        self.hwm = self.lso = self.log_start = -1
+        self.avoid: dict[str, float] = {}  # address -> until when; at most the partition's replicas
+        self.move(position)
+
+    @property
+    def key(self) -> TopicPartition:
+        return self.topic, self.partition
+
+    def move(self, position: int) -> None:
+        """Seek: what was fetched or is on its way is for nobody."""
+        self.position = self.fetch_offset = position
+        self.batches.clear()
+        self.buffered_bytes = 0
+        self.generation += 1
+        self.is_busy = False
+        self.error: SmqError | None = None
+        self.attempts = 0
+        self.retry_at_ms = 0.0
+        self.stalled_since_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFetch:
+    address: str
+    items: tuple[tuple[PartitionFetch, int], ...]  # with the generation that the answer is for
+
+    def request(self, settings: FetchSettings) -> pb.FetchRequest:
+        partitions = [
+            pb.FetchPartition(
+                topic=f.topic, partition=f.partition, offset=f.fetch_offset, max_bytes=settings.partition_bytes_max
+            )
+            for f, _ in self.items
+        ]
+        return pb.FetchRequest(
+            partitions=partitions, max_wait_ms=settings.max_wait_ms, max_bytes=settings.response_bytes_max
+        )
+
+
+class FetchPlanner:
+    def __init__(self, settings: FetchSettings, metadata: Metadata, random: RandomFn) -> None:
+        self.settings = settings
+        self.assigned: dict[TopicPartition, PartitionFetch] = {}
+        self.stale_topics: set[str] = set()  # to be refreshed: no replica is known, or one said that we are wrong
+        self.resets: list[tuple[PartitionFetch, ResetTo]] = []  # positions to be looked up anew
+        self._metadata = metadata
+        self._random = random
+        self._turn = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(f.buffered_bytes for f in self.assigned.values())
+
+    def plan(self, now_ms: float) -> list[PlannedFetch]:
+        """The fetches to start now. Their partitions are busy until `fetched` or `failed`."""
+        groups: dict[str, list[tuple[PartitionFetch, int]]] = {}
+        if self.buffered_bytes < self.settings.buffer_bytes_max:
+            for fetch in self._in_turn():
+                if not self._is_ready(fetch, now_ms):
+                    continue
+                address = self._address(fetch, now_ms)
+                if address is None:
+                    self.stale_topics.add(fetch.topic)
+                    continue
+                fetch.is_busy = True
+                groups.setdefault(address, []).append((fetch, fetch.generation))
+        return [
+            PlannedFetch(address=address, items=tuple(items[i : i + PARTITIONS_PER_FETCH_MAX]))
+            for address, items in groups.items()
+            for i in range(0, len(items), PARTITIONS_PER_FETCH_MAX)
+        ]
+
+    def _in_turn(self) -> Iterator[PartitionFetch]:
+        """Begins elsewhere every time: a response that is full leaves the last ones out."""
+        fetches = list(self.assigned.values())
+        self._turn = (self._turn + 1) % len(fetches) if fetches else 0
+        yield from fetches[self._turn :]
+        yield from fetches[: self._turn]
+
+    def _is_ready(self, fetch: PartitionFetch, now_ms: float) -> bool:
+        if fetch.is_busy or fetch.error is not None or now_ms < fetch.retry_at_ms:
+            return False
+        return fetch.buffered_bytes < self.settings.partition_bytes_max
+
+    def _address(self, fetch: PartitionFetch, now_ms: float) -> str | None:
+        if self.settings.only_node is not None:
+            return self._metadata.address(self.settings.only_node)
+        addresses = self._metadata.replica_addresses(fetch.topic, fetch.partition, now_ms)
+        fetch.avoid = {a: until for a, until in fetch.avoid.items() if until > now_ms}
+        return next((a for a in addresses if a not in fetch.avoid), addresses[0] if addresses else None)
+
+    def next_wakeup_ms(self, now_ms: float) -> float | None:
+        times = [f.retry_at_ms for f in self.assigned.values() if not f.is_busy and f.retry_at_ms > now_ms]
+        return min(times, default=None)
+
+    # -- answers
+
+    def fetched(self, plan: PlannedFetch, answer: pb.FetchResponse, now_ms: float) -> bool:
+        """Takes an answer in. True where it brought anything for the reader (data or an error)."""
+        by_key = {f.key: (f, generation) for f, generation in plan.items}
+        news = False
+        for part in answer.partitions:
+            fetch, generation = by_key.pop((part.topic, part.partition), (None, 0))
+            if fetch is None or fetch.generation != generation:
+                continue
+            fetch.is_busy = False
+            if part.HasField("error"):
+                news |= self._part_failed(fetch, plan.address, error_from_detail(part.error), now_ms)
+            else:
+                news |= _take_in(fetch, part)
+        for fetch, generation in by_key.values():
+            if fetch.generation == generation:
+                fetch.is_busy = False
+        return news
+
+    def failed(self, plan: PlannedFetch, error: SmqError, now_ms: float) -> bool:
+        """The call itself failed. True where a reader has to be told now."""
+        news = False
+        for fetch, generation in plan.items:
+            if fetch.generation == generation:
+                fetch.is_busy = False
+                news |= self._part_failed(fetch, plan.address, error, now_ms)
+        return news
+
+    def _part_failed(self, fetch: PartitionFetch, address: str, error: SmqError, now_ms: float) -> bool:
+        fetch.attempts += 1
+        if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and self.settings.reset != "none":
+            fetch.retry_at_ms = now_ms + self.settings.backoff.delay_ms(fetch.attempts, self._random)
+            self.resets.append((fetch, self.settings.reset))
+            return False
+        if fetch.stalled_since_ms is None:
+            fetch.stalled_since_ms = now_ms
+        is_passing = error.code.is_retriable or (wants_refresh(error) and fetch.attempts < LAGGING_ANSWERS_MAX)
+        if not is_passing or now_ms - fetch.stalled_since_ms >= self.settings.stall_timeout_ms:
+            fetch.error = SmqError(error.code, f"{fetch.topic}/{fetch.partition}: {error.message}", error.details)
+            return True
+        if error.code in _AVOID:
+            fetch.avoid[address] = now_ms + AVOID_REPLICA_MS
+        if wants_refresh(error):
+            self.stale_topics.add(fetch.topic)
+        fetch.retry_at_ms = now_ms + self.settings.backoff.delay_ms(
+            fetch.attempts, self._random, error.details.retry_after_ms
+        )
+        return False
+
+
+def _take_in(fetch: PartitionFetch, part: pb.FetchedPartition) -> bool:
+    fetch.log_start, fetch.hwm, fetch.lso = part.log_start, max(part.hwm, fetch.hwm), part.lso
+    fetch.attempts, fetch.stalled_since_ms = 0, None
+    fetch.avoid.clear()
+    for b in part.batches:
+        if b.last_offset < fetch.fetch_offset:
+            continue  # a batch that we have: nothing of it is new
+        fetch.batches.append(RawBatch(part.topic, part.partition, b.base_offset, b.last_offset, b.ts_ns, b.data))
+        fetch.buffered_bytes += len(b.data)
+        fetch.fetch_offset = b.last_offset + 1
+    return bool(part.batches)

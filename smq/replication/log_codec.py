@@ -1,0 +1,196 @@
+"""The bytes of the log on disk: keys, the envelope around a batch, the index row beside it. Pure.
+
+Owns every layout of the tables BATCHES and TIMES (DESIGN section 5); what a checkpoint holds is in log_state.
+LMDB has no page checksums, so every value carries a CRC-32C, and whatever decodes here has been checked. It must
+never touch a disk. The log store, and the replication stream (which ships whole stored values), import it.
+
+    BATCHES  partition(20) base(8)                 -> envelope(16) batch
+    TIMES    partition(20) 0 ts_ns(8) base(8)      -> index row: what a fold needs of the batch, without its records
+    TIMES    partition(20) 1 create_ms(8) base(8)  -> nothing; only for a batch with the largest create time so far
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, TsNs, split_partition_id
+from smq.records import (
+    CRC_START,
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    BatchError,
+    BatchHeader,
+    Buffer,
+    check_crc,
+    parse_header,
+    patched_prefix,
+)
+from smq.replication.ports import DataDamaged
+
+ENVELOPE_VERSION: Final = 1
+_ENVELOPE: Final = struct.Struct(">BBHIq")  # version, flags, zero, CRC, ts_ns
+_COVERED: Final = struct.Struct(">BBq")  # what the envelope's CRC covers of it; then the batch's first 21 bytes
+ENVELOPE_BYTES: Final = _ENVELOPE.size
+
+TIME_APPEND: Final = 0  # kind of a TIMES row: the leader's append time
+TIME_CREATE: Final = 1  # kind of a TIMES row: the largest create time so far
+_SIGN: Final = 1 << 63  # create times may be negative: flipped, they sort as unsigned
+INT64_MAX: Final = (1 << 63) - 1
+_UINT64_MAX: Final = (1 << 64) - 1
+
+_BATCH_KEY: Final = struct.Struct(">20sQ")
+_TIME_KEY: Final = struct.Struct(">20sBQQ")
+_INDEX: Final = struct.Struct(">IIiiqqhi")  # CRC, size, epoch, records, max create time, producer id, epoch, seq
+_INDEX_CRC_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """One stored batch. `value` is envelope and batch, the very bytes on disk and in the replication stream."""
+
+    base: Offset
+    end: Offset
+    epoch: Epoch
+    ts_ns: TsNs
+    value: bytes
+
+    @property
+    def batch(self) -> memoryview:
+        """The RecordBatch v2, without a copy."""
+        return memoryview(self.value)[ENVELOPE_BYTES:]
+
+
+class BatchInfo(NamedTuple):
+    """What lineage, producer state, time look-ups and sizes need of a batch: all but its records."""
+
+    base: Offset
+    end: Offset
+    epoch: Epoch
+    ts_ns: TsNs
+    max_timestamp_ms: int
+    size: int  # of the stored value, bytes
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    base_sequence: Sequence
+
+
+# ------------------------------------------------------------------------------------------------ batches
+def build_value(batch: Buffer, header: BatchHeader, base: Offset, epoch: Epoch, ts_ns: TsNs) -> bytes:
+    """Envelope and batch as one object, copied once; offset and epoch patched in."""
+    view = memoryview(batch)
+    prefix = patched_prefix(base, header, epoch)
+    covered = _COVERED.pack(ENVELOPE_VERSION, 0, ts_ns) + prefix + view[PREFIX_BYTES:CRC_START]
+    return b"".join((_ENVELOPE.pack(ENVELOPE_VERSION, 0, 0, crc32c(covered), ts_ns), prefix, view[PREFIX_BYTES:]))
+
+
+def parse_header_of(value: bytes, *, verify: bool = True) -> tuple[TsNs, BatchHeader]:
+    """(ts_ns, header) of a stored value. DataDamaged where it does not decode or (verify) a CRC differs."""
+    if len(value) < ENVELOPE_BYTES + HEADER_BYTES:
+        raise DataDamaged(f"a stored batch of {len(value)} bytes is cut")
+    version, flags, _, crc, ts_ns = _ENVELOPE.unpack_from(value)
+    if version != ENVELOPE_VERSION:
+        raise DataDamaged(f"envelope version {version} is unknown")
+    batch = memoryview(value)[ENVELOPE_BYTES:]
+    try:
+        header = parse_header(batch)
+        if verify:
+            if crc32c(_COVERED.pack(version, flags, ts_ns) + batch[:CRC_START]) != crc:
+                raise DataDamaged("the CRC-32C of the envelope does not match its bytes")
+            check_crc(batch, header)
+    except BatchError as e:
+        raise DataDamaged(str(e)) from e
+    return ts_ns, header
+
+
+def parse_value(value: bytes, *, verify: bool = True) -> StoredValue:
+    """The batch in a stored value, from disk or from the leader's stream. Raises DataDamaged."""
+    ts_ns, header = parse_header_of(value, verify=verify)
+    return StoredValue(Offset(header.base_offset), Offset(header.end), Epoch(header.epoch), ts_ns, value)
+
+
+def info_of(ts_ns: TsNs, header: BatchHeader, base: Offset, epoch: Epoch) -> BatchInfo:
+    """The summary of a batch that is stored at `base` in `epoch` (the header may not be patched yet)."""
+    return BatchInfo(
+        base,
+        Offset(base + header.last_offset_delta + 1),
+        epoch,
+        ts_ns,
+        header.max_timestamp,
+        header.size + ENVELOPE_BYTES,
+        ProducerId(header.producer_id),
+        ProducerEpoch(header.producer_epoch),
+        Sequence(header.base_sequence),
+    )
+
+
+# --------------------------------------------------------------------------------------------------- keys
+def batch_key(pid: PartitionId, base: int) -> bytes:
+    return _BATCH_KEY.pack(pid, base)
+
+
+def base_of_key(key: bytes) -> Offset:
+    return Offset(int.from_bytes(key[-8:], "big"))
+
+
+def append_time_key(pid: PartitionId, ts_ns: int, base: int) -> bytes:
+    return _TIME_KEY.pack(pid, TIME_APPEND, ts_ns, base)
+
+
+def create_time_key(pid: PartitionId, create_ms: int, base: int) -> bytes:
+    return _TIME_KEY.pack(pid, TIME_CREATE, create_ms + _SIGN, base)
+
+
+def after_append_time(pid: PartitionId, ts_ns: int) -> bytes:
+    """Behind every row of that append time and before any later one."""
+    return append_time_key(pid, ts_ns, _UINT64_MAX)
+
+
+def after_create_time(pid: PartitionId, create_ms: int) -> bytes:
+    """Behind every row of that create time and before any later one."""
+    return create_time_key(pid, create_ms, _UINT64_MAX)
+
+
+def times_range(pid: PartitionId, kind: int) -> tuple[bytes, bytes]:
+    """[start, stop) of the TIMES rows of that kind."""
+    return pid + bytes((kind,)), pid + bytes((kind + 1,))
+
+
+def partition_stop(pid: PartitionId) -> bytes:
+    """Behind every key of the partition, in any table: the byte after its id is a kind or an offset's first."""
+    return pid + b"\xff"
+
+
+def partition_name(pid: PartitionId) -> str:
+    """For messages: topic id and index."""
+    topic, index = split_partition_id(pid)
+    return f"partition {topic.hex()}-{index}"
+
+
+# ---------------------------------------------------------------------------------------------- index rows
+def index_row(pid: PartitionId, info: BatchInfo) -> tuple[bytes, bytes]:
+    """Key and value of a batch's TIMES row."""
+    key = append_time_key(pid, info.ts_ns, info.base)
+    row = _INDEX.pack(
+        0,
+        info.size,
+        info.epoch,
+        info.end - info.base,
+        info.max_timestamp_ms,
+        info.producer_id,
+        info.producer_epoch,
+        info.base_sequence,
+    )[_INDEX_CRC_BYTES:]
+    return key, crc32c(key + row).to_bytes(_INDEX_CRC_BYTES, "big") + row
+
+
+def parse_index_row(key: bytes, value: bytes) -> BatchInfo:
+    """Inverse of `index_row`; DataDamaged where the CRC differs."""
+    if len(value) != _INDEX.size or crc32c(key + value[_INDEX_CRC_BYTES:]) != int.from_bytes(value[:4], "big"):
+        raise DataDamaged(f"the row at {key.hex()} of table times does not match its CRC-32C")
+    _, _, ts_ns, base = _TIME_KEY.unpack(key)
+    _, size, epoch, count, max_timestamp, producer_id, producer_epoch, sequence = _INDEX.unpack(value)
+    return BatchInfo(
+        base, Offset(base + count), epoch, TsNs(ts_ns), max_timestamp, size, producer_id, producer_epoch, sequence
+    )

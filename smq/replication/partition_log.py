@@ -1,0 +1,485 @@
+"""The log of one partition on one node: append, truncate, delete from the front, read, look up by time.
+
+Owns what of the log is where: `appended_end` (given to the disk), `durable_end` (on it), and in memory every batch
+between the two. All changes pass through the disk's one FIFO (rule 5); reads of the disk stay below `durable_end`,
+so that a change still in the queue is never seen half. It must never decide what is right: the replica judges the
+lineage and says where to cut. Only the log store creates it; the replica and the replicator use it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import BatchHeader, Buffer
+from smq.replication.lineage import EpochRun
+from smq.replication.log_codec import (
+    INT64_MAX,
+    TIME_APPEND,
+    TIME_CREATE,
+    BatchInfo,
+    StoredValue,
+    after_append_time,
+    after_create_time,
+    base_of_key,
+    batch_key,
+    build_value,
+    create_time_key,
+    index_row,
+    info_of,
+    parse_header_of,
+    parse_index_row,
+    parse_value,
+    partition_name,
+    partition_stop,
+    times_range,
+)
+from smq.replication.log_state import (
+    CHECKPOINT_BATCHES,
+    CHECKPOINT_BATCHES_A_PRODUCER,
+    CHECKPOINT_BYTES,
+    LogState,
+    checkpoint_key,
+    decode_checkpoint,
+    encode_checkpoint,
+    encode_partition,
+    partition_key,
+)
+from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
+from smq.replication.producers import ProducerTable
+
+TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches, per partition: what consumers and followers read next
+TAIL_BYTES_NODE_MAX: Final = 64 << 20  # above this, over all partitions, durable batches leave memory at once
+INDEX_ROWS_A_SCAN: Final = 1024  # some 0.3 ms and 100 KB
+
+
+class TailBudget:
+    """The bytes of batches held in memory by all partitions of a node."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0
+
+
+class _Pending:
+    """An append on its way to the disk; the disk calls it when it is there. Forgotten when truncated away."""
+
+    __slots__ = ("_done", "_log", "end")
+
+    def __init__(self, log: "PartitionLog", end: Offset, done: Callable[[], None]) -> None:
+        self._log: PartitionLog | None = log
+        self.end = end
+        self._done = done
+
+    def forget(self) -> None:
+        self._log = None
+
+    def __call__(self) -> None:
+        if self._log is not None:
+            self._log._on_durable(self.end)  # the two are one object, split so that an append is cheap
+            self._done()
+
+
+class PartitionLog:
+    """See the module. `generation` grows whenever batches were dropped from the end.
+
+    `damaged` is set where recovery found bytes that fail their CRC: the log then ends before them, and takes no
+    append until it was truncated (what follows the damage goes too) or dropped.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        pid: PartitionId,
+        log_start: Offset,
+        *,
+        base: LogState,
+        state: LogState,
+        first: Offset,
+        budget: TailBudget,
+        damaged: DataDamaged | None = None,
+    ) -> None:
+        self.pid = pid
+        self.log_start = log_start
+        self.durable_end = state.end
+        self.generation = 0
+        self.damaged = damaged
+        self._disk = disk
+        self._state = state
+        self._base = base  # the state before the first batch; see log_state
+        self._first = first  # base offset of the first batch; log_start where there is none
+        self._batches_since_checkpoint = 0
+        self._bytes_since_checkpoint = 0
+        self._pending: deque[_Pending] = deque()  # bounded by the node's cap on appends in flight
+        self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds all that is not durable
+        self._tail_bytes = 0
+        self._budget = budget
+        self._is_dropped = False
+
+    @property
+    def appended_end(self) -> Offset:
+        return self._state.end
+
+    @property
+    def last_ts_ns(self) -> TsNs:
+        """Of the last batch, also where it has been deleted; 0 before the first."""
+        return self._state.last_ts_ns
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all stored batches with their envelopes."""
+        return self._state.bytes_total - self._base.bytes_total
+
+    @property
+    def producers(self) -> ProducerTable:
+        """Of the appended log. Truncation replaces it."""
+        return self._state.producers
+
+    @property
+    def runs(self) -> list[EpochRun]:
+        """The lineage of the appended log. Read-only; the list changes with the log."""
+        return self._state.runs
+
+    def __repr__(self) -> str:
+        return f"<{partition_name(self.pid)} {self.log_start}..{self.durable_end}..{self.appended_end}>"
+
+    # --------------------------------------------------------------------------------------------- append
+    def append(
+        self, batch: Buffer, header: BatchHeader, *, epoch: Epoch, ts_ns: TsNs, done: Callable[[], None]
+    ) -> StoredValue:
+        """The leader's: at appended_end. `batch` is validated and `header` is its own; its memory is not kept.
+
+        `done` runs when the batch is durable, and never where it is truncated before. ValueError where `ts_ns`
+        does not exceed the log's last.
+        """
+        base = self._state.end
+        if ts_ns <= self._state.last_ts_ns:
+            raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {self._state.last_ts_ns}")
+        self._check_usable()
+        info = info_of(ts_ns, header, base, epoch)
+        stored = StoredValue(base, info.end, epoch, ts_ns, build_value(batch, header, base, epoch, ts_ns))
+        self._append(stored, info, done, [])
+        return stored
+
+    def append_stored(self, stored: StoredValue, done: Callable[[], None]) -> None:
+        """The follower's: bytes as the leader has them, verified by `parse_value`. ValueError where they do not
+        follow: they start at appended_end, or, in an empty log, contain log_start."""
+        state = self._state
+        ops: list[Op] = []
+        ts_ns, header = parse_header_of(stored.value, verify=False)
+        if self._is_empty():
+            if not stored.base <= self.log_start < stored.end:
+                raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not contain the log's start")
+            self._first = stored.base
+            if ts_ns <= state.last_ts_ns:  # only rows that are gone are later: begin the order anew
+                state.last_ts_ns = self._base.last_ts_ns = TsNs(ts_ns - 1)
+                ops.append(self._base_row())
+        elif stored.base != state.end or stored.end <= stored.base:
+            raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not follow the log's end")
+        elif ts_ns <= state.last_ts_ns:
+            raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {state.last_ts_ns}")
+        self._check_usable()
+        self._append(stored, info_of(ts_ns, header, stored.base, stored.epoch), done, ops)
+
+    def _append(self, stored: StoredValue, info: BatchInfo, done: Callable[[], None], ops: list[Op]) -> None:
+        state, pid = self._state, self.pid
+        is_latest = info.max_timestamp_ms > state.create_ms_max
+        state.add(info)
+        ops.append(Put(Table.BATCHES, batch_key(pid, info.base), stored.value))
+        ops.append(Put(Table.TIMES, *index_row(pid, info)))
+        if is_latest:
+            ops.append(Put(Table.TIMES, create_time_key(pid, info.max_timestamp_ms, info.base), b""))
+        self._batches_since_checkpoint += 1
+        self._bytes_since_checkpoint += info.size
+        if self._is_checkpoint_due():
+            ops.append(self._checkpoint())
+        pending = _Pending(self, info.end, done)
+        self._pending.append(pending)
+        self._tail.append(stored)
+        self._count_tail(info.size)
+        self._disk.submit(ops, pending)
+
+    def _on_durable(self, end: Offset) -> None:
+        """The oldest pending append is on disk."""
+        self._pending.popleft()
+        if end > self.durable_end:
+            self.durable_end = end
+        tail = self._tail
+        while (
+            tail
+            and tail[0].end <= self.durable_end
+            and (self._tail_bytes > TAIL_BYTES_KEPT or self._budget.used > TAIL_BYTES_NODE_MAX)
+        ):
+            self._count_tail(-len(tail.popleft().value))
+
+    def _count_tail(self, size: int) -> None:
+        self._tail_bytes += size
+        self._budget.used += size
+
+    def _is_empty(self) -> bool:
+        return self._state.end == self.log_start
+
+    def _check_usable(self) -> None:
+        if self.damaged is not None:
+            raise self.damaged
+        if self._is_dropped:
+            raise ValueError(f"{self!r} was dropped")
+
+    # -------------------------------------------------------------------------------------------- cutting
+    def truncate(self, cut: Offset) -> None:
+        """Drops every batch whose end is beyond `cut`: at once in memory, in its turn on disk."""
+        if self.damaged is None and (cut >= self.appended_end or self._is_empty()):
+            return
+        end = self._boundary(min(cut, self.appended_end))
+        if end <= self._first or self._is_empty():
+            self._replace_all(self._base.copy())
+            return
+        state = self._state_at(end)
+        pid, stop = self.pid, partition_stop(self.pid)
+        ops: list[Op] = [
+            Delete(Table.BATCHES, batch_key(pid, end), stop),
+            Delete(Table.TIMES, after_append_time(pid, state.last_ts_ns), times_range(pid, TIME_APPEND)[1]),
+            Delete(Table.TIMES, after_create_time(pid, state.create_ms_max), times_range(pid, TIME_CREATE)[1]),
+            Delete(Table.CHECKPOINTS, checkpoint_key(pid, end + 1), stop),
+        ]
+        self._forget_tail(end)
+        self.durable_end = min(self.durable_end, end)
+        self._state = state
+        ops.append(self._checkpoint())
+        self._disk.submit(ops)
+
+    def advance_log_start(self, offset: Offset) -> None:
+        """Deletes the batches wholly below `offset`; where it reaches appended_end the log is emptied and goes on
+        at `offset`. Producer state outlives its batches. Truncate what is of a wrong lineage first."""
+        if offset <= self.log_start:
+            return
+        if offset >= self.appended_end:
+            self.log_start = offset
+            self._replace_all(self._state.copy())
+            return
+        first = self._boundary(offset)
+        ops = self._delete_before(first) if first > self._first else []
+        self.log_start = offset
+        self._disk.submit([*ops, self._partition_row()])
+
+    def _delete_before(self, first: Offset) -> list[Op]:
+        """`first` is a batch's base; what lies before becomes the base checkpoint."""
+        pid = self.pid
+        self._base = self._state_at(first)
+        self._base.runs = []
+        self._first = first
+        self._state.forget_before(first)
+        self.durable_end = max(self.durable_end, first)
+        while self._tail and self._tail[0].end <= first:
+            self._count_tail(-len(self._tail.popleft().value))
+        return [
+            Delete(Table.BATCHES, batch_key(pid, 0), batch_key(pid, first)),
+            Delete(Table.TIMES, times_range(pid, TIME_APPEND)[0], after_append_time(pid, self._base.last_ts_ns)),
+            Delete(Table.TIMES, times_range(pid, TIME_CREATE)[0], after_create_time(pid, self._base.create_ms_max)),
+            Delete(Table.CHECKPOINTS, checkpoint_key(pid, 0), checkpoint_key(pid, first)),
+            self._base_row(),
+        ]
+
+    def _replace_all(self, state: LogState) -> None:
+        """No batch is left: `state`, moved to log_start, is all there is."""
+        state.end = self.log_start
+        state.runs = []
+        state.bytes_total = self._base.bytes_total
+        self._forget_tail(Offset(-1))
+        self._state = state
+        self._base = state.copy()
+        self._first = self.durable_end = state.end
+        self._disk.submit([*delete_partition(self.pid), self._partition_row(), self._checkpoint()])
+
+    def _boundary(self, at: Offset) -> Offset:
+        """The base of the batch that contains `at`; appended_end or the first batch's base where none does."""
+        if at >= self.appended_end:
+            return self.appended_end
+        if at <= self._first:
+            return self._first
+        if self._tail and at >= self._tail[0].base:
+            return next(stored.base for stored in reversed(self._tail) if stored.base <= at)
+        return base_of_key(self._key_of_batch_at(at))
+
+    def _key_of_batch_at(self, offset: Offset) -> bytes:
+        """Of the durable batch that contains `offset`."""
+        start, stop = batch_key(self.pid, self._first), batch_key(self.pid, offset + 1)
+        keys = self._disk.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
+        if not keys:
+            raise DataDamaged(f"{self!r}: the batch with offset {offset} is missing")
+        return keys[0]
+
+    def _forget_tail(self, end: Offset) -> None:
+        """Nothing that ends beyond `end` is waited for or served any more."""
+        self.generation += 1
+        self.damaged = None
+        while self._pending and self._pending[-1].end > end:
+            self._pending.pop().forget()
+        while self._tail and self._tail[-1].end > end:
+            self._count_tail(-len(self._tail.pop().value))
+
+    def drop(self) -> None:
+        """Everything of the partition goes; this object is not used any more."""
+        self._forget_tail(Offset(-1))
+        self._is_dropped = True
+        self._disk.submit(delete_partition(self.pid))
+
+    # ----------------------------------------------------------------------------------------- checkpoints
+    def _is_checkpoint_due(self) -> bool:
+        batches = self._batches_since_checkpoint
+        return (batches >= CHECKPOINT_BATCHES or self._bytes_since_checkpoint >= CHECKPOINT_BYTES) and (
+            batches >= CHECKPOINT_BATCHES_A_PRODUCER * len(self._state.producers)
+            or self._bytes_since_checkpoint >= CHECKPOINT_BYTES
+        )
+
+    def _checkpoint(self) -> Op:
+        self._batches_since_checkpoint = self._bytes_since_checkpoint = 0
+        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._state.end), encode_checkpoint(self._state))
+
+    def _partition_row(self) -> Op:
+        return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(self.log_start))
+
+    def _base_row(self) -> Op:
+        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), encode_checkpoint(self._base))
+
+    def note_recovered(self, batches: int, size: int) -> None:
+        """How much lies behind the newest checkpoint."""
+        self._batches_since_checkpoint += batches
+        self._bytes_since_checkpoint += size
+
+    def _state_at(self, end: Offset) -> LogState:
+        """The state when the log ended at `end`, a batch's end."""
+        state = self._checkpoint_at_or_below(end)
+        for info in self._infos(state.last_ts_ns, end):
+            if info.end > state.end:
+                state.add(info)
+        if state.end != end:
+            raise DataDamaged(f"{self!r}: the index rows before offset {end} are not whole")
+        state.forget_before(self._first)
+        return state
+
+    def _checkpoint_at_or_below(self, end: Offset) -> LogState:
+        """The base where there is no better one. A checkpoint beyond durable_end may be of a log that is no more."""
+        stop = checkpoint_key(self.pid, min(end, self.durable_end) + 1)
+        start = checkpoint_key(self.pid, self._base.end + 1)
+        for _, row in self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
+            return decode_checkpoint(row)
+        return self._base.copy()
+
+    def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
+        """The batches appended after that time that end at or below `end`."""
+        seen = Offset(0)
+        for info in self._durable_infos(after_ts_ns):
+            if info.end > end:
+                return
+            seen = info.end
+            yield info
+        for stored in self._tail:
+            if stored.ts_ns > after_ts_ns and seen < stored.end <= end:
+                ts_ns, header = parse_header_of(stored.value, verify=False)
+                yield info_of(ts_ns, header, stored.base, stored.epoch)
+
+    def _durable_infos(self, after_ts_ns: int) -> Iterator[BatchInfo]:
+        """The index rows on disk, of batches that are not deleted, in order."""
+        pid = self.pid
+        start, stop = after_append_time(pid, max(after_ts_ns, self._base.last_ts_ns)), times_range(pid, TIME_APPEND)[1]
+        while rows := self._disk.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_A_SCAN):
+            for key, value in rows:
+                info = parse_index_row(key, value)
+                if info.end > self.durable_end:
+                    return
+                if info.end > self.log_start:
+                    yield info
+            start = rows[-1][0] + b"\x00"
+
+    # --------------------------------------------------------------------------------------------- reading
+    def read(self, offset: Offset, end: Offset, bytes_max: int, *, durable_only: bool = True) -> list[StoredValue]:
+        """The batches from the one that contains `offset` up to the last that starts below `end`: at least one
+        where there is one, then while they fit into `bytes_max`; fewer than asked for is no sign of the end.
+
+        Empty below log_start and at or beyond the end (durable_end, or appended_end). Raises DataDamaged.
+        """
+        stop = min(end, self.durable_end if durable_only else self.appended_end)
+        if not self.log_start <= offset < stop:
+            return []
+        if self._tail and offset >= self._tail[0].base:
+            found = self._read_tail(offset, stop)
+        else:
+            found = self._read_disk(offset, min(stop, self.durable_end), bytes_max)
+        total = 0
+        for i, stored in enumerate(found):
+            total += len(stored.value)
+            if total > bytes_max and i:
+                return found[:i]
+        return found
+
+    def _read_tail(self, offset: Offset, stop: Offset) -> list[StoredValue]:
+        found: list[StoredValue] = []
+        for stored in reversed(self._tail):
+            if stored.base < stop:
+                found.append(stored)
+            if stored.base <= offset:
+                break
+        found.reverse()
+        return found
+
+    def _read_disk(self, offset: Offset, stop: Offset, bytes_max: int) -> list[StoredValue]:
+        start = self._key_of_batch_at(offset)
+        found: list[StoredValue] = []
+        expected = base_of_key(start)
+        for key, value in self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1)):
+            stored = parse_stored(self.pid, key, value)
+            if stored.base != expected or (not found and stored.end <= offset):
+                raise DataDamaged(f"{self!r}: the batch with offset {max(offset, expected)} is missing")
+            expected = stored.end
+            found.append(stored)
+        return found
+
+    # ---------------------------------------------------------------------------------------- look-ups by time
+    def find_ts_ns(self, ts_ns: int) -> BatchInfo | None:
+        """The first durable batch that was appended at `ts_ns` or later. It may begin below log_start."""
+        if ts_ns > INT64_MAX:
+            return None
+        return next(self._durable_infos(ts_ns - 1), None)
+
+    def find_timestamp(self, create_ms: int, *, after: BatchInfo | None = None) -> BatchInfo | None:
+        """The first durable batch (behind `after`) that holds a record created at `create_ms` or later. It may
+        begin below log_start.
+
+        One look-up, but a walk over index rows (1 M in some 0.5 s) behind `after`, or where `create_ms` is not later
+        than all that has been deleted: there, as a rule, the first row answers.
+        """
+        if create_ms > INT64_MAX:
+            return None
+        if after is not None or create_ms <= self._base.create_ms_max:
+            infos = self._durable_infos(after.ts_ns if after is not None else 0)
+            return next((info for info in infos if info.max_timestamp_ms >= create_ms), None)
+        start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
+        keys = self._disk.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
+        if not keys or (base := base_of_key(keys[0])) >= self.durable_end:
+            return None
+        key = batch_key(self.pid, base)
+        value = self._disk.get(Table.BATCHES, key)
+        if value is None:
+            raise DataDamaged(f"{self!r}: the batch with offset {base} is missing")
+        stored = parse_stored(self.pid, key, value)
+        ts_ns, header = parse_header_of(value, verify=False)
+        return info_of(ts_ns, header, stored.base, stored.epoch)
+
+
+def parse_stored(pid: PartitionId, key: bytes, value: bytes) -> StoredValue:
+    """A row of table BATCHES, verified. DataDamaged names partition and offset."""
+    offset = base_of_key(key)
+    try:
+        stored = parse_value(value)
+    except DataDamaged as e:
+        raise DataDamaged(f"{partition_name(pid)}, offset {offset}, in table batches: {e}") from e
+    if stored.base != offset:
+        raise DataDamaged(f"{partition_name(pid)}, offset {offset}, in table batches: it holds offset {stored.base}")
+    return stored
+
+
+def delete_partition(pid: PartitionId) -> list[Op]:
+    """Deletes all there is of it."""
+    return [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS)]

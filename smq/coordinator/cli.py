@@ -8,7 +8,7 @@ cli_cluster (nodes) and cli_data (topics and records); other layers add theirs b
 import importlib
 import importlib.util
 from importlib.metadata import entry_points, version
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -47,15 +47,14 @@ class SmqGroup(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as e:
-            raise _failure(str(e), e.code) from e
+            _end(ctx, str(e), e.code)
         except (SmqError, ConnectionError) as e:
-            raise _failure(str(e), EXIT_FAILED) from e
+            _end(ctx, str(e), EXIT_FAILED)
 
 
-def _failure(message: str, exit_code: int) -> click.ClickException:
-    error = click.ClickException(message)
-    error.exit_code = exit_code
-    return error
+def _end(ctx: click.Context, message: str, code: int) -> NoReturn:
+    click.echo(f"smq: {message}", err=True)
+    ctx.exit(code)
 
 
 @click.group(cls=SmqGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,0 +1,116 @@
+"""node.toml: what is written is read back, what is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+
+from smq.coordinator.config import (
+    ServerConfig,
+    dump_config,
+    format_address,
+    is_loopback,
+    load_config,
+    parse_address,
+    parse_config,
+    write_config,
+)
+from smq.coordinator.user_errors import ConfigError
+from smq.raft_state.ids import NodeId
+
+GOOD = """
+node_id = 1
+cluster_id = "c"
+data_dir = "data"
+[peers]
+1 = "127.0.0.1:9001"
+2 = "127.0.0.1:9002"
+"""
+
+
+def parse(text: str) -> ServerConfig:
+    return parse_config(text, base_dir=Path("/d"))
+
+
+def test_a_minimal_file_gets_loopback_addresses_and_defaults() -> None:
+    config = parse(GOOD)
+    assert config.peers == {1: ("127.0.0.1", 9001), 2: ("127.0.0.1", 9002)}
+    assert config.data_dir == Path("/d/data")
+    assert (config.grpc_address, config.http_address) == (("127.0.0.1", 0), ("127.0.0.1", 0))
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    config = ServerConfig(
+        node_id=NodeId(3),
+        cluster_id='a "quoted" \\ name',
+        data_dir=tmp_path / "data",
+        peers={NodeId(3): ("::1", 9003), NodeId(1): ("localhost", 9001)},
+        grpc_address=("127.0.0.1", 7401),
+        request_bytes_max=2 << 20,
+        tuning={"session_timeout_ms": 900},
+    )
+    path = tmp_path / "node.toml"
+    write_config(config, path)
+    assert load_config(path) == config
+    assert parse_config(dump_config(config), base_dir=tmp_path) == config
+
+
+def test_tuning_reaches_the_node() -> None:
+    node = parse(GOOD + "[tuning]\nsession_timeout_ms = 900\n").node_config(
+        grpc_address=("127.0.0.1", 1), http_address=("127.0.0.1", 2)
+    )
+    assert (node.session_timeout_ms, node.grpc_address, node.http_address) == (900, "127.0.0.1:1", "127.0.0.1:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("colour = 1\n" + GOOD, "unknown settings: colour; known are cluster_id, data_dir"),
+        (GOOD + "[tuning]\nspeed = 9\n", r"unknown settings under \[tuning\]: speed; known are .*session_timeout_ms"),
+        (GOOD + "[tuning]\nsession_timeout_ms = true\n", "whole number"),
+        (GOOD.replace("node_id = 1", ""), "node_id is missing"),
+        (GOOD.replace("node_id = 1", "node_id = 0"), "must be 1 to"),
+        (GOOD.replace("node_id = 1", 'node_id = "1"'), "whole number"),
+        (GOOD.replace("node_id = 1", "node_id = 7"), "must name this node too"),
+        (GOOD.replace('cluster_id = "c"', 'cluster_id = ""'), "must not be empty"),
+        (GOOD.replace("127.0.0.1:9001", "127.0.0.1"), "host:port"),
+        (GOOD.replace("127.0.0.1:9001", "127.0.0.1:99999"), "host:port"),
+        (GOOD.replace("127.0.0.1:9001", "127.0.0.1:0"), "needs a fixed port"),
+        (GOOD.replace("1 = ", "one = "), "keys are node ids"),
+        ('grpc_address = "0.0.0.0:7401"\n' + GOOD, "not a loopback address.*insecure"),
+        ('http_address = "example.org:80"\n' + GOOD, "not a loopback address"),
+        (GOOD.replace("127.0.0.1:9001", "10.0.0.1:9001"), "peers.1 is 10.0.0.1:9001, which is not a loopback"),
+        ("request_bytes_max = 1\n" + GOOD, "request_bytes_max"),
+        ('insecure = "yes"\n' + GOOD, "true or false"),
+        ("this is not toml", "not valid TOML"),
+        ("peers = 3\n" + GOOD.split("[peers]")[0], "must be a table"),
+    ],
+)
+def test_wrong_settings_are_refused_and_named(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(text)
+
+
+def test_insecure_allows_addresses_that_others_reach() -> None:
+    text = GOOD.replace("127.0.0.1:9001", "10.0.0.1:9001")
+    assert parse("insecure = true\n" + text).peers[NodeId(1)] == ("10.0.0.1", 9001)
+    assert parse_config(text, base_dir=Path("/d"), insecure=True).insecure
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml.*--config"):
+        load_config(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_hosts(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])
+def test_hosts_that_are_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:1", "[::1]:65535", "localhost:0"])
+def test_addresses_are_read_as_they_are_written(text: str) -> None:
+    assert format_address(parse_address("k", text)) == text

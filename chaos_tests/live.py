@@ -52,6 +52,7 @@ class LiveCluster:
     def __init__(self, data_dir: Path, node_count: int = 3) -> None:
         self._data_dir = data_dir
         self._node_count = node_count
+        self._nodes_dir = data_dir / "nodes"
         self._log_path = data_dir / "cluster.log"
         self._log: IO[bytes] | None = None
         self._parent: subprocess.Popen[bytes] | None = None
@@ -70,7 +71,7 @@ class LiveCluster:
         self._log = self._log_path.open("ab")
         self._parent = self._spawn(
             "cluster",
-            *("--nodes", str(self._node_count), "--data-dir", str(self._data_dir / "nodes")),
+            *("--nodes", str(self._node_count), "--data-dir", str(self._nodes_dir)),
             *("--grpc-port", "0", "--http-port", "0", "--ready-file", str(ready_file)),
         )
         self._wait("a ready cluster", ready_file.exists, self._parent)
@@ -87,10 +88,10 @@ class LiveCluster:
     def restart(self, node: int) -> None:
         """Starts a killed node again from its own configuration; returns when it is ready."""
         old = self.nodes[node]
-        process = self._spawn("serve", "--config", str(old.data_dir / "node.toml"))
         previous = self._restarted.pop(node, None)
         if previous is not None:
             previous.wait(STOP_TIMEOUT_S)
+        process = self._spawn("serve", "--config", str(self._nodes_dir / f"node-{node}" / "node.toml"))
         self._restarted[node] = process
         self.nodes[node] = LiveNode(node=node, pid=process.pid, grpc_address=old.grpc_address, data_dir=old.data_dir)
         self._wait(f"node {node} ready again", lambda: self._is_ready(node), process)
@@ -109,13 +110,17 @@ class LiveCluster:
         processes = [*self._restarted.values(), *([self._parent] if self._parent else [])]
         for process in processes:
             if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGINT)  # as Ctrl-C, which `smq cluster` passes on to its nodes
         for process in processes:
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # each child was made the leader of a group of its own
-                process.wait()
+                pass  # by force, below
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # each child leads a group of its own
+            except ProcessLookupError:
+                pass  # the usual case: the group is empty
+            process.wait()
         if self._log is not None:
             self._log.close()
 

@@ -54,6 +54,9 @@ class PartitionFacts:
     ranges: list[Op] = field(default_factory=list)
     times: list[Op] = field(default_factory=list)
     trims: list[Op] = field(default_factory=list)
+    # Every different batch that was ever read, with the first poll that showed it. Batches are read many times
+    # and never cut anew, so what concerns their content is judged once a batch, not once a read.
+    observed: list[tuple[Batch, Op]] = field(default_factory=list)
     # offset -> (value, ts_ns, witness), as the final read of the replicas shows it (first replica that has it)
     final_log: dict[int, tuple[int, int, Op]] = field(default_factory=dict)
 
@@ -94,13 +97,13 @@ def index(history: History) -> Facts:
     for op in history.of("send"):
         partition(op).sends.append(op)
     for op in history.of("poll"):
-        of = partition(op)
         if op.kind == "ok":
+            of = partition(op)
             of.polls.append(op)
             if op.asked.get("final"):
                 of.finals.append(op)
         elif op.kind == "fail":
-            of.refused_polls.append(op)
+            partition(op).refused_polls.append(op)
     for op in history.of("hwm"):
         partition(op).ranges.append(op)
     for op in history.of("time"):
@@ -108,8 +111,22 @@ def index(history: History) -> Facts:
     for op in history.of("trim"):
         partition(op).trims.append(op)
     for found in facts.partitions.values():
+        found.observed = _observed(found.polls)
         for op in found.finals:
             for base, ts_ns, values, *_ in batches(op):
-                for at, value in enumerate(values, base):
-                    found.final_log.setdefault(at, (value, ts_ns, op))
+                if base not in found.final_log:
+                    for at, value in enumerate(values, base):
+                        found.final_log.setdefault(at, (value, ts_ns, op))
     return facts
+
+
+def _observed(polls: list[Op]) -> list[tuple[Batch, Op]]:
+    at: dict[int, list[tuple[Batch, Op]]] = {}
+    for op in polls:
+        for batch in op.told["b"]:
+            known = at.get(batch[0])
+            if known is None:
+                at[batch[0]] = [(batch, op)]
+            elif known[0][0] is not batch and all(other != batch for other, _ in known):
+                known.append((batch, op))
+    return [entry for base in at for entry in at[base]]

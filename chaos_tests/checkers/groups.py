@@ -44,10 +44,16 @@ class _Cluster:
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     registers: dict[tuple[str, str], tuple[list[Op], list[Op]]] = {}
+    dropped = {op.asked["name"]: op.start_ns for op in reversed(facts.history.of("drop"))}
+
+    def outlives(op: Op) -> bool:
+        """Deleting a topic deletes its offsets: what overlaps that is not judged."""
+        return op.end_ns < dropped.get(op.asked["k"].rsplit("/", 1)[0], NEVER_NS)
+
     for op in facts.history.of("commit"):
         registers.setdefault((op.asked["g"], op.asked["k"]), ([], []))[0].append(op)
     for op in facts.history.of("fetch"):
-        if op.is_ok:
+        if op.is_ok and outlives(op):
             registers.setdefault((op.asked["g"], op.asked["k"]), ([], []))[1].append(op)
     for (group, key), (writes, reads) in registers.items():
         clusters = _clusters(f"{group} on {key}", writes, reads, findings)

@@ -1,11 +1,11 @@
 """Value and offset are a function both ways: inconsistent-offsets, offset-reuse, duplicate, duplicate-sequence,
-sequence-gap, inconsistent-ts, divergent-replica.
+sequence-gap, inconsistent-ts.
 
 Owns what every replica's log may contain. Reads of records that turn out never to have been committed are the
 business of `reads`, loss that of `losses`.
 """
 
-from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches, is_acked_by_all
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
 from chaos_tests.history import Op
 
 
@@ -26,25 +26,19 @@ def _check_reads(partition: PartitionFacts, idempotent: set[int], findings: Find
     """All polls of all replicas agree on what lies at an offset, and no value lies at two."""
     seen: Seen = {}
     where: dict[int, tuple[int, Op]] = {}
-    for op in partition.polls:
-        for base, ts_ns, values, *_ in batches(op):
-            for offset, value in enumerate(values, base):
-                first = seen.get(offset)
-                if first is None:
-                    seen[offset] = (value, ts_ns, op)
-                    _check_place(partition.key, where, value, offset, op, idempotent, findings)
-                elif first[0] != value:
-                    _report_conflict(partition.key, offset, first, value, op, findings)
-                elif first[1] != ts_ns:
-                    detail = f"{partition.key}@{offset} has ts_ns {first[1]} and {ts_ns}"
-                    findings.add("inconsistent-ts", detail, first[2], op)
+    for (base, ts_ns, values, *_), op in partition.observed:
+        for offset, value in enumerate(values, base):
+            first = seen.get(offset)
+            if first is None:
+                seen[offset] = (value, ts_ns, op)
+                _check_place(partition.key, where, value, offset, op, idempotent, findings)
+            elif first[0] != value:
+                detail = f"{partition.key}@{offset} was read as {first[0]} and as {value}"
+                findings.add("inconsistent-offsets", detail, first[2], op)
+            elif first[1] != ts_ns:
+                detail = f"{partition.key}@{offset} has ts_ns {first[1]} and {ts_ns}"
+                findings.add("inconsistent-ts", detail, first[2], op)
     return seen
-
-
-def _report_conflict(key: str, offset: int, first: tuple[int, int, Op], value: int, op: Op, findings: Findings) -> None:
-    both_final = first[2].asked.get("final") and op.asked.get("final")
-    anomaly = "divergent-replica" if both_final else "inconsistent-offsets"
-    findings.add(anomaly, f"{key}@{offset} was read as {first[0]} and as {value}", first[2], op)
 
 
 def _check_place(
@@ -65,16 +59,16 @@ def _check_place(
 def _check_told(partition: PartitionFacts, seen: Seen, findings: Findings) -> None:
     """What producers were told agrees with what is read, and nobody was told the same offset for another value."""
     value_at: dict[int, tuple[int, Op]] = {}
-    offset_of = {value: (offset, op) for offset, (value, _, op) in seen.items()}
+    offset_of = {entry[0]: offset for offset, entry in seen.items()}
     for op in partition.sends:
         if op.kind != "ok" or op.told["o"] < 0:
             continue
         for offset, value in enumerate(op.asked["v"], op.told["o"]):
-            read_at = offset_of.get(value)
-            if read_at is not None and read_at[0] != offset:
-                detail = f"{partition.key}: {value} was acknowledged at {offset} and read at {read_at[0]}"
-                findings.add("inconsistent-offsets", detail, op, read_at[1])
-            if not is_acked_by_all(op):
+            read_at = offset_of.get(value, offset)
+            if read_at != offset:
+                detail = f"{partition.key}: {value} was acknowledged at {offset} and read at {read_at}"
+                findings.add("inconsistent-offsets", detail, op, seen[read_at][2])
+            if op.asked["acks"] != -1:
                 continue
             first = value_at.setdefault(offset, (value, op))
             if first[0] != value:

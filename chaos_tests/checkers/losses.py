@@ -42,6 +42,16 @@ def _check_replicas(partition: PartitionFacts, replicas: dict[int, Replica], fin
             where = f"{partition.key} on node {node}"
             detail = f"{where}: {len(missing)} offsets of [{lo}, {hwm}) missing, first {missing[0]}"
             findings.add("divergent-replica", detail)
+    nodes = list(replicas)
+    for node in nodes[1:]:
+        first, other = replicas[nodes[0]][2], replicas[node][2]
+        if first == other:
+            continue
+        differing = sorted(offset for offset in first.keys() & other.keys() if first[offset] != other[offset])
+        if differing:
+            at = differing[0]
+            detail = f"{partition.key}@{at} is {first[at]} on node {nodes[0]} and {other[at]} on node {node}"
+            findings.add("divergent-replica", detail)
 
 
 def _check_lost(
@@ -64,22 +74,20 @@ def _check_aborted(partition: PartitionFacts, findings: Findings) -> None:
     failed = {op.asked["v"][0]: op for op in partition.sends if op.kind == "fail"}
     if not failed:
         return
-    for poll in partition.polls:
-        for base, _, values, *_ in batches(poll):
-            for value in values:
-                op = failed.get(value)
-                if op is not None:
-                    findings.add("aborted-read", f"{partition.key}@{base}: {value} had failed", op, poll)
+    for (base, _, values, *_), poll in partition.observed:
+        for value in values:
+            op = failed.get(value)
+            if op is not None:
+                findings.add("aborted-read", f"{partition.key}@{base}: {value} had failed", op, poll)
 
 
 def _check_precommitted(partition: PartitionFacts, findings: Findings) -> None:
     """Whatever anybody read is in the final log (unless it has been deleted since)."""
     log = partition.final_log
     lo = max(op.told["lo"] for op in partition.finals)
-    known: dict[int, int] = {offset: value for offset, (value, _, _) in log.items()}
-    for poll in partition.polls:
-        for base, _, values, *_ in batches(poll):
-            last = base + len(values) - 1
-            if last >= lo and known.get(last) != values[-1]:
-                detail = f"{partition.key}@{last}: {values[-1]} was read, finally there is {known.get(last)}"
-                findings.add("precommitted-read", detail, poll)
+    for (base, _, values, *_), poll in partition.observed:
+        last = base + len(values) - 1
+        final = log.get(last)
+        if last >= lo and (final is None or final[0] != values[-1]):
+            there = "nothing" if final is None else final[0]
+            findings.add("precommitted-read", f"{partition.key}@{last}: {values[-1]} was read, finally {there}", poll)

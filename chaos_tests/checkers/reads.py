@@ -6,7 +6,7 @@ Owns what one answer to a reader may look like.
 
 from bisect import bisect_right
 
-from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches, is_acked_by_all
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, is_acked_by_all
 from chaos_tests.history import Op
 
 
@@ -22,10 +22,14 @@ def check(facts: Facts) -> list[Violation]:
 
 def _check_poll(key: str, poll: Op, findings: Findings) -> None:
     """The first batch holds the asked offset, each next one follows, and all end at or below the HWM."""
-    asked, expected = poll.asked["o"], None
-    for base, _, values, *_ in batches(poll):
-        end = base + len(values)
-        if expected is None:
+    found = poll.told["b"]
+    if not found:
+        return
+    asked, expected = poll.asked["o"], -1
+    for batch in found:
+        base = batch[0]
+        end = base + len(batch[2])
+        if expected < 0:
             if base > asked:
                 findings.add("poll-skip", f"{key}: asked for {asked}, got {base} first", poll)
             elif end <= asked:
@@ -34,7 +38,7 @@ def _check_poll(key: str, poll: Op, findings: Findings) -> None:
             anomaly = "poll-skip" if base > expected else "nonmonotonic-poll"
             findings.add(anomaly, f"{key}: {expected} was next, got {base}", poll)
         expected = end
-    if expected is not None and expected > poll.told["hwm"]:
+    if expected > poll.told["hwm"]:
         findings.add("read-above-hwm", f"{key}: read up to {expected}, the HWM is {poll.told['hwm']}", poll)
 
 
@@ -42,9 +46,8 @@ def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
     """ts_ns grows from batch to batch."""
     last_ts, last_base = -1, -1
     stamps: dict[int, int] = {}
-    for poll in partition.polls:
-        for base, ts_ns, *_ in batches(poll):
-            stamps[base] = ts_ns
+    for (base, ts_ns, *_), _ in partition.observed:
+        stamps[base] = ts_ns
     for base in sorted(stamps):
         if stamps[base] <= last_ts:
             detail = f"{partition.key}: ts_ns {stamps[base]} at {base}, {last_ts} at {last_base} before it"

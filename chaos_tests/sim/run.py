@@ -131,6 +131,7 @@ class Simulation:
         for node in self.nodes:
             self.cluster.start(node)
         self._sample()
+        self.scheduler.run_for_ms(BOOT_MS_MAX, stop=self._are_all_ready)
         owner = TopicOwner(self.world, "main", think_ms=0)
         made: list[bool] = []
         Actor(self.net, self._make_topics(owner), lambda: made.append(True))
@@ -141,6 +142,9 @@ class Simulation:
         for known in self.world.partitions:
             self._learn_replicas(known)
         return True
+
+    def _are_all_ready(self) -> bool:
+        return all(host.api is not None and host.api.is_ready for host in self.cluster.hosts.values())
 
     def _make_topics(self, owner: TopicOwner) -> Script:
         profile = self.scenario.cluster

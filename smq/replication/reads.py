@@ -14,7 +14,7 @@ from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn, Fetched, StoredBatch, TimeKind, TimeOffset
 from smq.replication.deadlines import Deadline
 from smq.replication.host import ReplicaHost
-from smq.replication.log_codec import StoredValue
+from smq.replication.log_codec import BatchInfo
 from smq.replication.ports import DataDamaged
 from smq.replication.proposer import Barriers
 from smq.replication.replica import Replica
@@ -161,17 +161,16 @@ def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
     Raises NOT_LEADER where this replica does not reach the HWM yet and cannot tell, DATA_DAMAGED where the batch
     that it points to fails its checksum.
     """
-    part = replica.part
+    part, log = replica.part, replica.log
     end = replica.readable_end
     try:
-        found = replica.log.find_ts_ns(value) if kind is TimeKind.TS_NS else replica.log.find_timestamp(value)
-        while found is not None and found.end <= end:
-            match = _within(found, kind, value, part.log_start)
+        info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
+        while info is not None and info.end <= end:
+            match = _within(replica, info, kind, value)
             if match is not None:
                 return match
             # Only where log_start cut the batch after its matching record: the next batches decide.
-            following = replica.log.read(found.end, end, 1, durable_only=True) if found.end < end else []
-            found = following[0] if following else None
+            info = log.find_timestamp(value, after=info)
     except DataDamaged as e:
         raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
     if end < part.hwm:
@@ -179,13 +178,16 @@ def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
     return TimeOffset(part.hwm, TsNs(-1), -1)
 
 
-def _within(found: StoredValue, kind: TimeKind, value: int, lo: Offset) -> TimeOffset | None:
+def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:
     """The record inside a batch. A batch shares one ts_ns; only a look-up by create time decodes it."""
-    if kind is TimeKind.TS_NS:
-        return TimeOffset(Offset(max(found.base, lo)), found.ts_ns, parse_header(found.batch).base_timestamp)
-    if parse_header(found.batch).max_timestamp < value:
+    lo = replica.log.log_start
+    found = replica.log.read(Offset(max(info.base, lo)), info.end, 1, durable_only=True)
+    if not found:
         return None
-    for record in decode_batch(found.batch):
+    batch = found[0].batch
+    if kind is TimeKind.TS_NS:
+        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, parse_header(batch).base_timestamp)
+    for record in decode_batch(batch):
         if record.offset >= lo and record.timestamp_ms >= value:
-            return TimeOffset(Offset(record.offset), found.ts_ns, record.timestamp_ms)
+            return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
     return None

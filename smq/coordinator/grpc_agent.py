@@ -20,16 +20,13 @@ from smq.coordinator.sessions import PublishSession, PublishSessions, Subscripti
 from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
-from smq.raft_state.state import TopicState
+from smq.raft_state.topic_config import max_message_bytes
 from smq.replication.api import NodeApi
-
-_MAX_MESSAGE_BYTES_KEY = "max.message.bytes"
 
 
 class AgentService(smq_pb2_grpc.AgentServicer):
-    def __init__(self, node: NodeApi, *, batch_bytes_max: int) -> None:
+    def __init__(self, node: NodeApi) -> None:
         self._calls = NodeCalls(node)
-        self._batch_bytes_max = batch_bytes_max
         self._sessions = PublishSessions()
         self._subscriptions = Subscriptions()
         self._budget = ByteBudget(PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX)
@@ -53,7 +50,7 @@ class AgentService(smq_pb2_grpc.AgentServicer):
             producer_epoch=session.producer_epoch,
             topic_id=topic.topic_id,
             partition_count=len(topic.partitions),
-            batch_bytes_max=self._batch_bytes_max_of(topic),
+            batch_bytes_max=max_message_bytes(topic.config),
         )
 
     async def _open(self, request: pb.StartPublishSessionRequest, timeout_ms: int) -> PublishSession:
@@ -77,9 +74,6 @@ class AgentService(smq_pb2_grpc.AgentServicer):
             producer_epoch=reply.producer_epoch,
             request_id=request.request_id,
         )
-
-    def _batch_bytes_max_of(self, topic: TopicState) -> int:
-        return int(topic.config.get(_MAX_MESSAGE_BYTES_KEY, self._batch_bytes_max))
 
     @guarded
     async def ClosePublishSession(

@@ -78,7 +78,7 @@ class Server:
         )
         node_config = config.node_config(grpc_address=self.grpc_address, http_address=self.http_address)
         self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
-        self._add_services(node_config.batch_bytes_max)
+        self._add_services()
         self._http = HttpServer(self.node, http_listener, lambda: self._is_stopping)
         try:
             self.node.start()
@@ -102,8 +102,8 @@ class Server:
         except RuntimeError as e:
             raise _port_taken("gRPC", address, "it is in use, or is not an address of this machine") from e
 
-    def _add_services(self, batch_bytes_max: int) -> None:
-        agent = AgentService(self.node, batch_bytes_max=batch_bytes_max)
+    def _add_services(self) -> None:
+        agent = AgentService(self.node)
         broker = BrokerService(self.node, response_bytes_max=self._config.request_bytes_max)
         smq_pb2_grpc.add_AgentServicer_to_server(agent, self._grpc)
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)

@@ -29,7 +29,6 @@ class NodeConfig:
     rebalance_interval_ms: int = 5000  # how often preferred leaders are looked at
     raft_snapshot_entries: int = 5000  # journal entries between two snapshots
 
-    batch_bytes_max: int = 1_048_588  # Kafka's message.max.bytes; a topic may set a lower or higher max.message.bytes
     append_inflight_bytes_max: int = 64 << 20  # a node's appends that are not yet durable: beyond it OVERLOADED
     replica_inflight_bytes_max: int = 8 << 20  # sent to one follower of one partition and not yet acknowledged
     fetch_bytes_max: int = 8 << 20

@@ -23,6 +23,7 @@ from smq.raft_state.ids import (
     TopicId,
 )
 from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import max_message_bytes
 from smq.replication.api import (
     Acks,
     Cancel,
@@ -123,7 +124,7 @@ class Node(NodeCore):
             replica = self._replicas.get(part.pid)
             if replica is None:
                 raise leader_error(self.node_id, self.state, part)
-            limit = int(self.state.topics[topic].config.get("max.message.bytes", self.config.batch_bytes_max))
+            limit = max_message_bytes(self.state.topics[topic].config)
             replica.produce(batch, acks, _clipped(timeout_ms), limit, done)
 
         self._with_part(topic, partition, timeout_ms, done, use)

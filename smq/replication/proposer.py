@@ -81,16 +81,23 @@ class Proposer:
             return
         if getattr(command, "request_id", None) == NO_REQUEST:
             command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[call-arg] # not all have it, this one does
-        data = encode_command(command)
-        if len(data) > COMMAND_BYTES_MAX:
-            message = f"the request makes a command of {len(data)} bytes; {COMMAND_BYTES_MAX} is the most"
-            self._finish_with(done, SmqError(ErrorCode.INVALID_REQUEST, message))
+        try:
+            data = self._encoded(command)
+        except CodecError as e:
+            self._finish_with(done, SmqError(ErrorCode.INVALID_REQUEST, str(e)))
             return
         pending = _Pending(data, done)
         at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
         pending.deadline = self._deadlines.add(at_ns, lambda: self._expire(pending))
         self._pending[pending] = None
         self._attempt(pending)
+
+    @staticmethod
+    def _encoded(command: Command) -> bytes:
+        data = encode_command(command)
+        if len(data) > COMMAND_BYTES_MAX:
+            raise CodecError(f"the request makes a command of {len(data)} bytes; {COMMAND_BYTES_MAX} is the most")
+        return data
 
     def _attempt(self, pending: _Pending) -> None:
         pending.attempt += 1

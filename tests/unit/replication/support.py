@@ -1,0 +1,221 @@
+"""One replica under a microscope: a real machine, a real log store on a simulated disk, a recorded network."""
+
+import random
+from collections.abc import Callable
+
+from chaos_tests.sim.clock import Machine as Hardware
+from chaos_tests.sim.clock import Process, Scheduler, SimClock
+from chaos_tests.sim.disk import DiskImage, FakeDisk
+from smq.raft_state.commands import AdvanceHwms, Command, CreateTopic, ElectLeader, HwmAdvance, RegisterNode, Reply
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.records import NewRecord, encode_batch
+from smq.replication import wire
+from smq.replication.api import Acks, DoneFn, Produced
+from smq.replication.config import NodeConfig
+from smq.replication.deadlines import Deadlines
+from smq.replication.log_store import LogStore
+from smq.replication.ports import Channel
+from smq.replication.proposer import rejection
+from smq.replication.replica import Replica
+
+ME, PEER_A, PEER_B = NodeId(1), NodeId(2), NodeId(3)
+INCARNATION = Incarnation(100)
+TOPIC = TopicId(b"t" * 16)
+
+
+def batch(value: bytes = b"v", count: int = 1, **producer: int) -> bytes:
+    return encode_batch([NewRecord(None, value, 1_000 + i) for i in range(count)], **producer)
+
+
+class Host:
+    """A ReplicaHost whose every outgoing message is kept, and whose Raft is applied by the test itself."""
+
+    def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION) -> None:
+        self.scheduler = Scheduler()
+        self.process = Process(self.scheduler, "node", self._fatal)
+        self.hardware = Hardware()
+        self.clock = SimClock(self.process, self.hardware)
+        self.disk = FakeDisk(self.clock, random.Random(1), on_fatal=self._fatal)
+        self.node_id = node
+        self.incarnation = incarnation
+        self.config = NodeConfig(node_id=node, cluster_id="c", peers={})
+        self.deadlines = Deadlines()
+        self.machine = Machine()
+        self.store = LogStore(self.disk)
+        self.sent: list[tuple[NodeId, wire.Message]] = []
+        self.due: list[PartitionId] = []
+        self.resigned: list[tuple[PartitionId, Epoch]] = []
+        self.proposed: list[Command] = []
+        self._index = 0
+        self.replica: Replica | None = None
+        for command in [default_init("c"), *(register(n) for n in (ME, PEER_A, PEER_B))]:
+            self.apply(command)
+
+    def _fatal(self, error: BaseException) -> None:
+        raise error
+
+    # ---- ReplicaHost
+    @property
+    def state(self) -> ClusterState:
+        return self.machine.state
+
+    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool:
+        payload = b"".join(wire.encode(message))
+        self.sent.append((peer, wire.decode(memoryview(payload))))
+        return True
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool:
+        return True
+
+    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
+        return 0
+
+    def queued_bytes(self) -> int:
+        return self.disk.queued_bytes
+
+    def deliver(self, fn: Callable[[], None]) -> None:
+        self.clock.call_soon(fn)
+
+    def mark_due(self, pid: PartitionId) -> None:
+        self.due.append(pid)
+
+    def mark_durable(self, pid: PartitionId) -> None:
+        if self.replica is not None:
+            self.clock.call_soon(self.replica.after_durable)
+
+    def resign(self, pid: PartitionId, epoch: Epoch) -> None:
+        self.resigned.append((pid, epoch))
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self.proposed.append(command)
+
+    # ---- the test's hands
+    @property
+    def live(self) -> Replica:
+        assert self.replica is not None
+        return self.replica
+
+    def apply(self, command: Command) -> Reply:
+        self._index += 1
+        applied = self.machine.apply(LogIndex(self._index), command)
+        if self.replica is not None and self.replica.pid in applied.touched:
+            self.replica.on_applied()
+        error = rejection(applied.reply) if type(applied.reply).__name__ == "Rejected" else None
+        if error is not None:
+            raise error
+        return applied.reply
+
+    def settle(self, ms: float = 1_000) -> None:
+        """Lets the disk commit and callbacks run; deadlines that have passed fire."""
+        self.scheduler.run_for_ms(ms)
+        self.deadlines.run(self.clock.monotonic_ns())
+        self.scheduler.run_for_ms(1)
+
+    def create_partition(self, start: int = 0) -> Replica:
+        self.apply(
+            CreateTopic(
+                name="t",
+                topic_id=TOPIC,
+                partition_count=1,
+                replication_factor=3,
+                start_offset=Offset(start),
+                created_ms=0,
+            )
+        )
+        self.replica = Replica(self, self.part, self.store.create(self.part.pid, self.part.log_start))
+        self.replica.on_applied()
+        return self.replica
+
+    def reopen(self, incarnation: int = INCARNATION + 1, image: DiskImage | None = None) -> Replica:
+        """The process died and came back, with its disk or another; the applied state is this host's own."""
+        crashed = self.disk.crash()
+        image = image if image is not None else crashed
+        self.disk = FakeDisk(self.clock, random.Random(2), image=image, on_fatal=self._fatal)
+        self.incarnation = Incarnation(incarnation)
+        self.store = LogStore(self.disk)
+        log = self.store.open_all()[self.part.pid]
+        self.replica = Replica(self, self.part, log)
+        self.replica.on_applied()
+        return self.replica
+
+    @property
+    def part(self) -> PartitionState:
+        return self.state.topics["t"].partitions[0]
+
+    def elect(self, node: NodeId, incarnation: Incarnation = INCARNATION, end: int | None = None) -> None:
+        self.apply(
+            ElectLeader(
+                partition=self.part.pid,
+                expected_epoch=self.part.epoch,
+                candidate=node,
+                incarnation=incarnation,
+                verified_end=Offset(self.part.hwm if end is None else end),
+            )
+        )
+
+    def advance(self, hwm: int, epoch: int | None = None, next_offset: int | None = None, ts_ns: int = 0) -> Reply:
+        item = HwmAdvance(
+            partition=self.part.pid,
+            epoch=Epoch(self.part.epoch if epoch is None else epoch),
+            hwm=Offset(hwm),
+            next_offset=Offset(hwm if next_offset is None else next_offset),
+            ts_ns=TsNs(ts_ns),
+        )
+        return self.apply(AdvanceHwms(items=(item,)))
+
+    def produce(self, data: bytes | None = None, acks: Acks = Acks.ALL, timeout_ms: int = 30_000) -> "Answer":
+        answer = Answer()
+        self.live.produce(data if data is not None else batch(), acks, timeout_ms, 1 << 20, answer)
+        return answer
+
+    def ack(self, peer: NodeId, end: int, *, epoch: int | None = None, incarnation: int = INCARNATION) -> None:
+        """A follower says how far its durable verified log reaches."""
+        ack = wire.Ack(
+            self.part.pid,
+            Epoch(self.part.epoch if epoch is None else epoch),
+            Incarnation(incarnation),
+            Offset(end),
+            Offset(end),
+            0,
+            False,
+        )
+        self.live.on_ack(peer, ack)
+
+    def messages(self, kind: type[wire.Message]) -> list[wire.Message]:
+        return [m for _, m in self.sent if isinstance(m, kind)]
+
+
+class Answer:
+    """The `done` of one call."""
+
+    def __init__(self) -> None:
+        self.result: Produced | SmqError | None = None
+
+    def __call__(self, result: Produced | SmqError) -> None:
+        assert self.result is None, "answered twice"
+        self.result = result
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        assert isinstance(self.result, Produced), self.result
+        return self.result.base_offset, self.result.last_offset
+
+    @property
+    def is_duplicate(self) -> bool:
+        assert isinstance(self.result, Produced), self.result
+        return self.result.duplicate
+
+    @property
+    def error(self) -> str:
+        assert isinstance(self.result, SmqError), self.result
+        return self.result.code.name
+
+
+def register(node: NodeId, incarnation: Incarnation = INCARNATION) -> RegisterNode:
+    return RegisterNode(
+        node=node, incarnation=incarnation, grpc_address=f"n{node}:1", http_address="", kafka_address=""
+    )

@@ -1,0 +1,75 @@
+"""Fixtures of the Spark tests: one session, one cluster of real processes, and a way to fill a topic."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from smq.records import NewRecord, encode_batch
+from smq.spark_connector import session
+from tests.cluster.harness import Cluster
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Two cores, and three attempts for each task, so that a task's retry happens as it does in production."""
+    made = session("smq tests", master="local[2,3]", conf={"spark.log.level": "ERROR"})
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes for all tests that leave them as they were."""
+    made = Cluster(tmp_path_factory.mktemp("spark-cluster"))
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def servers(cluster: Cluster) -> str:
+    return ",".join(node.grpc for node in cluster.nodes.values())
+
+
+@pytest.fixture
+def new_topic(cluster: Cluster) -> Callable[[int], str]:
+    """Creates a topic with that many partitions; returns its name once each has a leader."""
+
+    def create(partitions: int = 1) -> str:
+        name = f"spark-{next(_numbers)}"
+        cluster.alive()[0].raw.create_topic(name, partitions)
+        for partition in range(partitions):
+            cluster.wait_leader(name, partition)
+        return name
+
+    return create
+
+
+@pytest.fixture
+def publish(cluster: Cluster) -> Callable[..., None]:
+    """Appends records to a partition, acks=all, in batches of `batch_records`."""
+
+    def append(
+        topic: str, partition: int, records: Sequence[NewRecord], codec: str = "none", batch_records: int = 500
+    ) -> None:
+        leader = cluster.nodes[cluster.wait_leader(topic, partition)].raw
+        for start in range(0, len(records), batch_records):
+            leader.publish_batch(topic, partition, encode_batch(records[start : start + batch_records], codec=codec))
+
+    return append
+
+
+@pytest.fixture
+def read(spark: SparkSession, servers: str) -> Callable[..., DataFrame]:
+    """`read(topic, option=value, ...)`; no data source is registered by anybody."""
+
+    def load(topic: str, schema: str | None = None, **options: str) -> DataFrame:
+        reader = spark.read.format("smq").option("servers", servers).option("subscribe", topic).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return load

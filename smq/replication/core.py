@@ -14,7 +14,6 @@ import structlog
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
-    AdvanceHwms,
     Applied,
     CreateTopic,
     ElectLeader,
@@ -57,6 +56,7 @@ _log = structlog.get_logger("smq.node")
 _MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
 REGISTER_MS_MAX: Final = 2_000
 REGISTER_RETRY_MS: Final = 50
+TIMEOUT_MS_MAX: Final = 60_000  # the longest time-out a caller may ask for
 STOPPING: Final = SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping")
 
 
@@ -120,7 +120,7 @@ class NodeCore:
             deliver=self.deliver,
         )
         self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock)
-        self._advancer = Advancer(clock=clock, propose=self._propose_hwms, advance_of=self._hwm_advance_of)
+        self._advancer = Advancer(clock=clock, propose=self.propose, advance_of=self._hwm_advance_of)
         self._controller = Controller(self, _log.warning)
         self._reads = Reads(self, self._barriers)
 
@@ -377,6 +377,9 @@ class NodeCore:
     def queued_bytes(self) -> int:
         return self._disk.queued_bytes
 
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self._proposer.propose(command, clipped(timeout_ms), done)
+
     # ---------------------------------------------------------------------------------------- for replicas
     def mark_due(self, pid: PartitionId) -> None:
         self._advancer.mark(pid)
@@ -384,9 +387,6 @@ class NodeCore:
     def _hwm_advance_of(self, pid: PartitionId) -> HwmAdvance | None:
         replica = self._replicas.get(pid)
         return replica.hwm_advance() if replica is not None else None
-
-    def _propose_hwms(self, command: AdvanceHwms, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        self._proposer.propose(command, timeout_ms, done)
 
     def mark_durable(self, pid: PartitionId) -> None:
         if not self._durable:
@@ -432,3 +432,8 @@ class NodeCore:
     def _on_leader_change(self) -> None:
         self._controller.on_leader_change()
         self._proposer.on_leader_change()
+
+
+def clipped(timeout_ms: int) -> int:
+    """A caller's time-out within bounds."""
+    return max(0, min(timeout_ms, TIMEOUT_MS_MAX))

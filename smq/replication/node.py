@@ -5,10 +5,9 @@ it passes on. Answers are never made from inside the call that asked.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from smq.raft_state.commands import (
-    Command,
     CommitOffsets,
     OffsetCommit,
     Reply,
@@ -35,14 +34,12 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
-from smq.replication.core import REGISTER_MS_MAX, NodeCore
+from smq.replication.core import REGISTER_MS_MAX, NodeCore, clipped
 from smq.replication.ports import Buffer
 from smq.replication.reads import Poll, find_time
 from smq.replication.replica import leader_error
 
 T = TypeVar("T")
-
-TIMEOUT_MS_MAX: Final = 60_000  # the longest time-out a caller may ask for
 
 
 class Node(NodeCore):
@@ -76,11 +73,8 @@ class Node(NodeCore):
             replicas=[r.status() for r in self._replicas.values()],
         )
 
-    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        self._proposer.propose(command, _clipped(timeout_ms), done)
-
     def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
-        self._barriers.wait(_clipped(timeout_ms), done)
+        self._barriers.wait(clipped(timeout_ms), done)
 
     def _find(self, topic: str, partition: int) -> PartitionState:
         state = self.state.topics.get(topic)
@@ -125,7 +119,7 @@ class Node(NodeCore):
             if replica is None:
                 raise leader_error(self.node_id, self.state, part)
             limit = max_message_bytes(self.state.topics[topic].config)
-            replica.produce(batch, acks, _clipped(timeout_ms), limit, done)
+            replica.produce(batch, acks, clipped(timeout_ms), limit, done)
 
         self._with_part(topic, partition, timeout_ms, done, use)
 
@@ -140,7 +134,7 @@ class Node(NodeCore):
         done: DoneFn[Fetched],
         min_bytes: int = 1,
     ) -> Cancel:
-        deadline_ns = self.clock.monotonic_ns() + _clipped(max_wait_ms) * 1_000_000
+        deadline_ns = self.clock.monotonic_ns() + clipped(max_wait_ms) * 1_000_000
         poll: Poll | None = None
         is_cancelled = False
 
@@ -236,7 +230,3 @@ class Node(NodeCore):
             done(answer)
 
         self.barrier(timeout_ms, read)
-
-
-def _clipped(timeout_ms: int) -> int:
-    return max(0, min(timeout_ms, TIMEOUT_MS_MAX))

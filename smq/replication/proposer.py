@@ -80,7 +80,7 @@ class Proposer:
             self._finish_with(done, SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} proposals are waiting", details))
             return
         if getattr(command, "request_id", None) == NO_REQUEST:
-            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[call-arg] # not all have it, this one does
+            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[arg-type]  # not all have it, this one does
         try:
             data = self._encoded(command)
         except CodecError as e:

@@ -15,6 +15,7 @@ from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
     Applied,
+    Command,
     CreateTopic,
     ElectLeader,
     FenceNode,

@@ -6,10 +6,13 @@ so that a test runs unchanged over the real disk and the simulated one.
 
 import heapq
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
+
+from crc32c import crc32c
 
 from chaos_tests.sim.disk import DiskImage, FakeDisk
 from smq.replication.disk_lmdb import LmdbDisk
@@ -156,3 +159,15 @@ class LmdbHarness:
 
     def close(self) -> None:
         self._lmdb.close()
+
+
+def make_batch(
+    count: int = 1,
+    *,
+    created_ms: int = 0,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    payload: bytes = b"records",
+) -> bytes:
+    """A batch with a valid header and CRC whose records nobody looks at. `producer`: id, epoch, sequence."""
+    rest = struct.pack(">hiqqqhii", 0, count - 1, created_ms, created_ms, *producer, count) + payload
+    return struct.pack(">qiibI", 0, len(rest) + 9, -1, 2, crc32c(rest)) + rest

@@ -78,3 +78,268 @@ class PlantedBug:
             for mutation in self.mutations:
                 stack.enter_context(mutation.applied())
             yield
+
+
+_REPLICA = "smq.replication.replica:Replica."
+LOST = frozenset(
+    {"lost-write", "offset-reuse", "inconsistent-offsets", "divergent-replica", "precommitted-read", "aborted-read"}
+)
+BROKEN = LOST | {"process-died", "no-progress", "stale-hwm", "nonmonotonic-send", "duplicate-sequence", "sequence-gap"}
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        name="hwm-without-epoch-check",
+        rule="9: apply rejects an advance of another epoch",
+        mutations=(
+            Mutation(
+                "smq.raft_state.partitions:advance_hwms",
+                "partition.epoch == item.epoch",
+                "partition.epoch >= item.epoch",
+            ),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=40,
+    ),
+    PlantedBug(
+        name="ack-before-fsync",
+        rule="7: an acknowledgement is the verified end of the durable log",
+        mutations=(
+            Mutation(_REPLICA + "durable_verified_end", "min(self._judged_end, self.log.durable_end)", "self._judged_end"),
+        ),
+        scenario="power",
+        anomalies=BROKEN,
+        seeds=10,
+    ),
+    PlantedBug(
+        name="waiter-without-epoch",
+        rule="10: a waiter is (epoch, base, end), never an offset alone",
+        mutations=(
+            Mutation(_REPLICA + "_verdict", "if epoch_end is not None and waiter.end > epoch_end:", "if False:"),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=40,
+    ),
+    PlantedBug(
+        name="ack-before-apply",
+        rule="10: success only once the HWM has been applied",
+        mutations=(
+            Mutation(
+                _REPLICA + "_verdict",
+                "waiter.end <= self.part.hwm:",
+                "waiter.end <= (self._majority_end() if self.leading is not None else self.part.hwm):",
+            ),
+            Mutation(_REPLICA + "_recount", "if self._majority_end()", "self._settle()\n    if self._majority_end()"),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=40,
+    ),
+    PlantedBug(
+        name="ack-of-any-epoch",
+        rule="8: the leader counts only acknowledgements of its own epoch",
+        mutations=(Mutation(_REPLICA + "on_ack", "or ack.epoch != self.leading", ""),),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=100,
+    ),
+    PlantedBug(
+        name="unverified-ack",
+        rule="7: what a follower reports is verified",
+        mutations=(
+            Mutation(
+                _REPLICA + "durable_verified_end", "min(self._judged_end, self.log.durable_end)", "self.log.durable_end"
+            ),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=100,
+    ),
+    PlantedBug(
+        name="no-incarnation-check",
+        rule="2: a process leads only epochs given to its own incarnation",
+        mutations=(
+            Mutation(_REPLICA + "is_appointed", "and self.part.leader_incarnation == self._host.incarnation", ""),
+        ),
+        scenario="quick_restarts",
+        anomalies=BROKEN,
+        seeds=40,
+    ),
+    PlantedBug(
+        name="ts-from-clock-only",
+        rule="15: ts_ns exceeds the last in the log and Raft's last",
+        mutations=(
+            Mutation(_REPLICA + "produce", "self.log.last_ts_ns + 1, self.part.ts_ns + 1", "self.log.last_ts_ns + 1"),
+            Mutation("smq.replication.log_state:LogState.add", "self.last_ts_ns = ts_ns", "self.last_ts_ns = 0"),
+        ),
+        scenario="clocks",
+        anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}) | BROKEN,
+        seeds=20,
+    ),
+    PlantedBug(
+        name="read-without-lineage",
+        rule="13: only right batches are served",
+        mutations=(
+            Mutation(
+                _REPLICA + "readable_end",
+                "min(self.durable_verified_end, self.part.hwm)",
+                "min(self.log.durable_end, self.part.hwm)",
+            ),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=200,
+    ),
+    PlantedBug(
+        name="read-uncommitted",
+        rule="13: nothing at or above the HWM is served",
+        mutations=(
+            Mutation(
+                _REPLICA + "readable_end",
+                "min(self.durable_verified_end, self.part.hwm)",
+                "self.durable_verified_end",
+            ),
+        ),
+        scenario="crashes",
+        anomalies=frozenset({"read-above-hwm"}),
+        seeds=3,
+    ),
+    PlantedBug(
+        name="judging-newer-stamps",
+        rule="4: never judge a batch stamped newer than the applied epoch",
+        mutations=(
+            Mutation(
+                "smq.replication.lineage:verified_end", "if run.epoch > history[-1].epoch:", "if False:"
+            ),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=100,
+    ),
+    PlantedBug(
+        name="no-truncation",
+        rule="4: everything from the first wrong batch is dropped",
+        mutations=(Mutation(_REPLICA + "judge", "if wrong is not None:", "if False:"),),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=20,
+    ),
+    PlantedBug(
+        name="producers-not-rolled-back",
+        rule="16: producer state follows truncation",
+        mutations=(
+            Mutation(
+                "smq.replication.partition_log:PartitionLog.truncate",
+                "    self._state = state\n    ops.append",
+                "    state.producers = self._state.producers\n    self._state = state\n    ops.append",
+            ),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=60,
+    ),
+    PlantedBug(
+        name="no-duplicate-check",
+        rule="16: a duplicate is answered from the log",
+        mutations=(
+            Mutation(_REPLICA + "produce", "cached = self.log.producers.check(header)", "cached = None"),
+        ),
+        scenario="partitions",
+        anomalies=frozenset({"duplicate-sequence"}),
+        seeds=5,
+    ),
+    PlantedBug(
+        name="duplicate-answered-at-once",
+        rule="16: a duplicate is answered through rule 10",
+        mutations=(
+            Mutation(
+                _REPLICA + "_verdict",
+                "is_acked = waiter.acks is Acks.LEADER and",
+                "is_acked = waiter.duplicate or waiter.acks is Acks.LEADER and",
+            ),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=200,
+    ),
+    PlantedBug(
+        name="out-of-range-without-barrier",
+        rule="13: OFFSET_OUT_OF_RANGE only after a read barrier",
+        mutations=(Mutation("smq.replication.reads:Reads._try", "if not poll.confirmed:", "if False:"),),
+        scenario="partitions",
+        anomalies=frozenset({"false-out-of-range"}),
+        seeds=20,
+    ),
+    PlantedBug(
+        name="election-without-hwm-check",
+        rule="11 and 12: apply rejects a candidate below the HWM, and an appointed leader checks itself",
+        mutations=(
+            Mutation("smq.raft_state.partitions:elect_leader", "if command.verified_end < partition.hwm:", "if False:"),
+            Mutation(
+                "smq.replication.controller:Controller._decide", "and current.reports[n][1] >= part.hwm", ""
+            ),
+            Mutation(_REPLICA + "_start_leading", "self._judged_end < start or ", ""),
+        ),
+        scenario="stale",
+        anomalies=BROKEN,
+        seeds=60,
+    ),
+    PlantedBug(
+        name="empty-log-ends-at-zero",
+        rule="14: an empty log's end is log_start",
+        mutations=(
+            Mutation(
+                "smq.replication.lineage:verified_end", "end = log_start\n", "end = log_start if runs else Offset(0)\n"
+            ),
+        ),
+        scenario="log_start",
+        anomalies=BROKEN,
+        seeds=20,
+    ),
+    PlantedBug(
+        name="stale-range",
+        rule="DESIGN 6: linearizable reads pass a barrier",
+        mutations=(
+            Mutation("smq.replication.node:Node._after_barrier", "self.barrier(timeout_ms, read)", "read(LogIndex(0))"),
+        ),
+        scenario="partitions",
+        anomalies=frozenset({"stale-hwm", "stale-commit", "wrong-time-offset"}),
+        seeds=3,
+    ),
+    PlantedBug(
+        name="raft-votes-not-durable",
+        rule="DESIGN 4: persist, then speak",
+        mutations=(
+            Mutation(
+                "smq.replication.raft_outbox:Outbox.barrier_seq",
+                "self._journal.changed_seq if needs is Needs.EVERYTHING else self._journal.vote_seq",
+                "0",
+            ),
+        ),
+        scenario="power",
+        anomalies=BROKEN | {"two-leaders-in-term", "log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"},
+        seeds=60,
+    ),
+    PlantedBug(
+        name="raft-leader-counts-unsynced",
+        rule="raft.md 2: the leader counts itself only once its entries are on its own disk",
+        mutations=(
+            Mutation(
+                "smq.replication.raft_leader:Leader.own_durable_index",
+                "self._view.journal.durable_index",
+                "self._view.journal.last_index",
+            ),
+        ),
+        scenario="power",
+        anomalies=BROKEN | {"log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"},
+        seeds=100,
+    ),
+)
+
+
+def find(name: str) -> PlantedBug:
+    for bug in BUGS:
+        if bug.name == name:
+            return bug
+    raise KeyError(f"no planted bug {name!r}; known: {', '.join(bug.name for bug in BUGS)}")

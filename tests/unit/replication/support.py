@@ -6,7 +6,16 @@ from collections.abc import Callable
 from chaos_tests.sim.clock import Machine as Hardware
 from chaos_tests.sim.clock import Process, Scheduler, SimClock
 from chaos_tests.sim.disk import DiskImage, FakeDisk
-from smq.raft_state.commands import AdvanceHwms, Command, CreateTopic, ElectLeader, HwmAdvance, RegisterNode, Reply
+from smq.raft_state.commands import (
+    AdvanceHwms,
+    Command,
+    CreateTopic,
+    ElectLeader,
+    HwmAdvance,
+    RegisterNode,
+    Rejected,
+    Reply,
+)
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
 from smq.raft_state.limits import default_init
@@ -27,8 +36,20 @@ INCARNATION = Incarnation(100)
 TOPIC = TopicId(b"t" * 16)
 
 
-def batch(value: bytes = b"v", count: int = 1, **producer: int) -> bytes:
-    return encode_batch([NewRecord(None, value, 1_000 + i) for i in range(count)], **producer)
+def batch(
+    value: bytes = b"v",
+    count: int = 1,
+    *,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytes:
+    return encode_batch(
+        [NewRecord(None, value, 1_000 + i) for i in range(count)],
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
 
 
 class Host:
@@ -52,8 +73,9 @@ class Host:
         self.proposed: list[Command] = []
         self._index = 0
         self.replica: Replica | None = None
-        for command in [default_init("c"), *(register(n) for n in (ME, PEER_A, PEER_B))]:
-            self.apply(command)
+        self.apply(default_init("c"))
+        for node_id in (ME, PEER_A, PEER_B):
+            self.apply(register(node_id))
 
     def _fatal(self, error: BaseException) -> None:
         raise error
@@ -104,9 +126,8 @@ class Host:
         applied = self.machine.apply(LogIndex(self._index), command)
         if self.replica is not None and self.replica.pid in applied.touched:
             self.replica.on_applied()
-        error = rejection(applied.reply) if type(applied.reply).__name__ == "Rejected" else None
-        if error is not None:
-            raise error
+        if isinstance(applied.reply, Rejected):
+            raise rejection(applied.reply)
         return applied.reply
 
     def settle(self, ms: float = 1_000) -> None:

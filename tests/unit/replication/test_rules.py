@@ -8,7 +8,7 @@ import pytest
 
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TsNs
 from smq.records import parse_header
 from smq.replication import wire
 from smq.replication.api import Acks
@@ -37,7 +37,7 @@ def stored(data: bytes, base: int, epoch: int, ts_ns: int = 1) -> bytes:
     other = Host()
     replica = other.create_partition(start=base)
     value: StoredValue = replica.log.append(
-        data, parse_header(data), epoch=Epoch(epoch), ts_ns=ts_ns, done=lambda: None
+        data, parse_header(data), epoch=Epoch(epoch), ts_ns=TsNs(ts_ns), done=lambda: None
     )
     return value.value
 

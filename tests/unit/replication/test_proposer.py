@@ -1,0 +1,211 @@
+"""Proposals find the Raft leader, survive its loss, and are never reported before they are applied here."""
+
+import random
+
+import pytest
+
+from chaos_tests.sim.clock import Machine as Hardware
+from chaos_tests.sim.clock import Process, Scheduler, SimClock
+from smq.raft_state.codec import decode_command, encode_reply
+from smq.raft_state.commands import Applied, Barrier, Command, CommitOffsets, Done, Rejected, Reply
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import LogIndex, NodeId, Term
+from smq.replication import wire
+from smq.replication.deadlines import Deadlines
+from smq.replication.ports import Committed, ProposalDone, ProposalLost
+from smq.replication.proposer import Barriers, Proposer
+
+ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
+COMMIT = CommitOffsets(group="g", items=(), committed_ms=0)
+
+
+class ScriptedEngine:
+    """The Engine port with a leader that the test names, and answers that the test gives."""
+
+    term = Term(1)
+    commit_index = LogIndex(0)
+
+    def __init__(self) -> None:
+        self.leader: NodeId | None = None
+        self.applied_index = LogIndex(0)
+        self.queue: list[tuple[Command, ProposalDone]] = []
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader == ME
+
+    def propose(self, command: bytes, done: ProposalDone) -> None:
+        self.queue.append((decode_command(command), done))
+
+    def start(self) -> None: ...
+    def on_session_open(self, peer: NodeId) -> None: ...
+    def on_session_close(self, peer: NodeId) -> None: ...
+    def on_message(self, peer: NodeId, payload: memoryview) -> None: ...
+    def tick(self) -> None: ...
+    def transfer_leadership(self, to: NodeId | None) -> None: ...
+    def stop(self) -> None: ...
+
+
+class World:
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
+        self.engine = ScriptedEngine()
+        self.deadlines = Deadlines()
+        self.sent: list[tuple[NodeId, wire.Message]] = []
+        self.answers: list[Reply | SmqError] = []
+        self.proposer = Proposer(
+            node_id=ME,
+            engine=self.engine,
+            clock=self.clock,
+            rng=random.Random(1),
+            deadlines=self.deadlines,
+            send=self._send,
+            deliver=lambda fn: fn(),
+        )
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
+
+    def _send(self, peer: NodeId, message: wire.Message) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    def propose(self, command: Command = COMMIT, timeout_ms: int = 1_000) -> None:
+        self.proposer.propose(command, timeout_ms, self.answers.append)
+
+    def pass_ms(self, ms: int) -> None:
+        self.scheduler.run_for_ms(ms)
+        self.deadlines.run(self.clock.monotonic_ns())
+
+    def lead(self, node: NodeId | None) -> None:
+        self.engine.leader = node
+        self.proposer.on_leader_change()
+
+    @property
+    def forwarded(self) -> list[tuple[NodeId, wire.Propose]]:
+        return [(peer, m) for peer, m in self.sent if isinstance(m, wire.Propose)]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def committed(index: int, reply: Reply) -> Committed:
+    return Committed(LogIndex(index), Applied(reply=reply))
+
+
+def test_at_the_leader_a_proposal_goes_to_the_engine_and_its_reply_comes_back(world: World) -> None:
+    world.lead(ME)
+    world.propose()
+    world.engine.queue[0][1](committed(5, Done()))
+    assert world.answers == [Done()]
+
+
+def test_a_rejection_arrives_as_a_typed_error(world: World) -> None:
+    world.lead(ME)
+    world.propose()
+    world.engine.queue[0][1](committed(5, Rejected(code=ErrorCode.UNKNOWN_TOPIC, message="no")))
+    (error,) = world.answers
+    assert isinstance(error, SmqError)
+    assert error.code is ErrorCode.UNKNOWN_TOPIC
+
+
+def test_elsewhere_a_reply_waits_until_this_node_has_applied_the_command(world: World) -> None:
+    world.lead(OTHER)
+    world.propose()
+    ((peer, sent),) = world.forwarded
+    assert peer == OTHER
+    world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(7), encode_reply(Done())))
+    assert world.answers == []
+    world.proposer.on_applied(LogIndex(6))
+    assert world.answers == []
+    world.proposer.on_applied(LogIndex(7))
+    assert world.answers == [Done()]
+
+
+def test_a_proposal_waits_for_a_leader_and_times_out_as_no_quorum(world: World) -> None:
+    world.propose(timeout_ms=100)
+    world.pass_ms(200)
+    (error,) = world.answers
+    assert isinstance(error, SmqError)
+    assert error.code is ErrorCode.NO_QUORUM
+    assert error.code.is_retriable
+
+
+def test_a_new_leader_gets_the_same_request_again(world: World) -> None:
+    world.lead(OTHER)
+    world.propose()
+    world.proposer.on_session_close(OTHER)
+    world.lead(THIRD)
+    (first, again) = world.forwarded
+    assert (first[0], again[0]) == (OTHER, THIRD)
+    assert first[1].command == again[1].command
+    assert first[1].request != again[1].request
+
+
+def test_an_unknown_outcome_is_tried_again_with_the_same_request_id(world: World) -> None:
+    world.lead(ME)
+    world.propose()
+    world.engine.queue[0][1](ProposalLost.UNKNOWN)
+    world.pass_ms(50)
+    first, again = (command for command, _ in world.engine.queue)
+    assert first == again
+    assert isinstance(first, CommitOffsets)
+    assert len(first.request_id) == 16
+
+
+def test_late_answers_of_an_older_attempt_are_ignored(world: World) -> None:
+    world.lead(ME)
+    world.propose()
+    late = world.engine.queue[0][1]
+    late(ProposalLost.UNKNOWN)
+    world.pass_ms(50)
+    world.engine.queue[1][1](committed(9, Done()))
+    late(ProposalLost.UNKNOWN)
+    assert world.answers == [Done()]
+
+
+def test_an_answer_after_the_deadline_is_ignored(world: World) -> None:
+    world.lead(OTHER)
+    world.propose(timeout_ms=50)
+    ((_, sent),) = world.forwarded
+    world.pass_ms(200)
+    world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(0), encode_reply(Done())))
+    (error,) = world.answers
+    assert isinstance(error, SmqError)
+    assert error.code is ErrorCode.TIMED_OUT
+    assert not error.code.is_definite
+
+
+def test_another_nodes_proposal_that_does_not_decode_never_reaches_the_engine(world: World) -> None:
+    world.lead(ME)
+    with pytest.raises(wire.WireError):
+        world.proposer.on_propose(OTHER, wire.Propose(1, b"\x80\x04pickle"))
+    assert world.engine.queue == []
+
+
+def test_barriers_share_one_in_flight_and_the_next_is_for_those_who_came_later(world: World) -> None:
+    world.lead(ME)
+    barriers = Barriers(proposer=world.proposer, engine=world.engine, clock=world.clock)
+    told: list[str] = []
+    for name in ("a", "b", "c"):
+        barriers.wait(1_000, lambda _result, name=name: told.append(name))  # type: ignore[misc]  # bound per loop
+    assert [type(command) for command, _ in world.engine.queue] == [Barrier]
+    world.engine.queue[0][1](committed(1, Done()))
+    assert told == ["a"]
+    world.engine.queue[1][1](committed(2, Done()))
+    assert told == ["a", "b", "c"]
+
+
+def test_a_barrier_without_a_quorum_ends_at_its_own_deadline(world: World) -> None:
+    barriers = Barriers(proposer=world.proposer, engine=world.engine, clock=world.clock)
+    told: list[object] = []
+    barriers.wait(100, told.append)
+    barriers.wait(500, told.append)
+    world.pass_ms(200)
+    assert len(told) == 1
+    world.pass_ms(400)
+    assert len(told) == 2
+    assert all(isinstance(result, SmqError) and result.code is ErrorCode.NO_QUORUM for result in told)

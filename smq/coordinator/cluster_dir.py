@@ -22,9 +22,8 @@ HTTP_PORT_DEFAULT: Final = 7402
 PORT_STEP: Final = 10  # between two nodes of one machine
 NODES_MAX: Final = 9  # processes on one machine; a larger cluster is for more machines
 _HOST: Final = "127.0.0.1"
-_FREE_PORT_MIN: Final = 15_000
-_EPHEMERAL_MIN_DEFAULT: Final = 32_768  # Linux; the kernel's own choice is read where it can be
-_ATTEMPTS_PER_PORT: Final = 200
+# Below the ports of outgoing connections: Linux takes those from 32768 on, gVisor (containers) from 16000.
+_FREE_PORTS: Final = range(10_000, 16_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,26 +130,17 @@ def _moved(address: Address, first_port: int | None, index: int, free: Iterator[
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, below the range from which the kernel serves outgoing connections: a node that
     is down for a while would lose one of those to a client that happens to be given it."""
-    top = _ephemeral_min()
     chosen: list[int] = []
     with ExitStack() as held:
-        for _ in range(_ATTEMPTS_PER_PORT * count):
+        for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
             if len(chosen) == count:
                 break
             sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             try:
-                sock.bind((_HOST, random.randrange(_FREE_PORT_MIN, top)))
+                sock.bind((_HOST, port))
             except OSError:
                 continue
-            chosen.append(sock.getsockname()[1])
+            chosen.append(port)
     if len(chosen) < count:
-        raise ConfigError(f"no {count} free ports between {_FREE_PORT_MIN} and {top}: name ports with --grpc-port")
+        raise ConfigError(f"no {count} free ports in {_FREE_PORTS.start} to {_FREE_PORTS.stop - 1}: stop some servers")
     return chosen
-
-
-def _ephemeral_min() -> int:
-    try:
-        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        low = _EPHEMERAL_MIN_DEFAULT
-    return low if low >= _FREE_PORT_MIN + 1_000 else _EPHEMERAL_MIN_DEFAULT

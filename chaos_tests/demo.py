@@ -6,17 +6,20 @@ unless --keep-data asks for them.
 
 import argparse
 import asyncio
+import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import grpc
+from pyspark.errors import PySparkException
 from rich.console import Console
 from rich.markup import escape
 
@@ -26,11 +29,13 @@ from chaos_tests.flights import Flights, load_flights
 from chaos_tests.live import LiveCluster, LiveClusterError, live_cluster
 from smq.clients.errors import error_from_rpc
 from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import SmqError
 from smq.spark_connector import session
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 6
 NODES: Final = 3
+LOG_TAIL_CHARACTERS: Final = 3000
 ROWS_MIN: Final = 20_000  # with fewer, nothing is in flight any more when the kill is due
 
 
@@ -51,7 +56,7 @@ class Story:
 
     def step(self, title: str) -> None:
         self._step += 1
-        self._console.print(f"\n[bold]{self._step}. {title}[/bold]  [dim]{self.seconds:.1f} s[/dim]")
+        self._console.print(f"\n[bold]{self._step}. {title}[/bold]  [dim]{self.seconds:.1f} s[/dim]", soft_wrap=True)
 
     def found(self, *lines: str) -> None:
         for line in lines:
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="smq-demo-"))
     try:
         _run(Story(console), options, directory)
-    except (DemoFailure, LiveClusterError, ExceptionGroup) as e:
+    except (DemoFailure, LiveClusterError, SmqError, grpc.RpcError, PySparkException, ExceptionGroup) as e:
         _print_failure(console, e, directory)
         return 1
     except KeyboardInterrupt:
@@ -109,7 +114,7 @@ def _run(story: Story, options: Options, directory: Path) -> None:
         story.found(f"topic {TOPIC!r}: {PARTITIONS} partitions, {NODES} replicas each")
         published = _publish(story, cluster, flights, options.kills)
         ends = _compare_replicas(story, cluster, published)
-        _read_with_spark(story, cluster, flights, published, ends)
+        _read_with_spark(story, cluster, flights, published, ends, directory)
     story.step(f"[green]Everything agrees.[/green] {len(flights.values):,} rows, nothing lost, nothing twice")
 
 
@@ -164,19 +169,43 @@ def _compare_replicas(story: Story, cluster: LiveCluster, published: Published) 
 
 
 def _read_with_spark(
-    story: Story, cluster: LiveCluster, flights: Flights, published: Published, ends: dict[int, int]
+    story: Story,
+    cluster: LiveCluster,
+    flights: Flights,
+    published: Published,
+    ends: dict[int, int],
+    directory: Path,
 ) -> None:
     story.step('Read it with Spark: spark.read.format("smq")')
     started = time.monotonic()
-    spark = session("smq demo", conf={"spark.log.level": "ERROR"})
+    with _stderr_to(directory / "spark.log"):
+        spark = session("smq demo", conf={"spark.log.level": "ERROR"})
+        try:
+            story.found(
+                f"Spark {spark.version} started in {time.monotonic() - started:.1f} s; no jars, no registration"
+            )
+            checks = SparkChecks(spark, cluster.servers, TOPIC, flights, published)
+            story.found(*checks.whole())
+            story.found(*checks.by_range(ends))
+            story.found(*checks.offsets())
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Java and Python workers write to file descriptor 2 whatever they have to say: it goes into a file, which is
+    shown where the demo fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 2)
     try:
-        story.found(f"Spark {spark.version} started in {time.monotonic() - started:.1f} s; no jars, no registration")
-        checks = SparkChecks(spark, cluster.servers, TOPIC, flights, published)
-        story.found(*checks.whole())
-        story.found(*checks.by_range(ends))
-        story.found(*checks.offsets())
+        yield
     finally:
-        spark.stop()
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _print_failure(console: Console, error: BaseException, directory: Path) -> None:
@@ -185,9 +214,11 @@ def _print_failure(console: Console, error: BaseException, directory: Path) -> N
         console.print(
             f"   [red]FAILED[/red] {type(leaf).__name__}: {leaf}", highlight=False, soft_wrap=True, markup=True
         )
-    log = directory / "cluster.log"
-    if log.exists():
-        console.print("the cluster's log ends:", log.read_text(errors="replace")[-3000:], highlight=False, markup=False)
+    for name in ("cluster.log", "spark.log"):
+        log = directory / name
+        if log.exists():
+            tail = log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
+            console.print(f"{name} ends:\n{tail}", highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

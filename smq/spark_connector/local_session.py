@@ -48,4 +48,5 @@ def prepare_environment() -> None:
     and sets JAVA_HOME. What the user has set himself for Python stays."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # what the driver binds before it reads its settings
     os.environ["JAVA_HOME"] = str(find_java_home())

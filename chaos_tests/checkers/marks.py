@@ -67,18 +67,19 @@ def _check_times(partition: PartitionFacts, floor: _Floor, findings: Findings) -
     log = sorted((offset, ts_ns) for offset, (_, ts_ns, _) in partition.final_log.items())
     if not log:
         return
+    lo = max(op.told["lo"] for op in partition.finals)
     offsets, stamps = [offset for offset, _ in log], [ts_ns for _, ts_ns in log]
     for op in partition.times:
         if not op.is_ok:
             continue
         at = bisect_left(stamps, op.asked["ts"])
-        right = offsets[at] if at < len(offsets) else None
+        right = max(offsets[at], lo) if at < len(offsets) else None
         found, known = op.told["o"], floor.before(op.start_ns)[0]
         if op.told["ts_found"] < 0:
             wrong = right is not None and right < known
         else:
             # What was trimmed since is not in the final log: then only the answer's own stamp can be judged.
-            wrong = found != right and found >= offsets[0]
+            wrong = found != right and found >= lo
             wrong = wrong or op.told["ts_found"] < op.asked["ts"]
         if wrong:
             detail = f"{partition.key}: first record at or after {op.asked['ts']} is at {right}, told {found}"

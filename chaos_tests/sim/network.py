@@ -121,6 +121,7 @@ class SimNetwork:
                 self.scheduler.after_ms(delay, partial(self._expire, session))
             else:
                 self._end_side(session, session.sides[self._other(key, node)], drop_in_flight=False)
+            self._forget_if_closed(session)
 
     def _keys_of(self, node: NodeId) -> list[Key]:
         return [

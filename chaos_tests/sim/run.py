@@ -70,6 +70,7 @@ class Simulation:
         self.recorder = Recorder(lambda: self.scheduler.now_ns)
         self.observer = Observer(self.recorder)
         self.trace: list[str] = []
+        self._clients_at_work = 0
         self.nodes = tuple(NodeId(n) for n in range(1, scenario.cluster.nodes + 1))
         tracer = (lambda line: self.trace.append(f"{self.scheduler.now_ns} {line}")) if trace else None
         network = SimNetwork(self.scheduler, self.streams, self.nodes, LinkProfile(**scenario.network), tracer)
@@ -175,12 +176,16 @@ class Simulation:
 
     def _storm(self) -> None:
         for script in self._client_scripts():
-            Actor(self.net, script)
+            self._clients_at_work += 1
+            Actor(self.net, script, self._client_ended)
         arena = self._arena()
         for number, spec in enumerate(self.scenario.faults):
             Actor(self.net, Fault(arena, spec, f"{number}-{spec.what}").run())
         self.scheduler.run_for_ms(self.scenario.cluster.seconds * 1000)
         self.world.stopped = True
+
+    def _client_ended(self) -> None:
+        self._clients_at_work -= 1
 
     def _client_scripts(self) -> list[Script]:
         mix, world = self.scenario.clients, self.world
@@ -218,6 +223,8 @@ class Simulation:
 
     def _disagreement(self) -> str | None:
         """Why the cluster has not converged yet; None once it has."""
+        if self._clients_at_work:
+            return f"{self._clients_at_work} clients have not ended"
         hosts = self.cluster.up()
         if len(hosts) < len(self.nodes) or any(host.api is None for host in hosts):
             return "a node is down"

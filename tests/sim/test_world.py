@@ -175,3 +175,18 @@ def test_streams_are_independent_of_each_other() -> None:
     one.stream("other").random()
     assert one.stream("network").random() == two.stream("network").random()
     assert Streams(8).stream("network").random() != two.stream("network").random()
+
+
+def test_session_that_ended_while_a_node_was_paused_is_made_anew_after_its_crash() -> None:
+    wire = Wire(keepalive_ms_min=10, keepalive_ms_max=10)
+    wire.b.process.pause()
+    wire.network.break_session((A, B, Channel.DATA), drop_in_flight=True)
+    wire.run(100)
+    wire.b.process.kill()
+    wire.network.detach(B, silently=True)
+    wire.run(100)
+    wire.b = Ear(wire, B)
+    wire.run(500)
+    assert wire.a.say(B, "x") == [True]
+    wire.run(100)
+    assert wire.b.heard == ["open", "x"]

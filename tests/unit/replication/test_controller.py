@@ -1,0 +1,250 @@
+"""The Raft leader's watch: who is fenced and when, who is asked, who is proposed, who is moved back."""
+
+import pytest
+
+from chaos_tests.sim.clock import Machine as Hardware
+from chaos_tests.sim.clock import Process, Scheduler, SimClock
+from smq.raft_state.commands import (
+    Command,
+    CreateTopic,
+    ElectLeader,
+    FenceNode,
+    InitCluster,
+    Rejected,
+    Reply,
+    UnfenceNode,
+)
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication import wire
+from smq.replication.api import DoneFn
+from smq.replication.config import NodeConfig
+from smq.replication.controller import Controller
+from smq.replication.ports import Channel
+from smq.replication.proposer import rejection
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, register
+from tests.unit.replication.test_proposer import ScriptedEngine
+
+STEP_MS = 100
+
+
+class World:
+    """A controller on node 1, which leads Raft; what it proposes is applied at once. Peers speak as told."""
+
+    def __init__(self, *, is_initialised: bool = True) -> None:
+        self.scheduler = Scheduler()
+        self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
+        self.node_id = ME
+        self.incarnation = INCARNATION
+        self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
+        self.engine = ScriptedEngine()
+        self.engine.leader = ME
+        self.machine = Machine()
+        self.index = 0
+        self.proposed: list[Command] = []
+        self.sent: list[tuple[NodeId, wire.Message]] = []
+        self.silent: set[NodeId] = set()
+        self.disconnected: set[NodeId] = set()
+        self.heard: dict[NodeId, int] = {}
+        self.ends: dict[NodeId, int] = {ME: 0, PEER_A: 0, PEER_B: 0}
+        self.transferred: list[NodeId] = []
+        self.warnings: list[str] = []
+        self.controller = Controller(self, lambda event, **_: self.warnings.append(event))
+        if is_initialised:
+            self.apply(default_init("c"))
+            for node in (ME, PEER_A, PEER_B):
+                self.apply(register(node))
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
+
+    # ---- ControllerHost
+    @property
+    def state(self) -> ClusterState:
+        return self.machine.state
+
+    def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
+        return self.heard.get(peer, 0) if incarnation == INCARNATION else 0
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool:
+        return peer not in self.disconnected
+
+    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool:
+        self.sent.append((peer, message))
+        if isinstance(message, wire.ElectionQuery) and peer not in self.silent:
+            ends = tuple((pid, Offset(self.ends[peer])) for pid, _ in message.partitions)
+            report = wire.ElectionReport(message.query, INCARNATION, ends)
+            self.clock.call_soon(lambda: self.controller.on_report(peer, report, self.clock.monotonic_ns()))
+        return True
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self.proposed.append(command)
+        reply = self.apply(command)
+        self.clock.call_soon(lambda: done(rejection(reply) if isinstance(reply, Rejected) else reply))
+
+    def election_ends(
+        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
+    ) -> tuple[tuple[PartitionId, Offset], ...]:
+        return tuple((pid, Offset(self.ends[ME])) for pid, _ in partitions)
+
+    def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
+        self.transferred.append(target)
+
+    # ---- the test's hands
+    def apply(self, command: Command) -> Reply:
+        self.index += 1
+        return self.machine.apply(LogIndex(self.index), command).reply
+
+    def create(self, partitions: int = 1) -> None:
+        self.apply(
+            CreateTopic(
+                name="t",
+                topic_id=TopicId(b"t" * 16),
+                partition_count=partitions,
+                replication_factor=3,
+                created_ms=0,
+            )
+        )
+
+    def run(self, ms: int) -> None:
+        for _ in range(ms // STEP_MS):
+            for peer in (PEER_A, PEER_B):
+                if peer not in self.silent:
+                    self.heard[peer] = self.clock.monotonic_ns()
+            self.controller.on_tick(self.clock.monotonic_ns())
+            self.scheduler.run_for_ms(STEP_MS)
+
+    def made(self, kind: type[Command]) -> list[Command]:
+        return [c for c in self.proposed if type(c) is kind]
+
+    def part(self, index: int = 0) -> PartitionState:
+        return self.state.topics["t"].partitions[index]
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.create(3)
+    world.run(300)
+    return world
+
+
+def test_a_new_cluster_is_initialised_once() -> None:
+    world = World(is_initialised=False)
+    world.run(1_000)
+    assert len(world.made(InitCluster)) == 1
+
+
+def test_nothing_is_proposed_while_all_are_well(world: World) -> None:
+    world.run(10_000)
+    assert world.proposed == []
+
+
+def test_a_silent_node_is_fenced_after_the_session_timeout_and_not_before(world: World) -> None:
+    world.silent.add(PEER_A)
+    world.run(world.config.session_timeout_ms - STEP_MS)
+    assert world.made(FenceNode) == []
+    world.run(3 * STEP_MS)
+    assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
+
+
+def test_a_silent_node_whose_connection_is_gone_is_fenced_sooner(world: World) -> None:
+    world.silent.add(PEER_A)
+    world.disconnected.add(PEER_A)
+    world.run(world.config.session_timeout_ms // 3 + 2 * STEP_MS)
+    assert len(world.made(FenceNode)) == 1
+
+
+def test_a_fenced_leaders_partitions_get_leaders_whose_logs_reach_the_mark(world: World) -> None:
+    led = [i for i in range(3) if world.part(i).leader == PEER_A]
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    assert len(led) == 1
+    part = world.part(led[0])
+    assert part.epoch == 1
+    assert part.leader == next(n for n in part.replicas if n != PEER_A)
+
+
+def test_a_replica_whose_log_is_short_is_passed_over(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    part = world.part(led)
+    short, long = [n for n in part.replicas if n != PEER_A]
+    part.hwm = part.next_offset = Offset(5)
+    world.ends.update({short: 4, long: 5})
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    assert part.leader == long
+
+
+def test_rule_20_a_partition_no_log_of_which_reaches_the_mark_stays_leaderless_and_says_why(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.part(led).hwm = world.part(led).next_offset = Offset(5)
+    world.silent.add(PEER_A)
+    world.run(5_000)
+    assert world.made(ElectLeader) == []
+    assert "no replica of the partition reaches its high water mark" in world.warnings
+
+
+def test_a_node_that_speaks_again_is_unfenced(world: World) -> None:
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    world.silent.clear()
+    world.run(500)
+    assert world.made(UnfenceNode) == [UnfenceNode(node=PEER_A, incarnation=INCARNATION)]
+    assert not world.state.nodes[PEER_A].fenced
+
+
+def test_leadership_returns_to_the_preferred_replica_by_a_hand_over(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    world.silent.clear()
+    world.run(world.config.rebalance_interval_ms + 1_000)
+    asked = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)] + world.transferred
+    assert world.part(led).replicas[0] == PEER_A
+    assert set(asked) == {PEER_A}
+
+
+def test_a_restarted_leader_needs_a_new_epoch(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.apply(register(PEER_A, Incarnation(INCARNATION + 1)))
+    world.controller.wake()
+    world.run(500)
+    assert world.part(led).epoch == 1
+
+
+def test_rule_20_a_resigned_leader_is_replaced_by_another(world: World) -> None:
+    part = next(world.part(i) for i in range(3) if world.part(i).leader == PEER_A)
+    world.controller.on_resign(PEER_A, wire.Resign(((part.pid, part.epoch),)), world.clock.monotonic_ns())
+    world.run(500)
+    assert part.epoch == 1
+    assert part.leader != PEER_A
+
+
+def test_a_resignation_of_a_past_epoch_or_by_another_changes_nothing(world: World) -> None:
+    part = world.part()
+    stranger = next(n for n in part.replicas if n != part.leader)
+    now_ns = world.clock.monotonic_ns()
+    world.controller.on_resign(stranger, wire.Resign(((part.pid, part.epoch),)), now_ns)
+    world.controller.on_resign(part.leader, wire.Resign(((part.pid, Epoch(7)),)), now_ns)
+    world.run(500)
+    assert world.proposed == []
+
+
+def test_a_node_that_does_not_lead_raft_proposes_nothing(world: World) -> None:
+    world.engine.leader = PEER_B
+    world.silent.add(PEER_A)
+    world.run(5_000)
+    assert world.proposed == []
+
+
+def test_a_new_raft_leader_gives_everybody_a_whole_session_before_it_fences(world: World) -> None:
+    world.engine.leader = PEER_B
+    world.silent.add(PEER_A)
+    world.run(5_000)
+    world.engine.leader = ME
+    world.controller.on_leader_change()
+    world.run(world.config.session_timeout_ms - STEP_MS)
+    assert world.made(FenceNode) == []

@@ -77,7 +77,11 @@ class Server:
             on_error=die,
         )
         node_config = config.node_config(grpc_address=self.grpc_address, http_address=self.http_address)
-        self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
+        try:
+            self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
+        except ValueError as e:
+            self._disk.close()
+            raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
         self._add_services()
         self._http = HttpServer(self.node, http_listener, lambda: self._is_stopping)
         try:
@@ -110,7 +114,9 @@ class Server:
         smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node), self._grpc)
 
     async def stop(self) -> None:
-        """Hands leaderships over, ends the streams with typed errors, then closes everything."""
+        """Hands leaderships over, ends the streams with typed errors, then closes everything. Once."""
+        if self._is_stopping:
+            return
         self._is_stopping = True
         log.info("stopping")
         drained = asyncio.Event()

@@ -190,10 +190,13 @@ class Cluster:
         wait_for(f"{path} of node {node} answers {status}", lambda: self.http_status(node, path) == status)
 
     def partition(self, topic: str, partition: int, via: Iterable[Node] | None = None) -> pb.PartitionInfo | None:
-        """As the first live node that knows it has applied it."""
+        """As the first node (of `via`, or of all that live) that answers has applied it."""
         for node in via or self.alive():
-            for info in node.raw.describe(topic).topics:
-                return info.partitions[partition]
+            try:
+                for info in node.raw.describe(topic).topics:
+                    return info.partitions[partition]
+            except (SmqError, Unanswered):
+                continue  # it is going down or coming up, or has not heard of the topic: the next may know
         return None
 
     def wait_leader(self, topic: str, partition: int, *, other_than: int | None = None) -> int:

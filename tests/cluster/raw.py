@@ -43,6 +43,7 @@ class ReadBatch:
     ts_ns: int
     values: list[bytes]
     producer_id: int
+    producer_epoch: int
     base_sequence: int
 
     @classmethod
@@ -56,6 +57,7 @@ class ReadBatch:
             ts_ns=batch.ts_ns,
             values=[record.value or b"" for record in records],
             producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
             base_sequence=header.base_sequence,
         )
 

@@ -1,12 +1,15 @@
 """Damaged and shared data directories: the node says what is wrong and does not start; the others go on."""
 
+import dataclasses
 import os
+import socket
 import subprocess
 from pathlib import Path
 
 import lmdb
 import pytest
 
+from smq.coordinator.config import load_config, write_config
 from tests.cluster.conftest import make_topic
 from tests.cluster.harness import Cluster, serve_command, wait_for
 from tests.cluster.traffic import Traffic
@@ -62,9 +65,30 @@ def test_truncated_data_file_is_refused_at_start_and_the_others_go_on(own_cluste
         traffic.wait_acks(10)
 
 
-def test_second_process_on_one_directory_is_refused_and_the_first_goes_on(cluster: Cluster) -> None:
+def test_second_process_with_one_configuration_is_refused_and_the_first_goes_on(cluster: Cluster) -> None:
     node = cluster.nodes[2]
     ended = _serve_to_its_end(node.config)
+    assert ended.returncode != 0
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert node.raw.status().is_ready
+
+
+def test_second_process_on_one_directory_is_refused_by_its_name_and_the_first_goes_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Other ports, so that nothing but the directory is in the way."""
+    node = cluster.nodes[2]
+    config = load_config(node.config)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    other = dataclasses.replace(
+        config,
+        peers={**config.peers, config.node_id: ("127.0.0.1", port)},
+        grpc_address=("127.0.0.1", 0),
+        http_address=("127.0.0.1", 0),
+    )
+    write_config(other, tmp_path / "node.toml")
+    ended = _serve_to_its_end(tmp_path / "node.toml")
     assert ended.returncode != 0
     told = ended.stdout + ended.stderr
     assert str(node.data_dir) in told
@@ -98,6 +122,6 @@ def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_clust
             value[-3] ^= 0x04
             txn.put(key, bytes(value))
     own_cluster.restart(victim)
-    expected = {i: b"value-%d" % i for i in range(20)}
     raw = own_cluster.nodes[victim].raw
-    wait_for("the damaged replica serves the right bytes again", lambda: raw.read_all(topic, 0) == expected)
+    wait_for("the damaged replica has fetched its bytes again", lambda: list(raw.fetch(topic, 0, 7).batches))
+    assert raw.read_all(topic, 0) == {i: b"value-%d" % i for i in range(20)}

@@ -128,14 +128,8 @@ class Traffic:
 
     def _leader(self, partition: int) -> Node:
         def found() -> Node | None:
-            for node in self.cluster.alive():
-                try:
-                    info = self.cluster.partition(self.topic, partition, [node])
-                except (SmqError, Unanswered):
-                    continue  # it is going down or coming up: the next may know
-                if info is not None and info.leader in self.cluster.nodes:
-                    return self.cluster.nodes[info.leader]
-            return None
+            info = self.cluster.partition(self.topic, partition)
+            return self.cluster.nodes[info.leader] if info is not None else None
 
         return wait_for(f"somebody who names a leader of {self.topic}/{partition}", found)
 
@@ -167,13 +161,14 @@ class Traffic:
         info = node.raw.range_info(self.topic, partition)
         told = [
             [
-                batch.base_offset,
-                batch.ts_ns,
-                [int(value) for value in batch.values],
-                batch.producer_id,
-                batch.base_sequence,
+                b.base_offset,
+                b.ts_ns,
+                [int(value) for value in b.values],
+                b.producer_id,
+                b.base_sequence,
+                b.producer_epoch,
             ]
-            for batch in batches
+            for b in batches
         ]
         self.history.ok(process, "poll", b=told, lo=info.log_start, hwm=info.hwm)
         return {offset: int(value) for batch in batches for offset, value in enumerate(batch.values, batch.base_offset)}

@@ -27,7 +27,10 @@ class SmqDataSource(DataSource):
         from smq.spark_connector.options import check_given
 
         super().__init__(options)
-        check_given(options)
+        # CREATE TABLE passes the table's properties in as options (provider, owner, comment, ...), and none of
+        # them, not even the OPTIONS, at a SELECT: only a read's own options can be judged.
+        if "provider" not in options:
+            check_given(options)
 
     @classmethod
     def name(cls) -> str:

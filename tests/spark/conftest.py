@@ -14,9 +14,11 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, and three attempts for each task, so that a task's retry happens as it does in production."""
-    made = session("smq tests", master="local[2,3]", conf={"spark.log.level": "ERROR"})
+    warehouse = str(tmp_path_factory.mktemp("warehouse"))
+    conf = {"spark.log.level": "ERROR", "spark.sql.warehouse.dir": warehouse}
+    made = session("smq tests", master="local[2,3]", conf=conf)
     yield made
     made.stop()
 

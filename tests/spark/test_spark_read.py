@@ -2,8 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark.errors import PySparkException
@@ -170,13 +169,28 @@ def test_temporary_view_in_sql(spark: SparkSession, servers: str, new_topic: Top
     assert (row.n, row.top) == (6, 5)
 
 
-def test_table_without_its_options_says_how_to_give_them(spark: SparkSession, tmp_path: Any) -> None:
-    spark.sql("CREATE TABLE IF NOT EXISTS smq_table USING smq OPTIONS (servers 'h:1', subscribe 't')")
-    try:
-        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
-            spark.sql("SELECT * FROM smq_table").collect()
-    finally:
-        spark.sql("DROP TABLE smq_table")
+@pytest.fixture
+def table(spark: SparkSession) -> Iterator[str]:
+    """A table whose OPTIONS Spark keeps to itself."""
+    spark.sql("CREATE TABLE smq_table USING smq OPTIONS (servers 'h:1', subscribe 't') COMMENT 'events'")
+    yield "smq_table"
+    spark.sql("DROP TABLE smq_table")
+
+
+def test_table_without_its_options_says_how_to_give_them(spark: SparkSession, table: str) -> None:
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"SELECT * FROM {table}").collect()
+
+
+def test_table_reads_with_options_given_at_the_select(
+    spark: SparkSession, servers: str, table: str, new_topic: TopicFn, publish: PublishFn
+) -> None:
+    topic = new_topic(1)
+    publish(topic, 0, numbered(4))
+    (row,) = spark.sql(
+        f"SELECT count(*) AS n FROM {table} WITH (servers = '{servers}', subscribe = '{topic}')"
+    ).collect()
+    assert row.n == 4
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -232,11 +246,17 @@ def test_cluster_that_does_not_answer_is_named(spark: SparkSession) -> None:
     fails(lambda: reader.load(), r"127\.0\.0\.1:9")
 
 
-def test_stream_and_write_say_that_they_are_not_there(spark: SparkSession, servers: str) -> None:
+def test_stream_says_that_it_is_not_there(spark: SparkSession, servers: str) -> None:
+    stream = spark.readStream.format("smq").options(servers=servers, subscribe="t").load()
+    query = stream.writeStream.format("noop").start()
     with pytest.raises(PySparkException, match=r"does not support spark\.readStream"):
-        spark.readStream.format("smq").options(servers=servers, subscribe="t").load().isStreaming  # noqa: B018
+        query.awaitTermination(60)
+
+
+def test_write_says_that_it_is_not_there(spark: SparkSession, servers: str) -> None:
+    writer = spark.range(1).write.format("smq").options(servers=servers, subscribe="t").mode("append")
     with pytest.raises(PySparkException, match=r"does not support df\.write"):
-        spark.range(1).write.format("smq").options(servers=servers, subscribe="t").mode("append").save()
+        writer.save()
 
 
 # ------------------------------------------------------------------------------------------------ faults

@@ -39,15 +39,13 @@ class Ports:
         return self.grpc == 0 or self.http == 0
 
 
-def prepare_cluster(
-    directory: Path, node_count: int | None, ports: Ports, *, new_peer_ports: bool = False
-) -> list[Path]:
+def prepare_cluster(directory: Path, node_count: int, ports: Ports, *, new_peer_ports: bool = False) -> list[Path]:
     """Makes or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError where the
     directory holds another cluster than the one asked for. The ports between nodes are nobody's business: they are
     chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile."""
     found = find_nodes(directory)
-    configs = [load_config(path) for path in found] if found else _new_cluster(directory, node_count or 1)
-    if node_count is not None and node_count != len(configs):
+    configs = [load_config(path) for path in found] if found else _new_cluster(node_count)
+    if node_count != len(configs):
         raise ConfigError(
             f"{directory} holds a cluster of {len(configs)} nodes, not {node_count}: say --nodes {len(configs)}, or "
             "choose another directory"
@@ -75,7 +73,7 @@ def _node_dir(directory: Path, node_id: NodeId) -> Path:
     return directory / f"node-{node_id}"
 
 
-def _new_cluster(directory: Path, node_count: int) -> list[ServerConfig]:
+def _new_cluster(node_count: int) -> list[ServerConfig]:
     if not 1 <= node_count <= NODES_MAX:
         raise ConfigError(f"--nodes is {node_count}: it must be 1 to {NODES_MAX}")
     cluster_id = f"smq-{secrets.token_hex(8)}"

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from smq.raft_state.ids import NodeId
-from smq.replication.ports import Channel
+from smq.replication.ports import Buffer, Channel
 from smq.replication.tcp import TcpNetwork, TcpSettings, bind_listener
 from smq.replication.tcp_frames import (
     HEADER,
@@ -140,7 +140,8 @@ def test_big_messages_pass_between_small_ones_and_stay_intact() -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
         big = bytes(range(256)) * (20 << 12)  # 20 MiB: many chunks of the socket
-        for parts in ([b"a"], [memoryview(big), b"tail"], [b"b"]):
+        messages: list[list[Buffer]] = [[b"a"], [memoryview(big), b"tail"], [b"b"]]
+        for parts in messages:
             assert pair.networks[ONE].send(TWO, DATA, parts)
         await pair.handlers[TWO].wait_count("message", 3, DATA)
         assert pair.handlers[TWO].messages(DATA) == [b"a", big + b"tail", b"b"]

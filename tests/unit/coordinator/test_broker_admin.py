@@ -1,0 +1,389 @@
+"""The Broker and Admin services over gRPC, against a real node: reads, offsets, groups, topics, views."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.limits import FETCH_PARTITIONS_MAX
+from smq.records import decode_batch, parse_header
+from tests.unit.coordinator.served import PATIENCE_S, Served, fails, raw, serving
+
+
+def part(offset: int = 0, **fields: Any) -> pb.FetchPartition:
+    return pb.FetchPartition(**{"topic": "t", "offset": offset, **fields})
+
+
+async def fetch(served: Served, *partitions: pb.FetchPartition, **fields: Any) -> list[pb.FetchedPartition]:
+    async with asyncio.timeout(PATIENCE_S):
+        response = await served.broker.Fetch(pb.FetchRequest(partitions=partitions, **fields))
+    return list(response.partitions)
+
+
+async def read_through(served: Served, until: int, **fields: Any) -> list[int]:
+    """The offsets of all records from 0 to `until`, fetch by fetch."""
+    got: list[int] = []
+    while len(got) < until:
+        (partition,) = await fetch(served, part(len(got)), max_wait_ms=1000, **fields)
+        assert not partition.HasField("error"), partition.error
+        got += [r.offset for b in partition.batches for r in decode_batch(b.data) if r.offset >= len(got)]
+    return got
+
+
+# -------------------------------------------------------------------------------------------------------- fetch
+def test_fetch_returns_the_batches_as_they_lie_in_the_log(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        sent = [raw([b"x"] * 5, correlation_id=1), raw([b"y"] * 3, correlation_id=2)]
+        answers = await served.publish(*sent)
+        assert await read_through(served, 8) == list(range(8))
+        (partition,) = await fetch(served, part(2))
+        assert [(b.base_offset, b.last_offset, b.ts_ns) for b in partition.batches] == [
+            (a.base_offset, a.last_offset, a.ts_ns) for a in answers
+        ]
+        assert [parse_header(b.data).base_offset for b in partition.batches] == [0, 5]
+        assert [b.data[16:] for b in partition.batches] == [r.batch[16:] for r in sent]
+        assert (partition.log_start, partition.hwm, partition.lso) == (0, 8, 8)
+
+    serving(tmp_path, body)
+
+
+def test_fetch_at_the_high_water_mark_is_empty_and_past_the_end_is_out_of_range(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([5])
+        (at_end,) = await fetch(served, part(5), max_wait_ms=1)
+        assert (list(at_end.batches), at_end.hwm, at_end.HasField("error")) == ([], 5, False)
+        for offset in (-1, 6, 2**40):
+            (beyond,) = await fetch(served, part(offset), max_wait_ms=1)
+            assert (beyond.error.name, beyond.error.lo, beyond.error.hi) == ("OFFSET_OUT_OF_RANGE", 0, 5)
+
+    serving(tmp_path, body)
+
+
+def test_a_long_poll_is_woken_by_the_next_append(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=3)
+        wanted = [part(partition=p) for p in range(3)]
+        poll = asyncio.create_task(fetch(served, *wanted, max_wait_ms=60_000))
+        await fetch(served, part(), max_wait_ms=1)  # by now the poll waits
+        await served.publish(raw([b"x"], partition=1))
+        partitions = await poll
+        assert [len(p.batches) for p in partitions] == [0, 1, 0]
+        assert [p.hwm for p in partitions] == [0, 1, 0]
+
+    serving(tmp_path, body)
+
+
+def test_a_poll_that_nothing_comes_for_ends_empty(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        (partition,) = await fetch(served, part(), max_wait_ms=20)
+        assert (list(partition.batches), partition.HasField("error")) == ([], False)
+
+    serving(tmp_path, body)
+
+
+def test_each_partition_has_its_own_error(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([2])
+        wanted = [part(), part(topic="absent"), part(partition=5), part(9)]
+        partitions = await fetch(served, *wanted, max_wait_ms=60_000)
+        names = [p.error.name if p.HasField("error") else len(p.batches) for p in partitions]
+        assert names == [1, "UNKNOWN_TOPIC", "UNKNOWN_PARTITION", "OFFSET_OUT_OF_RANGE"]
+
+    serving(tmp_path, body)
+
+
+def test_byte_caps_hold_and_the_first_batch_always_comes(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        for partition in (0, 1):
+            requests = (raw([b"x" * 1000], partition=partition, correlation_id=i) for i in range(10))
+            await served.publish(*requests)
+        whole = await fetch(served, part(), part(partition=1))
+        assert [len(p.batches) for p in whole] == [10, 10]
+        capped = await fetch(served, part(), part(partition=1), max_bytes=5500)
+        assert [len(p.batches) for p in capped] == [5, 0]
+        assert [p.hwm for p in capped] == [10, 10]
+        (first,) = await fetch(served, part(max_bytes=1))
+        assert len(first.batches) == 1
+        (tiny,) = await fetch(served, part(), max_bytes=1)
+        assert len(tiny.batches) == 1
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.FetchRequest(),
+        pb.FetchRequest(partitions=[part()] * (FETCH_PARTITIONS_MAX + 1)),
+        pb.FetchRequest(partitions=[part()], max_wait_ms=-1),
+        pb.FetchRequest(partitions=[part()], max_bytes=-1),
+        pb.FetchRequest(partitions=[part(max_bytes=-1)]),
+    ],
+)
+def test_a_fetch_that_makes_no_sense_is_refused(tmp_path: Path, request_: pb.FetchRequest) -> None:
+    async def body(served: Served) -> None:
+        assert (await fails(served.broker.Fetch(request_))).name == "INVALID_REQUEST"
+
+    serving(tmp_path, body)
+
+
+def test_a_client_that_withdraws_its_poll_leaves_no_waiter(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        calls = [served.broker.Fetch(pb.FetchRequest(partitions=[part()], max_wait_ms=60_000)) for _ in range(20)]
+        await fetch(served, part(), max_wait_ms=1)
+        for call in calls:
+            call.cancel()
+        await served.fill([3])
+        assert await read_through(served, 3) == [0, 1, 2]
+
+    serving(tmp_path, body)
+
+
+# ------------------------------------------------------------------------------------------------------ offsets
+def test_list_offsets_follows_the_table_of_positions(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([5, 5])
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=5))
+        asked = [
+            (pb.EXACT_OFFSET, 7, (7, False, "")),
+            (pb.EXACT_OFFSET, 10, (-1, False, "OFFSET_OUT_OF_RANGE")),
+            (pb.RESET_TO_OFFSET, 2, (5, True, "")),
+            (pb.RESET_TO_OFFSET, 99, (10, True, "")),
+            (pb.EXACT_TS_NS, 2**62, (10, False, "")),
+            (pb.EXACT_TS_NS, 0, (5, False, "")),
+            (pb.RESET_TO_EARLIEST, 0, (5, False, "")),
+            (pb.RESET_TO_LATEST, 0, (10, False, "")),
+            (pb.RESUME_OR_EARLIEST, 0, (5, False, "")),
+            (pb.RESUME_OR_LATEST, 0, (10, False, "")),
+            (pb.OFFSET_TYPE_UNSPECIFIED, 0, (-1, False, "INVALID_REQUEST")),
+        ]
+        request = pb.ListOffsetsRequest(
+            partitions=[
+                pb.ListOffsetsPartition(topic="t", offset_type=t, offset_value=v, group="g") for t, v, _ in asked
+            ]
+        )
+        listed = (await served.broker.ListOffsets(request)).offsets
+        assert [(o.offset, o.clamped, o.error.name) for o in listed] == [expected for *_, expected in asked]
+        assert {(o.lo, o.hi) for o in listed if not o.HasField("error")} == {(5, 10)}
+        assert (listed[1].error.lo, listed[1].error.hi) == (5, 10)
+
+    serving(tmp_path, body)
+
+
+def test_list_offsets_by_create_time_is_exact_to_the_record(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([5])  # created at 1000 .. 1004
+        for timestamp, expected in [(0, 0), (1000, 0), (1003, 3), (1004, 4), (1005, 5)]:
+            asked = pb.ListOffsetsPartition(topic="t", timestamp_ms=timestamp)
+            listed = await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))
+            assert listed.offsets[0].offset == expected
+
+    serving(tmp_path, body)
+
+
+def test_a_partition_owns_its_32_slots_of_the_ring(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=3)
+        for p in range(3):
+            info = await served.broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t", partition=p))
+            assert (info.range_start, info.range_stop) == (32 * p, 32 * p + 32)
+            assert (info.hwm, info.leader, list(info.replicas), len(info.topic_id)) == (0, 1, [1], 16)
+        request = pb.GetPartitionRangeInfoRequest(topic="t", partition=3)
+        assert (await fails(served.broker.GetPartitionRangeInfo(request))).name == "UNKNOWN_PARTITION"
+
+    serving(tmp_path, body)
+
+
+# ------------------------------------------------------------------------------------------------------- groups
+async def commit(served: Served, offset: int, **fields: Any) -> None:
+    partition = pb.PartitionOffset(**{"topic": "t", "offset": offset, **fields})
+    await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[partition]))
+
+
+async def committed(served: Served, group: str = "g", **fields: Any) -> list[tuple[int, int, str]]:
+    response = await served.broker.FetchOffsets(pb.FetchOffsetsRequest(group=group, **fields))
+    return sorted((o.partition, o.offset, o.metadata) for o in response.offsets)
+
+
+def test_a_commit_is_read_back_overwritten_and_survives_a_restart(tmp_path: Path) -> None:
+    async def first(served: Served) -> None:
+        await served.create(partitions=3)
+        assert await committed(served) == []
+        await commit(served, 0, partition=2, metadata="m")
+        await commit(served, 0, partition=0)
+        await served.fill([9])
+        await commit(served, 7, partition=0)
+        assert await committed(served) == [(0, 7, ""), (2, 0, "m")]
+        only = [pb.TopicPartition(topic="t", partition=1), pb.TopicPartition(topic="t", partition=2)]
+        assert await committed(served, partitions=only) == [(2, 0, "m")]
+        assert await committed(served, "another") == []
+
+    async def second(served: Served) -> None:
+        assert await committed(served) == [(0, 7, ""), (2, 0, "m")]
+
+    serving(tmp_path, first)
+    serving(tmp_path, second)
+
+
+@pytest.mark.parametrize(
+    ("request_", "name"),
+    [
+        (pb.CommitOffsetsRequest(group="g"), "INVALID_REQUEST"),
+        (pb.CommitOffsetsRequest(offsets=[pb.PartitionOffset(topic="t")]), "INVALID_REQUEST"),
+        (pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", offset=-1)]), "INVALID_OFFSET"),
+        (pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="absent")]), "UNKNOWN_TOPIC"),
+        (pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", partition=9)]), "UNKNOWN_PARTITION"),
+        (
+            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t")], request_id=b"x"),
+            "INVALID_REQUEST",
+        ),
+        (
+            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t")], timeout_ms=-1),
+            "INVALID_REQUEST",
+        ),
+    ],
+)
+def test_a_commit_that_makes_no_sense_is_refused(tmp_path: Path, request_: pb.CommitOffsetsRequest, name: str) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        assert (await fails(served.broker.CommitOffsets(request_))).name == name
+
+    serving(tmp_path, body)
+
+
+# ------------------------------------------------------------------------------------------------------- topics
+async def describe(served: Served, *topics: str) -> pb.DescribeClusterResponse:
+    response: pb.DescribeClusterResponse = await served.admin.DescribeCluster(
+        pb.DescribeClusterRequest(topics=topics, linearizable=True)
+    )
+    return response
+
+
+def test_topics_are_created_described_altered_grown_and_deleted(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        create = pb.CreateTopicRequest(
+            name="t", partition_count=2, config={"max.message.bytes": "5000"}, start_offset=7, request_id=b"r" * 16
+        )
+        created = await served.admin.CreateTopic(create)
+        again = await served.admin.CreateTopic(create)
+        assert again.topic_id == created.topic_id
+        assert len(created.topic_id) == 16
+        (topic,) = (await describe(served)).topics
+        assert (topic.name, dict(topic.config), topic.replication_factor) == ("t", {"max.message.bytes": "5000"}, 1)
+        assert [(p.partition, p.log_start, p.hwm, p.next_offset) for p in topic.partitions] == [
+            (0, 7, 7, 7),
+            (1, 7, 7, 7),
+        ]
+        await served.admin.AddPartitions(pb.AddPartitionsRequest(name="t", partition_count=3))
+        await served.admin.AlterTopic(pb.AlterTopicRequest(name="t", unset=["max.message.bytes"]))
+        (topic,) = (await describe(served, "t")).topics
+        assert (len(topic.partitions), dict(topic.config)) == (3, {})
+        await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
+        assert list((await describe(served)).topics) == []
+        assert (await fails(describe(served, "t"))).name == "UNKNOWN_TOPIC"
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "name"),
+    [
+        ("CreateTopic", pb.CreateTopicRequest(name="t", partition_count=1), "TOPIC_EXISTS"),
+        ("CreateTopic", pb.CreateTopicRequest(name="a b", partition_count=1), "INVALID_TOPIC_NAME"),
+        ("CreateTopic", pb.CreateTopicRequest(name="", partition_count=1), "INVALID_TOPIC_NAME"),
+        ("CreateTopic", pb.CreateTopicRequest(name="n"), "INVALID_PARTITION_COUNT"),
+        ("CreateTopic", pb.CreateTopicRequest(name="n", partition_count=-1), "INVALID_PARTITION_COUNT"),
+        ("CreateTopic", pb.CreateTopicRequest(name="n", partition_count=2**31 - 1), "INVALID_PARTITION_COUNT"),
+        (
+            "CreateTopic",
+            pb.CreateTopicRequest(name="n", partition_count=1, replication_factor=2),
+            "INVALID_REPLICATION_FACTOR",
+        ),
+        ("CreateTopic", pb.CreateTopicRequest(name="n", partition_count=1, config={"colour": "1"}), "INVALID_CONFIG"),
+        ("CreateTopic", pb.CreateTopicRequest(name="n", partition_count=1, start_offset=-1), "INVALID_OFFSET"),
+        ("CreateTopic", pb.CreateTopicRequest(name="n", partition_count=1, request_id=b"1"), "INVALID_REQUEST"),
+        ("DeleteTopic", pb.DeleteTopicRequest(name="absent"), "UNKNOWN_TOPIC"),
+        ("AddPartitions", pb.AddPartitionsRequest(name="t", partition_count=0), "INVALID_PARTITION_COUNT"),
+        ("AddPartitions", pb.AddPartitionsRequest(name="absent", partition_count=3), "UNKNOWN_TOPIC"),
+        ("AlterTopic", pb.AlterTopicRequest(name="t", set={"colour": "1"}), "INVALID_CONFIG"),
+        ("AlterTopic", pb.AlterTopicRequest(name="absent"), "UNKNOWN_TOPIC"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(topic="t", before_offset=-2), "INVALID_OFFSET"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(topic="t", before_offset=6), "OFFSET_OUT_OF_RANGE"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(topic="t", partition=1), "UNKNOWN_PARTITION"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(topic="absent"), "UNKNOWN_TOPIC"),
+    ],
+)
+def test_an_administration_that_makes_no_sense_is_a_typed_error(
+    tmp_path: Path, method: str, request_: Any, name: str
+) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([5])
+        detail = await fails(getattr(served.admin, method)(request_))
+        assert (detail.name, detail.definite) == (name, True)
+        assert detail.advice
+
+    serving(tmp_path, body)
+
+
+def test_delete_records_moves_log_start_and_minus_one_means_all(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([5, 5])
+        moved = await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=7))
+        assert moved.log_start == 7
+        (partition,) = await fetch(served, part(6))
+        assert (partition.error.name, partition.error.lo, partition.error.hi) == ("OFFSET_OUT_OF_RANGE", 7, 10)
+        assert (await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=-1))).log_start == 10
+        (answer,) = await served.publish(raw([b"x"]))
+        assert answer.base_offset == 10
+
+    serving(tmp_path, body)
+
+
+# -------------------------------------------------------------------------------------------------------- views
+def test_the_cluster_and_the_node_describe_themselves(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([4])
+        cluster = await describe(served)
+        assert (cluster.cluster_id, cluster.raft_leader) == ("c", 1)
+        (node,) = cluster.nodes
+        assert node.grpc_address == f"127.0.0.1:{served.server.grpc_address[1]}"
+        assert (node.fenced, node.incarnation > 0) == (False, True)
+        (info,) = cluster.topics[0].partitions
+        assert (info.leader, info.leader_available, list(info.replicas), info.hwm) == (1, True, [1], 4)
+        status = await served.admin.NodeStatus(pb.NodeStatusRequest(with_digest=True))
+        assert (status.node, status.is_ready, status.raft_leader, bool(status.digest)) == (1, True, 1, True)
+        (replica,) = status.replicas
+        assert (replica.topic, replica.partition, replica.is_leader, replica.hwm, replica.durable_end) == (
+            "t",
+            0,
+            True,
+            4,
+            4,
+        )
+        assert not (await served.admin.NodeStatus(pb.NodeStatusRequest())).digest
+
+    serving(tmp_path, body)
+
+
+def test_a_deadline_that_is_too_short_is_a_typed_or_plain_timeout_not_a_hang(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        served.server.node.stop()  # nothing answers any more
+        request = pb.GetPartitionRangeInfoRequest(topic="t", timeout_ms=100)
+        detail = await fails(served.broker.GetPartitionRangeInfo(request))
+        assert detail.retriable
+
+    serving(tmp_path, body)

@@ -457,8 +457,8 @@ class PartitionLog:
             return next((info for info in infos if info.max_timestamp_ms >= create_ms), None)
         start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
         keys = self._disk.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
-        if not keys or (base := base_of_key(keys[0])) >= self.durable_end:
-            return None
+        if not keys or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
+            return None  # none, not durable yet, or deleted and the disk has not come to it
         key = batch_key(self.pid, base)
         value = self._disk.get(Table.BATCHES, key)
         if value is None:

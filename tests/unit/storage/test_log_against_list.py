@@ -194,7 +194,7 @@ class LogAgainstList(RuleBasedStateMachine):
         end = Offset(offset + length)
         rows = self.durable() if durable_only else self.model.live
         expected = [row.stored for row in rows if row.stored.end > offset and row.stored.base < end]
-        if offset < self.model.log_start:
+        if offset < self.model.log_start or not length:
             expected = []
         found = self.log.read(offset, end, bytes_max, durable_only=durable_only)
         assert found == expected[: len(found)]

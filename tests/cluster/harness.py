@@ -150,6 +150,13 @@ class Cluster:
             own=process,
         )
 
+    def heal(self) -> None:
+        """Every node runs and is ready."""
+        for node in self.alive():
+            os.kill(node.pid, signal.SIGCONT)
+        self.restart(*(node for node in self.nodes if not self.nodes[node].is_alive()), wait=False)
+        self.wait_ready()
+
     def stop(self) -> None:
         """Ends everything that this harness started, gently where that works."""
         for node in self.nodes.values():

@@ -1,0 +1,194 @@
+"""The `smq` command on real nodes: what a newcomer types, and what a script relies on."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import CLI, Cluster, end, run_cli, tail, wait_for
+
+SECONDS = 60  # for a node to be ready on a busy machine
+
+
+class Foreground:
+    """`smq ARGUMENTS` in the foreground, with a ready file."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.ready = directory / "ready.json"
+        self.log = directory / "foreground.log"
+        command = [*CLI, *arguments, "--ready-file", str(self.ready)]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=directory, start_new_session=True)
+
+    def nodes(self) -> list[dict[str, object]]:
+        def found() -> list[dict[str, object]]:
+            assert self.process.poll() is None, tail(self.log)
+            return list(json.loads(self.ready.read_text())["nodes"]) if self.ready.exists() else []
+
+        return wait_for("the ready file", found, SECONDS)
+
+    def stop(self) -> int:
+        """Ctrl-C; the exit code. The ready file goes, so that the next start's is not taken for it."""
+        end(self.process)
+        self.ready.unlink(missing_ok=True)
+        return self.process.returncode
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Iterator[Foreground]:
+    running = Foreground(tmp_path, "dev", "--grpc-port", "0", "--http-port", "0")
+    yield running
+    running.stop()
+
+
+def test_dev_produce_and_consume_round_trip_as_a_newcomer_types_it(dev: Foreground, tmp_path: Path) -> None:
+    bootstrap = ("--bootstrap", str(dev.nodes()[0]["grpc"]))
+    assert run_cli("topic", "create", "greetings", *bootstrap).returncode == 0
+    sent = run_cli("produce", "greetings", *bootstrap, input="hello\nworld\n")
+    assert sent.returncode == 0, sent.stderr
+    read = run_cli("consume", "greetings", *bootstrap)
+    assert (read.returncode, read.stdout) == (0, "hello\nworld\n")
+    as_json = run_cli(
+        "consume", "greetings", "--json", "--offset-type", "exact_offset", "--offset-value", "1", *bootstrap
+    )
+    (record,) = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert (record["offset"], record["value"]) == (1, "world")
+    listed = run_cli("topic", "list", *bootstrap)
+    assert "greetings" in listed.stdout
+    assert run_cli("status", *bootstrap).returncode == 0
+    assert (tmp_path / "smq-data").is_dir()
+
+
+def test_dev_keeps_its_data_over_a_restart_and_ctrl_c_ends_it_cleanly(dev: Foreground, tmp_path: Path) -> None:
+    bootstrap = ("--bootstrap", str(dev.nodes()[0]["grpc"]))
+    run_cli("topic", "create", "kept", *bootstrap)
+    run_cli("produce", "kept", *bootstrap, input="here\n")
+    assert dev.stop() == 0
+    again = Foreground(tmp_path, "dev", "--grpc-port", "0", "--http-port", "0")
+    try:
+        read = run_cli("consume", "kept", "--bootstrap", str(again.nodes()[0]["grpc"]))
+        assert read.stdout == "here\n"
+    finally:
+        again.stop()
+
+
+def test_ephemeral_dev_leaves_nothing_behind(tmp_path: Path) -> None:
+    running = Foreground(tmp_path, "dev", "--ephemeral", "--grpc-port", "0", "--http-port", "0")
+    data_dir = Path(str(running.nodes()[0]["data_dir"]))
+    assert data_dir.is_dir()
+    assert running.stop() == 0
+    assert not data_dir.exists()
+    assert not (tmp_path / "smq-data").exists()
+
+
+def test_csv_with_a_key_column_spreads_by_key_and_keeps_order_per_key(dev: Foreground, tmp_path: Path) -> None:
+    bootstrap = ("--bootstrap", str(dev.nodes()[0]["grpc"]))
+    run_cli("topic", "create", "rows", "--partitions", "4", *bootstrap)
+    file = tmp_path / "rows.csv"
+    file.write_text("carrier,n\n" + "".join(f"C{i % 7},{i}\n" for i in range(200)))
+    sent = run_cli("produce", "rows", str(file), "--key-column", "carrier", *bootstrap)
+    assert sent.returncode == 0, sent.stderr
+    read = run_cli("consume", "rows", "--json", *bootstrap)
+    records = [json.loads(line) for line in read.stdout.splitlines()]
+    assert len(records) == 200
+    by_key: dict[str, list[int]] = {}
+    homes: dict[str, set[int]] = {}
+    for record in records:
+        row = record["value"] if isinstance(record["value"], dict) else json.loads(record["value"])
+        by_key.setdefault(record["key"], []).append(int(row["n"]))
+        homes.setdefault(record["key"], set()).add(record["partition"])
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    assert all(len(partitions) == 1 for partitions in homes.values())
+
+
+def test_cluster_on_the_same_directory_is_the_same_cluster_on_new_ports(tmp_path: Path) -> None:
+    arguments = ("cluster", "--nodes", "3", "--data-dir", "D", "--grpc-port", "0", "--http-port", "0")
+    first = Foreground(tmp_path, *arguments)
+    try:
+        nodes = first.nodes()
+        assert [node["id"] for node in nodes] == [1, 2, 3]
+        assert all((tmp_path / "D" / f"node-{n}" / "node.toml").is_file() for n in (1, 2, 3))
+        bootstrap = ",".join(str(node["grpc"]) for node in nodes)
+        run_cli("topic", "create", "same", "--bootstrap", bootstrap)
+        run_cli("produce", "same", "--bootstrap", bootstrap, input="stays\n")
+    finally:
+        assert first.stop() == 0
+    again = Foreground(tmp_path, *arguments)
+    try:
+        moved = again.nodes()
+        assert not {node["pid"] for node in moved} & {node["pid"] for node in nodes}
+        read = run_cli("consume", "same", "--bootstrap", str(moved[0]["grpc"]))
+        assert read.stdout == "stays\n"
+    finally:
+        assert again.stop() == 0
+
+
+def test_stale_ready_file_is_removed_at_start(tmp_path: Path) -> None:
+    (tmp_path / "ready.json").write_text("stale")
+    running = Foreground(tmp_path, "dev", "--ephemeral", "--grpc-port", "0", "--http-port", "0")
+    try:
+        wait_for(
+            "the stale file to go",
+            lambda: not running.ready.exists() or running.ready.read_text() != "stale",
+        )
+        assert running.nodes()
+    finally:
+        running.stop()
+
+
+def test_child_that_dies_is_reported_and_not_restarted(own_cluster: Cluster) -> None:
+    own_cluster.start()
+    pid = own_cluster.nodes[2].pid
+    own_cluster.kill(2)
+    log = own_cluster.root / "cluster.log"
+    wait_for("the report of the dead child", lambda: f"pid {pid}" in tail(log) and "SIGKILL" in tail(log))
+    assert "smq serve --config" in tail(log)
+    assert not own_cluster.nodes[2].is_alive()
+    own_cluster.restart(2)  # by `serve`, as the report says
+    own_cluster.wait_ready()
+
+
+def test_serve_ends_cleanly_on_sigterm(own_cluster: Cluster) -> None:
+    own_cluster.start()
+    own_cluster.kill(3)
+    own_cluster.restart(3)
+    process = own_cluster.nodes[3].own
+    assert process is not None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("topic", "describe", "no-such"), "no-such"),
+        (("produce", "no-such"), "no-such"),
+        (("consume", "no-such"), "no-such"),
+        (("topic", "create", "bad name"), "INVALID_TOPIC_NAME"),
+        (("topic", "create", "x", "--config", "no.such.key=1"), "no.such.key"),
+        (("consume", "no-such", "--bootstrap", "127.0.0.1:1"), "127.0.0.1:1"),
+    ],
+)
+def test_user_error_is_one_sentence_and_a_failing_exit_code(
+    cluster: Cluster, arguments: tuple[str, ...], told: str
+) -> None:
+    where = () if "--bootstrap" in arguments else ("--bootstrap", cluster.nodes[1].grpc)
+    result = run_cli(*arguments, *where, input="x\n")
+    assert result.returncode != 0
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", ["no_such_key = 1", "[tuning]\nno_such_key = 1"])
+def test_unknown_key_in_node_toml_is_refused_with_the_known_ones(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(f'node_id = 1\ncluster_id = "x"\ndata_dir = "d"\n{line}\n[peers]\n1 = "127.0.0.1:7400"\n')
+    result = run_cli("serve", "--config", str(path))
+    assert result.returncode == 2
+    assert "no_such_key" in result.stderr
+    assert "known are" in result.stderr
+    assert "Traceback" not in result.stderr

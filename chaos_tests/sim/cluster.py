@@ -75,7 +75,6 @@ class Cluster:
     configs: dict[NodeId, NodeConfig]
     hosts: dict[NodeId, SimHost] = field(default_factory=dict)
     on_started: list[Callable[[SimHost], None]] = field(default_factory=list)
-    on_down: list[Callable[[SimHost], None]] = field(default_factory=list)
 
     # ------------------------------------------------------------------------------------------ starting
     def start(self, node: NodeId) -> None:
@@ -97,6 +96,8 @@ class Cluster:
             latency_ms=host.latency_ms,
             on_fatal=on_fatal,
         )
+        for hook in self.on_started:
+            hook(host)
         host.process, host.disk = process, disk
         self.recorder.note("fault", what="start", n=node, start=host.starts)
 
@@ -106,8 +107,6 @@ class Cluster:
             host.api = self.factory(
                 self.configs[node], clock=clock, rng=rng, network=port, disk=disk, on_fatal=on_fatal
             )
-            for hook in self.on_started:
-                hook(host)
             host.api.start()
 
         self.scheduler.at(self.scheduler.now_ns, boot, process)
@@ -128,8 +127,6 @@ class Cluster:
         if host.process is None or host.disk is None:
             return
         self.recorder.note("fault", what="power-loss" if power else "crash", n=node, why=why)
-        for hook in self.on_down:
-            hook(host)
         host.process.kill()
         host.disk.crash()
         host.process = host.api = host.disk = None

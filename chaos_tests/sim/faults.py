@@ -36,6 +36,7 @@ class Arena:
     world: World
     clients: ClientNet
     seen_leaders: Callable[[], tuple[NodeId | None, list[NodeId]]]  # Raft's, and the partitions'
+    epochs: Callable[[], dict[str, int]]  # of the partitions, as the most advanced node knows them
 
 
 class Fault:
@@ -255,21 +256,30 @@ def clock_jump(fault: Fault) -> Script:
 
 # ---------------------------------------------------------------------------------------------- steered
 def stale_return(fault: Fault) -> Script:
-    """A partition leader is paused with appends in flight until others have taken over, then wakes: its proposals
-    and acknowledgements belong to a dead epoch."""
-    _, leaders = fault.arena.seen_leaders()
-    if not leaders:
+    """A partition leader cannot reach the others' CONTROL, then sleeps until another epoch has begun: its proposals
+    and acknowledgements arrive in the very next moment, and then it wakes with producers waiting."""
+    node, epochs = _some_leader(fault)
+    if node is None:
         return
-    node = fault.rng.choice(leaders)
     network = fault.arena.cluster.network
     for peer in fault.others(node):
         network.stall(node, peer, Channel.CONTROL)
-    yield Sleep(fault.rng.uniform(0, 30))
+    yield Sleep(fault.rng.uniform(0, 60))
     fault.arena.cluster.pause(node)
-    yield fault.duration()
+    for _ in range(400):
+        yield Sleep(10)
+        if fault.arena.epochs() != epochs:
+            break
+    yield Sleep(fault.rng.choice((0, 0, fault.rng.uniform(0, 40))))
     for peer in fault.others(node):
         network.unstall(node, peer, Channel.CONTROL)
+    yield Sleep(fault.rng.choice((0, 0, fault.rng.uniform(0, 500))))
     fault.arena.cluster.resume(node)
+
+
+def _some_leader(fault: Fault) -> tuple[NodeId | None, dict[str, int]]:
+    _, leaders = fault.arena.seen_leaders()
+    return (fault.rng.choice(leaders) if leaders else None), fault.arena.epochs()
 
 
 def behind_log(fault: Fault) -> Script:
@@ -286,13 +296,54 @@ def behind_log(fault: Fault) -> Script:
 
 
 def quick_restart(fault: Fault) -> Script:
-    """A partition's leader dies and is back before anybody has noticed (rule 2)."""
+    """A partition's leader dies with appends that the followers have and its own slow disk has not, and is back
+    before anybody has noticed (rule 2). Half of the time a third node sleeps, so that the election takes longer."""
     _, leaders = fault.arena.seen_leaders()
-    if leaders:
-        node = fault.rng.choice(leaders)
-        fault.arena.cluster.crash(node, power=fault.rng.random() < 0.5, why="quick-restart")
-        fault.arena.cluster.start_later(node, fault.rng.uniform(0, 20))
+    if not leaders:
+        return
+    node = fault.rng.choice(leaders)
+    cluster = fault.arena.cluster
+    disk = cluster.hosts[node].disk
+    if disk is not None and fault.rng.random() < 0.7:
+        disk.stall(500)
+        yield Sleep(fault.rng.uniform(5, 120))
+    sleeper = fault.rng.choice(fault.others(node)) if fault.rng.random() < 0.5 else None
+    if sleeper is not None:
+        cluster.pause(sleeper)
+    cluster.crash(node, power=fault.rng.random() < 0.5, why="quick-restart")
+    cluster.start_later(node, fault.rng.uniform(0, 20))
     yield fault.duration()
+    if sleeper is not None:
+        yield Sleep(fault.rng.uniform(0, 600))
+        cluster.resume(sleeper)
+
+
+def raft_minority(fault: Fault) -> Script:
+    """The Raft leader commits with its disk asleep and one follower, dies, and comes back with the others while that
+    follower is cut off: whoever counted the leader's unsynced entries has lost them."""
+    cluster, network = fault.arena.cluster, fault.arena.cluster.network
+    leader, _ = fault.arena.seen_leaders()
+    disk = cluster.hosts[leader].disk if leader is not None else None
+    if leader is None or disk is None:
+        return
+    others = fault.others(leader)
+    fault.rng.shuffle(others)
+    loyal, deaf = others[: (len(others) + 1) // 2], others[(len(others) + 1) // 2 :]
+    fault.note("raft-minority", leader=leader, loyal=loyal, deaf=deaf)
+    for peer in deaf:
+        network.stall(leader, peer, Channel.CONTROL)
+    disk.stall(400)
+    yield Sleep(fault.rng.uniform(20, 250))
+    cluster.crash(leader, power=False, why="raft-minority")
+    cut = [pair for a in loyal for b in (leader, *deaf) for pair in ((a, b), (b, a))]
+    for src, dst in cut:
+        network.cut(src, dst)
+    for peer in deaf:
+        network.unstall(leader, peer, Channel.CONTROL)
+    cluster.start(leader)
+    yield fault.duration()
+    for src, dst in cut:
+        network.heal(src, dst)
 
 
 STRIKES: dict[str, Callable[[Fault], Script]] = {
@@ -311,6 +362,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         stale_return,
         behind_log,
         quick_restart,
+        raft_minority,
     )
 }
 

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
-from smq.raft_state.commands import Applied, LeaderElected
+from smq.raft_state.commands import Applied, HwmsAdvanced, LeaderElected
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.replication.config import NodeConfig
 from smq.replication.log_store import PartitionLog
@@ -45,6 +45,7 @@ class Observer:
         self._leaders: dict[int, NodeId] = {}
         self._marks: dict[str, dict[int, tuple[int, int, int]]] = {}
         self._elected_index: set[int] = set()
+        self._dead_advances: set[int] = set()
 
     # ------------------------------------------------------------------------------------------ nodes
     def factory(
@@ -67,6 +68,9 @@ class Observer:
             self.recorder.note("entry", n=node.node_id, i=index, d=checksum)
         if index % DIGEST_EVERY == 0:
             self.note_digest(node, index)
+        if isinstance(applied.reply, HwmsAdvanced) and not all(applied.reply.accepted):
+            self._dead_advances.add(index)
+            self.counts["hwm_of_a_dead_epoch_rejected"] = len(self._dead_advances)
         if isinstance(applied.reply, LeaderElected) and index not in self._elected_index:
             self._elected_index.add(index)
             self.counts["leader_changes"] += 1
@@ -138,6 +142,24 @@ class Observer:
         if node is not None:
             leaders = [part.leader for topic in node.state.topics.values() for part in topic.partitions]
         return (best[1] if best is not None else None), leaders
+
+    def on_started(self, host: SimHost) -> None:
+        """Asked when a process boots: does the cluster still take its predecessor for a leader?"""
+        node = self.freshest()
+        if node is None:
+            return
+        known = node.state.nodes.get(host.node)
+        _, leaders = self.seen_leaders()
+        if known is not None and not known.fenced and host.node in leaders:
+            self.counts["quick_restarts_of_a_leader"] += 1
+
+    def epochs(self) -> dict[str, int]:
+        """Of every partition, as the freshest node knows them."""
+        node = self.freshest()
+        if node is None:
+            return {}
+        topics = node.state.topics.values()
+        return {f"{topic.name}/{part.index}": int(part.epoch) for topic in topics for part in topic.partitions}
 
 
 class WatchedNode(Node):

@@ -85,6 +85,7 @@ LOST = frozenset(
     {"lost-write", "offset-reuse", "inconsistent-offsets", "divergent-replica", "precommitted-read", "aborted-read"}
 )
 BROKEN = LOST | {"process-died", "no-progress", "stale-hwm", "nonmonotonic-send", "duplicate-sequence", "sequence-gap"}
+RAFT = BROKEN | {"two-leaders-in-term", "log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"}
 
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
@@ -97,7 +98,7 @@ BUGS: tuple[PlantedBug, ...] = (
                 "partition.epoch >= item.epoch",
             ),
         ),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
         seeds=40,
     ),
@@ -105,7 +106,9 @@ BUGS: tuple[PlantedBug, ...] = (
         name="ack-before-fsync",
         rule="7: an acknowledgement is the verified end of the durable log",
         mutations=(
-            Mutation(_REPLICA + "durable_verified_end", "min(self._judged_end, self.log.durable_end)", "self._judged_end"),
+            Mutation(
+                _REPLICA + "durable_verified_end", "min(self._judged_end, self.log.durable_end)", "self._judged_end"
+            ),
         ),
         scenario="power",
         anomalies=BROKEN,
@@ -117,7 +120,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(_REPLICA + "_verdict", "if epoch_end is not None and waiter.end > epoch_end:", "if False:"),
         ),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
         seeds=40,
     ),
@@ -132,7 +135,7 @@ BUGS: tuple[PlantedBug, ...] = (
             ),
             Mutation(_REPLICA + "_recount", "if self._majority_end()", "self._settle()\n    if self._majority_end()"),
         ),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
         seeds=40,
     ),
@@ -140,21 +143,20 @@ BUGS: tuple[PlantedBug, ...] = (
         name="ack-of-any-epoch",
         rule="8: the leader counts only acknowledgements of its own epoch",
         mutations=(Mutation(_REPLICA + "on_ack", "or ack.epoch != self.leading", ""),),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
         seeds=100,
     ),
     PlantedBug(
         name="unverified-ack",
-        rule="7: what a follower reports is verified",
+        rule="4 and 7: wrong batches are dropped, and what a follower reports is verified",
         mutations=(
-            Mutation(
-                _REPLICA + "durable_verified_end", "min(self._judged_end, self.log.durable_end)", "self.log.durable_end"
-            ),
+            Mutation(_REPLICA + "judge", "self.log.truncate(wrong)", "pass"),
+            Mutation(_REPLICA + "judge", "self._judged_end = right", "self._judged_end = self.log.appended_end"),
         ),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
-        seeds=100,
+        seeds=20,
     ),
     PlantedBug(
         name="no-incarnation-check",
@@ -179,17 +181,18 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="read-without-lineage",
-        rule="13: only right batches are served",
+        rule="4 and 13: wrong batches are dropped, and only right ones are served",
         mutations=(
+            Mutation(_REPLICA + "judge", "self.log.truncate(wrong)", "pass"),
             Mutation(
                 _REPLICA + "readable_end",
                 "min(self.durable_verified_end, self.part.hwm)",
                 "min(self.log.durable_end, self.part.hwm)",
             ),
         ),
-        scenario="stale",
-        anomalies=BROKEN,
-        seeds=200,
+        scenario="churn",
+        anomalies=LOST,
+        seeds=20,
     ),
     PlantedBug(
         name="read-uncommitted",
@@ -208,14 +211,10 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="judging-newer-stamps",
         rule="4: never judge a batch stamped newer than the applied epoch",
-        mutations=(
-            Mutation(
-                "smq.replication.lineage:verified_end", "if run.epoch > history[-1].epoch:", "if False:"
-            ),
-        ),
-        scenario="stale",
+        mutations=(Mutation("smq.replication.lineage:verified_end", "if run.epoch > history[-1].epoch:", "if False:"),),
+        scenario="power",
         anomalies=BROKEN,
-        seeds=100,
+        seeds=20,
     ),
     PlantedBug(
         name="no-truncation",
@@ -235,16 +234,14 @@ BUGS: tuple[PlantedBug, ...] = (
                 "    state.producers = self._state.producers\n    self._state = state\n    ops.append",
             ),
         ),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
         seeds=60,
     ),
     PlantedBug(
         name="no-duplicate-check",
         rule="16: a duplicate is answered from the log",
-        mutations=(
-            Mutation(_REPLICA + "produce", "cached = self.log.producers.check(header)", "cached = None"),
-        ),
+        mutations=(Mutation(_REPLICA + "produce", "cached = self.log.producers.check(header)", "cached = None"),),
         scenario="partitions",
         anomalies=frozenset({"duplicate-sequence"}),
         seeds=5,
@@ -259,7 +256,7 @@ BUGS: tuple[PlantedBug, ...] = (
                 "is_acked = waiter.duplicate or waiter.acks is Acks.LEADER and",
             ),
         ),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
         seeds=200,
     ),
@@ -276,12 +273,10 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="11 and 12: apply rejects a candidate below the HWM, and an appointed leader checks itself",
         mutations=(
             Mutation("smq.raft_state.partitions:elect_leader", "if command.verified_end < partition.hwm:", "if False:"),
-            Mutation(
-                "smq.replication.controller:Controller._decide", "and current.reports[n][1] >= part.hwm", ""
-            ),
+            Mutation("smq.replication.controller:Controller._decide", "and current.reports[n][1] >= part.hwm", ""),
             Mutation(_REPLICA + "_start_leading", "self._judged_end < start or ", ""),
         ),
-        scenario="stale",
+        scenario="churn",
         anomalies=BROKEN,
         seeds=60,
     ),
@@ -318,7 +313,7 @@ BUGS: tuple[PlantedBug, ...] = (
             ),
         ),
         scenario="power",
-        anomalies=BROKEN | {"two-leaders-in-term", "log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"},
+        anomalies=RAFT,
         seeds=60,
     ),
     PlantedBug(
@@ -331,9 +326,53 @@ BUGS: tuple[PlantedBug, ...] = (
                 "self._view.journal.last_index",
             ),
         ),
-        scenario="power",
-        anomalies=BROKEN | {"log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"},
+        scenario="raft_minority",
+        anomalies=RAFT,
+        seeds=60,
+    ),
+    PlantedBug(
+        name="raft-commits-unmatched-tail",
+        rule="raft.md 4: nothing is committed that was not compared with the leader",
+        mutations=(
+            Mutation(
+                "smq.replication.raft_follower:Follower.on_append",
+                "view.commit_to(min(m.commit, matched))",
+                "view.commit_to(min(m.commit, journal.last_index))",
+            ),
+        ),
+        scenario="raft_minority",
+        anomalies=RAFT,
+        seeds=60,
+    ),
+    PlantedBug(
+        name="raft-truncates-without-conflict",
+        rule="raft.md 3: a follower drops entries only on a real conflict",
+        mutations=(
+            Mutation(
+                "smq.replication.raft_follower:Follower._take",
+                "if journal.term_at(index) == term:\n            return\n        journal",
+                "journal",
+            ),
+        ),
+        scenario="raft_minority",
+        anomalies=RAFT,
         seeds=100,
+    ),
+    PlantedBug(
+        name="no-contiguity-check",
+        rule="6: a batch starts at the follower's own end",
+        mutations=(Mutation(_REPLICA + "_fits", "or not (is_next or contains_start)", ""),),
+        scenario="churn",
+        anomalies=BROKEN,
+        seeds=10,
+    ),
+    PlantedBug(
+        name="no-reply-cache",
+        rule="DESIGN 3: a retried command answers as the first did",
+        mutations=(Mutation("smq.raft_state.machine:Machine.apply", "if request_id == NO_REQUEST:", "if True:"),),
+        scenario="partitions",
+        anomalies=RAFT,
+        seeds=60,
     ),
 )
 

@@ -16,7 +16,10 @@ from chaos_tests.sim.rng import Streams
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
 
-ANSWER_GRACE_MS = 2_000.0  # a node may answer this long after the deadline it was given, and no longer
+# A node may answer this long after the deadline it was given, and no longer, pauses of its process not counted:
+# a fetch that must say "out of range" waits up to 5 s for a quorum (smq.replication.reads.BARRIER_MS_MAX).
+ANSWER_GRACE_MS = 3_000.0
+ANSWER_CHANCES = 3
 
 
 class Lost(enum.Enum):
@@ -132,7 +135,7 @@ class ClientNet:
             if self._rng.random() >= self.profile.loss and not self.links[call.node].responses_cut:
                 self.scheduler.after_ms(self._delay_ms(), partial(conclude, result))
 
-        check = partial(self._check_answered, call, process, answered, 2)
+        check = partial(self._check_answered, call, process, answered, ANSWER_CHANCES)
         self.scheduler.after_ms(call.deadline_ms + ANSWER_GRACE_MS, check, process)
 
         def serve() -> None:

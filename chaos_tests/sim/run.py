@@ -78,6 +78,7 @@ class Simulation:
             self.scheduler, self.streams, network, self.recorder, self.observer.factory, self._configs()
         )
         self.observer.cluster = self.cluster
+        self.cluster.on_started.append(self.observer.on_started)
         self._make_hosts()
         self.net = ClientNet(
             self.scheduler,
@@ -172,7 +173,7 @@ class Simulation:
         self.scheduler.after_ms(SAMPLE_MS, self._sample)
 
     def _arena(self) -> Arena:
-        return Arena(self.cluster, self.world, self.net, self.observer.seen_leaders)
+        return Arena(self.cluster, self.world, self.net, self.observer.seen_leaders, self.observer.epochs)
 
     def _storm(self) -> None:
         for script in self._client_scripts():
@@ -205,7 +206,10 @@ class Simulation:
         made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]
         made += [RangeReader(world, f"ranges-{i}", think_ms=think * 2).run() for i in range(mix.ranges)]
         made += [GroupMember(world, f"member-{i}", "g", think_ms=think * 2).run() for i in range(mix.groups)]
-        made += [Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms).run() for i in range(mix.trimmers)]
+        made += [
+            Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms, to_hwm=mix.trim_to_hwm).run()
+            for i in range(mix.trimmers)
+        ]
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
         return made
 
@@ -291,6 +295,7 @@ class Simulation:
         violations = judge(self.recorder.events)
         counts = self.observer.counts
         counts["duplicates_answered"] = self.world.duplicates
+        counts["log_starts_moved"] = sum(1 for e in self.recorder.events if e["f"] == "trim" and e["ty"] == "ok")
         digest = hashlib.sha256(
             b"\n".join(json.dumps(event, sort_keys=True).encode() for event in self.recorder.events)
         ).hexdigest()

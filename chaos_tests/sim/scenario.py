@@ -45,6 +45,7 @@ class ClientMix:
     topic_owners: int = 0
     think_ms: float = 60.0
     trim_think_ms: float = 1500.0
+    trim_to_hwm: float = 0.4
     start_offset: int = 0
 
 

@@ -125,7 +125,7 @@ def two_values_at_one_offset(s: Story) -> None:
 
 
 def acknowledged_elsewhere(s: Story) -> None:
-    s.send([12], 7, acks=1)
+    s.send([12], 7)
     s.poll(0, LOG, hwm=3)
 
 

@@ -124,11 +124,12 @@ class GroupMember(Client):
 
 
 class Trimmer(Client):
-    """Deletes records, sometimes up to the very HWM (rule 14)."""
+    """Deletes records, with probability `to_hwm` up to the very HWM (rule 14)."""
 
-    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+    def __init__(self, world: World, name: str, *, think_ms: float, to_hwm: float) -> None:
         super().__init__(world, name)
         self.think_ms = think_ms
+        self.to_hwm = to_hwm
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -139,7 +140,7 @@ class Trimmer(Client):
 
     def trim(self, partition: Known) -> Script:
         lo, hwm = partition.lo, max(partition.hwm, partition.lo)
-        offset = hwm if self.rng.random() < 0.4 else self.rng.randint(lo, hwm)
+        offset = hwm if self.rng.random() < self.to_hwm else self.rng.randint(lo, hwm)
         command = AdvanceLogStart(
             request_id=RequestId(self.rng.randbytes(16)), partition=partition.pid, offset=Offset(offset)
         )

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from tests.unit.storage.support import FakeHarness, Harness, LmdbHarness
 
 T = Table.RAFT_LOG
 FIRST, BEYOND = b"\x00", b"\xff\xff"
-
-
-@pytest.fixture(params=["fake", "lmdb"])
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
-    h: Harness = FakeHarness() if request.param == "fake" else LmdbHarness(tmp_path / "node")
-    yield h
-    h.close()
 
 
 def put(*keys: bytes, value: bytes = b"v") -> list[Op]:

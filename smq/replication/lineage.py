@@ -50,7 +50,8 @@ def verified_end(
             return end, None
         touches = run.start <= log_start if i == 0 else run.start == runs[i - 1].end
         right_end = _right_end(run, history) if touches else run.start
-        end = max(end, right_end)
+        if touches:
+            end = max(end, right_end)
         if right_end < run.end:
             return min(end, appended_end), right_end
     return min(end, appended_end), None

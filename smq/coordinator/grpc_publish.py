@@ -17,10 +17,16 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.calls import NodeCalls, timeout_of
 from smq.coordinator.grpc_errors import to_detail
 from smq.coordinator.inflight import ByteBudget
-from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX, PUBLISH_INFLIGHT_PER_STREAM_MAX
+from smq.coordinator.limits import (
+    PUBLISH_DISK_POLL_MS,
+    PUBLISH_DISK_QUEUE_BYTES_MAX,
+    PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX,
+    PUBLISH_INFLIGHT_PER_STREAM_MAX,
+    PUBLISH_RETRY_AFTER_MS,
+)
 from smq.coordinator.lookup import find_partition
 from smq.coordinator.sessions import PublishSession, PublishSessions
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.records import INT32_MAX, NewRecord, encode_batch
 from smq.replication.api import Acks, Produced
 
@@ -75,17 +81,53 @@ class PublishStream:
             if acks is None:
                 raise SmqError(ErrorCode.INVALID_REQUEST, f"acks {request.acks} is unknown")
             batch = self._batch(request, session)
+            await self._admit(len(batch), timeout_ms)
         except SmqError as e:
             self._answer_error(request.correlation_id, request.partition, e)
             return
-        await self._stream_budget.acquire(len(batch))
-        try:
-            await self._node_budget.acquire(len(batch))
-        except asyncio.CancelledError:
-            self._stream_budget.release(len(batch))
-            raise
         done = partial(self._on_produced, request.correlation_id, request.partition, len(batch))
-        self._calls.node.produce(topic, request.partition, batch, acks, timeout_ms, done)
+        try:
+            self._calls.node.produce(topic, request.partition, batch, acks, timeout_ms, done)
+        except BaseException:
+            self._release(len(batch))
+            raise
+
+    # ------------------------------------------------------------------------------------------- backpressure
+    async def _admit(self, size: int, timeout_ms: int) -> None:
+        """Waits, and with it the whole stream, until the node may take `size` more bytes; OVERLOADED at the deadline
+        of this request."""
+        if not self._is_disk_behind() and self._stream_budget.try_acquire(size):
+            if self._node_budget.try_acquire(size):
+                return
+            self._stream_budget.release(size)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._wait_for_room(size)
+        except TimeoutError:
+            raise SmqError(
+                ErrorCode.OVERLOADED,
+                f"the node had no room for the request within {timeout_ms} ms",
+                ErrorDetails(retry_after_ms=PUBLISH_RETRY_AFTER_MS),
+            ) from None
+
+    async def _wait_for_room(self, size: int) -> None:
+        while self._is_disk_behind():
+            await asyncio.sleep(PUBLISH_DISK_POLL_MS / 1000)
+        await self._stream_budget.acquire(size)
+        try:
+            await self._node_budget.acquire(size)
+        except asyncio.CancelledError:
+            self._stream_budget.release(size)
+            raise
+
+    def _is_disk_behind(self) -> bool:
+        return self._calls.node.queued_bytes() > PUBLISH_DISK_QUEUE_BYTES_MAX
+
+    def _release(self, size: int) -> None:
+        self._node_budget.release(size)
+        self._stream_budget.release(size)
+
+    # ----------------------------------------------------------------------------------------------- requests
 
     async def _target(self, request: pb.PublishRecordRequest) -> tuple[str, PublishSession | None]:
         """The topic and, where there is one, the session; both stay in force for the requests that follow."""
@@ -127,8 +169,7 @@ class PublishStream:
 
     # ----------------------------------------------------------------------------------------------- answers
     def _on_produced(self, correlation_id: int, partition: int, size: int, result: Produced | SmqError) -> None:
-        self._node_budget.release(size)
-        self._stream_budget.release(size)
+        self._release(size)
         if isinstance(result, SmqError):
             self._answer_error(correlation_id, partition, result)
             return

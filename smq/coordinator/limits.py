@@ -22,6 +22,12 @@ PUBLISH_INFLIGHT_PER_STREAM_MAX: Final = 1024
 PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX: Final = 32 * MIB
 PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX: Final = 256 * MIB
 
+# Half of what the node refuses at: acknowledgements do not hold a stream back where the other replicas' disks are
+# faster than this node's, so the disk's own queue must.
+PUBLISH_DISK_QUEUE_BYTES_MAX: Final = 32 * MIB
+PUBLISH_DISK_POLL_MS: Final = 2  # 32 MiB take a disk much longer; nothing waits for this but a congested stream
+PUBLISH_RETRY_AFTER_MS: Final = 100  # a queue of 32 MiB is shorter by then
+
 PUBLISH_SESSIONS_MAX: Final = 10_000  # a few hundred bytes each; the idlest goes when there is one more
 SUBSCRIPTIONS_MAX: Final = 10_000  # each is a stream with at most one response in memory
 SESSION_ID_CHARS_MAX: Final = 256  # a name, not a document

@@ -132,6 +132,10 @@ class NodeApi(Protocol):
 
     def status(self, *, with_digest: bool = False) -> NodeStatus: ...
 
+    def queued_bytes(self) -> int:
+        """Bytes submitted to this node's disk and not yet durable: past append_inflight_bytes_max produce answers
+        OVERLOADED, so whoever can wait holds back well before."""
+
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         """Runs a command through Raft, from any node (forwarded to the Raft leader, retried while the deadline
         lasts where the command bears a request id or is naturally idempotent). A Rejected reply arrives as

@@ -81,6 +81,7 @@ class Cluster:
         self.size = nodes
         self.nodes: dict[int, Node] = {}
         self._supervisor: subprocess.Popen[bytes] | None = None
+        self._retired: list[RawNode] = []  # channels to processes that are gone: a new one has no reconnect backoff
 
     # ------------------------------------------------------------------------------------------- processes
     def start(self, *options: str) -> "Cluster":
@@ -130,7 +131,7 @@ class Cluster:
         for node in nodes:
             old = self.nodes[node]
             assert not old.is_alive(), f"node {node} still runs"
-            old.raw.close()
+            self._retired.append(old.raw)  # a producer's thread may be in the middle of a call
             self.nodes[node] = self._serve(old)
         if wait:
             self.wait_ready(*nodes)
@@ -170,6 +171,8 @@ class Cluster:
             elif node.is_alive():
                 os.kill(node.pid, signal.SIGKILL)
             node.raw.close()
+        for raw in self._retired:
+            raw.close()
 
     # ---------------------------------------------------------------------------------------------- waiting
     def alive(self) -> list[Node]:

@@ -7,10 +7,11 @@ users through `smq.spark_connector.session`; never by the data source.
 import logging
 import os
 import sys
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from smq.spark_connector.java import find_java_home
@@ -33,14 +34,39 @@ SETTINGS: Final[dict[str, str]] = {
 
 def build_session(app_name: str, *, master: str, conf: Mapping[str, str]) -> SparkSession:
     """Starts Spark, or returns the session there is. JavaNotFound where no Java of version 17 or newer is found."""
+    settings = {**SETTINGS, **conf, "spark.app.name": app_name, "spark.master": master}
     if SparkContext._active_spark_context is not None:
         log.warning("a Spark context is running already: its master, Python and Java stay as they are")
     else:
         prepare_environment()
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in {**SETTINGS, **conf}.items():
+        start_java(settings)
+    builder = SparkSession.builder
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def start_java(settings: Mapping[str, str]) -> None:
+    """Starts the Java virtual machine and a Spark context in it.
+
+    PySpark would run a Python function between fork and exec, which lets gRPC's fork handlers loose on a process
+    that has clients open: 4 starts of 150 died of it (JAVA_GATEWAY_EXITED). Without that function they do not run.
+    """
+    spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    gateway = None
+    if SparkContext._gateway is None:
+        launch: Callable[..., Any] = launch_gateway  # PySpark leaves it without annotations
+        gateway = launch(spark_conf, popen_kwargs=_StartOptions(process_group=0))
+    SparkContext(conf=spark_conf, gateway=gateway)
+
+
+class _StartOptions(dict[str, Any]):
+    """Options of Popen that refuse the one which PySpark always sets. It would make Java ignore Ctrl-C; a process
+    group of its own does that too."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if name != "preexec_fn":
+            super().__setitem__(name, value)
 
 
 def prepare_environment() -> None:

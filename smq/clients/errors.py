@@ -101,6 +101,10 @@ def error_from_rpc(failure: grpc.RpcError, address: str) -> SmqError:
         return SmqError(ErrorCode.TIMED_OUT, f"no node answers at {address} ({_first_line(told)})")
     if status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
         return SmqError(ErrorCode.TIMED_OUT, f"the node at {address} gave no answer in time ({_first_line(told)})")
+    if status is grpc.StatusCode.INTERNAL:
+        # Our own INTERNAL comes with a detail. Without one it is gRPC's: a node killed while a message was being
+        # written ("Internal error from Core").
+        return SmqError(ErrorCode.TIMED_OUT, f"the connection to {address} broke ({_first_line(told)})")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return SmqError(ErrorCode.LIMIT_EXCEEDED, f"a message is larger than gRPC lets through: {_first_line(told)}")
     if status is grpc.StatusCode.UNIMPLEMENTED:

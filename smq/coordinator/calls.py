@@ -33,10 +33,10 @@ class Answer(Generic[T]):
         else:
             self._future.set_result(result)
 
-    async def result(self, timeout_ms: int, withdraw: Cancel | None = None) -> T:
+    async def result(self, timeout_ms: int, withdraw: Cancel | None = None, *, grace_ms: int = TIMEOUT_GRACE_MS) -> T:
         """SmqError where the call failed, TIMED_OUT where the node did not keep its own deadline."""
         try:
-            async with asyncio.timeout((timeout_ms + TIMEOUT_GRACE_MS) / 1000):
+            async with asyncio.timeout((timeout_ms + grace_ms) / 1000):
                 return await self._future
         except TimeoutError:
             raise SmqError(ErrorCode.TIMED_OUT, f"the node did not answer within {timeout_ms} ms") from None
@@ -61,13 +61,16 @@ class NodeCalls:
         self.node.barrier(timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
-    async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, max_wait_ms: int) -> Fetched:
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int, max_wait_ms: int, answer_ms: int
+    ) -> Fetched:
+        """`answer_ms` is more than `max_wait_ms`: before the node says that an offset is out of range, or a topic
+        unknown, it needs a barrier."""
         answer = Answer[Fetched]()
         withdraw = self.node.fetch(
             topic, partition, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms, done=answer.done
         )
-        # The node may need a barrier of its own before it says that an offset is out of range.
-        return await answer.result(max_wait_ms + TIMEOUT_MS_DEFAULT, withdraw)
+        return await answer.result(answer_ms, withdraw, grace_ms=0)
 
     async def partition_range(self, topic: str, partition: int, timeout_ms: int) -> PartitionRange:
         answer = Answer[PartitionRange]()

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.grpc_errors import internal
-from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.lookup import find_partition
 from smq.raft_state.errors import SmqError
 from smq.replication.api import Fetched
@@ -27,21 +27,29 @@ class Wanted:
 Outcome: TypeAlias = Fetched | SmqError | None  # None: not looked at, the response was full before
 
 
-async def fetch_many(calls: NodeCalls, wanted: Sequence[Wanted], *, max_wait_ms: int, bytes_max: int) -> list[Outcome]:
-    """One outcome for each of `wanted`. Answers at once where any has data or an error, else as soon as one has."""
-    outcomes = await _read_now(calls, wanted, bytes_max)
+async def fetch_many(
+    calls: NodeCalls, wanted: Sequence[Wanted], *, max_wait_ms: int, answer_ms: int, bytes_max: int
+) -> list[Outcome]:
+    """One outcome for each of `wanted`. Answers at once where any has data or an error, else as soon as one has.
+    `answer_ms` bounds one partition's read, barrier and all."""
+    outcomes = await _read_now(calls, wanted, answer_ms, bytes_max)
     if max_wait_ms <= 0 or any(_is_worth_telling(o) for o in outcomes):
         return outcomes
-    return await _wait(calls, wanted, outcomes, max_wait_ms, bytes_max)
+    tasks = [_start(_fetch(calls, w, max_wait_ms, answer_ms, bytes_max)) for w in wanted]
+    try:
+        return await _first_of(tasks, outcomes, bytes_max)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
-async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], bytes_max: int) -> list[Outcome]:
+async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int) -> list[Outcome]:
     """In order, a few at a time, so that what is read beyond the cap stays small."""
     outcomes: list[Outcome] = [None] * len(wanted)
     left = bytes_max
     for i in range(0, len(wanted), FETCH_CONCURRENCY):
         group = wanted[i : i + FETCH_CONCURRENCY]
-        results = await asyncio.gather(*(_fetch(calls, w, 0, left) for w in group))
+        results = await asyncio.gather(*(_fetch(calls, w, 0, answer_ms, left) for w in group))
         for j, result in enumerate(results):
             outcomes[i + j], left = _trimmed(result, left, is_first=left == bytes_max)
         if left <= 0:
@@ -49,36 +57,35 @@ async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], bytes_max: int) 
     return outcomes
 
 
-async def _wait(
-    calls: NodeCalls, wanted: Sequence[Wanted], outcomes: list[Outcome], max_wait_ms: int, bytes_max: int
+async def _first_of(
+    tasks: Sequence[asyncio.Task[Fetched | SmqError]], outcomes: list[Outcome], bytes_max: int
 ) -> list[Outcome]:
-    tasks = [_start(_fetch(calls, w, max_wait_ms, bytes_max)) for w in wanted]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
-        left = bytes_max
-        for i, task in enumerate(tasks):
-            if task.done() and left > 0:
-                outcomes[i], left = _trimmed(task.result(), left, is_first=left == bytes_max)
-        return outcomes
-    finally:
-        for task in tasks:
-            task.cancel()
+    """The long polls that end first take the place of what was read before."""
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
+    left = bytes_max
+    for i, task in enumerate(tasks):
+        if task.done() and left > 0:
+            outcomes[i], left = _trimmed(task.result(), left, is_first=left == bytes_max)
+    return outcomes
 
 
 def _start(work: Coroutine[Any, Any, Fetched | SmqError]) -> asyncio.Task[Fetched | SmqError]:
     return asyncio.create_task(work)
 
 
-async def _fetch(calls: NodeCalls, wanted: Wanted, max_wait_ms: int, bytes_left: int) -> Fetched | SmqError:
+async def _fetch(
+    calls: NodeCalls, wanted: Wanted, max_wait_ms: int, answer_ms: int, bytes_left: int
+) -> Fetched | SmqError:
     try:
-        await find_partition(calls, wanted.topic, wanted.partition, TIMEOUT_MS_DEFAULT)
+        await find_partition(calls, wanted.topic, wanted.partition, answer_ms)
         return await calls.fetch(
             wanted.topic,
             wanted.partition,
             wanted.offset,
             max_bytes=min(wanted.max_bytes, bytes_left),
             max_wait_ms=max_wait_ms,
+            answer_ms=answer_ms,
         )
     except SmqError as e:
         return e

@@ -14,6 +14,8 @@ from smq.coordinator.grpc_errors import to_detail
 from smq.coordinator.grpc_service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
+    DEADLINE_SLACK_MS,
+    FETCH_BARRIER_MS,
     FETCH_PARTITION_BYTES_DEFAULT,
     FETCH_PARTITIONS_MAX,
     FETCH_WAIT_MS_MAX,
@@ -49,11 +51,13 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             )
             for p in request.partitions
         ]
-        wait_ms = 0
-        if request.max_wait_ms:
-            wait_ms = deadline_ms(min(request.max_wait_ms, FETCH_WAIT_MS_MAX), context)
+        wait_ms = min(request.max_wait_ms, FETCH_WAIT_MS_MAX)
+        answer_ms = deadline_ms(wait_ms + FETCH_BARRIER_MS, context)
+        wait_ms = min(wait_ms, max(0, answer_ms - DEADLINE_SLACK_MS))  # "empty" comes before "timed out"
         bytes_max = min(request.max_bytes or self._response_bytes_max, self._response_bytes_max)
-        outcomes = await fetch_many(self._calls, wanted, max_wait_ms=wait_ms, bytes_max=bytes_max)
+        outcomes = await fetch_many(
+            self._calls, wanted, max_wait_ms=wait_ms, answer_ms=answer_ms, bytes_max=bytes_max
+        )
         return pb.FetchResponse(partitions=[self._fetched(w, o) for w, o in zip(wanted, outcomes, strict=True)])
 
     def _fetched(self, wanted: Wanted, outcome: Outcome) -> pb.FetchedPartition:

@@ -111,7 +111,7 @@ class PublishStream:
             ) from None
 
     async def _wait_for_room(self, size: int) -> None:
-        while self._is_disk_behind():
+        while self._is_disk_behind():  # noqa: ASYNC110 - the disk tells nobody that it has caught up
             await asyncio.sleep(PUBLISH_DISK_POLL_MS / 1000)
         await self._stream_budget.acquire(size)
         try:

@@ -148,6 +148,7 @@ class SubscribeStream:
             position,
             max_bytes=self._bytes_max,
             max_wait_ms=SUBSCRIBE_POLL_MS,
+            answer_ms=SUBSCRIBE_POLL_MS + TIMEOUT_MS_DEFAULT,
         )
         poll = self._poll = asyncio.create_task(call)
         try:

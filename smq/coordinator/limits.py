@@ -35,7 +35,8 @@ SESSION_ID_CHARS_MAX: Final = 256  # a name, not a document
 FETCH_PARTITIONS_MAX: Final = 1_000  # of one request; a topic of more is fetched by several
 FETCH_PARTITION_BYTES_DEFAULT: Final = MIB
 FETCH_CONCURRENCY: Final = 8  # reads of one request at a time: overshoots the byte cap by 8 batches at most
-FETCH_WAIT_MS_MAX: Final = 60_000  # a longer poll is told empty and asks again
+FETCH_WAIT_MS_MAX: Final = 50_000  # a longer poll is told empty and asks again
+FETCH_BARRIER_MS: Final = 8_000  # beyond max_wait, for a barrier before "out of range": longer than an election
 LIST_OFFSETS_MAX: Final = 1_000
 COMMIT_ITEMS_MAX: Final = 10_000  # one Raft entry; ~100 bytes an item
 

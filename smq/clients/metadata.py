@@ -13,7 +13,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, NodeId
 
-FAILED_NODE_LAST_MS: Final = 2000.0  # a node that did not answer is asked last for this long
+FAILED_NODE_LAST_MS: Final = 10_000.0  # a node that did not answer is asked last for this long, or until it answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,9 @@ _ACKS: Final = {"all": pb.ACKS_ALL, "leader": pb.ACKS_LEADER, "none": pb.ACKS_NO
 
 # A refresh every 150 ms while a leader is missing: an election takes 0.3-1.5 s, so little is added to it.
 PRODUCER_BACKOFF: Final = Backoff(first_ms=10.0, max_ms=150.0)
+# No answer for this long: ask the cluster whether the leader is still the leader. A node that hangs (rather than
+# dies) keeps its connection; it is fenced after 1.5 s, and its batches need not wait for the request's time-out.
+SLOW_ANSWER_MS: Final = 1_000.0
 IDENTITY_TIMEOUT_MS: Final = 10_000.0
 YIELD_EVERY_RECORDS: Final = 4096  # send_many lets the event loop run this often (about 1 ms)
 
@@ -116,6 +119,7 @@ class Producer:
         self._timer: asyncio.TimerHandle | None = None
         self._refresh_task: asyncio.Task[None] | None = None
         self._refresh_attempts = 0
+        self._slow_checked_ms = 0.0
         self._identity_task: asyncio.Task[None] | None = None
         self._broken_streams: set[asyncio.Task[None]] = set()  # being closed
         self._room: asyncio.Event = asyncio.Event()
@@ -329,10 +333,7 @@ class Producer:
             return
         accumulator, now = self._accumulator, now_ms()
         accumulator.needs_poll = False
-        for stream in list(self._streams.values()):
-            deadline = stream.deadline_ms()
-            if deadline is not None and deadline <= now:
-                stream.give_up(SmqError(ErrorCode.TIMED_OUT, f"the node at {stream.address} gave no answer in time"))
+        self._check_streams(now)
         polled = accumulator.poll(now, self._cluster.metadata.leader_address)
         for address, batch in polled.sends:
             self._stream(address).submit(batch, self._time_left(batch, now), now)
@@ -347,6 +348,27 @@ class Producer:
         if not accumulator.is_full:
             self._room.set()
 
+    def _check_streams(self, now: float) -> None:
+        """Gives up streams that are overdue, or whose batches have another leader by now."""
+        slow: set[str] = set()
+        for stream in list(self._streams.values()):
+            deadline, sent = stream.deadline_ms(), stream.oldest_sent_ms()
+            if deadline is None or sent is None:
+                continue
+            if deadline <= now:
+                stream.give_up(SmqError(ErrorCode.TIMED_OUT, f"the node at {stream.address} gave no answer in time"))
+            elif sent + SLOW_ANSWER_MS <= now:
+                batches = stream.unanswered()
+                leaders = [self._cluster.metadata.leader_address(b.topic, b.partition) for b in batches]
+                if any(leader not in (None, stream.address) for leader in leaders):
+                    told = f"the node at {stream.address} does not answer, and leads no more"
+                    stream.give_up(SmqError(ErrorCode.TIMED_OUT, told))
+                elif self._slow_checked_ms + SLOW_ANSWER_MS <= now:
+                    slow |= {b.topic for b in batches}
+        if slow:
+            self._slow_checked_ms = now
+            self._want_refresh(slow)
+
     def _time_left(self, batch: Batch, now: float) -> float:
         return min(self._request_timeout_ms, max(batch.created_ms + self._delivery_timeout_ms - now, 1.0))
 
@@ -355,6 +377,8 @@ class Producer:
             self._timer.cancel()
             self._timer = None
         times = [d for d in (s.deadline_ms() for s in self._streams.values()) if d is not None]
+        sent = [t for t in (s.oldest_sent_ms() for s in self._streams.values()) if t is not None]
+        times += [max(t, self._slow_checked_ms) + SLOW_ANSWER_MS for t in sent]
         wakeup = self._accumulator.next_wakeup_ms(now)
         due = min([*times, wakeup] if wakeup is not None else times, default=None)
         if due is not None and self._loop is not None:

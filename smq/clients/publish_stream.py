@@ -37,7 +37,7 @@ class PublishStream:
         self._on_answer = on_answer
         self._on_broken = on_broken
         self._unwritten: deque[pb.PublishRecordRequest] = deque()
-        self._unanswered: dict[int, tuple[Batch, float]] = {}  # correlation id -> batch, deadline; in sending order
+        self._unanswered: dict[int, tuple[Batch, float, float]] = {}  # by correlation id: batch, sent at, deadline
         self._correlation_id = 0
         self._call: aio.StreamStreamCall[pb.PublishRecordRequest, pb.PublishRecordResponse] | None = None
         self._wakeup = asyncio.Event()
@@ -53,15 +53,24 @@ class PublishStream:
             timeout_ms=max(int(timeout_ms), 1),
             batch=batch.data,
         )
-        self._unanswered[self._correlation_id] = (batch, now_ms + timeout_ms + ANSWER_GRACE_MS)
+        self._unanswered[self._correlation_id] = (batch, now_ms, now_ms + timeout_ms + ANSWER_GRACE_MS)
         self._unwritten.append(request)
         self._wakeup.set()
 
     def deadline_ms(self) -> float | None:
         """When the oldest unanswered batch is overdue."""
-        for _, deadline in self._unanswered.values():
+        for _, _, deadline in self._unanswered.values():
             return deadline
         return None
+
+    def oldest_sent_ms(self) -> float | None:
+        """When the batch was sent that has waited longest for its answer."""
+        for _, sent_ms, _ in self._unanswered.values():
+            return sent_ms
+        return None
+
+    def unanswered(self) -> list[Batch]:
+        return [batch for batch, _, _ in self._unanswered.values()]
 
     def give_up(self, error: SmqError) -> None:
         """Breaks the stream: every unanswered batch goes back with `error`, or with what only it deserves."""
@@ -72,7 +81,7 @@ class PublishStream:
             task.cancel()
         if self._call is not None:
             self._call.cancel()
-        batches = [batch for batch, _ in self._unanswered.values()]
+        batches = self.unanswered()
         self._unanswered.clear()
         self._unwritten.clear()
         self._on_broken(self, _shared_out(batches, error))

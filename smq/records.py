@@ -260,11 +260,17 @@ def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequ
 
 def decode_batch(batch: Buffer) -> Iterator[Record]:
     """The records of one batch, in order, decompressed. BatchCorrupt where they do not decode."""
+    import zlib
+
     from aiokafka.errors import CorruptRecordException
     from aiokafka.record.default_records import DefaultRecordBatch
+    from cramjam import DecompressionError
 
+    # The CRC says only that the bytes are the producer's: what they decompress to is for its codec to say, and each
+    # codec has its own way to refuse (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error).
+    refusals = (CorruptRecordException, DecompressionError, zlib.error, struct.error, EOFError, OSError)
     try:
         for r in DefaultRecordBatch(batch):
             yield Record(r.offset, r.timestamp, r.key, r.value, r.headers)
-    except (CorruptRecordException, ValueError, OverflowError) as e:
+    except (*refusals, ValueError, OverflowError) as e:
         raise BatchCorrupt(f"the records do not decode: {e}") from e

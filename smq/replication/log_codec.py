@@ -89,9 +89,9 @@ def parse_header_of(value: bytes, *, verify: bool = True) -> tuple[TsNs, BatchHe
     """(ts_ns, header) of a stored value. DataDamaged where it does not decode or (verify) a CRC differs."""
     if len(value) < ENVELOPE_BYTES + HEADER_BYTES:
         raise DataDamaged(f"a stored batch of {len(value)} bytes is cut")
-    version, flags, _, crc, ts_ns = _ENVELOPE.unpack_from(value)
-    if version != ENVELOPE_VERSION:
-        raise DataDamaged(f"envelope version {version} is unknown")
+    version, flags, zero, crc, ts_ns = _ENVELOPE.unpack_from(value)
+    if version != ENVELOPE_VERSION or zero:
+        raise DataDamaged(f"an envelope of version {version} (reserved: {zero}) is unknown")
     batch = memoryview(value)[ENVELOPE_BYTES:]
     try:
         header = parse_header(batch)

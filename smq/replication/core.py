@@ -296,7 +296,7 @@ class NodeCore:
         self._reads.fail_all(replica.pid, gone)
         del self._replicas[replica.pid]
         del self._logs[replica.pid]
-        self._store.drop(replica.pid)
+        self._store.drop(replica.log)
 
     # ---------------------------------------------------------------------------------------- network
     def on_session_open(self, peer: NodeId, channel: Channel) -> None:

@@ -249,14 +249,18 @@ class PartitionLog:
         ops.append(self._checkpoint())
         self._disk.submit(ops)
 
-    def advance_log_start(self, offset: Offset) -> None:
+    def advance_log_start(self, offset: Offset, *, forget_producers: bool = False) -> None:
         """Deletes the batches wholly below `offset`; where it reaches appended_end the log is emptied and goes on
-        at `offset`. Producer state outlives its batches. Truncate what is of a wrong lineage first."""
+        at `offset`. Producer state outlives its batches, unless `forget_producers` where the log is emptied.
+        Truncate what is of a wrong lineage first."""
         if offset <= self.log_start:
             return
         if offset >= self.appended_end:
+            state = self._state.copy()
+            if forget_producers:
+                state.producers = ProducerTable()
             self.log_start = offset
-            self._replace_all(self._state.copy())
+            self._replace_all(state)
             return
         first = self._boundary(offset)
         ops = self._delete_before(first) if first > self._first else []

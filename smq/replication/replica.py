@@ -23,7 +23,7 @@ from smq.replication.host import ReplicaHost
 from smq.replication.lineage import verified_end
 from smq.replication.log_codec import StoredValue, parse_value
 from smq.replication.log_store import PartitionLog
-from smq.replication.ports import Buffer, Channel
+from smq.replication.ports import Buffer, Channel, DataDamaged
 from smq.replication.streams import FollowerStream
 
 WAITERS_MAX: Final = 10_000  # batches of one partition whose producers wait: with 1 KB each, 10 MB of records
@@ -106,20 +106,30 @@ class Replica:
     def on_applied(self) -> None:
         """The partition's replicated state may have moved. Settles producers first, then judges, then acts."""
         self._settle()
-        if self.part.log_start > self.log.log_start:
-            self.log.advance_log_start(self.part.log_start)
-        if self.part.epoch != self._epoch_seen:
+        is_new_epoch = self.part.epoch != self._epoch_seen
+        if is_new_epoch:
             self._epoch_seen = self.part.epoch
+            self._resync_told = -1
             self._stop_leading()
             self.judge()
-            if self.is_appointed:
-                self._start_leading()
-            else:
-                self._answer_pending_probe()
-        elif self._judged_end < self.log.log_start:
-            self.judge()
+        if self.part.log_start > self.log.log_start:
+            self._advance_log_start(is_judged=not is_new_epoch)
+        if is_new_epoch and self.is_appointed:
+            self._start_leading()
+        elif is_new_epoch:
+            self._answer_pending_probe()
         if self.leading is not None:
             self._recount()
+
+    def _advance_log_start(self, *, is_judged: bool) -> None:
+        """Rule 14. Producer state that is not whole goes with its batches, for a sequence that is known to be too
+        old, or that never was committed, would refuse its producer for ever. It is not where batches were never
+        seen here, and where a snapshot moved the epoch too and has pruned epochs that could not be judged."""
+        runs, log_start = self.log.runs, self.part.log_start
+        is_unjudged = not is_judged and bool(runs) and runs[0].epoch < self.part.history[0].epoch
+        self.log.advance_log_start(log_start, forget_producers=is_unjudged or log_start > self.log.appended_end)
+        if self._judged_end < self.log.log_start:
+            self.judge()
 
     @property
     def is_appointed(self) -> bool:
@@ -131,6 +141,8 @@ class Replica:
         if self._judged_end < start or self._judged_end != self.log.appended_end:
             self._host.resign(self.pid, self.part.epoch)  # rule 12
             return
+        if self.log.damaged is not None:
+            self.log.truncate(self.log.appended_end)  # rotten bytes beyond the epoch's start: never committed
         self.leading = self.part.epoch
         for node in self.part.replicas:
             if node != self._host.node_id:
@@ -154,6 +166,8 @@ class Replica:
     def close(self, error: SmqError) -> None:
         """The partition or the node is going away: everybody who waits is told."""
         self._stop_leading()
+        if error.code is ErrorCode.SHUTTING_DOWN:  # definite, but what is appended may yet be committed by the others
+            error = SmqError(ErrorCode.TIMED_OUT, error.message)
         for waiter in [*self._waiters, *self._leader_waiters, *self._repeated]:
             self._answer(waiter, error)
         self._waiters.clear()
@@ -166,6 +180,11 @@ class Replica:
         self._check_accepts()
         header = self._validated(batch, limit)
         cached = self.log.producers.check(header)
+        if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
+            # This log is right as a whole, so what it remembers below the mark is committed, however old its epoch.
+            found = Produced(cached.base_offset, Offset(cached.end - 1), cached.ts_ns, cached.epoch, True)
+            self._host.deliver(lambda: done(found))
+            return
         if cached is not None:
             waiter = _Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, done)
         else:
@@ -328,6 +347,10 @@ class Replica:
     def on_tick(self, now_ns: int) -> None:
         for stream in self._streams.values():
             stream.on_tick(now_ns)
+        if any(s.is_unreadable for s in self._streams.values()) and any(
+            s.acked_end is not None and s.acked_end >= self.part.hwm for s in self._streams.values()
+        ):
+            self.resign()  # a follower needs bytes that are damaged here: let one that has them lead
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
@@ -336,7 +359,10 @@ class Replica:
         stream = self._streams.get(target)
         if self.leading is None or self._transfer_to is not None or stream is None or stream.acked_end is None:
             return False
-        lag = self.log.read(stream.acked_end, self.log.appended_end, TRANSFER_LAG_BYTES_MAX, durable_only=False)
+        try:
+            lag = self.log.read(stream.acked_end, self.log.appended_end, TRANSFER_LAG_BYTES_MAX, durable_only=False)
+        except DataDamaged:
+            return False
         if lag and lag[-1].end < self.log.appended_end:
             return False
         self._transfer_to = target
@@ -400,6 +426,9 @@ class Replica:
                     self._resync_told = append.stream
                     self._send_ack(resync=True)
                 return
+            if self.log.damaged is not None:
+                # The leader has what follows, so the rotten bytes may go: they are fetched again (DESIGN section 4).
+                self.log.truncate(self.log.appended_end)
             self.log.append_stored(value, self.on_durable)
             self._judged_end = self.log.appended_end
 

@@ -12,7 +12,7 @@ from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.replication import wire
 from smq.replication.host import ReplicaHost
 from smq.replication.log_store import PartitionLog
-from smq.replication.ports import Channel
+from smq.replication.ports import Channel, DataDamaged
 
 APPEND_BYTES_MAX: Final = 1 << 20  # one Append message, unless a single batch is larger: keeps links responsive
 PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower costs this much, no more
@@ -35,6 +35,7 @@ class FollowerStream:
         self._in_flight_bytes = 0
         self._heard_ns = 0
         self._probed_ns = 0
+        self.is_unreadable = False  # what the follower needs next fails its checksum here
 
     def probe(self) -> None:
         """Asks the follower for its position; what was in flight no longer counts as such."""
@@ -89,7 +90,13 @@ class FollowerStream:
             if self._next < self._log.log_start:
                 self._restart(None)  # it will hear of the new log start from Raft, and a probe then finds it there
                 return
-            values = self._log.read(self._next, self._log.appended_end, APPEND_BYTES_MAX, durable_only=False)
+            try:
+                values = self._log.read(self._next, self._log.appended_end, APPEND_BYTES_MAX, durable_only=False)
+            except DataDamaged:
+                self.is_unreadable = True  # the replica decides what that means; producers must not suffer for it
+                self._restart(None)
+                return
+            self.is_unreadable = False
             if not values:
                 return
             message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in values])

@@ -1,0 +1,226 @@
+"""One replica whose bytes have rotted, whose applied state jumped, or whose process stops: it goes on, and says nothing
+that it does not know."""
+
+
+from chaos_tests.sim.disk import DiskImage
+from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, Offset
+from smq.records import parse_header
+from smq.replication import wire
+from smq.replication.partition_log import TAIL_BYTES_KEPT
+from smq.replication.ports import Table
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.test_rules import acks, append, follower, stored
+
+
+def idempotent(sequence: int, value: bytes = b"v") -> bytes:
+    return batch(value, producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+
+def advance_log_start(host: Host, to: int) -> None:
+    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(to)))
+
+
+def rot(image: DiskImage, batch_number: int) -> None:
+    """One bit of the batch with this number, counted from the first on the disk."""
+    rows = image.tables[Table.BATCHES]
+    key = list(rows)[batch_number]
+    rows[key] = rows[key][:-1] + bytes([rows[key][-1] ^ 1])
+
+
+def restart_with_rot(host: Host, batch_number: int) -> None:
+    image = host.disk.crash()
+    rot(image, batch_number)
+    host.reopen(INCARNATION, image)
+
+
+def follower_with(count: int) -> tuple[Host, list[bytes]]:
+    """A follower in epoch 1 that holds `count` durable batches of one record each."""
+    host = follower()
+    values = [stored(batch(bytes([65 + i])), i, 1, ts_ns=10 + i) for i in range(count)]
+    append(host, *values)
+    host.settle()
+    assert host.live.durable_verified_end == count
+    return host, values
+
+
+# --------------------------------------------------------------------------------------------------- damage
+def test_a_follower_fetches_again_what_has_rotted() -> None:
+    host, values = follower_with(3)
+    restart_with_rot(host, 1)
+    assert host.live.durable_verified_end == 1
+    append(host, *values[1:])
+    host.settle()
+    assert host.live.durable_verified_end == 3
+    assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
+
+
+def test_rot_is_kept_until_the_leader_has_shown_that_it_has_what_follows() -> None:
+    host, _ = follower_with(3)
+    restart_with_rot(host, 1)
+    append(host, stored(batch(), 5, 1))  # leaves a gap
+    assert host.live.log.damaged is not None
+
+
+def test_a_leader_gives_up_rotten_bytes_that_were_never_committed() -> None:
+    host, _ = follower_with(3)
+    host.advance(1)
+    restart_with_rot(host, 1)
+    host.elect(ME, end=1)
+    answer = host.produce()
+    host.settle()
+    host.ack(PEER_A, 2)
+    host.advance(2)
+    host.settle(10)
+    assert answer.offsets == (1, 1)
+
+
+def leader_with_rot() -> Host:
+    """It leads epoch 1 with PEER_A level; PEER_B asks for a batch that has rotted under the running process."""
+    host = Host()
+    host.create_partition()
+    host.elect(ME)
+    count = 2 + TAIL_BYTES_KEPT // 4_000  # so that the first batches are no longer in memory
+    for _ in range(count):
+        host.produce(batch(b"x" * 4_000))
+    host.settle()
+    host.ack(PEER_A, count)
+    host.advance(count)
+    rot(host.disk._image, 0)  # what is on the platter, while the disk is in use
+    probe = next(m for p, m in reversed(host.sent) if p == PEER_B and isinstance(m, wire.Probe))
+    host.live.on_ack(
+        PEER_B, wire.Ack(host.part.pid, Epoch(1), INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
+    )
+    return host
+
+
+def test_rot_at_the_leader_does_not_fail_producers() -> None:
+    host = leader_with_rot()
+    end = host.part.hwm
+    answer = host.produce()
+    host.settle(10)
+    host.ack(PEER_A, end + 1)
+    host.advance(end + 1)
+    host.settle(10)
+    assert answer.offsets == (end, end)
+
+
+def test_a_leader_that_cannot_supply_a_follower_makes_way_for_one_that_can() -> None:
+    host = leader_with_rot()
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == [(host.part.pid, Epoch(1))]
+
+
+def test_a_leader_whose_bytes_nobody_else_has_goes_on_leading() -> None:
+    host = leader_with_rot()
+    host.advance(host.part.hwm + 1)  # nobody reaches this mark
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == []
+
+
+def test_a_hand_over_to_a_follower_that_cannot_be_supplied_does_not_begin() -> None:
+    host = leader_with_rot()
+    assert not host.live.transfer(PEER_B)
+
+
+# ---------------------------------------------------------------------------------------------------- jumps
+def jump(host: Host, *, hwm: int, log_start: int) -> None:
+    """What a snapshot does to a replica that was cut off: PEER_A led epoch 1, ME leads epoch 2, all seen at once."""
+    replica, host.replica = host.live, None
+    host.elect(PEER_A)
+    host.advance(hwm)
+    host.elect(ME, end=hwm)
+    advance_log_start(host, log_start)
+    host.replica = replica
+    replica.on_applied()
+
+
+def leader_with_an_uncommitted_sequence() -> Host:
+    """It led epoch 0: sequence 0 is committed, sequence 1 never left this node."""
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    host.produce(idempotent(1))
+    host.settle()
+    return host
+
+
+def test_a_jump_over_an_epoch_and_the_log_start_leaves_no_sequence_that_was_never_committed() -> None:
+    host = leader_with_an_uncommitted_sequence()
+    jump(host, hwm=2, log_start=2)
+    assert (host.live.log.log_start, host.live.log.appended_end) == (2, 2)
+    assert host.live.log.producers.check(parse_header(idempotent(1))) is None
+
+
+def test_a_jump_within_what_is_here_keeps_the_sequences_that_were_committed() -> None:
+    host = leader_with_an_uncommitted_sequence()
+    replica, host.replica = host.live, None
+    host.elect(ME)
+    advance_log_start(host, 1)
+    host.replica = replica
+    replica.on_applied()
+    assert host.produce(idempotent(1)).result is None, "it was dropped with its epoch: this is a new batch"
+    host.settle()
+    assert (replica.log.log_start, replica.log.appended_end) == (1, 2)
+
+
+def test_a_log_start_beyond_what_was_ever_here_makes_no_producer_look_out_of_order() -> None:
+    host = follower()
+    append(host, stored(idempotent(0), 0, 1))
+    host.settle()
+    host.advance(9)
+    advance_log_start(host, 9)  # sequences 1 to 8 were never seen here
+    host.elect(ME, end=9)
+    answer = host.produce(idempotent(9))
+    assert answer.result is None
+
+
+def test_the_log_start_reached_in_the_own_epoch_keeps_the_sequences() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    advance_log_start(host, 1)
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.is_duplicate
+
+
+def test_a_repetition_of_a_committed_batch_is_answered_when_its_epoch_has_been_pruned() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    host.elect(ME)
+    advance_log_start(host, 1)
+    assert host.part.epoch_range(Epoch(0)) is None
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.offsets == (0, 0)
+    assert answer.is_duplicate
+
+
+def test_a_stream_number_of_an_earlier_epoch_does_not_silence_a_follower() -> None:
+    host = follower()
+    append(host, stored(batch(), 5, 1), stream=2)
+    host.elect(PEER_B)
+    before = len(acks(host))
+    append(host, stored(batch(), 5, 2), epoch=2, stream=2, peer=PEER_B)
+    assert len(acks(host)) == before + 1
+
+
+# ------------------------------------------------------------------------------------------------- stopping
+def test_a_node_that_stops_does_not_say_that_what_it_appended_is_lost() -> None:
+    host = Host()
+    host.create_partition()
+    answer = host.produce()
+    host.settle(100)
+    host.live.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
+    host.settle(10)
+    assert answer.error == "TIMED_OUT"
+    assert not ErrorCode.TIMED_OUT.is_definite

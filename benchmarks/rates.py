@@ -22,20 +22,27 @@ CHUNK = 10_000  # records handed to the producer at once
 
 def measure(cluster: Cluster, report: Report, *, records: int) -> None:
     """Every record that is published is consumed, raw and decoded."""
-    for partitions in (1, 6):
-        topic = make_topic(cluster, partitions)
-        bootstrap = [node.grpc for node in cluster.alive()]
-        label = f"{partitions} partition{'s' if partitions > 1 else ''}"
-        _tell(report, f"publish, {label}", records, partial(_publish, bootstrap, topic, records))
-        ends = {p: cluster.nodes[1].raw.range_info(topic, p).hwm for p in range(partitions)}
-        assert sum(ends.values()) == records
-        _tell(report, f"consume raw batches, {label}", records, partial(_raw, bootstrap, topic, ends))
-        _tell(report, f"consume decoded records, {label}", records, partial(_records, bootstrap, topic, ends))
+    with asyncio.Runner() as runner:  # one loop for all: grpc.aio keeps a poller that outlives the loop it began on
+        for partitions in (1, 6):
+            _measure(runner, cluster, report, partitions, records)
 
 
-def _tell(report: Report, what: str, records: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def _measure(runner: asyncio.Runner, cluster: Cluster, report: Report, partitions: int, records: int) -> None:
+    topic = make_topic(cluster, partitions)
+    bootstrap = [node.grpc for node in cluster.alive()]
+    label = f"{partitions} partition{'s' if partitions > 1 else ''}"
+    _tell(runner, report, f"publish, {label}", records, partial(_publish, bootstrap, topic, records))
+    ends = {p: cluster.nodes[1].raw.range_info(topic, p).hwm for p in range(partitions)}
+    assert sum(ends.values()) == records
+    _tell(runner, report, f"consume raw batches, {label}", records, partial(_raw, bootstrap, topic, ends))
+    _tell(runner, report, f"consume decoded records, {label}", records, partial(_records, bootstrap, topic, ends))
+
+
+def _tell(
+    runner: asyncio.Runner, report: Report, what: str, records: int, work: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
     began = time.perf_counter()
-    asyncio.run(work())
+    runner.run(work())
     rate = records / (time.perf_counter() - began)
     report.add(what, f"{rate:,.0f} records/s, {rate * VALUE_BYTES / 1e6:.1f} MB/s", records_per_s=rate, records=records)
 

@@ -67,7 +67,11 @@ class RawNode:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)]
+        options = [
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+        ]
         self._channel = grpc.insecure_channel(address, options=options)
         self.agent = rpc.AgentStub(self._channel)
         self.broker = rpc.BrokerStub(self._channel)

@@ -72,6 +72,7 @@ class _Round:
 
     epoch: Epoch
     started_ns: int
+    asked_after: int  # the last query before it: a late answer to that one judged its log by an older epoch
     reports: dict[NodeId, tuple[Incarnation, Offset]] = field(default_factory=dict)
     proposed: bool = False
 
@@ -196,7 +197,7 @@ class Controller:
                 current = self._rounds.get(pid)
                 if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
                     continue
-                self._rounds[pid] = _Round(part.epoch, now_ns)
+                self._rounds[pid] = _Round(part.epoch, now_ns, self._query)
                 for node in part.replicas:
                     wanted.setdefault(node, []).append((pid, part.epoch))
         self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
@@ -218,7 +219,7 @@ class Controller:
     def on_report(self, peer: NodeId, report: wire.ElectionReport, now_ns: int) -> None:
         for pid, end in report.ends:
             current = self._rounds.get(pid)
-            if current is not None and not current.proposed:
+            if current is not None and not current.proposed and report.query > current.asked_after:
                 current.reports[peer] = (report.incarnation, end)
                 self._decide(pid, now_ns)
 

@@ -66,6 +66,7 @@ class Reads:
             details = ErrorDetails(lo=part.log_start, hi=part.hwm)
             message = f"offset {poll.offset} is outside [{part.log_start}, {part.hwm}]"
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
+        poll.confirmed = False  # what was confirmed was that it is in range: a later doubt needs a barrier of its own
         batches = self._read(replica, poll.offset, poll.max_bytes)
         is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
         if is_enough or self._host.clock.monotonic_ns() >= poll.deadline_ns:

@@ -297,25 +297,27 @@ def behind_log(fault: Fault) -> Script:
 
 def quick_restart(fault: Fault) -> Script:
     """A partition's leader dies with appends that the followers have and its own slow disk has not, and is back
-    before anybody has noticed (rule 2). Half of the time a third node sleeps, so that the election takes longer."""
+    before anybody has noticed (rule 2). It may come back mute: it hears Raft and serves its partitions' DATA, but
+    the others learn of its new process only later, together with whatever it proposed meanwhile."""
     _, leaders = fault.arena.seen_leaders()
     if not leaders:
         return
     node = fault.rng.choice(leaders)
-    cluster = fault.arena.cluster
-    disk = cluster.hosts[node].disk
+    cluster, network = fault.arena.cluster, fault.arena.cluster.network
+    disk, is_mute = cluster.hosts[node].disk, fault.rng.random() < 0.5
     if disk is not None and fault.rng.random() < 0.7:
         disk.stall(500)
         yield Sleep(fault.rng.uniform(5, 120))
-    sleeper = fault.rng.choice(fault.others(node)) if fault.rng.random() < 0.5 else None
-    if sleeper is not None:
-        cluster.pause(sleeper)
     cluster.crash(node, power=fault.rng.random() < 0.5, why="quick-restart")
+    if is_mute:
+        for peer in fault.others(node):
+            network.stall(node, peer, Channel.CONTROL)
     cluster.start_later(node, fault.rng.uniform(0, 20))
     yield fault.duration()
-    if sleeper is not None:
-        yield Sleep(fault.rng.uniform(0, 600))
-        cluster.resume(sleeper)
+    if is_mute:
+        yield Sleep(fault.rng.uniform(200, 1200))
+        for peer in fault.others(node):
+            network.unstall(node, peer, Channel.CONTROL)
 
 
 def raft_minority(fault: Fault) -> Script:

@@ -215,7 +215,7 @@ def count_truncations(counts: Counter[str]) -> Callable[[], None]:
             counts["truncations"] += 1
         original(self, end)
 
-    PartitionLog.truncate = counted  # type: ignore[method-assign]  # a probe of the simulation
+    PartitionLog.truncate = counted  # type: ignore[method-assign, assignment]  # a probe of the simulation
 
     def restore() -> None:
         PartitionLog.truncate = original  # type: ignore[method-assign]  # undoes the above

@@ -163,8 +163,12 @@ def test_wall_clock_jumps_and_monotonic_does_not() -> None:
 def test_exception_kills_the_process_and_is_told() -> None:
     scheduler = Scheduler()
     told: list[Exception] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
     process = Process(scheduler, "p", told.append)
-    SimClock(process, Machine()).call_soon(lambda: 1 // 0)
+    SimClock(process, Machine()).call_soon(fail)
     scheduler.run_for_ms(1)
     assert not process.alive
     assert isinstance(told[0], ZeroDivisionError)

@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from smq.coordinator.cluster_dir import NODES_MAX, Ports, find_nodes, prepare_cluster
+from smq.coordinator.cluster_dir import NODES_MAX, Ports, find_nodes, hold_directory, prepare_cluster
 from smq.coordinator.config import ServerConfig, format_address, load_config
 from smq.coordinator.server import Server, run_server
 from smq.coordinator.supervisor import Supervisor, describe_node
@@ -58,11 +58,12 @@ def dev(
     ready_file: Path | None,
 ) -> None:
     """Runs one node in the foreground, for development."""
-    remove_ready_file(ready_file)
     ports = Ports(grpc=grpc_port, http=http_port)
     with contextlib.ExitStack() as stack:
         if ephemeral:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="smq-")))
+        stack.enter_context(hold_directory(data_dir))
+        remove_ready_file(ready_file)
         code = _with_other_ports(
             lambda is_retry: _dev(data_dir, ports, is_retry, ready_file, logging.INFO if verbose else logging.WARNING)
         )
@@ -97,10 +98,11 @@ def cluster(
     nodes: int | None, data_dir: Path, grpc_port: int | None, http_port: int | None, ready_file: Path | None
 ) -> None:
     """Runs a cluster of several node processes on this machine, in the foreground."""
-    remove_ready_file(ready_file)
     ports = Ports(grpc=grpc_port, http=http_port)
-    count = nodes or len(find_nodes(data_dir)) or _NODES_DEFAULT
-    code = _with_other_ports(lambda is_retry: asyncio.run(_cluster(data_dir, count, ports, is_retry, ready_file)))
+    with hold_directory(data_dir):
+        remove_ready_file(ready_file)
+        count = nodes or len(find_nodes(data_dir)) or _NODES_DEFAULT
+        code = _with_other_ports(lambda is_retry: asyncio.run(_cluster(data_dir, count, ports, is_retry, ready_file)))
     raise SystemExit(code)
 
 

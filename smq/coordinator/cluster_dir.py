@@ -4,11 +4,13 @@ Owns the layout, the choice of ports, and the rule that the same directory is th
 `cli_cluster` imports it.
 """
 
+import fcntl
+import os
 import random
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,8 @@ HTTP_PORT_DEFAULT: Final = 7402
 PORT_STEP: Final = 10  # between two nodes of one machine
 NODES_MAX: Final = 9  # processes on one machine; a larger cluster is for more machines
 _HOST: Final = "127.0.0.1"
+_LOCK_FILE: Final = "cluster.lock"
+_LOCK_CHARS_MAX: Final = 32  # a process id
 # Below the ports of outgoing connections: Linux takes those from 32768 on, gVisor (containers) from 16000.
 _FREE_PORTS: Final = range(10_000, 16_000)
 
@@ -57,6 +61,26 @@ def prepare_cluster(directory: Path, node_count: int, ports: Ports, *, new_peer_
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_config(replace(config, data_dir=Path("data")), path)
     return paths
+
+
+@contextmanager
+def hold_directory(directory: Path) -> Iterator[None]:
+    """Keeps another `smq cluster` or `smq dev` off the directory: it would rewrite the ports of running nodes. The
+    lock goes with the process, whatever ends it. Single nodes are kept off by the lock on their own data."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (directory / _LOCK_FILE).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read(_LOCK_CHARS_MAX).strip() or "unknown"
+            raise ConfigError(
+                f"{directory} is in use by process {owner}: stop that one first, or choose another directory"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
 
 
 def find_nodes(directory: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 Owns status codes and bodies. It never changes anything. Only the composition root imports it.
 """
 
+import os
 import socket
 from collections.abc import Callable
 
@@ -46,6 +47,7 @@ class HttpServer:
         body = {
             "ready": ready,
             "node": status.node,
+            "pid": os.getpid(),  # so that whoever started a node knows its own from another's on the same port
             "raft_leader": status.raft_leader,
             "raft_term": status.raft_term,
             "applied_index": status.applied_index,

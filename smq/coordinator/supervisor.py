@@ -121,7 +121,7 @@ class Supervisor:
                     for child in self.children:
                         if child.process.returncode is not None:
                             raise _start_failure(child)
-                    if await _is_ready(session, waiting[0].config):
+                    if await _is_ready(session, waiting[0]):
                         waiting.pop(0)
                     else:
                         await asyncio.sleep(READY_POLL_S)
@@ -163,10 +163,11 @@ def _start_failure(child: Child) -> StartError:
     )
 
 
-async def _is_ready(session: aiohttp.ClientSession, config: ServerConfig) -> bool:
-    url = f"http://{format_address(config.http_address)}/readyz"
+async def _is_ready(session: aiohttp.ClientSession, child: Child) -> bool:
+    """Whether this very process says so: another may hold its port, while it is about to find that out."""
+    url = f"http://{format_address(child.config.http_address)}/readyz"
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError, OSError):
+            return response.status == 200 and (await response.json())["pid"] == child.pid
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError):
         return False

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from smq.coordinator.cli import cli
 from smq.coordinator.cli_cluster import remove_ready_file, write_ready_file
-from smq.coordinator.cluster_dir import Ports, find_nodes, free_ports, prepare_cluster
+from smq.coordinator.cluster_dir import Ports, find_nodes, free_ports, hold_directory, prepare_cluster
 from smq.coordinator.config import ServerConfig, load_config
 from smq.coordinator.user_errors import ConfigError
 
@@ -81,6 +81,15 @@ def test_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
     prepared(tmp_path)
     with pytest.raises(ConfigError, match=r"cluster of 3 nodes, not 1.*--nodes 3"):
         prepared(tmp_path, 1)
+
+
+def test_a_directory_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with hold_directory(tmp_path / "d"):
+        second = hold_directory(tmp_path / "d")
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+            second.__enter__()
+    with hold_directory(tmp_path / "d"):
+        pass
 
 
 def test_free_ports_are_distinct_and_free() -> None:

@@ -125,3 +125,18 @@ def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_clust
     raw = own_cluster.nodes[victim].raw
     wait_for("the damaged replica has fetched its bytes again", lambda: list(raw.fetch(topic, 0, 7).batches))
     assert raw.read_all(topic, 0) == {i: b"value-%d" % i for i in range(20)}
+
+
+def test_follower_with_an_emptied_directory_is_filled_again_by_the_others(own_cluster: Cluster) -> None:
+    """What docs/operations.md says to do with a node whose journal is damaged, while both others are up."""
+    own_cluster.start()
+    topic = make_topic(own_cluster)
+    with Traffic(own_cluster, topic) as traffic:
+        busy = {own_cluster.wait_leader(topic, 0), own_cluster.raft_leader()}
+        victim = next(node for node in own_cluster.nodes if node not in busy)
+        own_cluster.kill(victim)
+        data_dir = own_cluster.nodes[victim].data_dir
+        data_dir.rename(data_dir.with_name("data.damaged"))
+        own_cluster.restart(victim)
+        traffic.wait_acks(5)
+    traffic.verify()

@@ -1,5 +1,6 @@
 """What is there again after restarts (the Recovery lines of the behaviour checklist)."""
 
+import shutil
 import signal
 import time
 
@@ -20,10 +21,7 @@ def _publish(cluster: Cluster, topic: str, count: int) -> RawNode:
 def test_after_an_orderly_stop_of_all_the_next_offset_is_150(fault_cluster: Cluster) -> None:
     topic = make_topic(fault_cluster)
     _publish(fault_cluster, topic, 150)
-    for node in fault_cluster.nodes:
-        fault_cluster.signal(node, signal.SIGTERM)
-    for node in fault_cluster.nodes:
-        fault_cluster.wait_dead(node)
+    _stop_all(fault_cluster)
     fault_cluster.restart(*fault_cluster.nodes)
     leader = fault_cluster.nodes[fault_cluster.wait_leader(topic, 0)].raw
     assert leader.publish_values(topic, 0, [b"next"]).base_offset == 150
@@ -121,3 +119,34 @@ def test_restart_takes_a_bounded_time_and_says_ready(fault_cluster: Cluster) -> 
         assert fault_cluster.nodes[3].raw.status().is_ready
     except SmqError as error:
         raise AssertionError("ready, and yet it refuses to tell its status") from error
+
+
+def test_copies_of_all_directories_made_while_stopped_are_a_backup(own_cluster: Cluster) -> None:
+    """As docs/operations.md describes it."""
+    own_cluster.start()
+    topic = make_topic(own_cluster)
+    _publish(own_cluster, topic, 20)
+    copies = {}
+    _stop_all(own_cluster)
+    for node in own_cluster.nodes.values():
+        copies[node.id] = node.data_dir.with_name("data.copy")
+        shutil.copytree(node.data_dir, copies[node.id])
+    own_cluster.restart(*own_cluster.nodes)
+    _publish(own_cluster, topic, 5)
+    _stop_all(own_cluster)
+    for node in own_cluster.nodes.values():
+        shutil.rmtree(node.data_dir)
+        copies[node.id].rename(node.data_dir)
+    own_cluster.restart(*own_cluster.nodes)
+    own_cluster.wait_converged(topic, 1)
+    expected = {i: b"%d" % i for i in range(20)}
+    assert all(node.raw.read_all(topic, 0) == expected for node in own_cluster.alive())
+    own_cluster.wait_digests_equal()
+
+
+def _stop_all(cluster: Cluster) -> None:
+    """SIGTERM, as an operator does it."""
+    for node in cluster.nodes:
+        cluster.signal(node, signal.SIGTERM)
+    for node in cluster.nodes:
+        cluster.wait_dead(node)

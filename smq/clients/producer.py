@@ -365,6 +365,7 @@ class Producer:
                     stream.give_up(SmqError(ErrorCode.TIMED_OUT, told))
                 elif self._slow_checked_ms + SLOW_ANSWER_MS <= now:
                     slow |= {b.topic for b in batches}
+                    self._cluster.metadata.node_failed(stream.address, now)  # ask another node
         if slow:
             self._slow_checked_ms = now
             self._want_refresh(slow)

@@ -1,0 +1,323 @@
+"""The asyncio producer over real gRPC, against a cluster that can be made to fail on command."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from smq.clients import Producer, SmqError
+from smq.raft_state.errors import ErrorCode, ErrorDetails
+from smq.records import parse_header
+from tests.unit.clients.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run, stored_values
+
+
+def producer_of(cluster: FakeCluster, **options: Any) -> Producer:
+    return Producer(bootstrap_of(cluster), linger_ms=1, **options)
+
+
+def test_records_are_acknowledged_with_their_offsets() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=2) as cluster, producer_of(cluster) as producer:
+            sent = [producer.send("t", b"%d" % i, partition=i % 2) for i in range(10)]
+            told = [await s for s in sent]
+            assert [(r.partition, r.offset) for r in told] == [(i % 2, i // 2) for i in range(10)]
+            assert producer.stats.records_acked == 10
+            assert stored_values(cluster, "t")[1] == [b"1", b"3", b"5", b"7", b"9"]
+
+    run(scenario())
+
+
+def test_single_record_is_sent_without_flush() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            assert (await producer.send("t", None, key=b"k")).offset == 0
+
+    run(scenario())
+
+
+def test_send_many_tells_where_every_run_lies() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=3) as cluster, producer_of(cluster, batch_bytes=500) as producer:
+            values = [b"%04d" % i for i in range(1_000)]
+            keys = [b"key-%d" % (i % 7) for i in range(1_000)]
+            delivery = await producer.send_many("t", values, keys=keys)
+            runs = await delivery
+            assert sum(r.last_offset - r.base_offset + 1 for r in runs) == 1_000
+            stored = stored_values(cluster, "t")
+            assert sorted(v for log in stored.values() for v in log if v) == values
+            for partition, log in stored.items():
+                assert log == sorted(log, key=lambda v: v or b"")
+                ends = [(r.base_offset, r.last_offset + 1) for r in runs if r.partition == partition]
+                assert [e[0] for e in ends[1:]] == [e[1] for e in ends[:-1]]
+
+    run(scenario())
+
+
+def test_send_many_waits_for_room_and_delivers_everything() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=2) as cluster, producer_of(cluster, buffer_bytes=2_000, batch_bytes=500) as producer:
+            delivery = await producer.send_many("t", [b"x" * 100] * 300)
+            assert sum(r.last_offset - r.base_offset + 1 for r in await delivery) == 300
+
+    run(scenario())
+
+
+def test_unknown_topic_fails_the_record_definitely() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            with pytest.raises(SmqError) as caught:
+                await producer.send("nope", b"v")
+            assert caught.value.code is ErrorCode.UNKNOWN_TOPIC
+            with pytest.raises(SmqError, match="no topic 'nope'"):
+                await producer.send_many("nope", [b"v"])
+            assert (await producer.send("t", b"v")).offset == 0
+
+    run(scenario())
+
+
+def test_topic_made_after_the_start_is_found() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1) as cluster, producer_of(cluster) as producer:
+            cluster.create("late", 2)
+            assert (await producer.send("late", b"v", partition=1)).partition == 1
+
+    run(scenario())
+
+
+def test_new_leader_is_found_by_the_hint_and_order_is_kept() -> None:
+    async def scenario() -> None:
+        async with cluster_of(3, t=1) as cluster, producer_of(cluster) as producer:
+            await producer.send("t", b"0")
+            cluster.topics["t"][0].move(2)
+            await asyncio.gather(*(producer.send("t", b"%d" % i) for i in range(1, 100)))
+            assert stored_values(cluster, "t")[0] == [b"%d" % i for i in range(100)]
+            assert producer.stats.leader_changes == 1
+            assert producer.stats.retries >= 1
+
+    run(scenario())
+
+
+def test_append_that_is_lost_with_its_leader_is_sent_again_in_order() -> None:
+    async def scenario() -> None:
+        async with cluster_of(3, t=1) as cluster, producer_of(cluster, batch_bytes=200) as producer:
+            await producer.send("t", b"0")
+            log = cluster.topics["t"][0]
+            log.is_held = True
+            sent = [producer.send("t", b"%d" % i) for i in range(1, 60)]
+            await log.reaches(30)
+            log.move(3)
+            log.is_held = False
+            offsets = [(await s).offset for s in sent]
+            assert offsets == list(range(1, 60))
+            assert stored_values(cluster, "t")[0] == [b"%d" % i for i in range(60)]
+
+    run(scenario())
+
+
+def test_killed_leader_costs_nothing_and_stores_nothing_twice() -> None:
+    async def scenario() -> None:
+        async with cluster_of(3, t=3) as cluster, producer_of(cluster, batch_bytes=300) as producer:
+            sent = []
+            for i in range(300):
+                sent.append(producer.send("t", b"%d" % i, partition=i % 3))
+                if i == 150:
+                    await asyncio.sleep(0.02)
+                    await cluster.nodes[1].stop()
+                    cluster.topics["t"][0].move(2)
+                await asyncio.sleep(0)
+            await asyncio.gather(*sent)
+            for p in range(3):
+                assert stored_values(cluster, "t")[p] == [b"%d" % i for i in range(p, 300, 3)]
+            assert producer.stats.streams_broken >= 1
+
+    run(scenario())
+
+
+def test_answer_lost_after_the_commit_is_a_duplicate_with_the_first_offset() -> None:
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster, producer_of(cluster) as producer:
+            await producer.send("t", b"0")
+            log, node = cluster.topics["t"][0], cluster.nodes[1]
+            log.is_held = True
+            sent = producer.send("t", b"1")
+            await log.reaches(2)
+            log.commit()  # stored for good; then the node dies before it answers
+            await node.stop()
+            log.is_held = False
+            log.move(2)
+            assert (await sent).offset == 1
+            assert producer.stats.duplicates == 1
+            assert log.values() == [b"0", b"1"]
+
+    run(scenario())
+
+
+def test_node_that_hangs_is_left_when_another_leads() -> None:
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster, producer_of(cluster) as producer:
+            await producer.send("t", b"0")
+            stuck = asyncio.Event()
+            cluster.nodes[1].hook = lambda _name, _request: stuck.wait()
+            sent = producer.send("t", b"1")
+            await asyncio.sleep(0.05)
+            cluster.topics["t"][0].move(2)
+            assert (await sent).offset == 1
+            stuck.set()
+
+    run(scenario())
+
+
+def test_overload_is_waited_out() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            refusals = iter(range(3))
+
+            def busy(name: str, _request: object) -> None:
+                if name == "PublishRecord" and next(refusals, None) is not None:
+                    raise SmqError(ErrorCode.OVERLOADED, "busy", ErrorDetails(retry_after_ms=5))
+
+            cluster.nodes[1].hook = busy
+            assert (await producer.send("t", b"v")).offset == 0
+            assert producer.stats.retries == 3
+
+    run(scenario())
+
+
+def test_too_large_record_fails_alone_and_the_partition_goes_on() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            await producer.send("t", b"before")
+            large = producer.send("t", b"x" * (2 << 20))
+            after = [producer.send("t", b"%d" % i) for i in range(5)]
+            with pytest.raises(SmqError) as caught:
+                await large
+            assert caught.value.code is ErrorCode.BATCH_TOO_LARGE
+            assert [(await a).offset for a in after] == [1, 2, 3, 4, 5]
+            assert producer.stats.identity_resets == 1
+
+    run(scenario())
+
+
+def test_fenced_producer_fails_everything_and_says_so_ever_after() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+
+            def fence(name: str, _request: object) -> None:
+                if name == "PublishRecord":
+                    raise SmqError(ErrorCode.PRODUCER_FENCED, "taken over")
+
+            cluster.nodes[1].hook = fence
+            with pytest.raises(SmqError):
+                await producer.send("t", b"v")
+            with pytest.raises(SmqError) as caught:
+                producer.send("t", b"v")
+            assert caught.value.code is ErrorCode.PRODUCER_FENCED
+
+    run(scenario())
+
+
+def test_delivery_timeout_without_a_leader_is_definite() -> None:
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster:
+            cluster.topics["t"][0].leader = 2
+            await cluster.nodes[2].stop()
+            async with producer_of(cluster, delivery_timeout_ms=300) as producer:
+                with pytest.raises(SmqError) as caught:
+                    await producer.send("t", b"v")
+            assert caught.value.code is ErrorCode.LEADER_UNAVAILABLE
+
+    run(scenario())
+
+
+def test_full_buffer_raises_and_wait_room_waits() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster, buffer_bytes=1_000) as producer:
+            sent = [producer.send("t", b"x" * 100) for _ in range(10)]
+            with pytest.raises(SmqError) as caught:
+                producer.send("t", b"x" * 100)
+            assert caught.value.code is ErrorCode.OVERLOADED
+            assert producer.is_full
+            await producer.wait_room()
+            sent.append(producer.send("t", b"last"))
+            await asyncio.gather(*sent)
+
+    run(scenario())
+
+
+def test_flush_waits_for_all_and_close_delivers_the_rest() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster:
+            producer = Producer(bootstrap_of(cluster), linger_ms=60_000)
+            await producer.start()
+            sent = [producer.send("t", b"%d" % i) for i in range(10)]
+            await producer.flush()
+            assert all(s.done() for s in sent)
+            last = producer.send("t", b"last")
+            await producer.close()
+            assert (await last).offset == 10
+            with pytest.raises(SmqError, match="closed"):
+                producer.send("t", b"too late")
+
+    run(scenario())
+
+
+def test_close_does_not_hang_on_records_that_failed() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1) as cluster, producer_of(cluster) as producer:
+            sent = producer.send("nope", b"v")
+            await producer.flush()
+            assert sent.done()
+            sent.exception()
+
+    run(scenario())
+
+
+def test_cancelled_future_disturbs_nobody() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            cancelled = producer.send("t", b"0")
+            cancelled.cancel()
+            assert (await producer.send("t", b"1")).offset == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("acks", "producer_id"), [("all", 101), ("leader", 101), ("none", -1)])
+def test_acks_and_identity_go_with_every_batch(acks: Any, producer_id: int) -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster, acks=acks, compression="zstd") as producer:
+            await producer.send("t", b"v")
+            [request] = cluster.nodes[1].published
+            assert request.acks == {"all": 0, "leader": 1, "none": 2}[acks]
+            assert parse_header(request.batch).producer_id == producer_id
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"acks": "some"},
+        {"compression": "rar"},
+        {"max_in_flight": 6},
+        {"max_in_flight": 0},
+        {"linger_ms": -1},
+        {"bootstrap": "nowhere"},
+        {"bootstrap": ""},
+        {"bootstrap": ["host:99999"]},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(SmqError) as caught:
+        Producer(options.pop("bootstrap", "127.0.0.1:1"), **options)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_nobody_there_is_told_within_the_connect_timeout() -> None:
+    async def scenario() -> None:
+        producer = Producer("127.0.0.1:1", connect_timeout_ms=200)
+        with pytest.raises(SmqError, match=r"no node answers at 127\.0\.0\.1:1"):
+            await producer.start()
+        await producer.close()
+
+    run(scenario())

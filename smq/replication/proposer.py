@@ -72,9 +72,13 @@ class Proposer:
         self._unapplied: list[tuple[LogIndex, int, _Pending, Reply]] = []  # heap: committed, not yet applied here
         self._tie = 0
         self._retry_scheduled = False
+        self._closed: SmqError | None = None  # what everybody is told once the node is stopping
 
     # ------------------------------------------------------------------------------------------- callers
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        if self._closed is not None:
+            self._finish_with(done, self._closed)
+            return
         if len(self._pending) >= PENDING_MAX:
             details = ErrorDetails(retry_after_ms=100)
             self._finish_with(done, SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} proposals are waiting", details))
@@ -146,6 +150,7 @@ class Proposer:
 
     def close(self, error: SmqError) -> None:
         """The node is stopping: everybody who waits is told. What was sent may still be committed."""
+        self._closed = error
         for pending in list(self._pending):
             lost = SmqError(ErrorCode.TIMED_OUT, error.message) if pending.was_sent else error
             self._conclude(pending, lost)
@@ -248,7 +253,7 @@ class Barriers:
         if isinstance(result, SmqError):
             now_ns = self._clock.monotonic_ns()
             for at_ns, done in batch:
-                if at_ns <= now_ns or result.code is ErrorCode.OVERLOADED:
+                if at_ns <= now_ns or result.code in (ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN):
                     done(result)
                 else:
                     self._waiting.appendleft((at_ns, done))

@@ -81,5 +81,7 @@ def to_pb(record: Record, ts_ns: int) -> pb.Record:
 
 
 def _record_bytes(record: Record) -> int:
-    headers = sum(len(k) + len(v or b"") + _RECORD_OVERHEAD_BYTES for k, v in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers + _RECORD_OVERHEAD_BYTES
+    size = len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD_BYTES
+    for key, value in record.headers:
+        size += len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES
+    return size

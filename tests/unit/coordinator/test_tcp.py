@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Buffer, Channel
@@ -488,6 +490,29 @@ def test_frames_are_cut_the_same_however_the_bytes_arrive(step: int) -> None:
         for kind, payload in reader.feed(stream[at : at + step])
     ]
     assert got == [(FrameKind.MESSAGE, p) for p in payloads]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 64))
+def test_whatever_bytes_arrive_the_reader_gives_frames_or_a_frame_error(chunks: list[bytes], cap: int) -> None:
+    reader = FrameReader()
+    reader.payload_bytes_max = cap
+    held = 0
+    try:
+        for chunk in chunks:
+            for _, payload in reader.feed(chunk):
+                held = max(held, len(payload))
+    except FrameError:
+        pass
+    assert held <= cap
+
+
+@given(st.binary(max_size=200))
+def test_whatever_a_hello_holds_it_decodes_or_is_a_frame_error(payload: bytes) -> None:
+    for candidate in (payload, b"SMQP\x00\x01" + payload):
+        try:
+            decode_hello(memoryview(candidate))
+        except FrameError:
+            pass
 
 
 def test_a_hello_is_read_as_it_was_written() -> None:

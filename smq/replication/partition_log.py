@@ -461,8 +461,11 @@ class PartitionLog:
             return next((info for info in infos if info.max_timestamp_ms >= create_ms), None)
         start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
         keys = self._disk.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
-        if not keys or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
-            return None  # none, not durable yet, or deleted and the disk has not come to it
+        # A row may be of a batch that is not durable yet, or that is deleted and the disk has not come to it; also of
+        # one that contains log_start, and so begins below durable_end, while no batch is durable.
+        is_any_durable = self.durable_end > self.log_start
+        if not keys or not is_any_durable or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
+            return None
         key = batch_key(self.pid, base)
         value = self._disk.get(Table.BATCHES, key)
         if value is None:

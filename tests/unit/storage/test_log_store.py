@@ -269,8 +269,10 @@ def test_a_checkpoint_of_the_log_that_was_cut_is_not_used_for_the_new_one(monkey
     for _ in range(3):
         append(log)
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 1)
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_A_PRODUCER", 0)
     append(log, producer=(1, 0, 0))  # with it a checkpoint at 4, which knows producer 1
     harness.settle()
+    assert len(harness.disk.scan_keys(Table.CHECKPOINTS, PID + b"\x01", PID + b"\x02")) == 2
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 100)
     log.truncate(Offset(2))  # not on disk yet: the checkpoint at 4 is still there
     for _ in range(4):
@@ -419,3 +421,21 @@ def test_retention_leaves_as_many_rows_as_batches(harness: Harness, monkeypatch:
         log.advance_log_start(Offset(max(0, i - 9)))
     harness.settle()
     assert rows(harness) <= 3 * 11 + 5  # batches, two kinds of times, and a few checkpoints
+
+
+def test_a_batch_that_contains_log_start_is_not_found_by_time_before_it_is_durable_again() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(10))
+    data = make_batch(3, created_ms=50)
+    stored = parse_value(build_value(data, parse_header(data), Offset(9), Epoch(1), TsNs(5)))
+    log.append_stored(stored, nothing)
+    harness.settle()
+    log.truncate(Offset(11))
+    log.append_stored(stored, nothing)
+    while log.durable_end == 10:
+        assert log.find_timestamp(50) is None
+        assert log.find_ts_ns(5) is None
+        harness.clock.step()
+    found = log.find_timestamp(50)
+    assert found is not None
+    assert (found.base, found.end) == (9, 12)

@@ -55,9 +55,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         answer_ms = deadline_ms(wait_ms + FETCH_BARRIER_MS, context)
         wait_ms = min(wait_ms, max(0, answer_ms - DEADLINE_SLACK_MS))  # "empty" comes before "timed out"
         bytes_max = min(request.max_bytes or self._response_bytes_max, self._response_bytes_max)
-        outcomes = await fetch_many(
-            self._calls, wanted, max_wait_ms=wait_ms, answer_ms=answer_ms, bytes_max=bytes_max
-        )
+        outcomes = await fetch_many(self._calls, wanted, max_wait_ms=wait_ms, answer_ms=answer_ms, bytes_max=bytes_max)
         return pb.FetchResponse(partitions=[self._fetched(w, o) for w, o in zip(wanted, outcomes, strict=True)])
 
     def _fetched(self, wanted: Wanted, outcome: Outcome) -> pb.FetchedPartition:

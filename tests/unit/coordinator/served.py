@@ -38,6 +38,10 @@ class Served:
     async def create(self, name: str = "t", partitions: int = 1, **kwargs: Any) -> None:
         """Creates a topic and waits until its partitions have leaders."""
         await self.admin.CreateTopic(pb.CreateTopicRequest(name=name, partition_count=partitions, **kwargs))
+        await self.wait_leaders(name)
+
+    async def wait_leaders(self, name: str = "t") -> None:
+        """Until every partition has a leader: after a restart that takes an election."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 info = await self.admin.DescribeCluster(pb.DescribeClusterRequest(topics=[name], linearizable=True))

@@ -436,7 +436,9 @@ def test_after_a_restart_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
     with_records(tmp_path, [100, 50], _nothing)
 
     async def body(served: Served) -> None:
-        await served.publish(raw([b"150"]))
+        await served.wait_leaders()
+        (answer,) = await served.publish(raw([b"150"]))
+        assert answer.base_offset == 150
         responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
         assert records_of(responses) == [(i, b"%d" % i) for i in range(151)]
 

@@ -31,6 +31,7 @@ from smq.clients.errors import error_from_rpc
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.spark_connector import session
+from smq.spark_connector.local_session import SHORT_LIVED
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 6
@@ -179,7 +180,7 @@ def _read_with_spark(
     story.step('Read it with Spark: spark.read.format("smq")')
     started = time.monotonic()
     with _stderr_to(directory / "spark.log"):
-        spark = session("smq demo", conf={"spark.log.level": "ERROR"})
+        spark = session("smq demo", conf={"spark.log.level": "ERROR", **SHORT_LIVED})
         try:
             story.found(
                 f"Spark {spark.version} started in {time.monotonic() - started:.1f} s; no jars, no registration"

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from smq.records import NewRecord, encode_batch
 from smq.spark_connector import session
+from smq.spark_connector.local_session import SHORT_LIVED
 from tests.cluster.harness import Cluster
 
 _numbers = itertools.count(1)
@@ -17,7 +18,7 @@ _numbers = itertools.count(1)
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, and three attempts for each task, so that a task's retry happens as it does in production."""
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    conf = {"spark.log.level": "ERROR", "spark.sql.warehouse.dir": warehouse}
+    conf = {"spark.log.level": "ERROR", "spark.sql.warehouse.dir": warehouse, **SHORT_LIVED}
     made = session("smq tests", master="local[2,3]", conf=conf)
     yield made
     made.stop()

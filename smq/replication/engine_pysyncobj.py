@@ -210,6 +210,11 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self._SyncObj__setState(library._RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
+    def _step_down(self) -> None:
+        """Within the present term: its vote stays cast."""
+        self._SyncObj__setState(library._RAFT_STATE.FOLLOWER)
+        self._SyncObj__raftLeader = None
+
     def follow(self, leader: NodeId) -> None:
         if self.leader != leader:
             self._give_up_waiting(up_to=self.journal.last_index)
@@ -377,7 +382,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         if self.is_leader:
             self.lead.advance_commit()
             if not self.lead.hears_majority():
-                self.adopt_term(self.term)
+                self._step_down()
         elif self._SyncObj__raftElectionDeadline < self.now() and self._SyncObj__connectedToAnyone():
             self._ask_for_election()
         self._apply_committed()

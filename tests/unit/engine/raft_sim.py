@@ -1,17 +1,12 @@
 """Whole Raft groups of production engines in one process under a seed: faults, and what must hold nevertheless.
 
 Owns the little world around the engines: the simulation's clock, network and disk, a state machine that is only
-a history, a client that proposes, a fault injector, and the checks. Run more seeds than the unit suite does by
-
-    python -m tests.unit.engine.raft_sim --seeds 0-999 [--nodes 5] [--bug NAME]
+a history, a client that proposes, and the checks. The faults are in raft_faults.py; hunt.py runs many seeds.
 """
 
-import argparse
 import hashlib
 import json
 import struct
-import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,6 +23,7 @@ from smq.replication import raft_leader
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.ports import Buffer, Channel, Committed, ProposalLost, Table
 from smq.replication.raft_codec import Append, AppendReply, Message, RequestVote, SnapshotChunk, Vote, decode
+from tests.unit.engine import raft_faults
 
 SETTLE_MS = 15_000  # after the last fault: pending keep-alives (3 s), an election or two, catching up
 EngineClass = type[PySyncObjEngine]
@@ -215,9 +211,7 @@ class World:
         delay_ms, tail_probability = self.rng.choice([0.1, 0.5, 3.0, 20.0]), self.rng.choice([0.0, 0.01, 0.1])
         if plan.calm:
             delay_ms, tail_probability = 0.1, 0.0
-        profile = LinkProfile(
-            delay_ms_mean=delay_ms, reconnect_ms_max=40.0, tail_probability=tail_probability
-        )
+        profile = LinkProfile(delay_ms_mean=delay_ms, reconnect_ms_max=40.0, tail_probability=tail_probability)
         self.network = Network(self.scheduler, self.streams, self.nodes, profile, self.trace)
         self.hosts = {node: Host(self, node) for node in self.nodes}
         self.leader_of_term: dict[int, NodeId] = {}
@@ -297,7 +291,7 @@ class World:
         """Faults for a while, then peace; everything that was acknowledged must be everywhere."""
         self.start_client()
         if not self.plan.calm:
-            Faults(self).schedule()
+            raft_faults.Faults(self).schedule()
         self.run_ms(self.plan.faults_ms)
         self.is_faulty = False
         self.heal()
@@ -356,127 +350,6 @@ class World:
                 raise Violation(f"{command} was acknowledged at {index} and is lost")
 
 
-class Faults:
-    """Chooses what goes wrong, and when it ends."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._rng = world.streams.stream("faults")
-        self._gap_ms = self._rng.choice([80.0, 200.0, 400.0, 800.0])
-        kinds: list[tuple[float, Callable[[], None]]] = [
-            (4, self._crash_one),
-            (1, self._crash_all),
-            (3, self._isolate),
-            (2, self._cut_one_way),
-            (2, self._pause),
-            (2, self._break_session),
-            (1, self._stall_disk),
-            (1, self._fail_disk),
-            (1, self._hand_over),
-            (1, self._slow_link),
-        ]
-        self._kinds = [(weight * self._rng.choice([0.0, 1.0, 1.0, 5.0]) + 0.01, fn) for weight, fn in kinds]
-        if world.plan.only:
-            self._gap_ms = 200.0
-            self._kinds = [(weight, fn) for weight, fn in kinds if fn.__name__.lstrip("_") in world.plan.only]
-
-    def schedule(self) -> None:
-        self._world.scheduler.after_ms(self._rng.expovariate(1 / self._gap_ms), self._next)
-
-    def _next(self) -> None:
-        if not self._world.is_faulty:
-            return
-        weights = [weight for weight, _ in self._kinds]
-        kind = self._rng.choices([fn for _, fn in self._kinds], weights)[0]
-        self._world.trace(f"fault {kind.__name__}")
-        kind()
-        self.schedule()
-
-    def _some(self) -> Host:
-        """The leader more often than chance would have it."""
-        leader = self._world.leader()
-        if leader is not None and self._rng.random() < 0.6:
-            return leader
-        return self._rng.choice(list(self._world.hosts.values()))
-
-    def _later(self, fn: Callable[[], None], mean_ms: float) -> None:
-        def run() -> None:
-            if self._world.is_faulty:
-                fn()
-
-        self._world.scheduler.after_ms(self._rng.expovariate(1 / mean_ms), run)
-
-    def _restart_later(self, host: Host, mean_ms: float) -> None:
-        self._later(lambda: None if host.is_up else host.start(), mean_ms)
-
-    def _crash_one(self) -> None:
-        host = self._some()
-        if not host.is_running:
-            return
-        if self._rng.random() < 0.5:
-            host.steps_left = self._rng.randrange(1, 60)
-        else:
-            host.crash(silently=self._rng.random() < 0.5)
-        self._restart_later(host, 300)
-        self._restart_later(host, 1500)
-
-    def _crash_all(self) -> None:
-        for host in self._world.hosts.values():
-            host.crash(silently=True)
-            self._restart_later(host, 100)
-
-    def _isolate(self) -> None:
-        host, network = self._some(), self._world.network
-        others = [node for node in self._world.nodes if node != host.node]
-        cut = others if self._rng.random() < 0.7 else others[: len(others) // 2]
-        pairs = [(host.node, peer) for peer in cut] + [(peer, host.node) for peer in cut]
-        for pair in pairs:
-            network.cut(*pair)
-        self._later(lambda: [network.heal(*pair) for pair in pairs] and None, 900)
-
-    def _cut_one_way(self) -> None:
-        src, dst = self._rng.sample(self._world.nodes, 2)
-        self._world.network.cut(src, dst)
-        self._later(lambda: self._world.network.heal(src, dst), 700)
-
-    def _pause(self) -> None:
-        host = self._some()
-        process = host.process
-        if not host.is_running or process is None:
-            return
-        process.pause()
-
-        def resume() -> None:
-            process.resume()
-            self._world.network.resumed(host.node)
-
-        self._later(resume, 700)
-
-    def _break_session(self) -> None:
-        a, b = sorted(self._rng.sample(self._world.nodes, 2))
-        self._world.network.break_session((a, b, Channel.CONTROL), drop_in_flight=True)
-
-    def _stall_disk(self) -> None:
-        host = self._some()
-        if host.is_up:
-            host.disk.stall(self._rng.uniform(20, 600))
-
-    def _fail_disk(self) -> None:
-        host = self._some()
-        if host.is_up:
-            host.disk.fail_next_commit(OSError(5, "input/output error"))
-            self._restart_later(host, 800)
-
-    def _hand_over(self) -> None:
-        leader = self._world.leader()
-        if leader is not None:
-            leader.engine.transfer_leadership(None)
-
-    def _slow_link(self) -> None:
-        src, dst = self._rng.sample(self._world.nodes, 2)
-        self._world.network.slow(src, dst, self._rng.choice([1.0, 5.0, 30.0]))
-
-
 # ------------------------------------------------------------------------------------------- durability on the wire
 def check_is_durable(host: Host, peer: NodeId, message: Message) -> None:
     """Nothing leaves that a power failure right now would make a lie."""
@@ -506,34 +379,3 @@ def run(plan: Plan) -> World:
         except Exception as e:
             e.add_note(f"seed {plan.seed}, {plan.nodes} nodes")
             raise
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Runs the Raft simulation over many seeds.")
-    parser.add_argument("--seeds", default="0-99", help="first-last")
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--bug", help="one of tests.unit.engine.planted.BUGS")
-    args = parser.parse_args(argv)
-    first, last = (int(part) for part in args.seeds.split("-"))
-    failures, acked, started = 0, 0, time.monotonic()
-    for seed in range(first, last + 1):
-        try:
-            acked += len(_run_maybe_planted(seed, args.nodes, args.bug).acked)
-        except Exception as e:  # noqa: BLE001  # every failing seed is reported, whatever it failed with
-            failures += 1
-            print(f"seed {seed}: {type(e).__name__}: {e}", flush=True)
-    print(f"{last - first + 1} seeds, {acked} acks, {failures} failed, {time.monotonic() - started:.1f} s")
-    return 1 if failures else 0
-
-
-def _run_maybe_planted(seed: int, nodes: int, bug: str | None) -> World:
-    if bug is None:
-        return run(Plan(seed=seed, nodes=nodes))
-    from tests.unit.engine import planted
-
-    with planted.BUGS[bug]():
-        return run(Plan(seed=seed, nodes=nodes, inspects_wire=False, repeats_votes=bug == "duplicate-votes"))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

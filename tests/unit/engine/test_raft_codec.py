@@ -36,21 +36,18 @@ def messages(draw: st.DrawFn) -> Message:
     term, a, b = draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)
     entries = [(term, command) for command in draw(st.lists(COMMANDS, max_size=4))]
     data = draw(st.binary(max_size=40))
-    return draw(
-        st.sampled_from(
-            [
-                RequestVote(term=term, last_index=a, last_term=b),
-                PreVote(term=term, last_index=a, last_term=b),
-                Vote(term=term),
-                PreVoteGranted(term=term),
-                TermNotice(term=term),
-                TimeoutNow(term=term),
-                Append(term=term, number=a, commit=b, prev_index=a, prev_term=term, entries=entries),
-                SnapshotChunk(term=term, number=a, index=b, index_term=a, size=100, crc=7, offset=9, data=data),
-                AppendReply(term=term, number=a, next_index=b, success=True, reset=False),
-            ]
-        )
-    )
+    choices: list[Message] = [
+        RequestVote(term=term, last_index=a, last_term=b),
+        PreVote(term=term, last_index=a, last_term=b),
+        Vote(term=term),
+        PreVoteGranted(term=term),
+        TermNotice(term=term),
+        TimeoutNow(term=term),
+        Append(term=term, number=a, commit=b, prev_index=a, prev_term=term, entries=entries),
+        SnapshotChunk(term=term, number=a, index=b, index_term=a, size=100, crc=7, offset=9, data=data),
+        AppendReply(term=term, number=a, next_index=b, success=True, reset=False),
+    ]
+    return draw(st.sampled_from(choices))
 
 
 def to_bytes(message: Message) -> bytes:

@@ -1,0 +1,331 @@
+"""Leader, follower and pre-vote against a view that only records: the rules one by one."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from smq.raft_state.ids import NodeId
+from smq.replication.journal import RaftJournal, Snapshot
+from smq.replication.raft_codec import NO_OP, REGULAR, Append, AppendReply, Message, PreVote, SnapshotChunk, TermNotice
+from smq.replication.raft_follower import Follower
+from smq.replication.raft_leader import WINDOW_BYTES_MAX, Leader
+from smq.replication.raft_outbox import Needs
+from smq.replication.raft_prevote import PreVoting
+from smq.replication.raft_view import EngineTiming, RaftView, RaftViolation
+from tests.unit.engine import planted
+from tests.unit.engine.test_raft_journal import Desk
+
+ME, A, B = NodeId(1), NodeId(2), NodeId(3)
+
+
+@dataclass
+class View:
+    """A node of three, as the roles see it. Everything added to its journal is durable."""
+
+    journal: RaftJournal
+    desk: Desk
+    timing: EngineTiming = field(default_factory=EngineTiming)
+    peers: tuple[NodeId, ...] = (A, B)
+    term: int = 1
+    leader: NodeId | None = None
+    is_leader: bool = False
+    commit_index: int = 1
+    time: float = 100.0
+    sent: list[tuple[NodeId, Message]] = field(default_factory=list)
+    installed: list[Snapshot] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.time
+
+    def is_connected(self, peer: NodeId) -> bool:
+        return True
+
+    def send(self, peer: NodeId, message: Message, needs: Needs = Needs.EVERYTHING) -> None:
+        self.sent.append((peer, message))
+
+    def adopt_term(self, term: int) -> None:
+        self.term, self.leader, self.is_leader = term, None, False
+
+    def follow(self, leader: NodeId) -> None:
+        self.leader = leader
+
+    def commit_to(self, index: int) -> None:
+        self.commit_index = max(self.commit_index, index)
+
+    def install(self, snapshot: Snapshot) -> None:
+        self.installed.append(snapshot)
+        self.journal.install(snapshot)
+
+    def take_sent(self) -> list[Message]:
+        sent, self.sent = self.sent, []
+        return [message for _, message in sent]
+
+
+def view_of(*terms: int) -> View:
+    """A journal whose entries 2, 3, ... have these terms; the view's term is the last."""
+    desk = Desk()
+    desk.journal.add(bytes([NO_OP]), 1, 0)
+    for index, term in enumerate(terms, 2):
+        desk.journal.add(bytes([REGULAR, term]), index, term)
+    desk.sync()
+    view = View(desk.journal, desk, term=max(terms, default=1))
+    typed: RaftView = view
+    assert typed is view
+    return view
+
+
+def leading(*terms: int, term: int) -> tuple[View, Leader]:
+    view = view_of(*terms)
+    view.term, view.is_leader, view.leader = term, True, ME
+    lead = Leader(view)
+    lead.begin()
+    return view, lead
+
+
+def success(view: View, number: int, index: int) -> AppendReply:
+    return AppendReply(term=view.term, number=number, next_index=index + 1, success=True, reset=False)
+
+
+def reset(view: View, number: int, next_index: int) -> AppendReply:
+    return AppendReply(term=view.term, number=number, next_index=next_index, success=False, reset=True)
+
+
+def append(*entry_terms: int, term: int, prev: tuple[int, int], commit: int = 1) -> Append:
+    entries = [(t, bytes([REGULAR, t])) for t in entry_terms]
+    return Append(term=term, number=1, commit=commit, prev_index=prev[0], prev_term=prev[1], entries=entries)
+
+
+# --------------------------------------------------------------------------------------------------------- leader
+def figure_8() -> int:
+    """Entry 3 of term 2 is on a majority, the leader of term 4 has no entry of its own there yet."""
+    view, lead = leading(1, 2, term=4)
+    lead.on_reply(A, success(view, 1, 3))
+    lead.on_reply(B, success(view, 1, 3))
+    lead.advance_commit()
+    return view.commit_index
+
+
+def test_an_entry_of_an_older_term_is_not_committed_by_counting() -> None:
+    assert figure_8() == 1
+    with planted.BUGS["commit-older-terms"]():
+        assert figure_8() == 3
+
+
+def test_an_entry_of_the_term_commits_what_is_before_it() -> None:
+    view, lead = leading(1, 2, term=4)
+    view.journal.add(bytes([NO_OP]), 4, 4)
+    view.desk.sync()
+    lead.on_reply(A, success(view, 1, 4))
+    lead.advance_commit()
+    assert view.commit_index == 4
+
+
+def test_the_leader_does_not_count_itself_before_its_own_disk_does() -> None:
+    view, lead = leading(1, term=2)
+    view.journal.add(bytes([NO_OP]), 3, 2)
+    lead.on_reply(A, success(view, 1, 3))
+    lead.advance_commit()
+    assert view.commit_index == 1
+    lead.on_reply(B, success(view, 1, 3))
+    lead.advance_commit()
+    assert view.commit_index == 3, "two followers are a majority without the leader"
+
+
+def test_success_never_rewinds_what_is_sent_next() -> None:
+    view, lead = leading(term=1)
+    for index in range(2, 6):
+        view.journal.add(bytes([REGULAR]), index, 1)
+        lead.send()
+    view.take_sent()
+    lead.on_reply(A, success(view, 1, 2))
+    lead.send()
+    assert view.take_sent() == []
+
+
+def test_late_refusals_of_messages_before_a_reset_rewind_once() -> None:
+    view, lead = leading(1, 1, 1, 1, 1, term=1)
+    for index in range(7, 12):
+        view.journal.add(bytes([REGULAR]), index, 1)
+        lead.send()
+    numbers = [m.number for p, m in view.sent if p == A and isinstance(m, Append)]
+    view.take_sent()
+    for number in numbers:
+        lead.on_reply(A, reset(view, number, 3))
+        lead.send()
+    resent = [m for m in view.take_sent() if isinstance(m, Append) and m.entries]
+    assert [m.prev_index for m in resent] == [2]
+
+
+def test_what_is_underway_to_a_silent_follower_is_bounded() -> None:
+    view, lead = leading(term=1)
+    for index in range(2, 40):
+        view.journal.add(bytes(1 << 20), index, 1)
+        lead.send()
+    to_a = sum(len(entry) for p, m in view.sent if p == A and isinstance(m, Append) for _, entry in m.entries)
+    assert WINDOW_BYTES_MAX <= to_a <= WINDOW_BYTES_MAX + (1 << 20)
+
+
+def test_a_follower_that_reports_nonsense_does_no_harm() -> None:
+    view, lead = leading(1, 1, term=1)
+    lead.on_reply(A, success(view, 9, 10**9))
+    lead.on_reply(B, reset(view, 9, 0))
+    lead.send()
+    lead.advance_commit()
+    assert view.commit_index <= view.journal.last_index
+
+
+def test_a_majority_that_is_silent_is_noticed() -> None:
+    view, lead = leading(term=1)
+    assert lead.hears_majority()
+    view.time += 0.6
+    assert not lead.hears_majority()
+    lead.on_reply(A, success(view, 1, 1))
+    assert lead.hears_majority()
+
+
+# ------------------------------------------------------------------------------------------------------- follower
+def test_a_shorter_message_truncates_nothing() -> None:
+    view = view_of(1, 1, 1)
+    Follower(view).on_append(A, append(1, term=1, prev=(1, 0)))
+    assert view.journal.last_index == 4
+    assert view.take_sent() == [success(view, 1, 2)]
+
+
+def test_a_conflict_truncates_from_there_and_not_before() -> None:
+    view = view_of(1, 1, 1)
+    Follower(view).on_append(A, append(1, 2, term=2, prev=(1, 0)))
+    assert (view.journal.last_index, view.journal.term_at(2), view.journal.term_at(3)) == (3, 1, 2)
+
+
+def test_the_commit_index_stops_where_comparison_did() -> None:
+    view = view_of(1, 1, 1)
+    Follower(view).on_append(A, append(term=2, prev=(2, 1), commit=4))
+    assert view.commit_index == 2
+
+
+def test_a_missing_predecessor_asks_from_the_end() -> None:
+    view = view_of(1, 1)
+    Follower(view).on_append(A, append(1, term=1, prev=(9, 1)))
+    assert view.take_sent() == [reset(view, 1, 4)]
+
+
+def test_a_conflicting_predecessor_asks_from_the_committed_prefix() -> None:
+    view = view_of(1, 1, 1, 1)
+    view.commit_index = 2
+    Follower(view).on_append(A, append(3, term=3, prev=(5, 2)))
+    assert view.take_sent() == [reset(view, 1, 3)]
+
+
+def test_a_committed_entry_that_differs_is_a_violation() -> None:
+    view = view_of(1, 1)
+    view.commit_index = 3
+    with pytest.raises(RaftViolation, match="committed entry 3"):
+        Follower(view).on_append(A, append(1, 2, term=2, prev=(1, 0)))
+
+
+def test_a_second_leader_of_the_term_is_a_violation() -> None:
+    view = view_of(1)
+    follower = Follower(view)
+    follower.on_append(A, append(term=1, prev=(1, 0)))
+    with pytest.raises(RaftViolation, match="leads term 1"):
+        follower.on_append(B, append(term=1, prev=(1, 0)))
+
+
+def test_a_leader_of_an_older_term_is_told_the_term() -> None:
+    view = view_of(3)
+    Follower(view).on_append(A, append(2, term=2, prev=(1, 0)))
+    assert view.take_sent() == [TermNotice(term=3)]
+    assert view.leader is None
+
+
+def chunks(snapshot: Snapshot, size: int, *, term: int = 5) -> list[SnapshotChunk]:
+    state = snapshot.state
+    return [
+        SnapshotChunk(
+            term=term,
+            number=number,
+            index=snapshot.index,
+            index_term=snapshot.term,
+            size=len(state),
+            crc=snapshot.crc,
+            offset=offset,
+            data=state[offset : offset + size],
+        )
+        for number, offset in enumerate(range(0, len(state), size), 1)
+    ]
+
+
+SNAPSHOT = Snapshot(index=9, term=4, state=b"0123456789")
+
+
+def test_a_snapshot_is_installed_when_it_is_whole() -> None:
+    view = view_of(1)
+    follower = Follower(view)
+    for chunk in chunks(SNAPSHOT, 4):
+        assert view.installed == []
+        follower.on_chunk(A, chunk)
+    assert view.installed == [SNAPSHOT]
+    assert view.take_sent()[-1] == success(view, 3, 9)
+
+
+def test_a_snapshot_that_fails_its_checksum_is_refused() -> None:
+    view = view_of(1)
+    follower = Follower(view)
+    damaged = Snapshot(index=9, term=4, state=b"0123456780")
+    for good, bad in zip(chunks(SNAPSHOT, 4), chunks(damaged, 4), strict=True):
+        follower.on_chunk(A, SnapshotChunk(**{f: getattr(good, f) for f in good.__slots__} | {"data": bad.data}))
+    assert view.installed == []
+    assert view.take_sent()[-1] == reset(view, 3, 3)
+
+
+def test_a_chunk_that_is_not_the_next_is_refused() -> None:
+    view = view_of(1)
+    follower = Follower(view)
+    first, _, third = chunks(SNAPSHOT, 4)
+    follower.on_chunk(A, first)
+    follower.on_chunk(A, third)
+    assert view.take_sent()[-1] == reset(view, 3, 3)
+    follower.on_chunk(A, chunks(SNAPSHOT, 4)[1])
+    assert view.installed == []
+
+
+def test_half_a_snapshot_does_not_outlive_its_session() -> None:
+    view = view_of(1)
+    follower = Follower(view)
+    first, second, third = chunks(SNAPSHOT, 4)
+    follower.on_chunk(A, first)
+    follower.forget_session(A)
+    follower.on_chunk(A, second)
+    follower.on_chunk(A, third)
+    assert view.installed == []
+
+
+def test_a_snapshot_of_what_the_journal_holds_is_not_installed() -> None:
+    view = view_of(1, 1, 4, 4)
+    for chunk in chunks(Snapshot(index=4, term=4, state=b"s"), 4):
+        Follower(view).on_chunk(A, chunk)
+    assert (view.installed, view.commit_index) == ([], 4)
+    assert view.take_sent() == [success(view, 1, 4)]
+
+
+# ------------------------------------------------------------------------------------------------------- pre-vote
+def asked(view: View, *, term: int, last: tuple[int, int], heard_at: float = 0.0) -> bool:
+    return PreVoting(view).would_vote(A, PreVote(term=term, last_index=last[0], last_term=last[1]), heard_at)
+
+
+def test_a_pre_vote_is_given_to_a_log_that_is_level() -> None:
+    assert asked(view_of(1, 1), term=2, last=(3, 1))
+    assert asked(view_of(1, 1), term=3, last=(2, 2))
+    assert not asked(view_of(1, 1), term=2, last=(2, 1))
+
+
+def test_no_pre_vote_against_a_leader_that_is_heard() -> None:
+    view = view_of(1)
+    assert not asked(view, term=2, last=(9, 1), heard_at=view.time - 0.2)
+    assert asked(view, term=2, last=(9, 1), heard_at=view.time - 0.4)
+
+
+def test_a_pre_vote_for_a_term_that_is_over_is_answered_with_the_term() -> None:
+    view = view_of(5)
+    assert not asked(view, term=5, last=(9, 5))
+    assert view.take_sent() == [TermNotice(term=5)]

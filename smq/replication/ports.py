@@ -85,7 +85,7 @@ class Table(enum.Enum):
     RAFT_LOG = "raft_log"  # be64 index -> crc, term, command
     RAFT_META = "raft_meta"  # term and vote, commit, snapshot
     BATCHES = "batches"  # partition id, be64 base offset -> envelope + batch
-    TIMES = "times"  # partition id, kind, be64 time, be64 base offset -> nothing
+    TIMES = "times"  # partition id, kind, be64 time, be64 base offset -> index row, or nothing
     CHECKPOINTS = "checkpoints"  # partition id -> where recovery may start; producer state
 
 

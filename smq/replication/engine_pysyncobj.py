@@ -50,7 +50,7 @@ __all__ = ["EngineTiming", "PySyncObjEngine"]
 
 COMMANDS_QUEUED_MAX: Final = 50_000  # above 65,536 the library reports failure for commands it did queue (finding 19)
 APPLY_BATCH_MAX: Final = 512  # entries applied a turn, so that a long backlog does not starve the node's loop
-SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal weighs this, however few the entries
+SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries
 JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept behind a snapshot so that a slow follower needs none
 _RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
 
@@ -164,6 +164,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self.prevoting = PreVoting(self)
         self._voters: set[NodeId] = set()  # who voted for us in the present term (finding 11)
         self._connected: set[NodeId] = set()
+        self._size_after_snapshot = 0  # of the journal: what waits to be committed cannot be cut off
         super().__init__(
             self._nodes[node_id],
             [self._nodes[peer] for peer in peers],
@@ -440,17 +441,15 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
 
     def _compact_journal(self) -> None:
         """A snapshot every so many entries or bytes, and the journal cut behind it, in one submission."""
-        index, journal = self.applied_index, self.journal
+        index, journal, every = self.applied_index, self.journal, self.timing.snapshot_entries
         taken = journal.snapshot.index if journal.snapshot else 1
-        if index - taken < self.timing.snapshot_entries and (
-            journal.size_bytes < SNAPSHOT_JOURNAL_BYTES or index == taken
-        ):
+        grown = journal.size_bytes - self._size_after_snapshot
+        if index - taken < every and (index == taken or grown < SNAPSHOT_JOURNAL_BYTES):
             return
         snapshot = Snapshot(index=index, term=journal.term_at(index), state=self._engine.machine.snapshot())
-        first_kept = max(journal.first_index, index - self.timing.snapshot_entries // 4)
-        if journal.size_bytes > JOURNAL_KEPT_BYTES:
-            first_kept = index
-        journal.compact(snapshot, first_kept)
+        first_kept = max(journal.first_index, index - every // 4)
+        journal.compact(snapshot, first_kept if journal.size_bytes <= JOURNAL_KEPT_BYTES else index)
+        self._size_after_snapshot = journal.size_bytes
 
 
 def _conf(timing: EngineTiming) -> SyncObjConf:

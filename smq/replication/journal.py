@@ -43,8 +43,8 @@ _END_KEY: Final = b"\xff" * 9  # behind every index
 
 _SCAN_BYTES: Final = 8 << 20  # a start reads the journal in pieces of this size
 _ADVICE: Final = (
-    "this node's Raft data cannot be trusted: replace the node's data directory as the runbook says; "
-    "the other nodes hold what was acknowledged"
+    "this node's Raft data cannot be trusted: replace its data directory, but only while all other nodes are up, and "
+    "stop none of them before it has caught up: they hold what was acknowledged"
 )
 
 
@@ -194,6 +194,11 @@ class RaftJournal:
     def durable_index(self) -> int:
         """Every entry of the present journal up to this one is on disk."""
         return self._durable_index
+
+    @property
+    def is_behind(self) -> bool:
+        """Something submitted is not on disk yet."""
+        return self._disk.durable_seq < self.changed_seq
 
     def term_at(self, index: int) -> int:
         """Of an entry that is in the journal."""

@@ -52,11 +52,14 @@ def _tracked() -> list[Path]:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
         names = [name for name in listed.decode().split("\0") if name]
     except (OSError, subprocess.CalledProcessError):
-        hidden = (".venv", "cache", "__pycache__", ".git")
+        kept = (".ci", ".gitignore")
         names = [
-            str(path.relative_to(ROOT))
+            path.relative_to(ROOT).as_posix()
             for path in ROOT.rglob("*")
-            if not any(word in part for part in path.relative_to(ROOT).parts for word in hidden)
+            if not any(
+                part == "__pycache__" or (part.startswith(".") and part not in kept)
+                for part in path.relative_to(ROOT).parts
+            )
         ]
     return [ROOT / name for name in sorted(names) if (ROOT / name).is_file()]
 

@@ -252,9 +252,11 @@ class _Broker(BrokerServicer):
         if request.max_wait_ms and not any(p.batches or p.HasField("error") for p in answer.partitions):
             logs = [self.node.cluster.partition(p.topic, p.partition) for p in request.partitions]
             waits = [asyncio.create_task(log.changed.wait()) for log in logs]
-            await asyncio.wait(waits, timeout=request.max_wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+            try:
+                await asyncio.wait(waits, timeout=request.max_wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
             answer = self._fetched(request)
         return answer
 

@@ -121,7 +121,7 @@ def test_killed_leader_costs_nothing_and_stores_nothing_twice() -> None:
             for i in range(300):
                 sent.append(producer.send("t", b"%d" % i, partition=i % 3))
                 if i == 150:
-                    await asyncio.sleep(0.02)
+                    await cluster.topics["t"][0].reaches(1)
                     await cluster.nodes[1].stop()
                     cluster.topics["t"][0].move(2)
                 await asyncio.sleep(0)
@@ -156,10 +156,16 @@ def test_node_that_hangs_is_left_when_another_leads() -> None:
     async def scenario() -> None:
         async with cluster_of(2, t=1) as cluster, producer_of(cluster) as producer:
             await producer.send("t", b"0")
-            stuck = asyncio.Event()
-            cluster.nodes[1].hook = lambda _name, _request: stuck.wait()
+            stuck, arrived = asyncio.Event(), asyncio.Event()
+
+            def hang(name: str, _request: object) -> Any:
+                if name == "PublishRecord":
+                    arrived.set()
+                return stuck.wait()
+
+            cluster.nodes[1].hook = hang
             sent = producer.send("t", b"1")
-            await asyncio.sleep(0.05)
+            await arrived.wait()
             cluster.topics["t"][0].move(2)
             assert (await sent).offset == 1
             stuck.set()

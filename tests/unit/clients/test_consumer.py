@@ -1,0 +1,421 @@
+"""The asyncio consumer over real gRPC: positions, order, failover, groups' offsets."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from smq.clients import Admin, Consumer, ConsumerRecord, Producer, SmqError, StartAt
+from smq.raft_state.errors import ErrorCode
+from smq.records import NewRecord, decode_batch, encode_batch
+from tests.unit.clients.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
+
+
+def consumer_of(cluster: FakeCluster, **options: Any) -> Consumer:
+    return Consumer(bootstrap_of(cluster), **{"max_wait_ms": 50, **options})
+
+
+def fill(cluster: FakeCluster, count: int, *, partition: int = 0, per_batch: int = 3, topic: str = "t") -> None:
+    log = cluster.topics[topic][partition]
+    at = log.end
+    for start in range(at, at + count, per_batch):
+        numbers = range(start, min(start + per_batch, at + count))
+        log.append(encode_batch([NewRecord(b"k", b"%d" % n, 1000 + n, [("h", b"v")]) for n in numbers]))
+    log.settle()
+
+
+async def take(consumer: Consumer, count: int) -> list[ConsumerRecord]:
+    return [await anext(consumer) for _ in range(count)]
+
+
+def test_records_come_with_everything_they_had() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 2)
+            assert await consumer.assign([("t", 0)]) == {("t", 0): 0}
+            [first, second] = await take(consumer, 2)
+            assert first == ConsumerRecord("t", 0, 0, 1, 1000, b"k", b"0", first.headers)
+            assert list(first.headers) == [("h", b"v")]
+            assert second.offset == 1
+
+    run(scenario())
+
+
+def test_start_in_the_middle_of_a_batch_begins_at_that_record() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 10)
+            await consumer.assign({("t", 0): 4})
+            assert [r.offset for r in await take(consumer, 6)] == [4, 5, 6, 7, 8, 9]
+
+    run(scenario())
+
+
+def test_reader_at_the_end_wakes_with_the_next_append() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, max_wait_ms=10_000) as consumer:
+            await consumer.assign([("t", 0)])
+            waiting = asyncio.create_task(take(consumer, 1))
+            await asyncio.sleep(0)
+            fill(cluster, 1)
+            assert [r.value for r in await waiting] == [b"0"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("start", "position"),
+    [
+        ("RESET_TO_EARLIEST", 3),
+        ("RESET_TO_LATEST", 10),
+        (("RESET_TO_OFFSET", 0), 3),
+        (("RESET_TO_OFFSET", 99), 10),
+        (("EXACT_OFFSET", 5), 5),
+        (7, 7),
+        (10, 10),
+        (StartAt(type="RESET_TO_OFFSET", value=4), 4),
+    ],
+)
+def test_start_positions(start: Any, position: int) -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 10)
+            cluster.topics["t"][0].log_start = 3
+            await consumer.assign([("t", 0)], start)
+            assert consumer.position("t", 0) == position
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("start", [2, 11, -1, ("EXACT_OFFSET", 10), ("EXACT_OFFSET", 2)])
+def test_start_out_of_range_is_told_with_the_range(start: Any) -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 10)
+            cluster.topics["t"][0].log_start = 3
+            with pytest.raises(SmqError) as caught:
+                await consumer.assign([("t", 0)], start)
+            assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+            assert (caught.value.details.lo, caught.value.details.hi) == (3, 10)
+
+    run(scenario())
+
+
+def test_seek_moves_back_and_forward_and_refuses_what_is_past_the_end() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 10)
+            await consumer.assign([("t", 0)])
+            await take(consumer, 5)
+            assert await consumer.seek("t", 0, 1) == 1
+            assert [r.offset for r in await take(consumer, 2)] == [1, 2]
+            await consumer.seek("t", 0, 8)
+            assert [r.offset for r in await take(consumer, 2)] == [8, 9]
+            assert await consumer.seek("t", 0, 10) == 10
+            assert await consumer.lag("t", 0) == 0
+            with pytest.raises(SmqError):
+                await consumer.seek("t", 0, 11)
+            assert consumer.position("t", 0) == 10
+
+    run(scenario())
+
+
+def test_position_and_lag_follow_what_was_handed_out() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 10)
+            await consumer.assign([("t", 0)])
+            assert await consumer.lag("t", 0) == 10
+            await take(consumer, 4)
+            assert (consumer.position("t", 0), await consumer.lag("t", 0)) == (4, 6)
+
+    run(scenario())
+
+
+def test_several_partitions_are_read_whole_and_in_order() -> None:
+    async def scenario() -> None:
+        async with cluster_of(3, t=5) as cluster, consumer_of(cluster, fetch_max_bytes=300) as consumer:
+            for p in range(5):
+                fill(cluster, 20 + p, partition=p)
+            await consumer.assign([("t", p) for p in range(5)])
+            seen: dict[int, list[int]] = {p: [] for p in range(5)}
+            for record in await take(consumer, sum(20 + p for p in range(5))):
+                seen[record.partition].append(record.offset)
+            assert seen == {p: list(range(20 + p)) for p in range(5)}
+            # Partitions with the same leader went together.
+            assert any(len(f.partitions) > 1 for node in cluster.nodes.values() for f in node.fetches)
+
+    run(scenario())
+
+
+def test_getmany_hands_out_by_partition_and_is_empty_when_nothing_comes() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=2) as cluster, consumer_of(cluster, max_wait_ms=10) as consumer:
+            fill(cluster, 4, partition=1)
+            await consumer.assign([("t", 0), ("t", 1)])
+            found = await consumer.getmany(100, 1_000)
+            rest = await consumer.getmany(100, 1)
+            offsets = [r.offset for part in (found, rest) for r in part.get(("t", 1), [])]
+            assert offsets == [0, 1, 2, 3]
+            assert await consumer.getmany(100, 1) == {}
+
+    run(scenario())
+
+
+def test_raw_batches_come_as_they_lie_in_the_log() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 6)
+            await consumer.assign({("t", 0): 1})
+            batch = await consumer.getbatch(1_000)
+            assert batch is not None
+            assert (batch.base_offset, batch.last_offset) == (0, 2)
+            assert [r.offset for r in decode_batch(batch.data)] == [0, 1, 2]
+            assert consumer.position("t", 0) == 3
+
+    run(scenario())
+
+
+def test_raw_batches_after_iteration_begin_at_the_position() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 6)
+            await consumer.assign([("t", 0)])
+            await take(consumer, 1)
+            batch = await consumer.getbatch(1_000)
+            assert batch is not None
+            assert batch.base_offset == 0
+            assert consumer.position("t", 0) == 3
+
+    run(scenario())
+
+
+def test_fetch_range_reads_without_an_assignment() -> None:
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 6)
+            found = await consumer.fetch_range("t", 0, 3)
+            assert [b.base_offset for b in found.batches] == [3]
+            assert (found.log_start, found.hwm) == (0, 6)
+            assert (await consumer.fetch_range("t", 0, 6)).batches == ()
+            with pytest.raises(SmqError) as caught:
+                await consumer.fetch_range("t", 0, 7)
+            assert caught.value.details.hi == 6
+
+    run(scenario())
+
+
+def test_reader_goes_on_at_another_replica_when_its_node_dies() -> None:
+    async def scenario() -> None:
+        async with cluster_of(3, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 4)
+            await consumer.assign([("t", 0)])
+            await take(consumer, 2)
+            await cluster.nodes[1].stop()
+            cluster.topics["t"][0].move(2)
+            fill(cluster, 4)
+            assert [r.offset for r in await take(consumer, 6)] == [2, 3, 4, 5, 6, 7]
+
+    run(scenario())
+
+
+def test_damaged_replica_is_left_for_another() -> None:
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 2)
+
+            def damaged(name: str, _request: object) -> None:
+                if name == "Fetch":
+                    raise SmqError(ErrorCode.DATA_DAMAGED, "checksum")
+
+            cluster.nodes[1].hook = damaged
+            await consumer.assign([("t", 0)])
+            assert [r.offset for r in await take(consumer, 2)] == [0, 1]
+            assert cluster.nodes[2].fetches
+
+    run(scenario())
+
+
+def test_named_replica_alone_is_read() -> None:
+    async def scenario() -> None:
+        async with cluster_of(3, t=1) as cluster, consumer_of(cluster, from_replica=3) as consumer:
+            fill(cluster, 2)
+            await consumer.assign([("t", 0)])
+            await take(consumer, 2)
+            assert cluster.nodes[3].fetches
+            assert not cluster.nodes[1].fetches
+            with pytest.raises(SmqError, match="no such node"):
+                await consumer_of(cluster, from_replica=9).start()
+
+    run(scenario())
+
+
+def test_records_that_are_gone_are_told_with_the_range_until_a_seek() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            await consumer.assign([("t", 0)])
+            fill(cluster, 9)
+            cluster.topics["t"][0].log_start = 6
+            consumer._planner.assigned["t", 0].move(2)  # as if it had been away for 30 days
+            for _ in range(2):
+                with pytest.raises(SmqError) as caught:
+                    await anext(consumer)
+                assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+                assert (caught.value.details.lo, caught.value.details.hi) == (6, 9)
+            await consumer.seek("t", 0, 6)
+            assert [r.offset for r in await take(consumer, 3)] == [6, 7, 8]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("reset", "first"), [("earliest", 6), ("latest", 9)])
+def test_records_that_are_gone_are_passed_over_where_the_user_asked_for_that(reset: Any, first: int) -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset=reset) as consumer:
+            await consumer.assign([("t", 0)])
+            fill(cluster, 9)
+            cluster.topics["t"][0].log_start = 6
+            consumer._planner.assigned["t", 0].move(2)
+            waiting = asyncio.create_task(take(consumer, 1))
+            while consumer.position("t", 0) == 2:  # noqa: ASYNC110 a position tells nobody when it moves
+                await asyncio.sleep(0)
+            fill(cluster, 1)
+            assert [r.offset for r in await waiting] == [first]
+
+    run(scenario())
+
+
+def test_group_resumes_at_exactly_the_next_record() -> None:
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster:
+            fill(cluster, 10)
+            async with consumer_of(cluster, group="g") as consumer:
+                await consumer.assign([("t", 0)])
+                await take(consumer, 4)
+                assert await consumer.committed() == {}
+                await consumer.commit()
+                assert (await consumer.committed())["t", 0].offset == 4
+            async with consumer_of(cluster, group="g") as consumer:
+                assert await consumer.assign([("t", 0)]) == {("t", 0): 4}
+                assert (await anext(consumer)).offset == 4
+                await consumer.commit({("t", 0): 9})
+            async with consumer_of(cluster, group="other") as consumer:
+                assert await consumer.assign([("t", 0)], "RESUME_OR_LATEST") == {("t", 0): 10}
+            async with Admin(bootstrap_of(cluster)) as admin:
+                assert (await admin.fetch_offsets("g"))["t", 0].offset == 9
+
+    run(scenario())
+
+
+def test_group_below_the_log_start_is_told_or_reset() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster:
+            fill(cluster, 10)
+            cluster.commits["g", "t", 0] = (2, "")
+            cluster.topics["t"][0].log_start = 6
+            async with consumer_of(cluster, group="g") as consumer:
+                with pytest.raises(SmqError) as caught:
+                    await consumer.assign([("t", 0)])
+                assert caught.value.details.lo == 6
+            async with consumer_of(cluster, group="g", auto_offset_reset="earliest") as consumer:
+                assert await consumer.assign([("t", 0)]) == {("t", 0): 6}
+
+    run(scenario())
+
+
+def test_mistakes_of_the_caller_are_named() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            with pytest.raises(SmqError, match=r"assign\(\)"):
+                await anext(consumer)
+            with pytest.raises(SmqError, match="not assigned"):
+                consumer.position("t", 0)
+            with pytest.raises(SmqError, match="no group"):
+                await consumer.commit()
+            with pytest.raises(SmqError, match="name the group"):
+                await consumer.assign([("t", 0)], "RESUME_OR_LATEST")
+            with pytest.raises(SmqError, match="unknown: one of EXACT_OFFSET"):
+                await consumer.assign([("t", 0)], "NEWEST")
+            with pytest.raises(SmqError, match="needs a value"):
+                await consumer.assign([("t", 0)], "EXACT_TS_NS")
+            with pytest.raises(SmqError) as caught:
+                await consumer.assign([("nope", 0)])
+            assert caught.value.code is ErrorCode.UNKNOWN_TOPIC
+            with pytest.raises(SmqError) as caught:
+                await consumer.assign([("t", 5)])
+            assert caught.value.code is ErrorCode.UNKNOWN_PARTITION
+
+    run(scenario())
+
+
+def test_deleted_topic_ends_the_reading_with_an_error() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, max_wait_ms=5) as consumer:
+            await consumer.assign([("t", 0)])
+            del cluster.topics["t"]
+            with pytest.raises(SmqError) as caught:
+                await anext(consumer)
+            assert caught.value.code is ErrorCode.UNKNOWN_TOPIC
+
+    run(scenario())
+
+
+def test_trouble_that_lasts_is_told_and_tried_again() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, stall_timeout_ms=100) as consumer:
+            fill(cluster, 1)
+            await consumer.assign([("t", 0)], "RESET_TO_LATEST")
+            await cluster.nodes[1].stop()
+            with pytest.raises(SmqError, match="no node answers"):
+                await anext(consumer)
+            await cluster.nodes[1].restart()
+            fill(cluster, 1)
+            for _ in range(50):  # every further error is told too, until the connection is back
+                try:
+                    assert (await anext(consumer)).offset == 1
+                    break
+                except SmqError:
+                    continue
+            else:
+                raise AssertionError("it never came back")
+
+    run(scenario())
+
+
+def test_close_ends_a_waiting_iteration() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster:
+            consumer = consumer_of(cluster, max_wait_ms=10_000)
+            await consumer.start()
+            await consumer.assign([("t", 0)])
+
+            async def read() -> int:
+                return len([record async for record in consumer])
+
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(0)
+            await consumer.close()
+            assert await reading == 0
+
+    run(scenario())
+
+
+def test_what_a_producer_sent_is_what_a_consumer_reads_for_every_codec() -> None:
+    async def scenario(codec: str) -> None:
+        async with cluster_of(2, t=1) as cluster:
+            async with Producer(bootstrap_of(cluster), compression=codec) as producer:
+                await producer.send("t", b"x" * 1000, key=b"k", headers=[("a", None)], timestamp_ms=5)
+                await producer.send("t", None, key=None)
+            async with consumer_of(cluster) as consumer:
+                await consumer.assign([("t", 0)])
+                first, second = await take(consumer, 2)
+                assert (first.value, first.key, list(first.headers), first.timestamp_ms) == (
+                    b"x" * 1000,
+                    b"k",
+                    [("a", None)],
+                    5,
+                )
+                assert (second.value, second.key) == (None, None)
+
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        run(scenario(codec))

@@ -1,0 +1,37 @@
+"""What an executor or a small script carries when it imports the clients."""
+
+import subprocess
+import sys
+
+import pytest
+
+import smq.clients
+
+FORBIDDEN = ("lmdb", "pysyncobj", "pyspark", "uvloop", "click", "rich", "pyarrow", "pandas", "structlog")
+
+
+def _loaded_after(code: str) -> set[str]:
+    script = f"{code}\nimport sys\nprint(' '.join(sorted(m.partition('.')[0] for m in sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_clients_import_nothing_of_server_or_spark() -> None:
+    names = ", ".join(smq.clients._HOMES)
+    assert not _loaded_after(f"from smq.clients import {names}") & set(FORBIDDEN)
+
+
+def test_package_itself_is_light() -> None:
+    loaded = _loaded_after("import smq.clients")
+    assert not loaded & {*FORBIDDEN, "grpc", "google", "aiokafka", "asyncio"}
+
+
+@pytest.mark.parametrize("name", sorted(smq.clients._HOMES))
+def test_every_public_name_is_found(name: str) -> None:
+    assert getattr(smq.clients, name) is not None
+    assert name in dir(smq.clients)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Prodcuer'"):
+        smq.clients.Prodcuer  # noqa: B018 the access is the test

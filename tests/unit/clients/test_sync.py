@@ -1,0 +1,103 @@
+"""The blocking shells, used as a script would use them: no event loop in sight."""
+
+import asyncio
+import multiprocessing
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from smq.clients import SmqError, SyncAdmin, SyncConsumer, SyncProducer
+from smq.raft_state.errors import ErrorCode
+from tests.unit.clients.fake_cluster import FakeCluster, cluster_of
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A fake node in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    context = cluster_of(1, t=2)
+
+    async def enter() -> FakeCluster:
+        return await context.__aenter__()
+
+    async def leave() -> None:
+        await context.__aexit__(None, None, None)
+
+    cluster = asyncio.run_coroutine_threadsafe(enter(), loop).result()
+    try:
+        yield cluster.nodes[1].address
+    finally:
+        asyncio.run_coroutine_threadsafe(leave(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+def test_send_read_commit_and_resume(address: str) -> None:
+    with SyncAdmin(address) as admin:
+        admin.create_topic("u", 1)
+        assert {t.name for t in admin.list_topics()} == {"t", "u"}
+    with SyncProducer(address, linger_ms=1) as producer:
+        assert producer.send("u", b"0").result().offset == 0
+        runs = producer.send_many("u", [b"%d" % i for i in range(1, 10)])
+        assert [(r.base_offset, r.last_offset) for r in runs] == [(1, 9)]
+        assert producer.stats.records_acked == 10
+    with SyncConsumer(address, group="g", max_wait_ms=50) as consumer:
+        consumer.assign([("u", 0)])
+        for record in consumer:
+            assert consumer.position("u", 0) == record.offset + 1
+            assert consumer.lag("u", 0) == 9 - record.offset
+            if record.offset == 4:
+                break
+        consumer.commit()  # what the loop has seen, not what was fetched ahead of it
+        assert consumer.committed()["u", 0].offset == 5
+        found = consumer.getmany(100, 1_000)
+        assert [r.offset for r in found["u", 0]] == [5, 6, 7, 8, 9]
+    with SyncConsumer(address, group="g") as consumer:
+        assert consumer.assign([("u", 0)]) == {("u", 0): 5}
+
+
+def test_seek_forgets_what_was_read_ahead(address: str) -> None:
+    with SyncProducer(address) as producer:
+        producer.send_many("t", [b"%d" % i for i in range(10)], partition=0)
+    with SyncConsumer(address, max_wait_ms=50) as consumer:
+        consumer.assign([("t", 0)])
+        assert next(iter(consumer)).offset == 0
+        consumer.seek("t", 0, 7)
+        assert next(iter(consumer)).offset == 7
+
+
+def test_errors_arrive_as_they_are(address: str) -> None:
+    with SyncAdmin(address) as admin, pytest.raises(SmqError) as caught:
+        admin.create_topic("t")
+    assert caught.value.code is ErrorCode.TOPIC_EXISTS
+    with SyncProducer(address) as producer, pytest.raises(SmqError, match="no topic"):
+        producer.send("nope", b"v").result()
+
+
+def _in_child(address: str, results: "multiprocessing.Queue[object]") -> None:
+    with SyncAdmin(address) as admin:
+        results.put([t.name for t in admin.list_topics()])
+
+
+def test_fresh_clients_work_in_another_process(address: str) -> None:
+    """As a Spark worker: it starts without our threads, makes its own client, and finds a loop of its own."""
+    with SyncAdmin(address) as admin:
+        assert admin.list_topics()
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[object] = context.Queue()
+    child = context.Process(target=_in_child, args=(address, results))
+    child.start()
+    assert results.get(timeout=30) == ["t"]
+    child.join()
+
+
+def test_client_from_before_a_fork_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SyncAdmin(address) as admin:
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getpid", lambda: -1)
+            with pytest.raises(SmqError, match="before the process forked"):
+                admin.list_topics()
+        assert admin.list_topics()

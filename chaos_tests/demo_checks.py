@@ -176,7 +176,7 @@ class SparkChecks:
                 raise DemoFailure(f"{self._topic}-{partition}: the offsets are not 0..{len(offsets) - 1}")
         return [
             f"each of {len(read):,} records lies at the offset that its producer was told, with the bytes it sent",
-            f"offsets are 0..hwm-1 in each partition, no gap, no duplicate (read warm: {len(read) / seconds:,.0f} rows/s)",
+            f"offsets are 0..hwm-1 in each partition, no gap, no duplicate ({len(read) / seconds:,.0f} rows/s, warm)",
         ]
 
     def by_range(self, ends: dict[int, int]) -> list[str]:

@@ -7,7 +7,7 @@ Owns the connections of one worker process, and the patience: whichever node fai
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -24,7 +24,9 @@ from smq.spark_connector.planning import PartitionKey
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CALL_TIMEOUT_S: Final = 10.0  # a node that answers nothing this long is taken for dead, and another is asked
+FETCH_TIMEOUT_S: Final = 10.0  # a node that answers nothing this long is taken for dead, and another is asked
+VIEW_TIMEOUT_S: Final = 4.0  # the same for a question about the cluster: an election takes a second or two
+FAILED_LAST_S: Final = 30.0  # a node that gave no answer is asked last for this long
 BACKOFF: Final = Backoff(first_ms=50.0, max_ms=1000.0)  # tasks are many and in no hurry
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 128 << 20),  # a batch comes whole, and may be configured up to 100 MiB
@@ -48,6 +50,7 @@ class Cluster:
         self._servers = list(servers)
         self.retry_timeout_s: Final = retry_timeout_ms / 1000
         self._channels: dict[str, grpc.Channel] = {}
+        self._failed_at: dict[str, float] = {}  # monotonic seconds, by address: one entry a node
 
     def close(self) -> None:
         """Ends all connections. The cluster may be used again afterwards, and connects anew."""
@@ -58,11 +61,20 @@ class Cluster:
     def broker(self, address: str) -> pb_grpc.BrokerStub:
         return pb_grpc.BrokerStub(self._channel(address))
 
+    def failed(self, address: str) -> None:
+        """The node gave no answer: it is asked last for a while, so that not every task waits for it."""
+        self._failed_at[address] = time.monotonic()
+
+    def failed_last(self, addresses: Iterable[str]) -> list[str]:
+        """The same addresses in the same order, but those that gave no answer lately come last."""
+        since = time.monotonic() - FAILED_LAST_S
+        return sorted(addresses, key=lambda address: self._failed_at.get(address, since) > since)
+
     def layout(self) -> Layout:
         """As of a linearizable point: a topic created before the call is there."""
-        request = pb.DescribeClusterRequest(linearizable=True, timeout_ms=int(CALL_TIMEOUT_S * 1000))
+        request = pb.DescribeClusterRequest(linearizable=True, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
         answer = self._anywhere(
-            lambda address: pb_grpc.AdminStub(self._channel(address)).DescribeCluster(request, timeout=CALL_TIMEOUT_S)
+            lambda address: pb_grpc.AdminStub(self._channel(address)).DescribeCluster(request, timeout=VIEW_TIMEOUT_S)
         )
         addresses = {node.node: node.grpc_address for node in answer.nodes if node.grpc_address}
         fenced = {node.node for node in answer.nodes if node.fenced}
@@ -77,12 +89,12 @@ class Cluster:
         """[lo, hi) of what a read-committed reader may see of each partition, as of a linearizable point."""
         if not keys:
             return {}
-        request = pb.ListOffsetsRequest(timeout_ms=int(CALL_TIMEOUT_S * 1000))
+        request = pb.ListOffsetsRequest(timeout_ms=int(VIEW_TIMEOUT_S * 1000))
         for topic, partition in keys:
             request.partitions.add(topic=topic, partition=partition, offset_type=pb.RESET_TO_LATEST)
 
         def call(address: str) -> dict[PartitionKey, tuple[int, int]]:
-            answer = self.broker(address).ListOffsets(request, timeout=CALL_TIMEOUT_S)
+            answer = self.broker(address).ListOffsets(request, timeout=VIEW_TIMEOUT_S)
             for listed in answer.offsets:
                 if listed.HasField("error"):
                     raise error_from_detail(listed.error)
@@ -94,13 +106,14 @@ class Cluster:
         """`call` with one address after another. SmqError where trying again cannot help, ReadError in the end."""
         patience = Patience(self.retry_timeout_s)
         while True:
-            for address in self._servers:
+            for address in self.failed_last(self._servers):
                 try:
                     return call(address)
                 except (grpc.RpcError, SmqError) as e:
                     error = as_smq_error(e, address)
                     if not error.code.is_retriable:
                         raise error from e
+                    self.failed(address)
                     patience.note(address, error)
             patience.pause("the cluster could not be asked")
 

@@ -14,7 +14,7 @@ from smq.clients.errors import error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import BatchCorrupt, check_crc, parse_header
-from smq.spark_connector.cluster import CALL_TIMEOUT_S, GONE, Cluster, Patience, as_smq_error
+from smq.spark_connector.cluster import FETCH_TIMEOUT_S, GONE, Cluster, Patience, as_smq_error
 from smq.spark_connector.decode import RawBatch
 from smq.spark_connector.errors import DataLossError, OptionError
 from smq.spark_connector.planning import Range
@@ -33,7 +33,7 @@ class RangeFetcher:
         self._range = wanted
         self._fail_on_data_loss = fail_on_data_loss
         self._position = wanted.lo
-        self._replicas = list(wanted.replicas)
+        self._replicas = cluster.failed_last(wanted.replicas)
         self._tried = 0  # replicas that failed since the last progress
         self._patience = Patience(cluster.retry_timeout_s)
 
@@ -58,7 +58,7 @@ class RangeFetcher:
         request.partitions.add(
             topic=self._range.topic, partition=self._range.partition, offset=self._position, max_bytes=FETCH_BYTES
         )
-        return self._cluster.broker(self._replicas[0]).Fetch.future(request, timeout=CALL_TIMEOUT_S)
+        return self._cluster.broker(self._replicas[0]).Fetch.future(request, timeout=FETCH_TIMEOUT_S)
 
     def _take(self, pending: Any) -> list[RawBatch]:
         """The batches of one answer; moves the position past them, or to another replica."""
@@ -112,6 +112,7 @@ class RangeFetcher:
             raise error
         log.warning("%s at %d: %s failed (%s), trying another replica", self._range, self._position, address, error)
         self._patience.note(address, error)
+        self._cluster.failed(address)
         self._next_replica()
 
     def _lost(self, lo: int, hi: int, reason: str) -> None:
@@ -135,6 +136,6 @@ class RangeFetcher:
             self._lost(self._position, self._range.hi, "the topic or the partition is gone")
             self._position = self._range.hi
         elif replicas:
-            self._replicas = list(replicas)
+            self._replicas = self._cluster.failed_last(replicas)
         elif not self._replicas:
             raise OptionError(f"no replica of {self._range} tells a gRPC address: set it in the nodes' configuration")

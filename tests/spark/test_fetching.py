@@ -114,6 +114,19 @@ def test_refusal_of_one_replica_costs_nothing(cluster: FakeCluster, code: ErrorC
     assert offsets_of(reader, slices) == list(range(1000))
 
 
+def test_replica_that_failed_one_slice_is_asked_last_by_the_next(cluster: FakeCluster) -> None:
+    reader = reader_of(cluster, minpartitions="6")
+    slices = reader.partitions()
+    bad = cluster.nodes[0]
+
+    def refuse(part: pb.FetchedPartition) -> None:
+        raise SmqError(ErrorCode.NODE_NOT_READY, "starting")
+
+    bad.on_fetch = refuse
+    assert offsets_of(reader, slices) == list(range(1000))
+    assert len(bad.fetches) == 1
+
+
 def test_damaged_bytes_are_read_again_from_another_replica(cluster: FakeCluster) -> None:
     reader = reader_of(cluster)
     slices = reader.partitions()

@@ -303,6 +303,11 @@ class RaftJournal:
         return self._commit
 
     def setCurrentTerm(self, term: int, votedForNodeId: NodeId | None) -> None:
+        """ValueError for what Raft excludes: an older term, or a second vote in the same one."""
+        if term < self._term or (term == self._term and self._voted_for not in (None, votedForNodeId)):
+            raise ValueError(
+                f"vote for {votedForNodeId} in term {term} after a vote for {self._voted_for} in {self._term}"
+            )
         if (term, votedForNodeId) != (self._term, self._voted_for):
             self._term, self._voted_for = term, votedForNodeId
             self._vote_changed = True

@@ -99,7 +99,7 @@ class AppendReply:
     """Answers the Append or SnapshotChunk with this number.
 
     success: everything below next_index matches the leader's log and is durable here. reset: it did not fit,
-    send from next_index. Neither: received, go on (a chunk).
+    send from next_index. Neither: received, go on (a chunk); with number 0: alive, and nothing else.
     """
 
     term: int

@@ -9,6 +9,7 @@ does not match. Only the engine imports it.
 from smq.raft_state.ids import NodeId
 from smq.replication.journal import Snapshot
 from smq.replication.raft_codec import Append, AppendReply, SnapshotChunk, TermNotice
+from smq.replication.raft_outbox import Needs
 from smq.replication.raft_view import RaftView, RaftViolation
 
 NEVER = float("-inf")
@@ -23,6 +24,7 @@ class Follower:
         self._view = view
         self._assembly: SnapshotAssembly | None = None
         self.heard_at = NEVER  # when a leader last spoke to us; what keeps us from pre-voting against it
+        self._alive_at = NEVER  # when we last said so out of turn
 
     def forget_session(self, peer: NodeId) -> None:
         """What was underway from this peer is gone."""
@@ -111,7 +113,16 @@ class Follower:
             raise RaftViolation(f"node {peer} leads term {term}, and so does node {view.leader}")
         view.follow(peer)
         self.heard_at = view.now()
+        self._say_alive(peer)
         return True
+
+    def _say_alive(self, peer: NodeId) -> None:
+        """Every other answer waits for the disk, which may take longer than a leader's patience."""
+        view = self._view
+        if view.journal.is_behind and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
+            self._alive_at = self.heard_at
+            alive = AppendReply(term=view.term, number=0, next_index=1, success=False, reset=False)
+            view.send(peer, alive, Needs.ALIVE)
 
     def _reply(self, peer: NodeId, number: int, *, next_index: int, success: bool = False, reset: bool = False) -> None:
         reply = AppendReply(term=self._view.term, number=number, next_index=next_index, success=success, reset=reset)

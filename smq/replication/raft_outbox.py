@@ -19,6 +19,7 @@ class Needs(enum.Enum):
     EVERYTHING = enum.auto()  # every change of journal, term and vote made before it
     VOTE = enum.auto()  # term and vote only: a leader's entries may travel while they are being written
     # (Ongaro's thesis 10.2.1; the leader counts itself only once they are on its own disk)
+    ALIVE = enum.auto()  # tells nothing but that this node lives in its term: may overtake, is dropped rather than kept
 
 
 class Outbox:
@@ -43,9 +44,12 @@ class Outbox:
 
     def seal(self) -> None:
         """Ends a turn: its changes have been submitted, so what its messages wait for is known now."""
-        for peer, needs, parts in self._staged:
-            self._waiting[peer].append((self.barrier_seq(needs), parts))
-        self._staged.clear()
+        staged, self._staged = self._staged, []
+        for peer, needs, parts in staged:
+            if needs is not Needs.ALIVE:
+                self._waiting[peer].append((self.barrier_seq(needs), parts))
+            elif self.barrier_seq(needs) <= self._disk.durable_seq:
+                self._send(peer, parts)
         self.release()
 
     def barrier_seq(self, needs: Needs) -> int:

@@ -171,10 +171,12 @@ class TurnEngine(abc.ABC):
     def on_session_open(self, peer: NodeId) -> None:
         self._forget(peer)
         self._enter(lambda raft: raft.session_opened(peer))
+        self._wake()
 
     def on_session_close(self, peer: NodeId) -> None:
         self._forget(peer)
         self._enter(lambda raft: raft.session_closed(peer))
+        self._wake()
 
     def _forget(self, peer: NodeId) -> None:
         """A new session shares nothing with the one before it (finding 11: FIFO, at most once)."""
@@ -199,6 +201,7 @@ class TurnEngine(abc.ABC):
     def transfer_leadership(self, to: NodeId | None) -> None:
         if self.is_leader:
             self._enter(lambda raft: raft.hand_over(to))
+            self._wake()
 
     # ----------------------------------------------------------------------------------------------------- turns
     def _wake(self) -> None:
@@ -241,9 +244,6 @@ class TurnEngine(abc.ABC):
             self.outbox.seal()
         except Exception as e:  # noqa: BLE001  # it ends the process, through on_fatal
             self._fail(e)
-            return
-        if self._results or self._leadership() != self._leadership_told:
-            self._wake()
 
     def _fail(self, error: Exception) -> None:
         self.stop()

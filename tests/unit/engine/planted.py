@@ -94,6 +94,10 @@ def _truncating_pair() -> Iterator[None]:
         yield
 
 
+def _forget_the_vote(core: _Core) -> None:
+    core.adopt_term(core.term)
+
+
 _install = RaftJournal.install
 
 
@@ -117,6 +121,7 @@ BUGS: Final[dict[str, Bug]] = {
     "no-snapshot-clamp": _replaced(Follower, "_holds", _trust_the_tail),
     "duplicate-votes": _replaced(_Core, "_counts_vote", _every_vote_counts),
     "no-pre-vote": _replaced(_Core, "_ask_for_election", _stand_at_once),
+    "forgotten-vote": _replaced(_Core, "_step_down", _forget_the_vote),
     "install-not-atomic": _replaced(RaftJournal, "install", _install_in_two_submissions),
     "no-snapshots": _replaced(Follower, "on_chunk", _drop_snapshot_chunks_silently),
 }

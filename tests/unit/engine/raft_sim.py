@@ -215,6 +215,7 @@ class World:
         self.network = Network(self.scheduler, self.streams, self.nodes, profile, self.trace)
         self.hosts = {node: Host(self, node) for node in self.nodes}
         self.leader_of_term: dict[int, NodeId] = {}
+        self.votes: dict[tuple[NodeId, int], NodeId] = {}  # (voter, term) -> candidate
         self.applied: dict[int, str] = {}  # index -> command, over all nodes
         self.acked: dict[str, int] = {}  # command -> index
         self.refused: set[str] = set()  # definitely not in the log
@@ -239,6 +240,10 @@ class World:
             leader = self.leader_of_term.setdefault(message.term, host.node)
             if leader != host.node:
                 raise Violation(f"two leaders in term {message.term}: {leader} and {host.node}")
+        if isinstance(message, Vote | RequestVote):
+            candidate = peer if isinstance(message, Vote) else host.node
+            if self.votes.setdefault((host.node, message.term), candidate) != candidate:
+                raise Violation(f"{host.node} votes twice in term {message.term}")
         if self.plan.inspects_wire:
             check_is_durable(host, peer, message)
 

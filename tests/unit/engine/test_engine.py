@@ -259,6 +259,20 @@ def test_an_isolated_leader_steps_down_within_its_fallback() -> None:
     assert leader.engine.leader is None
 
 
+def test_a_leader_stays_while_the_disks_of_all_followers_hang() -> None:
+    world = calm()
+    leader = elected(world)
+    term = leader.engine.term
+    for host in followers(world, leader):
+        host.disk.stall(1_500)
+    answers = propose(leader, "a")
+    world.run_ms(1_400)
+    assert leader.engine.is_leader
+    assert answers == []
+    wait(world, lambda: bool(answers), ms=300)
+    assert leader.engine.term == term
+
+
 def paused_follower_returns(world: World) -> tuple[int, int]:
     """Terms before and after a follower slept for a second and, before its backlog is read, timed out."""
     leader = elected(world)

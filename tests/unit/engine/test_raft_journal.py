@@ -134,6 +134,13 @@ def test_a_committed_entry_is_never_dropped() -> None:
         desk.journal.truncate_from(4)
 
 
+@pytest.mark.parametrize(("term", "voted_for"), [(1, 3), (1, None), (0, 2)])
+def test_a_cast_vote_stands_and_a_term_never_goes_back(term: int, voted_for: NodeId | None) -> None:
+    desk = filled(3)
+    with pytest.raises(ValueError, match="after a vote for 2 in 1"):
+        desk.journal.setCurrentTerm(term, voted_for)
+
+
 def test_a_gap_is_never_written() -> None:
     desk = filled(5)
     with pytest.raises(ValueError, match="cannot follow"):
@@ -260,5 +267,5 @@ def test_a_trimmed_journal_without_its_snapshot_is_damage() -> None:
 def test_damage_says_what_to_do() -> None:
     image = filled(3).disk.image
     del image.tables[Table.RAFT_META][b"vote"]
-    with pytest.raises(DataDamaged, match="replace the node's data directory"):
+    with pytest.raises(DataDamaged, match="replace its data directory"):
         Desk(image)

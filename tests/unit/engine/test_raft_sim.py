@@ -75,6 +75,11 @@ def test_the_same_hunt_finds_nothing_where_nothing_is_planted(bug: str) -> None:
     hunt(4, **HUNTS[bug])
 
 
+def test_a_leader_that_forgets_its_vote_when_it_steps_down_is_found() -> None:
+    with planted.BUGS["forgotten-vote"](), pytest.raises(ValueError, match="vote for None in term"):
+        hunt(20, only=("isolate",))
+
+
 @pytest.mark.parametrize("bug", ["no-barrier", "ack-before-durable"])
 def test_on_the_wire_a_missing_barrier_is_seen_at_once(bug: str) -> None:
     with planted.BUGS[bug](), pytest.raises(Violation, match="on its disk"):

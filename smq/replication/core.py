@@ -34,7 +34,7 @@ from smq.raft_state.ids import (
     PartitionId,
 )
 from smq.raft_state.machine import Machine
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, EpochStart
 from smq.replication import wire
 from smq.replication.advancer import Advancer
 from smq.replication.api import (
@@ -120,7 +120,7 @@ class NodeCore:
             send=lambda peer, message: self.send(peer, Channel.CONTROL, message),
             deliver=self.deliver,
         )
-        self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock)
+        self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock, deadlines=self.deadlines)
         self._advancer = Advancer(clock=clock, propose=self.propose, advance_of=self._hwm_advance_of)
         self._controller = Controller(self, _log.warning)
         self._reads = Reads(self, self._barriers)
@@ -284,7 +284,9 @@ class NodeCore:
         if replica is None:
             log = self._logs.get(pid)
             if log is None:
-                log = self._logs[pid] = self._store.create(pid, part.log_start)
+                # Its producers are known where no record has ever been deleted; else the leader tells them (rule 16).
+                is_first = part.history[0] == EpochStart(Epoch(0), part.log_start)
+                log = self._logs[pid] = self._store.create(pid, part.log_start, has_producers=is_first)
             replica = self._replicas[pid] = Replica(self, part, log)
         replica.part = part
         replica.on_applied()
@@ -335,6 +337,8 @@ class NodeCore:
                 self._with_replica(message.partition, lambda r: r.on_append(peer, message))
             case wire.Ack():
                 self._with_replica(message.partition, lambda r: r.on_ack(peer, message))
+            case wire.Producers():
+                self._with_replica(message.partition, lambda r: r.on_producers(peer, message))
             case wire.Probe():
                 self._with_replica(message.partition, lambda r: r.on_probe(peer, message))
             case wire.Ping(number, is_answer):

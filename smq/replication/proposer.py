@@ -7,7 +7,6 @@ Used by the node only.
 """
 
 import heapq
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -23,6 +22,7 @@ from smq.replication.ports import Clock, Committed, Engine, ProposalLost, Rng
 
 PENDING_MAX: Final = 20_000  # proposals of one node under way: each is a waiting caller, a few hundred bytes
 COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it
+_BARRIER_MS_MAX: Final = 1_000  # of one attempt; the waiters' own deadlines are what ends their waiting
 _RETRY_MS: Final = 20  # after a definite "not leader": the election it waits for takes hundreds
 
 
@@ -131,11 +131,13 @@ class Proposer:
 
     def _expire(self, pending: _Pending) -> None:
         if pending in self._pending:
-            code = ErrorCode.TIMED_OUT if self._engine.leader is not None else ErrorCode.NO_QUORUM
-            where = (
-                "no Raft leader is known" if code is ErrorCode.NO_QUORUM else "the Raft leader did not answer in time"
-            )
-            self._conclude(pending, SmqError(code, where))
+            self._conclude(pending, self.late())
+
+    def late(self) -> SmqError:
+        """What a caller is told whose deadline has passed: it may have happened all the same."""
+        if self._engine.leader is None:
+            return SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known")
+        return SmqError(ErrorCode.TIMED_OUT, "the Raft leader did not answer in time")
 
     def _conclude(self, pending: _Pending, result: Reply | SmqError) -> None:
         del self._pending[pending]
@@ -223,43 +225,57 @@ class Proposer:
             heapq.heappush(self._unapplied, (message.index, self._tie, pending, reply))
 
 
-class Barriers:
-    """Linearizable read points, coalesced: one Barrier in flight, everybody who came meanwhile shares the next."""
+@dataclass(slots=True, eq=False)
+class _BarrierWaiter:
+    done: DoneFn[LogIndex]
+    deadline: Deadline | None = None
+    answered: bool = False
 
-    def __init__(self, *, proposer: Proposer, engine: Engine, clock: Clock) -> None:
+    def answer(self, result: LogIndex | SmqError) -> None:
+        if not self.answered:
+            self.answered = True
+            if self.deadline is not None:
+                self.deadline.cancel()
+            self.done(result)
+
+
+class Barriers:
+    """Linearizable read points, coalesced: one Barrier in flight, everybody who came meanwhile shares the next.
+
+    Each waiter keeps its own deadline, however long the Barrier that it waits for takes. Bounded by the callers'
+    requests.
+    """
+
+    def __init__(self, *, proposer: Proposer, engine: Engine, clock: Clock, deadlines: Deadlines) -> None:
         self._proposer = proposer
         self._engine = engine
         self._clock = clock
-        self._waiting: deque[tuple[int, DoneFn[LogIndex]]] = deque()  # (deadline ns, done); bounded by callers
+        self._deadlines = deadlines
+        self._waiting: list[_BarrierWaiter] = []
         self._in_flight = False
 
     def wait(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
-        self._waiting.append((self._clock.monotonic_ns() + timeout_ms * 1_000_000, done))
+        waiter = _BarrierWaiter(done)
+        at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        waiter.deadline = self._deadlines.add(at_ns, lambda: waiter.answer(self._proposer.late()))
+        self._waiting.append(waiter)
         if not self._in_flight:
             self._launch()
 
     def _launch(self) -> None:
-        now_ns = self._clock.monotonic_ns()
-        batch = list(self._waiting)
+        batch = [waiter for waiter in self._waiting if not waiter.answered]
         self._waiting.clear()
-        self._in_flight = True
-        # The attempt lives as long as its least patient member; those with time left share the next one.
-        timeout_ns = min(at for at, _ in batch) - now_ns
-        timeout_ms = max(1, timeout_ns // 1_000_000)
-        self._proposer.propose(Barrier(), int(timeout_ms), lambda result: self._on_result(batch, result))
+        self._in_flight = bool(batch)
+        if batch:
+            self._proposer.propose(Barrier(), _BARRIER_MS_MAX, lambda result: self._on_result(batch, result))
 
-    def _on_result(self, batch: list[tuple[int, DoneFn[LogIndex]]], result: Reply | SmqError) -> None:
+    def _on_result(self, batch: list[_BarrierWaiter], result: Reply | SmqError) -> None:
         self._in_flight = False
-        if isinstance(result, SmqError):
-            now_ns = self._clock.monotonic_ns()
-            for at_ns, done in batch:
-                if at_ns <= now_ns or result.code in (ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN):
-                    done(result)
-                else:
-                    self._waiting.appendleft((at_ns, done))
+        if isinstance(result, SmqError) and result.code not in (ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN):
+            self._waiting[:0] = batch  # those with time left share the next attempt
         else:
-            index = self._engine.applied_index
-            for _, done in batch:
-                done(index)
+            outcome = result if isinstance(result, SmqError) else self._engine.applied_index
+            for waiter in batch:
+                waiter.answer(outcome)
         if self._waiting and not self._in_flight:
             self._launch()

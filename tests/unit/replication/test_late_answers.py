@@ -5,7 +5,6 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, Offset
 from smq.replication import wire
 from smq.replication.api import Fetched
-from smq.replication.proposer import Barriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B
 from tests.unit.replication.test_controller import World
 from tests.unit.replication.test_proposer import World as Proposals
@@ -80,7 +79,7 @@ def test_a_confirmation_is_for_one_judgement() -> None:
 def test_whoever_waits_for_a_barrier_is_told_when_the_node_stops() -> None:
     world = Proposals()
     world.engine.leader = ME
-    barriers = Barriers(proposer=world.proposer, engine=world.engine, clock=world.clock)
+    barriers = world.barriers()
     answers: list[LogIndex | SmqError] = []
     barriers.wait(60_000, answers.append)
     world.proposer.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))

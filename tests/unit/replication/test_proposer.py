@@ -82,6 +82,9 @@ class World:
         self.engine.leader = node
         self.proposer.on_leader_change()
 
+    def barriers(self) -> Barriers:
+        return Barriers(proposer=self.proposer, engine=self.engine, clock=self.clock, deadlines=self.deadlines)
+
     @property
     def forwarded(self) -> list[tuple[NodeId, wire.Propose]]:
         return [(peer, m) for peer, m in self.sent if isinstance(m, wire.Propose)]
@@ -188,7 +191,7 @@ def test_another_nodes_proposal_that_does_not_decode_never_reaches_the_engine(wo
 
 def test_barriers_share_one_in_flight_and_the_next_is_for_those_who_came_later(world: World) -> None:
     world.lead(ME)
-    barriers = Barriers(proposer=world.proposer, engine=world.engine, clock=world.clock)
+    barriers = world.barriers()
     told: list[str] = []
     for name in ("a", "b", "c"):
         barriers.wait(1_000, lambda _result, name=name: told.append(name))  # type: ignore[misc]  # bound per loop
@@ -199,8 +202,20 @@ def test_barriers_share_one_in_flight_and_the_next_is_for_those_who_came_later(w
     assert told == ["a", "b", "c"]
 
 
+def test_a_waiter_behind_a_barrier_in_flight_keeps_its_own_deadline(world: World) -> None:
+    world.lead(ME)
+    barriers = world.barriers()
+    told: list[object] = []
+    barriers.wait(5_000, told.append)
+    barriers.wait(100, told.append)
+    world.pass_ms(300)
+    (error,) = told
+    assert isinstance(error, SmqError)
+    assert error.code is ErrorCode.TIMED_OUT
+
+
 def test_a_barrier_without_a_quorum_ends_at_its_own_deadline(world: World) -> None:
-    barriers = Barriers(proposer=world.proposer, engine=world.engine, clock=world.clock)
+    barriers = world.barriers()
     told: list[object] = []
     barriers.wait(100, told.append)
     barriers.wait(500, told.append)

@@ -19,9 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes for all tests that leave them as they were."""
+    """Three nodes for all tests that leave them as they were. Of the package: gone before the next suite starts."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         yield made.start()
@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("faults"))
     try:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.decoding import decode_bounded
 from smq.coordinator.limits import DECODE_CHUNK_RECORDS
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.records import BatchCorrupt, Record, parse_header
 from smq.replication.api import Fetched, StoredBatch
+from smq.replication.decoding import decode_bounded
 
 _RECORD_OVERHEAD_BYTES: Final = 32  # what a record costs on the wire beside its key, value and headers
 

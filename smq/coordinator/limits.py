@@ -45,10 +45,6 @@ SUBSCRIBE_POLL_MS: Final = 30_000  # how long one long poll of a subscription pa
 SUBSCRIBE_SEEKS_QUEUED_MAX: Final = 64  # control messages read ahead of the sender
 DECODE_CHUNK_RECORDS: Final = 500  # decoded before others get the loop: about a millisecond
 
-# The largest batch (100 MiB) uncompressed, or a default batch of 1 MiB that shrank 128-fold. What expands beyond
-# is meant to harm; it can be fetched raw.
-DECODED_BATCH_BYTES_MAX: Final = 128 * MIB
-
 TIMEOUT_MS_DEFAULT: Final = 30_000
 TIMEOUT_MS_MAX: Final = 60_000  # as the node itself clips
 TIMEOUT_GRACE_MS: Final = 2_000  # the node answers by its own deadline; past this we answer for it

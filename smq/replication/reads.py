@@ -10,9 +10,10 @@ from typing import Final
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
-from smq.records import decode_batch, parse_header
+from smq.records import BatchCorrupt, parse_header
 from smq.replication.api import DoneFn, Fetched, StoredBatch, TimeKind, TimeOffset
 from smq.replication.deadlines import Deadline
+from smq.replication.decoding import decode_bounded
 from smq.replication.host import ReplicaHost
 from smq.replication.log_codec import BatchInfo
 from smq.replication.ports import DataDamaged
@@ -188,7 +189,11 @@ def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> Ti
     batch = found[0].batch
     if kind is TimeKind.TS_NS:
         return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, parse_header(batch).base_timestamp)
-    for record in decode_batch(batch):
-        if record.offset >= lo and record.timestamp_ms >= value:
-            return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
+    try:
+        for record in decode_bounded(batch):
+            if record.offset >= lo and record.timestamp_ms >= value:
+                return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
+    except (BatchCorrupt, SmqError):
+        # Nonsense from its producer, or too much of it: exact to the batch, whose reader will meet the error itself.
+        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, info.max_timestamp_ms)
     return None

@@ -5,9 +5,9 @@ import struct
 import cramjam
 import pytest
 
-from smq.coordinator.decoding import decode_bounded
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import CODECS, HEADER_BYTES, BatchCorrupt, NewRecord, decode_batch, encode_batch
+from smq.replication.decoding import decode_bounded
 
 RECORDS = [
     NewRecord(key=b"k", value=b"v" * 100_000, timestamp_ms=5, headers=[("h", b"1"), ("n", None)]),

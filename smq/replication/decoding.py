@@ -1,7 +1,7 @@
 """Records out of stored batches, under a cap: what was compressed to harm is refused before it is in memory.
 
 Owns the bounded decompression in front of smq.records.decode_batch. The codecs' own libraries are called here and
-nowhere else in the server. Only services that must look at records import it.
+nowhere else in the server. Only what must look at records imports it: look-ups by time, and services.
 """
 
 import struct
@@ -11,7 +11,6 @@ from typing import Final
 
 import cramjam
 
-from smq.coordinator.limits import DECODED_BATCH_BYTES_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import (
     CODEC_MASK,
@@ -25,6 +24,9 @@ from smq.records import (
     parse_header,
 )
 
+# The largest batch (100 MiB) uncompressed, or a default batch of 1 MiB that shrank 128-fold. What expands beyond
+# is meant to harm; it can be fetched raw.
+DECODED_BATCH_BYTES_MAX: Final = 128 << 20
 _FIRST_GUESS_BYTES: Final = 64 << 10
 _GUESS_FACTOR: Final = 4  # how much larger the next attempt's buffer is
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00"  # Java's framing of snappy, which Kafka's clients use

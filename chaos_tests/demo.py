@@ -36,6 +36,8 @@ from smq.spark_connector.local_session import SHORT_LIVED
 TOPIC: Final = "flights"
 PARTITIONS: Final = 6
 NODES: Final = 3
+SHARE_MIN: Final = 0.3  # of the rows acknowledged when the one leader is killed
+SHARE_MAX: Final = 0.6
 LOG_TAIL_CHARACTERS: Final = 3000
 ROWS_MIN: Final = 20_000  # with fewer, nothing is in flight any more when the kill is due
 
@@ -135,8 +137,7 @@ def _publish(story: Story, cluster: LiveCluster, flights: Flights, kills: int) -
     rows = len(flights.values)
     for kill in published.kills:
         story.found(_kill_line(kill, rows))
-    if published.leader_changes < kills:
-        raise DemoFailure(f"the producer saw {published.leader_changes} leader changes after {kills} kills")
+    _check_kills(published, kills, rows)
     story.found(
         f"{rows:,} rows acknowledged in {published.seconds:.1f} s with the failover in it, "
         f"{rows / published.seconds:,.0f} rows/s",
@@ -144,6 +145,19 @@ def _publish(story: Story, cluster: LiveCluster, flights: Flights, kills: int) -
         f"{published.duplicates} of them had been stored and were not stored twice",
     )
     return published
+
+
+def _check_kills(published: Published, kills: int, rows: int) -> None:
+    """DemoFailure where the kills were not the hard ones that the demo promises."""
+    if published.leader_changes < kills:
+        raise DemoFailure(f"the producer saw {published.leader_changes} leader changes after {kills} kills")
+    if any(not kill.in_flight_rows for kill in published.kills):
+        raise DemoFailure("a leader was killed with nothing in flight")
+    share = published.kills[0].acked_rows / rows
+    if kills == 1 and not SHARE_MIN <= share <= SHARE_MAX:
+        raise DemoFailure(
+            f"the leader was killed at {share:.0%} acknowledged, not at {SHARE_MIN:.0%} to {SHARE_MAX:.0%}"
+        )
 
 
 def _kill_line(kill: Kill, rows: int) -> str:

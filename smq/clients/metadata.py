@@ -118,19 +118,20 @@ class Metadata:
             self._suspects.pop(key, None)
             self.leader_changes += before != new.leader
 
-    def hint(self, topic: str, partition: int, leader: NodeId, address: str | None) -> None:
-        """A node that is not the leader has named who is."""
+    def hint(self, topic: str, partition: int, leader: NodeId, address: str | None) -> bool:
+        """A node that is not the leader has named who is. False where that is no use."""
         if address:
             self._addresses[leader] = address
         known = self.partition(topic, partition)
         if known is None or leader not in self._addresses:
-            return
+            return False
         key = (topic, partition)
         before = self._hints.get(key, known.leader)
         self._suspects.pop(key, None)
         if leader != before:
             self._hints[key] = leader
             self.leader_changes += 1
+        return True
 
     def suspect(self, topic: str, partition: int) -> None:
         """The known leader is not (or does not answer): wait for a view that names it again, or another."""

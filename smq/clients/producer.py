@@ -1,66 +1,34 @@
-"""The asyncio producer: batches, sends to leaders, retries idempotently, keeps the order of every partition.
+"""The asyncio producer: records in, futures of their places out.
 
-Owns the I/O around `batching`: one PublishRecord stream a node, the timer, metadata refreshes, producer ids. What
-is sent when, and what an error means, is decided in `batching` and `retry`. Users and `sync` import it.
+Owns the public interface and the way of records into the accumulator. Sending and answers are `publisher`'s; what is
+sent when, and what an error means, is decided in `batching` and `retry`. Users and `sync` import it.
 """
 
 import asyncio
 import random
 import time
-import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from smq.clients.batch_queue import Batch, PartitionQueue
-from smq.clients.batching import IN_FLIGHT_MAX, Accumulator, BatchingSettings, Polled, ProducerIdentity
+from smq.clients.batch_queue import PartitionQueue
+from smq.clients.batching import IN_FLIGHT_MAX, BatchingSettings
 from smq.clients.bulk import BatchMetadata as BatchMetadata
 from smq.clients.bulk import BulkDelivery
-from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
-from smq.clients.errors import error_from_detail
+from smq.clients.delivery import RecordMetadata as RecordMetadata
 from smq.clients.partitioner import TopicQueues
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.publish_stream import PublishStream
-from smq.clients.retry import Backoff, RandomFn, Verdict, wants_refresh
+from smq.clients.publisher import PRODUCER_BACKOFF, Publisher
+from smq.clients.publisher import ProducerStats as ProducerStats
+from smq.clients.retry import RandomFn
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import CODECS, Headers
 
 AcksName: TypeAlias = Literal["all", "leader", "none"]
 _ACKS: Final = {"all": pb.ACKS_ALL, "leader": pb.ACKS_LEADER, "none": pb.ACKS_NONE}
 
-# A refresh every 150 ms while a leader is missing: an election takes 0.3-1.5 s, so little is added to it.
-PRODUCER_BACKOFF: Final = Backoff(first_ms=10.0, max_ms=150.0)
-# No answer for this long: ask the cluster whether the leader is still the leader. A node that hangs (rather than
-# dies) keeps its connection; it is fenced after 1.5 s, and its batches need not wait for the request's time-out.
-SLOW_ANSWER_MS: Final = 1_000.0
-IDENTITY_TIMEOUT_MS: Final = 10_000.0
 YIELD_EVERY_RECORDS: Final = 4096  # send_many lets the event loop run this often (about 1 ms)
-
-
-class RecordMetadata(NamedTuple):
-    """Where a record lies. `offset` and `ts_ns` are -1 with acks="none"."""
-
-    topic: str
-    partition: int
-    offset: int
-    ts_ns: int
-
-
-@dataclass(slots=True, kw_only=True)
-class ProducerStats:
-    """Counters since the start; `leader_changes` counts partitions whose leader became another node."""
-
-    records_acked: int = 0
-    records_failed: int = 0
-    batches_acked: int = 0
-    bytes_acked: int = 0
-    duplicates: int = 0  # batches whose earlier attempt had been stored
-    retries: int = 0  # batches sent again
-    leader_changes: int = 0
-    streams_broken: int = 0
-    identity_resets: int = 0
 
 
 class Producer:
@@ -92,43 +60,29 @@ class Producer:
         _check(acks, compression, max_in_flight, linger_ms, delivery_timeout_ms)
         # Without sequences only one batch at a time keeps the order when it has to be sent again.
         in_flight_max = max_in_flight if idempotent or acks == "none" else 1
-        self._acks = _ACKS[acks]
         self._request_timeout_ms = request_timeout_ms
-        self._delivery_timeout_ms = delivery_timeout_ms
-        self._accumulator = Accumulator(
-            BatchingSettings(
-                batch_bytes=batch_bytes,
-                linger_ms=linger_ms,
-                compression=compression,
-                buffer_bytes_max=buffer_bytes,
-                in_flight_max=in_flight_max,
-                delivery_timeout_ms=delivery_timeout_ms,
-                is_idempotent=idempotent,
-                acks_all=acks == "all",
-                backoff=PRODUCER_BACKOFF,
-            ),
-            random_source,
-        )
         self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source)
-        self._streams: dict[str, PublishStream] = {}
-        self._stats = ProducerStats()
+        settings = BatchingSettings(
+            batch_bytes=batch_bytes,
+            linger_ms=linger_ms,
+            compression=compression,
+            buffer_bytes_max=buffer_bytes,
+            in_flight_max=in_flight_max,
+            delivery_timeout_ms=delivery_timeout_ms,
+            is_idempotent=idempotent,
+            acks_all=acks == "all",
+            backoff=PRODUCER_BACKOFF,
+        )
+        self._publisher = Publisher(self._cluster, settings, acks=_ACKS[acks], request_timeout_ms=request_timeout_ms)
+        self._accumulator = self._publisher.accumulator
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fatal: SmqError | None = None
-        self._is_closing = False
-        self._pump_handle: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._refresh_task: asyncio.Task[None] | None = None
-        self._refresh_attempts = 0
-        self._slow_checked_ms = 0.0
-        self._identity_task: asyncio.Task[None] | None = None
-        self._broken_streams: set[asyncio.Task[None]] = set()  # being closed
-        self._room: asyncio.Event = asyncio.Event()
 
     # -- life
 
     async def start(self) -> None:
         """Finds the cluster. TIMED_OUT where none of the bootstrap addresses answers."""
         self._loop = asyncio.get_running_loop()
+        self._publisher.start()
         await self._cluster.start()
 
     async def __aenter__(self) -> "Producer":
@@ -142,32 +96,24 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        # Who is being cancelled (Ctrl-C) does not want to wait for a cluster that may be down.
+        await self.close(deliver=kind is None or not issubclass(kind, asyncio.CancelledError))
 
-    async def close(self) -> None:
-        """Delivers what was sent (within the delivery time-out), then lets go of everything."""
-        if self._is_closing:
+    async def close(self, *, deliver: bool = True) -> None:
+        """Delivers what was sent (within the delivery time-out) unless told not to, then lets go of everything.
+        What is not delivered fails."""
+        if self._publisher.is_closing:
             return
-        if self._loop is not None:
-            await self.flush()
-        self._is_closing = True
-        for handle in (self._pump_handle, self._timer):
-            if handle is not None:
-                handle.cancel()
-        tasks = [t for t in (self._refresh_task, self._identity_task) if t is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._broken_streams, return_exceptions=True)
-        for stream in list(self._streams.values()):
-            await stream.close()
-        await self._cluster.close()
+        try:
+            if deliver and self._loop is not None:
+                await self.flush()
+        finally:
+            await self._publisher.close()
+            await self._cluster.close()
 
     @property
     def stats(self) -> ProducerStats:
-        self._stats.retries = self._accumulator.retries
-        self._stats.identity_resets = self._accumulator.identity_resets
-        self._stats.leader_changes = self._cluster.metadata.leader_changes
-        return self._stats
+        return self._publisher.stats
 
     @property
     def is_full(self) -> bool:
@@ -194,7 +140,7 @@ class Producer:
         accumulator = self._accumulator
         accumulator.add(self._topic(topic), key, value, headers, partition, when, token, now_ms())
         if accumulator.needs_poll:
-            self._wake()
+            self._publisher.wake()
         return token
 
     async def send_many(
@@ -274,15 +220,15 @@ class Producer:
         self._usable()
         taken = self._accumulator.add_run(queue, keys, values, when, start, YIELD_EVERY_RECORDS, bulk, now_ms())
         if self._accumulator.needs_poll:
-            self._wake()
+            self._publisher.wake()
         await asyncio.sleep(0)
         return taken
 
     async def wait_room(self) -> None:
         """Until the buffer has room for at least one record."""
-        while self._accumulator.is_full:
-            self._room.clear()
-            await self._room.wait()
+        while self._accumulator.is_full and not self._publisher.is_closing:
+            self._publisher.room.clear()
+            await self._publisher.room.wait()
 
     async def flush(self) -> None:
         """Until every record sent before is acknowledged or failed. Its errors are in the records' own futures."""
@@ -293,16 +239,17 @@ class Producer:
             mark: asyncio.Future[RecordMetadata] = loop.create_future()
             batch.tokens.append((0, 0, mark))
             marks.append(mark)
-        self._wake()
+        self._publisher.wake()
         if marks:
             await asyncio.wait(marks)
 
     def _usable(self, *, even_if_fatal: bool = False) -> asyncio.AbstractEventLoop:
-        if self._fatal is not None and not even_if_fatal:
-            raise self._fatal
+        fatal = self._publisher.fatal
+        if fatal is not None and not even_if_fatal:
+            raise SmqError(fatal.code, fatal.message, fatal.details)
         if self._loop is None:
             raise SmqError(ErrorCode.INVALID_REQUEST, "the producer is not started: await start() first")
-        if self._is_closing:
+        if self._publisher.is_closing:
             raise SmqError(ErrorCode.INVALID_REQUEST, "the producer is closed: make a new one")
         return self._loop
 
@@ -320,213 +267,6 @@ class Producer:
             if missing:
                 raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {name!r}")
         return self._topic(name)
-
-    # -- the pump: everything that is due, now
-
-    def _wake(self) -> None:
-        if self._pump_handle is None and self._loop is not None and not self._is_closing:
-            self._pump_handle = self._loop.call_soon(self._pump)
-
-    def _pump(self) -> None:
-        self._pump_handle = None
-        if self._is_closing:
-            return
-        accumulator, now = self._accumulator, now_ms()
-        accumulator.needs_poll = False
-        self._check_streams(now)
-        polled = accumulator.poll(now, self._cluster.metadata.leader_address)
-        for address, batch in polled.sends:
-            self._stream(address).submit(batch, self._time_left(batch, now), now)
-        self._report(polled)
-        if polled.unrouted:
-            self._want_refresh(polled.unrouted)
-        else:
-            self._refresh_attempts = 0
-        if polled.need_identity:
-            self._want_identity(polled.need_identity)
-        self._set_timer(now)
-        if not accumulator.is_full:
-            self._room.set()
-
-    def _check_streams(self, now: float) -> None:
-        """Gives up streams that are overdue, or whose batches have another leader by now."""
-        slow: set[str] = set()
-        for stream in list(self._streams.values()):
-            deadline, sent = stream.deadline_ms(), stream.oldest_sent_ms()
-            if deadline is None or sent is None:
-                continue
-            if deadline <= now:
-                stream.give_up(SmqError(ErrorCode.TIMED_OUT, f"the node at {stream.address} gave no answer in time"))
-            elif sent + SLOW_ANSWER_MS <= now:
-                batches = stream.unanswered()
-                leaders = [self._cluster.metadata.leader_address(b.topic, b.partition) for b in batches]
-                if any(leader not in (None, stream.address) for leader in leaders):
-                    told = f"the node at {stream.address} does not answer, and leads no more"
-                    stream.give_up(SmqError(ErrorCode.TIMED_OUT, told))
-                elif self._slow_checked_ms + SLOW_ANSWER_MS <= now:
-                    slow |= {b.topic for b in batches}
-                    self._cluster.metadata.node_failed(stream.address, now)  # ask another node
-        if slow:
-            self._slow_checked_ms = now
-            self._want_refresh(slow)
-
-    def _time_left(self, batch: Batch, now: float) -> float:
-        return min(self._request_timeout_ms, max(batch.created_ms + self._delivery_timeout_ms - now, 1.0))
-
-    def _set_timer(self, now: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        times = [d for d in (s.deadline_ms() for s in self._streams.values()) if d is not None]
-        sent = [t for t in (s.oldest_sent_ms() for s in self._streams.values()) if t is not None]
-        times += [max(t, self._slow_checked_ms) + SLOW_ANSWER_MS for t in sent]
-        wakeup = self._accumulator.next_wakeup_ms(now)
-        due = min([*times, wakeup] if wakeup is not None else times, default=None)
-        if due is not None and self._loop is not None:
-            self._timer = self._loop.call_later(max(due - now, 0.0) / 1000.0, self._wake)
-
-    def _stream(self, address: str) -> PublishStream:
-        found = self._streams.get(address)
-        if found is None:
-            node = self._cluster.channels.node(address)
-            found = PublishStream(address, node, self._acks, self._answered, self._broken)
-            self._streams[address] = found
-        return found
-
-    # -- answers
-
-    def _answered(self, batch: Batch, answer: pb.PublishRecordResponse) -> None:
-        if answer.HasField("error"):
-            self._refused(batch, error_from_detail(answer.error))
-        elif self._accumulator.acked(batch):
-            stats = self._stats
-            stats.records_acked += batch.count
-            stats.batches_acked += 1
-            stats.bytes_acked += len(batch.data)
-            stats.duplicates += answer.duplicate
-            _deliver(batch, answer.base_offset, answer.ts_ns)
-        self._wake()
-
-    def _refused(self, batch: Batch, error: SmqError) -> None:
-        metadata = self._cluster.metadata
-        if error.code is ErrorCode.NOT_LEADER and error.details.leader is not None:
-            metadata.hint(batch.topic, batch.partition, error.details.leader, error.details.leader_address)
-        elif wants_refresh(error):
-            metadata.suspect(batch.topic, batch.partition)
-        if self._accumulator.refused(batch, error, now_ms()) is Verdict.FENCED:
-            self._fatal = error
-            self._accumulator.fail_all(error)
-        self._wake()
-
-    def _broken(self, stream: PublishStream, returned: list[tuple[Batch, SmqError]]) -> None:
-        if self._streams.get(stream.address) is stream:
-            del self._streams[stream.address]
-        if self._is_closing:
-            return
-        self._stats.streams_broken += 1
-        self._cluster.metadata.node_failed(stream.address, now_ms())
-        self._cluster.metadata.suspect_node(stream.address)
-        for batch, error in returned:
-            self._refused(batch, error)
-        closing = asyncio.ensure_future(stream.close())
-        self._broken_streams.add(closing)
-        closing.add_done_callback(self._broken_streams.discard)
-
-    def _report(self, polled: Polled) -> None:
-        for batch, error in polled.failed:
-            self._stats.records_failed += batch.count
-            _fail(batch, error)
-        for token, error in polled.failed_waiting:
-            self._stats.records_failed += 1
-            _fail_token(token, 1, error)
-
-    # -- metadata and identity
-
-    def _want_refresh(self, topics: Iterable[str]) -> None:
-        if self._refresh_task is None or self._refresh_task.done():
-            self._refresh_task = asyncio.create_task(self._refresh(sorted(topics)))
-
-    async def _refresh(self, topics: list[str]) -> None:
-        """One refresh, after a pause that grows while nothing gets through; the pump asks for the next."""
-        if self._refresh_attempts:
-            pause_ms = PRODUCER_BACKOFF.delay_ms(self._refresh_attempts, self._cluster.random)
-            await asyncio.sleep(pause_ms / 1000.0)
-        self._refresh_attempts += 1
-        try:
-            missing = await self._cluster.refresh(topics)
-        except SmqError:
-            missing = frozenset()  # nobody answered: asked again until the records' delivery time-out
-        for topic in missing:
-            self._accumulator.fail_all(SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}"), topic)
-        for topic in topics:
-            count = self._cluster.metadata.partition_count(topic)
-            if count:
-                self._accumulator.set_partition_count(topic, count)
-        self._refresh_task = None
-        self._wake()
-
-    def _want_identity(self, queues: list[PartitionQueue]) -> None:
-        if self._identity_task is None or self._identity_task.done():
-            self._identity_task = asyncio.create_task(self._allocate_identity(queues))
-
-    async def _allocate_identity(self, queues: list[PartitionQueue]) -> None:
-        """A fresh producer id: the shared one at first, later one for partitions that had to leave theirs."""
-        topic, request_id = queues[0].topic, uuid.uuid4().bytes
-
-        async def run(node: NodeStubs, node_ms: int, call_s: float) -> ProducerIdentity:
-            session = str(uuid.uuid4())
-            request = pb.StartPublishSessionRequest(session_id=session, topic=topic, request_id=request_id)
-            answer = await node.agent.StartPublishSession(request, timeout=call_s)
-            if answer.batch_bytes_max > 0:
-                self._accumulator.limit_batch_bytes(answer.batch_bytes_max)
-            # Only the id is wanted: batches name their topic themselves, at any node.
-            await node.agent.ClosePublishSession(pb.ClosePublishSessionRequest(session_id=session), timeout=call_s)
-            return ProducerIdentity(producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
-
-        try:
-            identity = await self._cluster.call(run, timeout_ms=IDENTITY_TIMEOUT_MS)
-        except SmqError as e:
-            if not e.code.is_retriable:
-                self._accumulator.fail_all(e, topic)
-            await asyncio.sleep(PRODUCER_BACKOFF.max_ms / 1000.0)
-        else:
-            self._take_identity(identity, queues)
-        self._identity_task = None
-        self._wake()
-
-    def _take_identity(self, identity: ProducerIdentity, queues: list[PartitionQueue]) -> None:
-        shared = [q for q in queues if not q.needs_own_identity]
-        if shared:
-            self._accumulator.set_identity(identity)
-        for queue in queues if not shared else ():
-            self._accumulator.give_identity(queue, identity)
-
-
-def _deliver(batch: Batch, base_offset: int, ts_ns: int) -> None:
-    topic, partition = batch.topic, batch.partition
-    for first, count, token in batch.tokens:
-        if isinstance(token, BulkDelivery):
-            start = base_offset + first if base_offset >= 0 else -1
-            last = start + count - 1 if base_offset >= 0 else -1
-            token.delivered(BatchMetadata(topic, partition, start, last, ts_ns), count)
-        elif isinstance(token, asyncio.Future) and not token.done():
-            token.set_result(RecordMetadata(topic, partition, base_offset + first if base_offset >= 0 else -1, ts_ns))
-
-
-def _fail(batch: Batch, error: SmqError) -> None:
-    for _, count, token in batch.tokens:
-        if count == 0 and isinstance(token, asyncio.Future):  # a flush only wants to know that it is over
-            if not token.done():
-                token.set_result(None)
-        else:
-            _fail_token(token, count, error)
-
-
-def _fail_token(token: object, count: int, error: SmqError) -> None:
-    if isinstance(token, BulkDelivery):
-        token.failed(error, count)
-    elif isinstance(token, asyncio.Future) and not token.done():
-        token.set_exception(SmqError(error.code, error.message, error.details))
 
 
 def _check(acks: str, compression: str, max_in_flight: int, linger_ms: float, delivery_timeout_ms: float) -> None:

@@ -88,7 +88,12 @@ class _Shell:
             work.close()
             told = "this client was made before the process forked: make a new one in the child"
             raise SmqError(ErrorCode.INVALID_REQUEST, told)
-        return asyncio.run_coroutine_threadsafe(work, self._runner.loop).result()
+        running = asyncio.run_coroutine_threadsafe(work, self._runner.loop)
+        try:
+            return running.result()
+        except KeyboardInterrupt:
+            running.cancel()
+            raise
 
 
 class SyncProducer(_Shell):

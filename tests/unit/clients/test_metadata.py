@@ -63,7 +63,7 @@ def test_hint_leads_until_a_newer_epoch_is_seen() -> None:
 
 def test_hint_to_a_node_without_an_address_is_no_use() -> None:
     m = metadata()
-    m.hint("t", 0, NodeId(9), None)
+    assert not m.hint("t", 0, NodeId(9), None)
     assert m.leader_address("t", 0) == "node-1:1"
 
 

@@ -278,6 +278,30 @@ def test_close_does_not_hang_on_records_that_failed() -> None:
     run(scenario())
 
 
+def test_cancelled_user_does_not_wait_for_a_cluster_that_is_down() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster:
+            log, sent = cluster.topics["t"][0], []
+            log.is_held = True
+
+            async def use() -> None:
+                async with producer_of(cluster) as producer:
+                    sent.append(producer.send("t", b"in flight"))
+                    await log.reaches(1)
+                    await asyncio.Event().wait()
+
+            using = asyncio.create_task(use())
+            await log.reaches(1)
+            using.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await using
+            error = sent[0].exception()
+            assert isinstance(error, SmqError)
+            assert error.code is ErrorCode.TIMED_OUT, "it was in flight: nobody knows"
+
+    run(scenario())
+
+
 def test_cancelled_future_disturbs_nobody() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:

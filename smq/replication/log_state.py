@@ -3,7 +3,7 @@
 Owns `LogState`, equal for equal logs whichever way they came about (appended, truncated, recovered), and the bytes
 of checkpoint and partition rows. It must never touch a disk. Only the log store imports it.
 
-    CHECKPOINTS  partition(20) 0          -> version, log_start, CRC: the partition exists
+    CHECKPOINTS  partition(20) 0          -> version, log_start, producers whole?, CRC: the partition exists
     CHECKPOINTS  partition(20) 1 end(8)   -> version, the state of the log up to `end`, CRC
 
 The checkpoint with the lowest end is the base: it holds what batches below the log's first one left behind, and it
@@ -31,7 +31,7 @@ CHECKPOINT_BATCHES_A_PRODUCER: Final = 8  # a large producer table is written le
 NO_CREATE_TIME: Final = -(1 << 63)
 _STATE: Final = struct.Struct(">BqqqqI")  # version, end, last ts_ns, largest create time, bytes so far, runs
 _RUN: Final = struct.Struct(">iqq")
-_PARTITION: Final = struct.Struct(">Bq")  # version, log_start
+_PARTITION: Final = struct.Struct(">Bq?")  # version, log_start, whether the producer state is whole
 _CRC_BYTES: Final = 4
 
 
@@ -104,17 +104,17 @@ def decode_checkpoint(value: bytes) -> LogState:
     return state
 
 
-def encode_partition(log_start: Offset) -> bytes:
-    return _sealed(_PARTITION.pack(CHECKPOINT_VERSION, log_start))
+def encode_partition(log_start: Offset, has_producers: bool) -> bytes:
+    return _sealed(_PARTITION.pack(CHECKPOINT_VERSION, log_start, has_producers))
 
 
-def decode_partition(value: bytes) -> Offset:
-    """log_start. Raises DataDamaged."""
+def decode_partition(value: bytes) -> tuple[Offset, bool]:
+    """(log_start, whether the producer state is whole). Raises DataDamaged."""
     body = _unsealed(value, "a partition's row")
     if len(body) != _PARTITION.size or body[0] != CHECKPOINT_VERSION:
         raise DataDamaged("a partition's row does not decode")
-    _, log_start = _PARTITION.unpack(body)
-    return Offset(log_start)
+    _, log_start, has_producers = _PARTITION.unpack(body)
+    return Offset(log_start), has_producers
 
 
 def _sealed(body: bytes) -> bytes:

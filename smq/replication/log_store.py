@@ -41,18 +41,25 @@ class LogStore:
         self._disk = disk
         self._budget = TailBudget()
 
-    def create(self, pid: PartitionId, log_start: Offset) -> PartitionLog:
+    def create(self, pid: PartitionId, log_start: Offset, *, has_producers: bool = True) -> PartitionLog:
         """An empty log. What an older one of this id may have left is deleted first."""
         state = LogState(log_start)
         self._disk.submit(
             [
                 *delete_partition(pid),
-                Put(Table.CHECKPOINTS, partition_key(pid), encode_partition(log_start)),
+                Put(Table.CHECKPOINTS, partition_key(pid), encode_partition(log_start, has_producers)),
                 Put(Table.CHECKPOINTS, checkpoint_key(pid, log_start), encode_checkpoint(state)),
             ]
         )
         return PartitionLog(
-            self._disk, pid, log_start, base=state.copy(), state=state, first=log_start, budget=self._budget
+            self._disk,
+            pid,
+            log_start,
+            base=state.copy(),
+            state=state,
+            first=log_start,
+            budget=self._budget,
+            has_producers=has_producers,
         )
 
     def drop(self, log: PartitionLog | PartitionId) -> None:
@@ -75,16 +82,20 @@ class LogStore:
     def _open(self, pid: PartitionId) -> PartitionLog:
         log_start = Offset(0)
         try:
-            log_start = self._log_start(pid)
+            log_start, has_producers = self._partition_row(pid)
             base = self._base(pid)
         except DataDamaged as e:
             # Without them nothing of the log can be trusted to be whole: it counts as empty.
             empty = LogState(log_start)
             damaged = DataDamaged(f"{partition_name(pid)}, in table checkpoints: {e}")
-            return self._log(pid, log_start, empty, empty.copy(), log_start, damaged)
-        return self._recover(pid, log_start, base)
+            log = self._log(pid, log_start, empty, empty.copy(), log_start, damaged)
+            log.has_producers = False
+        else:
+            log = self._recover(pid, log_start, base)
+            log.has_producers = has_producers
+        return log
 
-    def _log_start(self, pid: PartitionId) -> Offset:
+    def _partition_row(self, pid: PartitionId) -> tuple[Offset, bool]:
         row = self._disk.get(Table.CHECKPOINTS, partition_key(pid))
         if row is None:
             raise DataDamaged("the partition's row is missing")

@@ -86,6 +86,8 @@ class PartitionLog:
 
     `damaged` is set where recovery found bytes that fail their CRC: the log then ends before them, and takes no
     append until it was truncated (what follows the damage goes too) or dropped.
+    `has_producers` is false where this log never held batches below its start that others had: their producers are
+    not known here, until `adopt_producers` brings them from a log that has them.
     """
 
     def __init__(
@@ -99,12 +101,14 @@ class PartitionLog:
         first: Offset,
         budget: TailBudget,
         damaged: DataDamaged | None = None,
+        has_producers: bool = True,
     ) -> None:
         self.pid = pid
         self.log_start = log_start
         self.durable_end = state.end
         self.generation = 0
         self.damaged = damaged
+        self.has_producers = has_producers
         self._disk = disk
         self._state = state
         self._base = base  # the state before the first batch; see log_state
@@ -249,16 +253,19 @@ class PartitionLog:
         ops.append(self._checkpoint())
         self._disk.submit(ops)
 
-    def advance_log_start(self, offset: Offset, *, forget_producers: bool = False) -> None:
+    def advance_log_start(
+        self, offset: Offset, *, forget_producers: bool = False, lacks_producers: bool = False
+    ) -> None:
         """Deletes the batches wholly below `offset`; where it reaches appended_end the log is emptied and goes on
-        at `offset`. Producer state outlives its batches, unless `forget_producers` where the log is emptied.
-        Truncate what is of a wrong lineage first."""
+        at `offset`. Producer state outlives its batches, unless `forget_producers` where the log is emptied;
+        `lacks_producers` says that then others know more of them. Truncate what is of a wrong lineage first."""
         if offset <= self.log_start:
             return
         if offset >= self.appended_end:
             state = self._state.copy()
             if forget_producers:
                 state.producers = ProducerTable()
+                self.has_producers = not lacks_producers
             self.log_start = offset
             self._replace_all(state)
             return
@@ -266,6 +273,20 @@ class PartitionLog:
         ops = self._delete_before(first) if first > self._first else []
         self.log_start = offset
         self._disk.submit([*ops, self._partition_row()])
+
+    def producers_at(self, offset: Offset) -> bytes:
+        """The producer state before the batch that contains `offset`, or at the log's end, for `adopt_producers`."""
+        return self._state_at(max(self._boundary(offset), self._base.end)).producers.snapshot()
+
+    def adopt_producers(self, snapshot: bytes) -> None:
+        """Takes over the state of a log that has it; this one is empty. ValueError where it is not, or where the
+        bytes are no snapshot."""
+        if not self._is_empty():
+            raise ValueError(f"{self!r} is not empty")
+        self._state.producers = ProducerTable.restore(snapshot)
+        self._base.producers = ProducerTable.restore(snapshot)
+        self.has_producers = True
+        self._disk.submit([self._partition_row(), self._base_row()])
 
     def _delete_before(self, first: Offset) -> list[Op]:
         """`first` is a batch's base; what lies before becomes the base checkpoint."""
@@ -342,7 +363,7 @@ class PartitionLog:
         return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._state.end), encode_checkpoint(self._state))
 
     def _partition_row(self) -> Op:
-        return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(self.log_start))
+        return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(self.log_start, self.has_producers))
 
     def _base_row(self) -> Op:
         return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), encode_checkpoint(self._base))

@@ -90,6 +90,10 @@ class Replica:
 
     @property
     def durable_verified_end(self) -> Offset:
+        """Rule 7. Nothing, while the log lacks its producers (rule 16): the majority that made the high water mark
+        has them, so neither a count nor an election needs this replica before it has adopted them."""
+        if not self.log.has_producers:
+            return Offset(0)
         return Offset(min(self._judged_end, self.log.durable_end))
 
     @property
@@ -122,14 +126,22 @@ class Replica:
             self._recount()
 
     def _advance_log_start(self, *, is_judged: bool) -> None:
-        """Rule 14. Producer state that is not whole goes with its batches, for a sequence that is known to be too
-        old, or that never was committed, would refuse its producer for ever. It is not where batches were never
-        seen here, and where a snapshot moved the epoch too and has pruned epochs that could not be judged."""
+        """Rules 14 and 16. Producer state that is not whole goes with its batches, for a sequence that is known to be
+        too old, or that never was committed, would refuse its producer for ever. It is not where batches were never
+        seen here, and where a snapshot moved the epoch too and has pruned epochs that could not be judged; then the
+        leader is asked for it. A leader has nobody to ask: it was elected for a log that reached the epoch's start."""
         runs, log_start = self.log.runs, self.part.log_start
         is_unjudged = not is_judged and bool(runs) and runs[0].epoch < self.part.history[0].epoch
-        self.log.advance_log_start(log_start, forget_producers=is_unjudged or log_start > self.log.appended_end)
+        is_unseen = log_start > self.log.appended_end
+        self.log.advance_log_start(
+            log_start,
+            forget_producers=is_unjudged or is_unseen,
+            lacks_producers=is_unseen or not self.is_appointed,
+        )
         if self._judged_end < self.log.log_start:
             self.judge()
+        if not self.log.has_producers and self.leading is None:
+            self._send_ack(resync=True)
 
     @property
     def is_appointed(self) -> bool:
@@ -138,7 +150,8 @@ class Replica:
 
     def _start_leading(self) -> None:
         start = self.part.history[-1].start
-        if self._judged_end < start or self._judged_end != self.log.appended_end:
+        is_whole = self._judged_end == self.log.appended_end and self.log.has_producers
+        if self._judged_end < start or not is_whole:
             self._host.resign(self.pid, self.part.epoch)  # rule 12
             return
         if self.log.damaged is not None:
@@ -421,7 +434,7 @@ class Replica:
         self._stream_seen = append.stream
         for raw in append.values:
             value = parse_value(bytes(raw), verify=True)
-            if not self._fits(value):
+            if not self.log.has_producers or not self._fits(value):
                 if self._resync_told != append.stream:
                     self._resync_told = append.stream
                     self._send_ack(resync=True)
@@ -431,6 +444,21 @@ class Replica:
                 self.log.truncate(self.log.appended_end)
             self.log.append_stored(value, self.on_durable)
             self._judged_end = self.log.appended_end
+
+    def on_producers(self, peer: NodeId, message: wire.Producers) -> None:
+        """Rule 16. What no longer fits is asked for again, with the next append or probe."""
+        log = self.log
+        is_current = message.epoch == self.part.epoch and peer == self.part.leader and self.leading is None
+        if log.has_producers or not is_current or message.at != log.log_start:
+            return
+        if log.damaged is not None:
+            log.truncate(log.appended_end)
+        try:
+            log.adopt_producers(message.table)
+        except ValueError as e:
+            raise wire.WireError(f"producers that cannot be adopted: {e}") from e
+        self._stream_seen = message.stream
+        self._host.mark_durable(self.pid)
 
     def _fits(self, value: StoredValue) -> bool:
         """Only a right batch (rule 3) that starts at the end of the log."""
@@ -452,6 +480,7 @@ class Replica:
             self._judged_end,
             self._stream_seen,
             resync,
+            not self.log.has_producers,
         )
         self._host.send(self.part.leader, Channel.DATA, ack)
 

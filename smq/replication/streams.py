@@ -35,6 +35,7 @@ class FollowerStream:
         self._in_flight_bytes = 0
         self._heard_ns = 0
         self._probed_ns = 0
+        self._lacks_producers = False  # as it said last
         self.is_unreadable = False  # what the follower needs next fails its checksum here
 
     def probe(self) -> None:
@@ -54,7 +55,7 @@ class FollowerStream:
 
     def on_tick(self, now_ns: int) -> None:
         """Repeats what may have been lost: probes, and appends that nobody answers."""
-        waits = self._next is None or self._in_flight
+        waits = self._next is None or self._in_flight or self._lacks_producers
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
         interval_ns = PROBE_INTERVAL_NS if self._next is None else 5 * PROBE_INTERVAL_NS
         if waits and quiet_ns > interval_ns and self._host.is_open(self.peer, Channel.DATA):
@@ -72,10 +73,25 @@ class FollowerStream:
         if ack.resync and ack.stream == self._stream:
             fits = self._log.log_start <= ack.expect <= self._log.appended_end
             self._restart(ack.expect if fits else None)
+            if fits and ack.needs_producers:
+                self._send_producers(ack.expect)
+        self._lacks_producers = ack.needs_producers
         while self._in_flight and self._in_flight[0][0] <= ack.end:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
         self.pump()
         return True
+
+    def _send_producers(self, at: Offset) -> None:
+        """Ahead of the first append: a log that never held the batches before `at` cannot know whose they were."""
+        try:
+            table = self._log.producers_at(at)
+        except DataDamaged:
+            self.is_unreadable = True
+            self._restart(None)
+            return
+        message = wire.Producers(self._pid, self._epoch, self._stream, at, table)
+        if not self._host.send(self.peer, Channel.DATA, message):
+            self._restart(None)
 
     @property
     def incarnation(self) -> Incarnation | None:

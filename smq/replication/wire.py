@@ -106,7 +106,8 @@ class Ack:
     """DATA, follower to leader: the state of its log at the moment of sending (rule 7).
 
     `end` is the durable verified end; `expect` where the next append must start. `resync` answers a probe or an
-    append of `stream` that did not fit: the leader starts again at `expect`.
+    append of `stream` that did not fit: the leader starts again at `expect`. `needs_producers` asks it to send
+    its producer state there first: this log jumped over batches that others had (rule 16).
     """
 
     partition: PartitionId
@@ -116,6 +117,18 @@ class Ack:
     expect: Offset
     stream: int
     resync: bool
+    needs_producers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Producers:
+    """DATA, leader to follower: the producer state of a log that ends at `at`, for one that jumped there (rule 16)."""
+
+    partition: PartitionId
+    epoch: Epoch
+    stream: int
+    at: Offset
+    table: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,18 @@ class Append:
 
 
 Message: TypeAlias = (
-    Heartbeat | Propose | Proposed | ElectionQuery | ElectionReport | Resign | Transfer | Ping | Probe | Ack | Append
+    Heartbeat
+    | Propose
+    | Proposed
+    | ElectionQuery
+    | ElectionReport
+    | Resign
+    | Transfer
+    | Ping
+    | Probe
+    | Ack
+    | Append
+    | Producers
 )
 
 _HEARTBEAT: Final = struct.Struct(">Bq")
@@ -143,7 +167,8 @@ _PID_END: Final = struct.Struct(">20sq")
 _TRANSFER: Final = struct.Struct(">B20sii")
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
-_ACK: Final = struct.Struct(">B20siqqqI?")
+_ACK: Final = struct.Struct(">B20siqqqI??")
+_PRODUCERS: Final = struct.Struct(">B20siIq")
 _APPEND: Final = struct.Struct(">B20siII")
 _LENGTH: Final = struct.Struct(">I")
 
@@ -154,8 +179,10 @@ def encode(message: Message) -> list[Buffer]:
         case Append(pid, epoch, stream, values):
             lengths = b"".join(_LENGTH.pack(len(v)) for v in values)
             return [_APPEND.pack(18, pid, epoch, stream, len(values)) + lengths, *values]
-        case Ack(pid, epoch, incarnation, end, expect, stream, resync):
-            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, resync)]
+        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers):
+            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, resync, needs_producers)]
+        case Producers(pid, epoch, stream, at, table):
+            return [_PRODUCERS.pack(20, pid, epoch, stream, at), table]
         case Probe(pid, epoch, stream):
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
@@ -244,8 +271,22 @@ def _probe(payload: memoryview) -> Message:
 
 
 def _ack(payload: memoryview) -> Message:
-    _, pid, epoch, incarnation, end, expect, stream, resync = _ACK.unpack(payload)
-    return Ack(PartitionId(pid), Epoch(epoch), Incarnation(incarnation), Offset(end), Offset(expect), stream, resync)
+    _, pid, epoch, incarnation, end, expect, stream, resync, needs_producers = _ACK.unpack(payload)
+    return Ack(
+        PartitionId(pid),
+        Epoch(epoch),
+        Incarnation(incarnation),
+        Offset(end),
+        Offset(expect),
+        stream,
+        resync,
+        needs_producers,
+    )
+
+
+def _producers(payload: memoryview) -> Message:
+    _, pid, epoch, stream, at = _PRODUCERS.unpack_from(payload)
+    return Producers(PartitionId(pid), Epoch(epoch), stream, Offset(at), bytes(payload[_PRODUCERS.size :]))
 
 
 def _append(payload: memoryview) -> Message:
@@ -275,4 +316,5 @@ _DECODERS: Final = {
     17: _ack,
     18: _append,
     19: _ping,
+    20: _producers,
 }

@@ -1,15 +1,17 @@
 """One replica whose bytes have rotted, whose applied state jumped, or whose process stops: it goes on, and says nothing
 that it does not know."""
 
+import pytest
 
 from chaos_tests.sim.disk import DiskImage
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, Offset
+from smq.raft_state.ids import Epoch, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import parse_header
 from smq.replication import wire
 from smq.replication.partition_log import TAIL_BYTES_KEPT
 from smq.replication.ports import Table
+from smq.replication.producers import CachedBatch, ProducerTable
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
@@ -167,15 +169,86 @@ def test_a_jump_within_what_is_here_keeps_the_sequences_that_were_committed() ->
     assert (replica.log.log_start, replica.log.appended_end) == (1, 2)
 
 
-def test_a_log_start_beyond_what_was_ever_here_makes_no_producer_look_out_of_order() -> None:
+def jumped() -> Host:
+    """A follower of which DeleteRecords up to 9 has removed sequences 1 to 8 before it ever saw them."""
     host = follower()
     append(host, stored(idempotent(0), 0, 1))
     host.settle()
     host.advance(9)
-    advance_log_start(host, 9)  # sequences 1 to 8 were never seen here
+    advance_log_start(host, 9)
+    host.settle()
+    return host
+
+
+def tell_producers(host: Host, at: int) -> None:
+    """What a leader says whose log holds sequence 8 at offset 8."""
+    table = ProducerTable()
+    cached = CachedBatch(Epoch(1), Offset(8), Offset(9), Sequence(8), Sequence(8), TsNs(88))
+    table.note(ProducerId(7), ProducerEpoch(0), cached)
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), table.snapshot()))
+    host.settle()
+
+
+def test_a_log_that_jumped_counts_for_nothing_until_it_has_the_producers() -> None:
+    host = jumped()
+    assert host.live.election_end(Epoch(1)) == 0
+    assert acks(host)[-1].needs_producers
+    append(host, stored(idempotent(9), 9, 1))
+    assert host.live.log.appended_end == 9, "what follows waits for them, too"
+    tell_producers(host, 9)
+    assert host.live.election_end(Epoch(1)) == 9
+    assert not acks(host)[-1].needs_producers
+
+
+def test_a_leader_whose_log_had_jumped_answers_the_repetition_of_a_batch_it_never_held() -> None:
+    host = jumped()
+    tell_producers(host, 9)
     host.elect(ME, end=9)
-    answer = host.produce(idempotent(9))
-    assert answer.result is None
+    answer = host.produce(idempotent(8))
+    host.settle(10)
+    assert answer.is_duplicate
+    assert answer.offsets == (8, 8)
+
+
+def test_a_log_that_jumped_does_not_lead_without_the_producers() -> None:
+    host = jumped()
+    host.elect(ME, end=9)
+    assert host.live.leading is None
+
+
+def test_the_lack_of_producers_outlives_the_process() -> None:
+    host = jumped()
+    assert not host.reopen().log.has_producers
+    tell_producers(host, 9)
+    assert host.reopen().log.has_producers
+
+
+def test_producers_of_another_offset_are_not_taken() -> None:
+    host = jumped()
+    tell_producers(host, 8)
+    assert not host.live.log.has_producers
+
+
+def test_producers_that_do_not_decode_are_refused() -> None:
+    host = jumped()
+    with pytest.raises(wire.WireError, match="cannot be adopted"):
+        host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), b"\x01"))
+
+
+def test_a_leader_tells_its_producers_to_a_log_that_jumped() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    advance_log_start(host, 1)
+    probe = host.messages(wire.Probe)[-1]
+    assert isinstance(probe, wire.Probe)
+    ack = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(1), probe.stream, True, True)
+    host.live.on_ack(PEER_B, ack)
+    told = host.messages(wire.Producers)[-1]
+    assert isinstance(told, wire.Producers)
+    assert (told.at, told.table) == (1, host.live.log.producers.snapshot())
 
 
 def test_the_log_start_reached_in_the_own_epoch_keeps_the_sequences() -> None:

@@ -302,12 +302,19 @@ def test_rule_13_nothing_is_readable_beyond_the_mark_or_the_own_disk(host: Host)
     assert host.live.readable_end == 1  # on this disk, not committed
 
 
+def tell_producers(host: Host, at: int) -> None:
+    """A leader without idempotent producers answers a log that jumped (rule 16)."""
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), b""))
+    host.settle()
+
+
 def test_rule_14_a_log_that_ends_below_the_log_start_is_emptied_and_can_be_elected() -> None:
     host = follower()
     host.advance(5)
     host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(5)))
     host.settle()
     assert (host.live.log.log_start, host.live.log.appended_end) == (5, 5)
+    tell_producers(host, 5)
     assert host.live.election_end(Epoch(1)) == 5
 
 
@@ -315,6 +322,7 @@ def test_rule_14_an_empty_log_takes_the_batch_that_contains_the_log_start() -> N
     host = follower()
     host.advance(10)
     host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(5)))
+    tell_producers(host, 5)
     append(host, stored(batch(count=8), 2, 1))
     host.settle()
     assert host.live.durable_verified_end == 10

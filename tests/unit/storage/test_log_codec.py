@@ -75,8 +75,8 @@ def test_a_checkpoint_is_pinned() -> None:
 
 
 def test_the_row_of_a_partition_is_pinned() -> None:
-    assert encode_partition(Offset(1 << 41)).hex() == GOLDEN_PARTITION
-    assert decode_partition(bytes.fromhex(GOLDEN_PARTITION)) == 1 << 41
+    assert encode_partition(Offset(1 << 41), True).hex() == GOLDEN_PARTITION
+    assert decode_partition(bytes.fromhex(GOLDEN_PARTITION)) == (1 << 41, True)
 
 
 @given(st.binary(max_size=200))
@@ -141,4 +141,4 @@ GOLDEN_CHECKPOINT = (
     "00020000000003000000000000002a00010100000007000002000000000000000200000000030000000a17979cfe71c31789"
     "26e68794"
 )
-GOLDEN_PARTITION = "01000002000000000094571e28"
+GOLDEN_PARTITION = "010000020000000000010ae6515d"

@@ -99,6 +99,9 @@ class Reads:
             return
         if isinstance(result, SmqError):
             self.finish(poll, result)
+        elif self._host.state.partition(poll.replica.pid) is None:
+            # Deleted meanwhile: what this replica last knew of it is no answer.
+            self.finish(poll, SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
         else:
             self.fetch(poll)
 

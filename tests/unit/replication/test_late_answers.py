@@ -1,6 +1,6 @@
 """An answer that was right when it was given, and is late: it decides nothing."""
 
-from smq.raft_state.commands import ElectLeader
+from smq.raft_state.commands import DeleteTopic, ElectLeader
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, Offset
 from smq.replication import wire
@@ -85,3 +85,16 @@ def test_whoever_waits_for_a_barrier_is_told_when_the_node_stops() -> None:
     world.proposer.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
     barriers.wait(60_000, answers.append)
     assert [a.code.name for a in answers if isinstance(a, SmqError)] == ["SHUTTING_DOWN", "SHUTTING_DOWN"]
+
+
+def test_a_topic_deleted_while_a_reader_waits_for_confirmation_is_unknown_and_not_out_of_range() -> None:
+    reader = Reader()
+    reader.host.elect(PEER_A)
+    reader.fetch(7, max_wait_ms=1_000)
+    reader.host.replica = None  # as the node forgets it
+    reader.host.apply(DeleteTopic(name="t"))
+    reader.barriers.release(LogIndex(1))
+    reader.host.settle(1)
+    (result,) = reader.results
+    assert isinstance(result, SmqError)
+    assert result.code is ErrorCode.UNKNOWN_TOPIC

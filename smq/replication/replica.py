@@ -13,7 +13,7 @@ from typing import Final
 
 from smq.raft_state.commands import ElectLeader, HwmAdvance, Reply
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId, TsNs
+from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
 from smq.replication import wire
@@ -110,14 +110,15 @@ class Replica:
     def on_applied(self) -> None:
         """The partition's replicated state may have moved. Settles producers first, then judges, then acts."""
         self._settle()
-        is_new_epoch = self.part.epoch != self._epoch_seen
+        judged_by = self._epoch_seen
+        is_new_epoch = self.part.epoch != judged_by
         if is_new_epoch:
             self._epoch_seen = self.part.epoch
             self._resync_told = -1
             self._stop_leading()
             self.judge()
         if self.part.log_start > self.log.log_start:
-            self._advance_log_start(is_judged=not is_new_epoch)
+            self._advance_log_start(judged_by)
         if is_new_epoch and self.is_appointed:
             self._start_leading()
         elif is_new_epoch:
@@ -125,13 +126,15 @@ class Replica:
         if self.leading is not None:
             self._recount()
 
-    def _advance_log_start(self, *, is_judged: bool) -> None:
+    def _advance_log_start(self, judged_by: Epoch | None) -> None:
         """Rules 14 and 16. Producer state that is not whole goes with its batches, for a sequence that is known to be
         too old, or that never was committed, would refuse its producer for ever. It is not where batches were never
-        seen here, and where a snapshot moved the epoch too and has pruned epochs that could not be judged; then the
-        leader is asked for it. A leader has nobody to ask: it was elected for a log that reached the epoch's start."""
+        seen here, and where a snapshot moved the epoch too and has pruned the end of the newest epoch that this log
+        had been judged by, or holds; then the leader is asked for it. A leader has nobody to ask: it was elected for
+        a log that reached the epoch's start."""
         runs, log_start = self.log.runs, self.part.log_start
-        is_unjudged = not is_judged and bool(runs) and runs[0].epoch < self.part.history[0].epoch
+        newest = max(judged_by if judged_by is not None else NO_EPOCH, runs[-1].epoch) if runs else self.part.epoch
+        is_unjudged = newest + 1 < self.part.history[0].epoch
         is_unseen = log_start > self.log.appended_end
         self.log.advance_log_start(
             log_start,

@@ -287,6 +287,24 @@ def test_a_stream_number_of_an_earlier_epoch_does_not_silence_a_follower() -> No
     assert len(acks(host)) == before + 1
 
 
+def test_a_jump_to_the_epoch_after_the_one_it_was_judged_by_keeps_the_sequences_that_were_committed() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    for _ in range(2):
+        host.elect(ME)  # epochs in which nothing is appended
+    replica, host.replica = host.live, None
+    host.elect(ME)
+    advance_log_start(host, 1)
+    host.replica = replica
+    replica.on_applied()
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.offsets == (0, 0)
+
+
 # ------------------------------------------------------------------------------------------------- stopping
 def test_a_node_that_stops_does_not_say_that_what_it_appended_is_lost() -> None:
     host = Host()

@@ -148,16 +148,13 @@ def encode(message: Message) -> list[Buffer]:
     match message:
         case Append():
             return [_encode_append(message)]
-        case AppendReply():
-            m = message
-            return [_REPLY.pack(_KIND_REPLY, m.term, m.number, m.next_index, m.success, m.reset)]
-        case SnapshotChunk():
-            m = message
-            head = _CHUNK.pack(_KIND_CHUNK, m.term, m.number, m.index, m.index_term, m.size, m.crc, m.offset)
-            return [head, m.data]
-        case RequestVote() | PreVote():
-            m = message
-            return [_ELECTION.pack(_KIND_OF[type(m)], m.term, m.last_index, m.last_term)]
+        case AppendReply() as r:
+            return [_REPLY.pack(_KIND_REPLY, r.term, r.number, r.next_index, r.success, r.reset)]
+        case SnapshotChunk() as c:
+            head = _CHUNK.pack(_KIND_CHUNK, c.term, c.number, c.index, c.index_term, c.size, c.crc, c.offset)
+            return [head, c.data]
+        case RequestVote() | PreVote() as v:
+            return [_ELECTION.pack(_KIND_OF[type(v)], v.term, v.last_index, v.last_term)]
         case _:
             return [_TERM.pack(_KIND_OF[type(message)], message.term)]
 

@@ -27,7 +27,8 @@ $(STAMP): pyproject.toml requirements.lock
 		uv pip sync --quiet --python $(PY) --require-hashes requirements.lock && \
 		uv pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable . ; \
 	else \
-		{ $(PY) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV); } && \
+		{ test -x $(PY) || "$(PYTHON)" -m venv $(VENV); } && \
+		{ $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; } && \
 		$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock && \
 		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . ; \
 	fi

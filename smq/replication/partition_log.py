@@ -7,7 +7,7 @@ lineage and says where to cut. Only the log store creates it; the replica and th
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
@@ -51,6 +51,7 @@ from smq.replication.producers import ProducerTable
 TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches, per partition: what consumers and followers read next
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # above this, over all partitions, durable batches leave memory at once
 INDEX_ROWS_A_SCAN: Final = 1024  # some 0.3 ms and 100 KB
+BATCHES_BYTES_A_READ: Final = 4 << 20  # of a log that is read again because the rows beside it have rotted
 
 
 class TailBudget:
@@ -374,23 +375,46 @@ class PartitionLog:
         self._bytes_since_checkpoint += size
 
     def _state_at(self, end: Offset) -> LogState:
-        """The state when the log ended at `end`, a batch's end."""
+        """The state when the log ended at `end`, a batch's end. Rotten rows beside the batches do no harm: what is in
+        them can be had from the batches again."""
         state = self._checkpoint_at_or_below(end)
-        for info in self._infos(state.last_ts_ns, end):
+        try:
+            self._fold(state, self._infos(state.last_ts_ns, end), end)
+        except DataDamaged:
+            state = self._checkpoint_at_or_below(end)
+            self._fold(state, self._infos_of_batches(state, end), end)
+        state.forget_before(self._first)
+        return state
+
+    def _fold(self, state: LogState, infos: Iterable[BatchInfo], end: Offset) -> None:
+        for info in infos:
             if info.end > state.end:
                 state.add(info)
         if state.end != end:
-            raise DataDamaged(f"{self!r}: the index rows before offset {end} are not whole")
-        state.forget_before(self._first)
-        return state
+            raise DataDamaged(f"{self!r}: the rows before offset {end} are not whole")
 
     def _checkpoint_at_or_below(self, end: Offset) -> LogState:
         """The base where there is no better one. A checkpoint beyond durable_end may be of a log that is no more."""
         stop = checkpoint_key(self.pid, min(end, self.durable_end) + 1)
         start = checkpoint_key(self.pid, self._base.end + 1)
-        for _, row in self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
-            return decode_checkpoint(row)
+        while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
+            stop, row = rows[0]
+            try:
+                return decode_checkpoint(row)
+            except DataDamaged:
+                continue  # an older one only means more to read
         return self._base.copy()
+
+    def _infos_of_batches(self, state: LogState, end: Offset) -> Iterator[BatchInfo]:
+        """As `_infos`, of the batches behind `state`, from the batches themselves."""
+        at = state.end if state.end > self._base.end else self._first
+        while at < end and (found := self.read(max(at, self.log_start), end, BATCHES_BYTES_A_READ, durable_only=False)):
+            for stored in found:
+                if stored.end > end:
+                    return
+                ts_ns, header = parse_header_of(stored.value, verify=False)
+                yield info_of(ts_ns, header, stored.base, stored.epoch)
+            at = found[-1].end
 
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
         """The batches appended after that time that end at or below `end`."""

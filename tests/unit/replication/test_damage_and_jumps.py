@@ -126,6 +126,34 @@ def test_a_hand_over_to_a_follower_that_cannot_be_supplied_does_not_begin() -> N
     assert not host.live.transfer(PEER_B)
 
 
+def restart_with_a_rotten_row(host: Host, table: Table, row_number: int) -> None:
+    image = host.disk.crash()
+    rows = image.tables[table]
+    key = [k for k in rows if rows[k]][row_number]
+    rows[key] = rows[key][:-1] + bytes([rows[key][-1] ^ 1])
+    host.reopen(INCARNATION + 1, image)
+
+
+def test_a_rotten_index_row_does_not_keep_the_log_start_from_moving() -> None:
+    host, values = follower_with(6)
+    host.advance(6)
+    restart_with_a_rotten_row(host, Table.TIMES, 1)
+    advance_log_start(host, 4)
+    host.settle()
+    assert [v.value for v in host.live.log.read(Offset(4), Offset(6), 1 << 20)] == values[4:]
+
+
+def test_a_rotten_index_row_does_not_keep_a_log_from_being_cut() -> None:
+    host, _ = follower_with(6)
+    host.advance(3)
+    restart_with_a_rotten_row(host, Table.TIMES, 1)
+    host.elect(PEER_B, end=3)
+    append(host, stored(batch(b"new"), 3, 2, ts_ns=99), epoch=2, peer=PEER_B)
+    host.settle()
+    assert host.live.durable_verified_end == 4
+    assert host.live.log.last_ts_ns == 99
+
+
 # ---------------------------------------------------------------------------------------------------- jumps
 def jump(host: Host, *, hwm: int, log_start: int) -> None:
     """What a snapshot does to a replica that was cut off: PEER_A led epoch 1, ME leads epoch 2, all seen at once."""

@@ -31,6 +31,7 @@ CONTROL_MASK: Final = 0x20
 CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 CODEC_NAMES: Final = {number: name for name, number in CODECS.items()}
 INT32_MAX: Final = 2**31 - 1
+RECORD_BYTES_MIN: Final = 7  # length, attributes, two deltas, three empty lengths: a byte each
 
 
 class BatchError(ValueError):
@@ -125,6 +126,8 @@ def validate_produced(batch: Buffer) -> BatchHeader:
         raise BatchError("control batches are written by the log itself")
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise BatchError("an idempotent batch needs a producer epoch and a sequence >= 0")
+    if header.codec == CODECS["none"] and header.count > (header.size - HEADER_BYTES) // RECORD_BYTES_MIN:
+        raise BatchError(f"{header.count} records cannot lie in {header.size} bytes")
     return header
 
 

@@ -6,7 +6,15 @@ import zlib
 import pytest
 from crc32c import crc32c
 
-from smq.records import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD
+from smq.records import (
+    CRC_START,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    BatchError,
+    NewRecord,
+    encode_batch,
+    validate_produced,
+)
 from smq.replication.api import TimeKind
 from smq.replication.decoding import DECODED_BATCH_BYTES_MAX
 from smq.replication.reads import find_time
@@ -46,3 +54,22 @@ def test_a_look_up_by_create_time_does_not_unpack_a_bomb() -> None:
     reader.commit(with_body(bomb(), 1))
     found = find_time(reader.host.live, TimeKind.TIMESTAMP_MS, 1_000)
     assert (found.offset, found.timestamp_ms) == (0, 1_000)
+
+
+def claiming(data: bytes, count: int) -> bytes:
+    """The same batch with another number of records in its header."""
+    changed = bytearray(data)
+    struct.pack_into(">i", changed, 23, count - 1)
+    struct.pack_into(">i", changed, 57, count)
+    struct.pack_into(">I", changed, 17, crc32c(memoryview(changed)[CRC_START:]))
+    return bytes(changed)
+
+
+def test_a_batch_that_claims_more_records_than_fit_takes_no_offsets() -> None:
+    with pytest.raises(BatchError, match="2000000000 records cannot lie in"):
+        validate_produced(claiming(batch(count=3), 2_000_000_000))
+    assert validate_produced(claiming(batch(count=3), 3)).count == 3
+    smallest = encode_batch([NewRecord(None, None, 0)] * 10)
+    assert validate_produced(smallest).count == 10
+    with pytest.raises(BatchError):
+        validate_produced(claiming(smallest, 11))

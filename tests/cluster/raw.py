@@ -20,6 +20,7 @@ from smq.records import NewRecord, check_crc, decode_batch, encode_batch, parse_
 
 T = TypeVar("T")
 DEADLINE_S = 15.0  # of a call whose test does not ask for another
+CATCH_UP_POLL_MS = 100  # a long poll for records that are committed and not here yet
 MESSAGE_BYTES_MAX = 101 << 20  # what the server sends at most
 
 
@@ -134,13 +135,21 @@ class RawNode:
     def fetch(
         self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
     ) -> pb.FetchedPartition:
-        """One partition's answer; raises its error."""
+        """One partition's answer; raises its error.
+
+        A committed record may not be on this node's own disk yet (two others made the majority), and until then the
+        node answers that nothing is there: asks again while that is so.
+        """
         wanted = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
-        request = pb.FetchRequest(partitions=[wanted], max_wait_ms=max_wait_ms)
-        (fetched,) = self.call(self.broker.Fetch, request, DEADLINE_S + max_wait_ms / 1000).partitions
-        if fetched.HasField("error"):
-            raise error_from_detail(fetched.error)
-        return fetched
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            request = pb.FetchRequest(partitions=[wanted], max_wait_ms=max_wait_ms)
+            (fetched,) = self.call(self.broker.Fetch, request, DEADLINE_S + max_wait_ms / 1000).partitions
+            if fetched.HasField("error"):
+                raise error_from_detail(fetched.error)
+            if fetched.batches or offset >= fetched.hwm or time.monotonic() > deadline:
+                return fetched
+            max_wait_ms = max(max_wait_ms, CATCH_UP_POLL_MS)
 
     def read_batches(self, topic: str, partition: int, start: int = 0) -> list[ReadBatch]:
         """Every batch from the one that holds `start` to this node's high water mark, by raw Fetch; no gap between."""

@@ -171,6 +171,7 @@ def test_fetch_of_one_bad_partition_costs_the_others_nothing(new_topic: NewTopic
     topic = new_topic()
     node = leader_of(topic)
     node.publish_values(topic, 0, [b"good"])
+    assert node.read_all(topic, 0) == {0: b"good"}
     wanted = [
         pb.FetchPartition(topic="no-such", partition=0, offset=0),
         pb.FetchPartition(topic=topic, partition=0, offset=0),

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 where everything agreed, 1 where anything differed, 130 after Ctrl-C."""
     options = _parse(arguments)
     console = Console()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the nodes are stopped too
     directory = Path(tempfile.mkdtemp(prefix="smq-demo-"))
     try:
         _run(Story(console), options, directory)

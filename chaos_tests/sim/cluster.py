@@ -56,6 +56,7 @@ class SimHost:
     has_power: bool = True
     starts: int = 0
     expected_death: bool = False  # an injected disk error: the process must end itself
+    is_buried: bool = False
     restart_wanted: int = 0  # number of the latest scheduled start; older ones do nothing
 
     @property
@@ -80,7 +81,7 @@ class Cluster:
     def start(self, node: NodeId) -> None:
         """Boots a fresh process of the node on its machine's disk. Does nothing where one runs."""
         host = self.hosts[node]
-        if host.is_up:
+        if host.is_up or host.is_buried:
             return
         host.starts += 1
         host.has_power = True
@@ -132,6 +133,10 @@ class Cluster:
         host.process = host.api = host.disk = None
         host.has_power = not power
         self.network.detach(node, silently=power)
+
+    def bury(self, node: NodeId) -> None:
+        """The machine is gone with its disk, and never comes back."""
+        self.hosts[node].is_buried = True
 
     def pause(self, node: NodeId) -> None:
         host = self.hosts[node]

@@ -122,6 +122,7 @@ class Simulation:
         try:
             if self._boot():
                 self._storm()
+                self._bury()
                 heal(self._arena())
                 if self._settle("converged"):
                     self._final_work()
@@ -214,6 +215,20 @@ class Simulation:
         return made
 
     # ------------------------------------------------------------------------------------------ the end
+    def _bury(self) -> None:
+        """P1: whatever was acknowledged survives as long as a majority of the disks does."""
+        count = self.scenario.cluster.lost_forever
+        if not count:
+            return
+        for node in self.nodes:
+            self.cluster.crash(node, power=True, why="the end of the storm")
+        lost = self.streams.stream("funeral").sample(self.nodes, count)
+        self.recorder.note("fault", what="lost-forever", nodes=lost)
+        for node in lost:
+            self.cluster.bury(node)
+        self.nodes = tuple(node for node in self.nodes if node not in lost)
+        self.world.nodes = self.nodes
+
     def _settle(self, why: str) -> bool:
         """Waits until all replicas agree, bounded. The heal's last client operations end meanwhile."""
         start_ns = self.scheduler.now_ns
@@ -289,6 +304,8 @@ class Simulation:
         for known in self._live():
             self._learn_replicas(known)
             for node in known.replicas:
+                if node not in self.nodes:
+                    continue
                 yield from reader.read_all(known, node)
 
     def _result(self) -> Result:

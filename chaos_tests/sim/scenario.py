@@ -29,6 +29,7 @@ class ClusterProfile:
     snapshot_entries: int = 400
     disk_ms: tuple[float, float] = (0.1, 2.0)
     drift_max: float = 0.001
+    lost_forever: int = 0  # nodes whose disks do not survive the power loss that then ends the storm
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
 

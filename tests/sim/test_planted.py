@@ -1,0 +1,57 @@
+"""Each planted bug is found within its bound of seeds, by an anomaly that fits it."""
+
+import pytest
+
+from chaos_tests.sim.planted import BUGS, Mutation, MutationError, PlantedBug, mutated
+from chaos_tests.sim.run import simulate
+from chaos_tests.sim.scenario import find
+from smq.raft_state.ids import Epoch, Offset
+from smq.raft_state.state import EpochStart
+from smq.replication import lineage
+
+pytestmark = pytest.mark.sim
+
+QUICK_SEEDS = 3  # bugs found within this many are part of every test run, the others of the full one
+
+
+def hunt(bug: PlantedBug) -> set[str]:
+    """The anomalies of the first seed that shows one that fits; those of all seeds where none does."""
+    seen: set[str] = set()
+    with bug.planted():
+        for seed in range(1, bug.seeds + 1):
+            seen = {violation.anomaly for violation in simulate(find(bug.scenario), seed).violations}
+            if seen & bug.anomalies:
+                break
+    return seen
+
+
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.seeds <= QUICK_SEEDS], ids=lambda b: b.name)
+def test_planted_bug_is_found(bug: PlantedBug) -> None:
+    assert hunt(bug) & bug.anomalies
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.seeds > QUICK_SEEDS], ids=lambda b: b.name)
+def test_rarer_planted_bug_is_found(bug: PlantedBug) -> None:
+    assert hunt(bug) & bug.anomalies
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.name)
+def test_planted_bug_still_fits_the_code(bug: PlantedBug) -> None:
+    with bug.planted():
+        pass
+
+
+def test_mutation_changes_the_function_and_takes_itself_back() -> None:
+    history = [EpochStart(Epoch(0), Offset(0))]
+    mutation = Mutation("smq.replication.lineage:verified_end", "end = log_start\n", "end = Offset(log_start + 7)\n")
+    with mutated([mutation]):
+        assert lineage.verified_end([], Offset(3), Offset(99), history) == (10, None)
+    assert lineage.verified_end([], Offset(3), Offset(99), history) == (3, None)
+
+
+def test_mutation_of_a_text_that_has_moved_is_an_error() -> None:
+    mutation = Mutation("smq.replication.lineage:verified_end", "no such text", "")
+    with pytest.raises(MutationError, match="0 times"), mutated([mutation]):
+        pass

@@ -7,17 +7,16 @@ must never touch a log or a high water mark.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from smq.raft_state.commands import Command, ElectLeader, FenceNode, Reply, UnfenceNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.limits import default_init
-from smq.raft_state.state import ClusterState, NodeState, PartitionState
+from smq.raft_state.state import NodeState, PartitionState
 from smq.replication import wire
-from smq.replication.api import DoneFn
-from smq.replication.config import NodeConfig
-from smq.replication.ports import Channel, Clock, Engine
+from smq.replication.host import ControllerHost
+from smq.replication.ports import Channel
 
 REPORT_WAIT_NS: Final = 150_000_000  # for the reports of replicas that are alive but slow
 ROUND_NS_MAX: Final = 500_000_000  # a round of reports without a decision is begun again
@@ -25,45 +24,6 @@ PROPOSAL_MS_MAX: Final = 2_000
 SCAN_INTERVAL_NS: Final = 1_000_000_000  # all partitions are looked at this often, and when something happened
 TRANSFERS_MAX: Final = 16  # leaderships moved in one round of rebalancing: each costs its partition a short pause
 RESIGNED_NS: Final = 2_000_000_000  # how long another leader is preferred to one that resigned
-
-
-class ControllerHost(Protocol):
-    """What the controller needs of its node."""
-
-    @property
-    def node_id(self) -> NodeId: ...
-
-    @property
-    def incarnation(self) -> Incarnation: ...
-
-    @property
-    def config(self) -> NodeConfig: ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def state(self) -> ClusterState: ...
-
-    def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
-        """When this process of a peer was last heard of on CONTROL; 0 for never."""
-
-    def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
-
-    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool: ...
-
-    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None: ...
-
-    def election_ends(
-        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
-    ) -> tuple[tuple[PartitionId, Offset], ...]:
-        """This node's own report."""
-
-    def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
-        """Hands over a partition that this node itself leads."""
 
 
 @dataclass(slots=True)

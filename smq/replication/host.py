@@ -1,23 +1,25 @@
-"""What a replica sees of the node around it.
+"""What one part of a node sees of the node around it.
 
-The seam between one partition's logic and the node: everything a replica may do to the world is a method here,
-which keeps the replica testable and free of the node's other affairs.
+The seams between the node and the logic inside it: everything a replica or the controller may do to the world is a
+method here, which keeps each testable and free of the node's other affairs.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
 from smq.raft_state.commands import Command, Reply
-from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState
 from smq.replication import wire
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.deadlines import Deadlines
-from smq.replication.ports import Channel, Clock
+from smq.replication.ports import Channel, Clock, Engine
 
 
-class ReplicaHost(Protocol):
+class NodeView(Protocol):
+    """Who the node is, what it has applied, and how it speaks."""
+
     @property
     def node_id(self) -> NodeId: ...
 
@@ -31,14 +33,18 @@ class ReplicaHost(Protocol):
     def clock(self) -> Clock: ...
 
     @property
-    def deadlines(self) -> Deadlines: ...
-
-    @property
     def state(self) -> ClusterState: ...
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
 
     def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool: ...
 
-    def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None: ...
+
+
+class ReplicaHost(NodeView, Protocol):
+    @property
+    def deadlines(self) -> Deadlines: ...
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int: ...
 
@@ -57,4 +63,18 @@ class ReplicaHost(Protocol):
     def resign(self, pid: PartitionId, epoch: Epoch) -> None:
         """Tells the Raft leader that this node will not go on leading the epoch."""
 
-    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None: ...
+
+class ControllerHost(NodeView, Protocol):
+    @property
+    def engine(self) -> Engine: ...
+
+    def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
+        """When this process of a peer was last heard of on CONTROL; 0 for never."""
+
+    def election_ends(
+        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
+    ) -> tuple[tuple[PartitionId, Offset], ...]:
+        """This node's own report."""
+
+    def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
+        """Hands over a partition that this node itself leads."""

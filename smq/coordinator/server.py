@@ -134,8 +134,14 @@ class Server:
 
 
 def die(error: BaseException) -> NoReturn:
-    """The node's state, or what its disk holds, is not known any more: nothing may be said after this."""
-    log.critical("fatal", error=repr(error), exc_info=error)
+    """The node's state, or what its disk holds, is not known any more: nothing may be said after this.
+
+    What the operator has to mend is told in its own words; a fault of ours keeps its traceback.
+    """
+    if isinstance(error, DataDamaged | StartRefused):
+        log.critical("fatal", error=str(error))
+    else:
+        log.critical("fatal", error=repr(error), exc_info=error)
     sys.stderr.flush()
     os._exit(EXIT_FATAL)
 

@@ -195,14 +195,14 @@ class _Agent(AgentServicer):
 
         return cluster.once(request.request_id, "producer id", change)
 
-    async def SubscribeRecord(self, requests: Any, context: Context) -> None:  # type: ignore[override]
+    async def SubscribeRecord(self, requests: Any, context: Context) -> None:  # type: ignore[override]  # stubs say iterator
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no client of ours subscribes")
 
     @call
     async def ClosePublishSession(self, request: pb.ClosePublishSessionRequest) -> Message:
         return pb.ClosePublishSessionResponse()
 
-    async def PublishRecord(  # type: ignore[override]
+    async def PublishRecord(  # type: ignore[override]  # the stubs say iterator
         self, requests: AsyncIterator[pb.PublishRecordRequest], context: Context
     ) -> None:
         topic, answers = "", set()

@@ -24,7 +24,8 @@ OUT_OF_ORDER = SmqError(ErrorCode.OUT_OF_ORDER_SEQUENCE, "a hole")
 class World:
     def __init__(self, *, partitions: int = 1, **changes: object) -> None:
         defaults: dict[str, object] = {"batch_bytes": 300, "linger_ms": 5.0, "delivery_timeout_ms": 1_000.0}
-        self.accumulator = Accumulator(BatchingSettings(**{**defaults, **changes}), random.Random(1).random)  # type: ignore[arg-type]
+        settings = BatchingSettings(**{**defaults, **changes})  # type: ignore[arg-type]  # fields by name
+        self.accumulator = Accumulator(settings, random.Random(1).random)
         self.now = 0.0
         self.leader: str | None = NODE
         self.topic = self.accumulator.topic(T)
@@ -387,7 +388,7 @@ def test_record_that_cannot_be_encoded_is_refused_and_costs_the_others_nothing(
         if before:
             w.add(before)
         with pytest.raises(SmqError) as caught:
-            w.accumulator.add(w.topic, key, value, headers, None, timestamp, None, 0.0)  # type: ignore[arg-type]
+            w.accumulator.add(w.topic, key, value, headers, None, timestamp, None, 0.0)  # type: ignore[arg-type]  # on purpose
         assert caught.value.code is ErrorCode.INVALID_REQUEST
     w.add(b"after")
     assert values(w.sends(after_ms=5)) == [b"before", b"after"]
@@ -462,7 +463,7 @@ def test_run_stops_where_the_buffer_is_full() -> None:
 def test_run_with_a_bad_record_keeps_what_was_before_it() -> None:
     w = World()
     with pytest.raises(SmqError, match="record 2"):
-        w.accumulator.add_run(w.queue(), None, [b"a", b"b", "c"], 1, 0, 9, "bulk", 0.0)  # type: ignore[list-item]
+        w.accumulator.add_run(w.queue(), None, [b"a", b"b", "c"], 1, 0, 9, "bulk", 0.0)  # type: ignore[list-item]  # on purpose
     assert values(w.sends(after_ms=5)) == [b"a", b"b"]
 
 

@@ -24,7 +24,7 @@ def view(
 
 def metadata(**changes: int) -> Metadata:
     m = Metadata(["boot:1"])
-    m.update(view(**changes))  # type: ignore[arg-type]
+    m.update(view(**changes))  # type: ignore[arg-type]  # fields by name
     return m
 
 

@@ -13,6 +13,8 @@ def check(facts: Facts) -> list[Violation]:
         if not partition.was_read_to_the_end:
             continue
         replicas = _final_replicas(partition)
+        if not replicas:
+            findings.add("lost-write", f"{partition.key}: no replica could be read to its end")
         _check_replicas(partition, replicas, findings)
         for node, (lo, hwm, log) in replicas.items():
             _check_lost(partition, node, lo, hwm, log, findings)
@@ -31,6 +33,10 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, Replica]:
         for base, _, values, *_ in batches(op):
             log.update(enumerate(values, base))
         found[op.asked["n"]] = (max(lo, op.told["lo"]), max(hwm, op.told["hwm"]), log)
+    # A replica that says plainly that its bytes are damaged serves nothing wrong, and is one of the others' copies.
+    for op in partition.refused_polls:
+        if op.asked.get("final") and op.told.get("err") == "DATA_DAMAGED":
+            found.pop(op.asked["n"], None)
     return found
 
 

@@ -14,7 +14,7 @@ from chaos_tests.sim.clock import NS_PER_MS
 from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.rpc import ClientNet, Script, Sleep
 from smq.raft_state.ids import NodeId
-from smq.replication.ports import Channel
+from smq.replication.ports import Channel, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +245,22 @@ def disk_error(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def rot(fault: Fault) -> Script:
+    """Bits of stored batches, or of the rows beside them, flip while their node is down. Always the same node: with
+    one disk rotten and the others whole, nothing may be lost, served wrong, or stuck."""
+    victim = fault.arena.world.streams.stream("rot").random()
+    nodes = sorted(fault.arena.cluster.hosts)
+    node = nodes[int(victim * len(nodes))]
+    host = fault.arena.cluster.hosts[node]
+    fault.arena.cluster.crash(node, power=fault.rng.random() < 0.5, why="rot")
+    table = Table[fault.rng.choice(fault.spec.options.get("tables", ["BATCHES"]))]
+    for _ in range(fault.rng.randint(1, 3)):
+        key = host.image.flip_bit(table, fault.rng)
+        fault.note("rot", n=node, table=table.name, key=key.hex() if key is not None else None)
+    fault.arena.cluster.start_later(node, fault.rng.uniform(*fault.spec.for_ms))
+    yield fault.duration()
+
+
 def clock_jump(fault: Fault) -> Script:
     low, high = fault.spec.options.get("jump_ms", [-20_000, 20_000])
     for host in fault.hosts():
@@ -361,6 +377,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         slow_disk,
         disk_error,
         clock_jump,
+        rot,
         stale_return,
         behind_log,
         quick_restart,

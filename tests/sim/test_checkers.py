@@ -114,6 +114,26 @@ def lost_on_one_replica(s: Story) -> None:
     s.final([], hwm=0, nodes=(3,))
 
 
+def damaged(s: Story, node: int, offset: int) -> None:
+    process = s.begin("poll", k="t/0", o=offset, n=node, final=True)
+    s.recorder.fail(process, "poll", err="DATA_DAMAGED", lo=None, hi=None)
+
+
+def one_replica_that_says_it_is_damaged(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    s.final(LOG, hwm=3, nodes=(1, 2))
+    s.poll(0, LOG[:1], hwm=3, node=3, final=True)
+    damaged(s, 3, 2)
+
+
+def every_replica_damaged(s: Story) -> None:
+    s.send([10, 11], 0)
+    for node in (1, 2, 3):
+        s.poll(0, [], hwm=2, node=node, final=True)
+        damaged(s, node, 0)
+
+
 def aborted(s: Story) -> None:
     s.send([10, 11], None, kind="fail")
     s.final(LOG[:1], hwm=2)
@@ -296,6 +316,7 @@ def died(s: Story) -> None:
         (lost_beyond_the_end, "lost-write"),
         (lost_in_the_middle, "lost-write"),
         (lost_on_one_replica, "lost-write"),
+        (every_replica_damaged, "lost-write"),
         (aborted, "aborted-read"),
         (two_values_at_one_offset, "inconsistent-offsets"),
         (acknowledged_elsewhere, "inconsistent-offsets"),
@@ -374,6 +395,7 @@ def trimmed_prefix(s: Story) -> None:
         unknown_commit_that_took_effect_late,
         leader_ack_that_was_lost,
         trimmed_prefix,
+        one_replica_that_says_it_is_damaged,
     ],
 )
 def test_what_is_allowed_is_not_reported(tell: Callable[[Story], None]) -> None:

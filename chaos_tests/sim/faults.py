@@ -46,6 +46,7 @@ class Fault:
         self.arena = arena
         self.spec = spec
         self.rng: Random = arena.world.streams.stream(f"fault/{name}")
+        self.victim = arena.world.streams.stream("fault/victim").choice(arena.world.nodes)  # for faults of one node
 
     def run(self) -> Script:
         strike = STRIKES[self.spec.what]
@@ -248,9 +249,7 @@ def disk_error(fault: Fault) -> Script:
 def rot(fault: Fault) -> Script:
     """Bits of stored batches, or of the rows beside them, flip while their node is down. Always the same node: with
     one disk rotten and the others whole, nothing may be lost, served wrong, or stuck."""
-    victim = fault.arena.world.streams.stream("rot").random()
-    nodes = sorted(fault.arena.cluster.hosts)
-    node = nodes[int(victim * len(nodes))]
+    node = fault.victim
     host = fault.arena.cluster.hosts[node]
     fault.arena.cluster.crash(node, power=fault.rng.random() < 0.5, why="rot")
     table = Table[fault.rng.choice(fault.spec.options.get("tables", ["BATCHES"]))]

@@ -68,9 +68,8 @@ class Consumer(Client):
             self.conclude_unknown("poll")
             return position
         self.fail("poll", result)
-        if isinstance(result, SmqError) and result.code is ErrorCode.OFFSET_OUT_OF_RANGE and result.details.lo is not None:
-            return max(result.details.lo, min(position, result.details.hi or 0))
-        return position
+        lo, hi = (result.details.lo, result.details.hi) if isinstance(result, SmqError) else (None, None)
+        return position if lo is None else max(lo, min(position, hi or 0))
 
     def _took(self, partition: Known, node: NodeId, position: int, result: Fetched) -> int:
         batches = [self.world.describe(node, batch) for batch in result.batches]

@@ -13,6 +13,8 @@ import fcntl
 import os
 import stat
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -346,12 +348,44 @@ def _open_environment(path: Path, map_size: int) -> tuple[lmdb.Environment, dict
     except lmdb.Error as e:
         raise DiskOpenError(f"data directory {path} cannot be opened: {e}") from e
     try:
+        _refuse_cut_file(env, path)
         tables = _open_tables(env, path)
         _sync_directory(path)  # the names of LMDB's own files
     except BaseException:
         env.close()
         raise
     return env, tables
+
+
+def _refuse_cut_file(env: lmdb.Environment, path: Path) -> None:
+    """A page that the file does not reach to ends the process by SIGBUS when it is touched.
+
+    A file may be shorter than its header says and yet be whole (a transaction that used pages and gave them back
+    did not write them). So such a file is filled up with zeros, which nobody reads where it is whole, and a child
+    walks all tables: on a lost page LMDB raises, or aborts.
+    """
+    file = path / DATA_FILE
+    found, needed = file.stat().st_size, (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    if found >= needed:
+        return
+    os.truncate(file, needed)
+    code = f"from {__name__} import walk; walk({os.fspath(path)!r})"
+    if subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode != 0:
+        os.truncate(file, found)
+        raise DiskOpenError(
+            f"{file} has {found} bytes where its header speaks of {needed}: it was cut, and cannot be trusted. Move "
+            "the directory away and start the node with an empty one while the others are up; they hold what was "
+            "acknowledged"
+        )
+
+
+def walk(path: str) -> None:
+    """Touches every row of every table. For `_refuse_cut_file`'s child: on damage this raises or aborts."""
+    env = lmdb.open(path, max_dbs=len(Table), readonly=True, lock=False, lib_version=LMDB_MAJOR)
+    with env, env.begin() as txn:
+        for name in env.dbs(txn):
+            for _ in txn.cursor(env.open_db(name, txn=txn, create=False)):
+                pass
 
 
 def _open_tables(env: lmdb.Environment, path: Path) -> dict[Table, "_Database"]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -199,3 +200,39 @@ def test_after_kill_9_every_reported_submission_is_there_whole_and_in_order(tmp_
     assert keys == [b"%09d" % i for i in range(len(keys))]
     assert disk.scan_keys(Table.TIMES, b"0", b":") == keys
     disk.close()
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+def test_a_data_file_that_was_cut_is_refused_with_its_name_and_left_as_it_was(tmp_path: Path, kept: float) -> None:
+    harness = LmdbHarness(tmp_path)
+    for i in range(200):
+        harness.disk.submit([Put(T, b"%08d" % i, b"x" * 500)])
+        harness.settle()
+    harness.close()
+    file = tmp_path / DATA_FILE
+    size = int(file.stat().st_size * kept) // 4096 * 4096
+    os.truncate(file, size)
+    with pytest.raises(DiskOpenError, match=re.escape(str(file))):
+        open_disk(tmp_path)
+    assert file.stat().st_size == size
+
+
+def test_a_data_file_whose_missing_end_holds_nothing_is_whole(tmp_path: Path) -> None:
+    """LMDB need not write pages that a transaction took and gave back, so a short file alone proves no damage."""
+    open_disk(tmp_path).close()
+    file = tmp_path / DATA_FILE
+    with lmdb.open(str(tmp_path), max_dbs=8, lib_version=disk_lmdb.LMDB_MAJOR) as env:
+        db = env.open_db(T.value.encode())
+        with env.begin(write=True, db=db) as txn:
+            txn.put(b"gone", b"x" * (1 << 20))
+        with env.begin(write=True, db=db) as txn:
+            txn.delete(b"gone")
+        for i in range(20):  # until all that lives has moved to the pages that became free
+            with env.begin(write=True, db=db) as txn:
+                txn.put(b"kept", b"%d" % i)
+    size = file.stat().st_size
+    os.truncate(file, size - (1 << 19))
+    disk = open_disk(tmp_path)
+    assert disk.get(T, b"kept") == b"19"
+    disk.close()
+    assert file.stat().st_size == size

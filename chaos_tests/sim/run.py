@@ -19,6 +19,7 @@ from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.consumer import Consumer
+from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.services import GroupMember, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clock import NS_PER_MS, Machine, Scheduler
@@ -87,7 +88,7 @@ class Simulation:
             replace(ClientProfile(), **scenario.client_network),
             self._complain,
         )
-        self.world = World(self.scheduler, self.streams, self.recorder, self.nodes, self._complain)
+        self.world = World(self.scheduler, self.streams, self.recorder, self.nodes, self._complain, self._spawn)
 
     def _configs(self) -> dict[NodeId, NodeConfig]:
         peers = {node: ("127.0.0.1", 10_000 + node) for node in self.nodes}
@@ -178,13 +179,16 @@ class Simulation:
 
     def _storm(self) -> None:
         for script in self._client_scripts():
-            self._clients_at_work += 1
-            Actor(self.net, script, self._client_ended)
+            self._spawn(script)
         arena = self._arena()
         for number, spec in enumerate(self.scenario.faults):
             Actor(self.net, Fault(arena, spec, f"{number}-{spec.what}").run())
         self.scheduler.run_for_ms(self.scenario.cluster.seconds * 1000)
         self.world.stopped = True
+
+    def _spawn(self, script: Script) -> None:
+        self._clients_at_work += 1
+        Actor(self.net, script, self._client_ended)
 
     def _client_ended(self) -> None:
         self._clients_at_work -= 1
@@ -204,6 +208,7 @@ class Simulation:
                 Producer(world, f"{kind}-{i}", acks=acks, idempotent=idempotent, think_ms=think).run()
                 for i in range(count)
             ]
+        made += [Pipeline(world, f"pipeline-{i}", think_ms=think * 3).run() for i in range(mix.pipelines)]
         made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]
         made += [RangeReader(world, f"ranges-{i}", think_ms=think * 2).run() for i in range(mix.ranges)]
         made += [GroupMember(world, f"member-{i}", "g", think_ms=think * 2).run() for i in range(mix.groups)]

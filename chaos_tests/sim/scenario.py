@@ -37,6 +37,7 @@ class ClusterProfile:
 class ClientMix:
     idempotent: int = 2  # acks=all, with retries
     plain: int = 1  # acks=all, one attempt
+    pipelines: int = 1  # acks=all, idempotent, up to five batches in flight
     leader_acks: int = 1  # acks=1, idempotent
     no_acks: int = 1
     consumers: int = 2

@@ -11,7 +11,7 @@ from typing import Any
 from chaos_tests.history import Recorder
 from chaos_tests.sim.clock import Scheduler
 from chaos_tests.sim.rng import Streams
-from chaos_tests.sim.rpc import Call, Lost, Sleep
+from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.records import CRC_START, check_crc, decode_batch, parse_header
@@ -48,6 +48,7 @@ class World:
     recorder: Recorder
     nodes: tuple[NodeId, ...]
     complain: Callable[[NodeId, str], None]
+    spawn: Callable[[Script], None]  # runs a script beside the one that asks
     partitions: list[Known] = field(default_factory=list)
     stopped: bool = False
     acked: int = 0

@@ -90,9 +90,12 @@ class Producer(Client):
             self._learn(partition, result)
             if is_unknown(result):
                 unknown = True
-            if (unknown and not self.idempotent) or not may_retry(result) or self.world.now_ms() > until:
+            if (unknown and not self.idempotent) or not self._may_retry(result) or self.world.now_ms() > until:
                 return result, unknown
             yield Sleep(self.rng.uniform(5, 80))
+
+    def _may_retry(self, result: SmqError | Lost) -> bool:
+        return may_retry(result)
 
     def _learn(self, partition: Known, result: SmqError | Lost) -> None:
         hint: NodeId | None = None

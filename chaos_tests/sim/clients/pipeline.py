@@ -1,0 +1,84 @@
+"""An idempotent producer with several batches of one partition in flight, as Kafka's producers have them.
+
+Owns the bursts: sequences are given out beforehand, every batch is an operation of its own and is retried by
+itself, so that batches arrive in any order, again, and around a change of leaders.
+"""
+
+from chaos_tests.sim.clients.base import Known, World, may_retry
+from chaos_tests.sim.clients.producer import Producer, Session
+from chaos_tests.sim.rpc import Lost, Script, Sleep
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.replication.api import Acks
+
+IN_FLIGHT_MAX = 5  # Kafka's limit for idempotent producers
+
+
+class Pipeline(Producer):
+    """Sends bursts; goes on with the same session only where the whole burst was acknowledged."""
+
+    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+        super().__init__(world, name, acks=Acks.ALL, idempotent=True, think_ms=think_ms)
+        self._lanes = [Lane(world, f"{name}-{i}") for i in range(IN_FLIGHT_MAX)]
+
+    def send(self, partition: Known) -> Script:
+        if self.session is None or self.session.is_stale:
+            yield from self._open_session()
+        session = self.session
+        if session is None:
+            return
+        lanes = self._lanes[: self.rng.randint(2, IN_FLIGHT_MAX)]
+        for lane in lanes:
+            lane.prepare(partition, session)
+        for lane in lanes:
+            self.world.spawn(lane.run_prepared(lanes))
+            if self.rng.random() < 0.5:
+                yield Sleep(self.rng.uniform(0, 10))
+        while any(lane.is_busy for lane in lanes):
+            yield Sleep(5)
+        if session.is_stale and self.rng.random() < 0.5:
+            self.session = None
+
+
+class Lane(Producer):
+    """One batch of a burst."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name, acks=Acks.ALL, idempotent=True, think_ms=0)
+        self.is_busy = False
+        self.sequence = 0
+        self._lanes: list[Lane] = []
+        self._partition: Known | None = None
+        self._values: list[int] = []
+        self._batch = b""
+
+    def prepare(self, partition: Known, session: Session) -> None:
+        """Takes the next sequences of the session."""
+        self.is_busy = True
+        self.session, self._partition = session, partition
+        self._values = self.world.values(self.rng.randint(1, 3))
+        self._batch = self._encode(partition, self._values)
+        self.sequence = session.sequences.get(partition.key, 0)
+        session.sequences[partition.key] = self.sequence + len(self._values)
+
+    def run_prepared(self, lanes: "list[Lane]") -> Script:
+        """Begins the operation and tries until it is decided."""
+        self._lanes = lanes
+        partition = self._partition
+        assert partition is not None
+        self.world.recorder.invoke(self.process, "send", k=partition.key, v=self._values, acks=-1, idem=True)
+        result, unknown = yield from self._attempts(partition, self._batch)
+        sequences = dict(self.session.sequences) if self.session is not None else {}
+        self._conclude(partition, self._values, result, unknown)
+        if self.session is not None:
+            self.session.sequences = sequences  # given out beforehand
+        self.is_busy = False
+
+    def _may_retry(self, result: SmqError | Lost) -> bool:
+        """Out of order means "not yet" while an earlier batch is under way."""
+        if isinstance(result, SmqError) and result.code is ErrorCode.OUT_OF_ORDER_SEQUENCE:
+            return any(lane.is_busy and lane.sequence < self.sequence for lane in self._lanes)
+        return may_retry(result)
+
+    def _abandon_session(self) -> None:
+        if self.session is not None:
+            self.session.is_stale = True

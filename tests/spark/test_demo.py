@@ -32,7 +32,7 @@ def published(rows: int) -> Published:
 
 def kill(**changes: object) -> Kill:
     values = {"node": 1, "at_s": 10.0, "acked_rows": 45, "in_flight_rows": 5, "led": {0: 3}, "leader_changes_before": 0}
-    return Kill(**{**values, **changes})  # type: ignore[arg-type]
+    return Kill(**{**values, **changes})  # type: ignore[arg-type]  # fields by name
 
 
 def copy(*epochs: tuple[int, int]) -> dict[int, Replica]:

@@ -1,4 +1,4 @@
-"""The harness's command line: `python -m chaos_tests sim` and `python -m chaos_tests judge`.
+"""The harness's command line: `python -m chaos_tests sim`, `planted` and `judge`.
 
 Owns its arguments. It must work from a clone without installation of anything but the dev extras.
 """
@@ -24,9 +24,14 @@ def main(arguments: list[str] | None = None) -> int:
     sim.add_argument("--require-rare", action="store_true", help="fail where a rare event was never reached")
     check = commands.add_parser("judge", help="judge a history in JSON lines")
     check.add_argument("history", type=Path)
+    planted = commands.add_parser("planted", help="hunt for planted bugs and print the table")
+    planted.add_argument("names", nargs="*", help="only these (default: all)")
+    planted.add_argument("--write", type=Path, help="write the table to this file")
     options = parser.parse_args(arguments)
     if options.command == "sim":
         return _sim(options)
+    if options.command == "planted":
+        return _planted(options)
     return _judge(options.history)
 
 
@@ -51,6 +56,21 @@ def _sim(options: argparse.Namespace) -> int:
     except ScenarioError as e:
         print(e, file=sys.stderr)
         return 2
+
+
+def _planted(options: argparse.Namespace) -> int:
+    from chaos_tests.sim.hunt import hunt_all, table
+
+    catches = []
+    for catch in hunt_all(options.names):
+        catches.append(catch)
+        told = f"seed {catch.seed}: {', '.join(catch.anomalies)}" if catch.seed is not None else "NOT FOUND"
+        print(f"{catch.bug.name}: {told}", flush=True)
+    if options.write is not None:
+        options.write.write_text(table(catches), encoding="utf-8")
+    missed = sum(catch.seed is None for catch in catches)
+    print(f"{len(catches)} planted bugs, {missed} not found within their bounds")
+    return 1 if missed or not catches else 0
 
 
 def _judge(path: Path) -> int:

@@ -322,7 +322,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="power",
         anomalies=RAFT,
-        seeds=30,
+        seeds=12,
     ),
     PlantedBug(
         name="raft-leader-counts-unsynced",
@@ -344,7 +344,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_REPLICA + "_expire", "ErrorCode.TIMED_OUT", "ErrorCode.APPEND_LOST"),),
         scenario="partitions",
         anomalies=frozenset({"aborted-read", "duplicate"}),
-        seeds=5,
+        seeds=15,
     ),
     PlantedBug(
         name="sequences-unchecked",

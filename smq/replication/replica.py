@@ -89,10 +89,15 @@ class Replica:
         self._judged_end = right
 
     @property
+    def _lacks_producers(self) -> bool:
+        """Rule 16. The only replica has nobody to ask: it goes on without them."""
+        return not self.log.has_producers and len(self.part.replicas) > 1
+
+    @property
     def durable_verified_end(self) -> Offset:
         """Rule 7. Nothing, while the log lacks its producers (rule 16): the majority that made the high water mark
         has them, so neither a count nor an election needs this replica before it has adopted them."""
-        if not self.log.has_producers:
+        if self._lacks_producers:
             return Offset(0)
         return Offset(min(self._judged_end, self.log.durable_end))
 
@@ -143,7 +148,7 @@ class Replica:
         )
         if self._judged_end < self.log.log_start:
             self.judge()
-        if not self.log.has_producers and self.leading is None:
+        if self._lacks_producers and self.leading is None:
             self._send_ack(resync=True)
 
     @property
@@ -153,7 +158,7 @@ class Replica:
 
     def _start_leading(self) -> None:
         start = self.part.history[-1].start
-        is_whole = self._judged_end == self.log.appended_end and self.log.has_producers
+        is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers
         if self._judged_end < start or not is_whole:
             self._host.resign(self.pid, self.part.epoch)  # rule 12
             return
@@ -437,7 +442,7 @@ class Replica:
         self._stream_seen = append.stream
         for raw in append.values:
             value = parse_value(bytes(raw), verify=True)
-            if not self.log.has_producers or not self._fits(value):
+            if self._lacks_producers or not self._fits(value):
                 if self._resync_told != append.stream:
                     self._resync_told = append.stream
                     self._send_ack(resync=True)
@@ -483,7 +488,7 @@ class Replica:
             self._judged_end,
             self._stream_seen,
             resync,
-            not self.log.has_producers,
+            self._lacks_producers,
         )
         self._host.send(self.part.leader, Channel.DATA, ack)
 

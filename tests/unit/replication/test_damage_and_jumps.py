@@ -251,6 +251,13 @@ def test_the_lack_of_producers_outlives_the_process() -> None:
     assert host.reopen().log.has_producers
 
 
+def test_the_only_replica_leads_on_without_producers_for_nobody_could_tell_them() -> None:
+    host = jumped()
+    host.part.replicas = (ME,)
+    host.elect(ME, end=9)
+    assert host.live.leading is not None
+
+
 def test_producers_of_another_offset_are_not_taken() -> None:
     host = jumped()
     tell_producers(host, 8)

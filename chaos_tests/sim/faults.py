@@ -12,6 +12,7 @@ from typing import Any
 from chaos_tests.sim.clients.base import World
 from chaos_tests.sim.clock import NS_PER_MS
 from chaos_tests.sim.cluster import Cluster, SimHost
+from chaos_tests.sim.disk import DiskImage
 from chaos_tests.sim.rpc import ClientNet, Script, Sleep
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Channel, Table
@@ -260,6 +261,17 @@ def rot(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def wipe(fault: Fault) -> Script:
+    """A node's disk is replaced by an empty one while it is down (rule 18). Always the same node's: a majority of the
+    disks survives."""
+    cluster, node = fault.arena.cluster, fault.victim
+    cluster.crash(node, power=fault.rng.random() < 0.5, why="wipe")
+    cluster.hosts[node].image = DiskImage()
+    fault.note("wipe", n=node)
+    cluster.start_later(node, fault.rng.uniform(*fault.spec.for_ms))
+    yield fault.duration()
+
+
 def clock_jump(fault: Fault) -> Script:
     low, high = fault.spec.options.get("jump_ms", [-20_000, 20_000])
     for host in fault.hosts():
@@ -377,6 +389,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         disk_error,
         clock_jump,
         rot,
+        wipe,
         stale_return,
         behind_log,
         quick_restart,

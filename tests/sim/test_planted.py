@@ -13,6 +13,7 @@ pytestmark = pytest.mark.sim
 QUICK_SEEDS = 3  # bugs found within this many are part of every test run, the others of the full one
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", [b for b in BUGS if b.seeds <= QUICK_SEEDS], ids=lambda b: b.name)
 def test_planted_bug_is_found(bug: PlantedBug) -> None:
     assert hunt(bug).seed is not None

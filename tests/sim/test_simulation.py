@@ -45,6 +45,7 @@ def test_seed_that_found_a_bug_is_clean_now(name: str, seed: int) -> None:
     assert verdict(simulate(find(name), seed)) == ""
 
 
+@pytest.mark.timeout(400)  # twelve whole runs in one test, perhaps on a busy machine
 def test_fresh_seeds_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     scenarios = load_all()
     seeds = [secrets.randbelow(1 << 31) for _ in range(FRESH_SEEDS)]
@@ -63,6 +64,7 @@ print(result.digest, hashlib.sha256("\\n".join(result.trace).encode()).hexdigest
 """
 
 
+@pytest.mark.timeout(400)
 def test_seed_gives_the_same_trace_in_every_process_and_hash_order() -> None:
     told = []
     for hash_seed in ("0", "1", "4711"):

@@ -62,7 +62,7 @@ __all__ = ["VERSION", "CodecError", "decode_command", "decode_reply", "encode_co
 VERSION: Final = 1
 _HEADER: Final = struct.Struct(">BB")  # version, tag
 
-# Request and topic ids carry a length, so that one of a wrong length is refused by the machine, with a typed
+# Request, topic and disk ids carry a length, so that one of a wrong length is refused by the machine, with a typed
 # rejection, and not by an exception where it is proposed.
 _ANY_ID: Final = Blob(U8, 255)
 _PARTITION: Final = Fixed(PARTITION_ID_BYTES)
@@ -115,7 +115,16 @@ COMMANDS: Final[dict[int, Record]] = {
             ("replies_max", INT64),
         ),
     ),
-    2: Record(RegisterNode, (*_NODE, ("grpc_address", TEXT), ("http_address", TEXT), ("kafka_address", TEXT))),
+    2: Record(
+        RegisterNode,
+        (
+            *_NODE,
+            ("disk", _ANY_ID),
+            ("grpc_address", TEXT),
+            ("http_address", TEXT),
+            ("kafka_address", TEXT),
+        ),
+    ),
     3: Record(FenceNode, _NODE),
     4: Record(UnfenceNode, _NODE),
     5: Record(

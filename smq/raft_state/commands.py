@@ -10,6 +10,7 @@ from typing import TypeAlias
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
     NO_REQUEST,
+    DiskId,
     Epoch,
     Incarnation,
     NodeId,
@@ -40,6 +41,7 @@ class RegisterNode:
 
     node: NodeId
     incarnation: Incarnation
+    disk: DiskId  # of the data directory it runs on; only this one's votes count from here on (rule 18)
     grpc_address: str
     http_address: str
     kafka_address: str  # "" where there is no listener

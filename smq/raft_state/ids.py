@@ -9,6 +9,7 @@ from typing import Final, NewType
 
 NodeId = NewType("NodeId", int)  # 1..2**31-1, chosen by the operator
 Incarnation = NewType("Incarnation", int)  # int64, grows with every start of a node's process
+DiskId = NewType("DiskId", bytes)  # 16 random bytes, written once into a data directory (rule 18)
 TopicId = NewType("TopicId", bytes)  # 16 bytes, a random uuid, never reused
 PartitionIndex = NewType("PartitionIndex", int)  # 0..partition_count-1 within a topic
 PartitionId = NewType("PartitionId", bytes)  # 20 bytes: topic id, then big-endian uint32 index; never reused

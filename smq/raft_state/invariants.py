@@ -7,7 +7,7 @@ Owns InvariantBroken and the full check, which tests run after every apply and a
 from itertools import pairwise
 
 from smq.raft_state.ids import partition_id, split_partition_id
-from smq.raft_state.limits import NODES_MAX, PRODUCERS_MAX, REQUEST_ID_BYTES
+from smq.raft_state.limits import DISK_ID_BYTES, NODES_MAX, PRODUCERS_MAX, REQUEST_ID_BYTES
 from smq.raft_state.state import ClusterState, PartitionState, TopicState
 
 
@@ -53,6 +53,7 @@ def _check_nodes(state: ClusterState) -> None:
     _require(len(state.nodes) <= NODES_MAX, "more nodes than NODES_MAX")
     for node, entry in state.nodes.items():
         _require(entry.node == node and node >= 1, f"node {entry.node} is filed as {node}")
+        _require(len(entry.disk) == DISK_ID_BYTES, f"node {node} has a disk id of {len(entry.disk)} bytes")
 
 
 def _check_topic(state: ClusterState, topic: TopicState) -> None:

@@ -6,7 +6,14 @@ replaced by an ElectLeader that the controller proposes. Only `machine` imports 
 
 from smq.raft_state.commands import Applied, Barrier, Done, FenceNode, InitCluster, RegisterNode, UnfenceNode
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.limits import ADDRESS_BYTES_MAX, CLUSTER_ID_BYTES_MAX, LIMIT_CAP, NODES_MAX, REPLIES_CAP
+from smq.raft_state.limits import (
+    ADDRESS_BYTES_MAX,
+    CLUSTER_ID_BYTES_MAX,
+    DISK_ID_BYTES,
+    LIMIT_CAP,
+    NODES_MAX,
+    REPLIES_CAP,
+)
 from smq.raft_state.refusal import Refused, find_node
 from smq.raft_state.state import ClusterState, NodeState
 
@@ -37,11 +44,12 @@ def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
 
 
 def register_node(state: ClusterState, command: RegisterNode) -> Applied:
-    """A higher incarnation replaces the node; the same with the same addresses is a retry. Both unfence it."""
+    """A higher incarnation replaces the node; the same with the same disk and addresses is a retry. Both unfence it."""
     _check_registration(command)
     new = NodeState(
         node=command.node,
         incarnation=command.incarnation,
+        disk=command.disk,
         grpc_address=command.grpc_address,
         http_address=command.http_address,
         kafka_address=command.kafka_address,
@@ -79,14 +87,17 @@ def barrier(_state: ClusterState, _command: Barrier) -> Applied:
 def _check_registration(command: RegisterNode) -> None:
     if command.node < 1:
         raise Refused(ErrorCode.INVALID_REQUEST, f"node must be at least 1, not {command.node}")
+    if len(command.disk) != DISK_ID_BYTES:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"disk must have {DISK_ID_BYTES} bytes, not {len(command.disk)}")
     for name in ("grpc_address", "http_address", "kafka_address"):
         if len(getattr(command, name).encode()) > ADDRESS_BYTES_MAX:
             raise Refused(ErrorCode.INVALID_REQUEST, f"{name} must have at most {ADDRESS_BYTES_MAX} bytes")
 
 
 def _is_retry(old: NodeState, new: NodeState) -> bool:
-    return (old.incarnation, old.grpc_address, old.http_address, old.kafka_address) == (
+    return (old.incarnation, old.disk, old.grpc_address, old.http_address, old.kafka_address) == (
         new.incarnation,
+        new.disk,
         new.grpc_address,
         new.http_address,
         new.kafka_address,

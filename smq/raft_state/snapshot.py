@@ -27,7 +27,13 @@ from smq.raft_state.binary import (
     write_count,
 )
 from smq.raft_state.ids import PartitionId, PartitionIndex, TopicId
-from smq.raft_state.limits import PARTITION_ID_BYTES, REQUEST_ID_BYTES, TEXT_BYTES_MAX, TOPIC_ID_BYTES
+from smq.raft_state.limits import (
+    DISK_ID_BYTES,
+    PARTITION_ID_BYTES,
+    REQUEST_ID_BYTES,
+    TEXT_BYTES_MAX,
+    TOPIC_ID_BYTES,
+)
 from smq.raft_state.state import (
     ClusterState,
     CommittedOffset,
@@ -67,6 +73,7 @@ _NODE: Final = Record(
     (
         ("node", INT32),
         ("incarnation", INT64),
+        ("disk", Fixed(DISK_ID_BYTES)),
         ("grpc_address", TEXT),
         ("http_address", TEXT),
         ("kafka_address", TEXT),

@@ -7,6 +7,7 @@ Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never 
 from dataclasses import dataclass, field
 
 from smq.raft_state.ids import (
+    DiskId,
     Epoch,
     Incarnation,
     NodeId,
@@ -26,6 +27,7 @@ from smq.raft_state.ids import (
 class NodeState:
     node: NodeId
     incarnation: Incarnation
+    disk: DiskId
     grpc_address: str
     http_address: str
     kafka_address: str

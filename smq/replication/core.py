@@ -15,6 +15,7 @@ from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
     Applied,
+    Barrier,
     Command,
     CreateTopic,
     ElectLeader,
@@ -26,6 +27,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import (
+    DiskId,
     Epoch,
     Incarnation,
     LogIndex,
@@ -44,7 +46,7 @@ from smq.replication.config import NodeConfig
 from smq.replication.controller import Controller
 from smq.replication.deadlines import Deadlines
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
-from smq.replication.identity import claim_incarnation
+from smq.replication.identity import claim_identity
 from smq.replication.liveness import Liveness
 from smq.replication.log_store import LogStore, PartitionLog
 from smq.replication.ports import Buffer, Channel, Clock, DataDamaged, Disk, Engine, Network, Rng
@@ -77,7 +79,9 @@ class NodeCore:
         self.config = config
         self.clock = clock
         self.deadlines = Deadlines()
+        self.rng = rng
         self.incarnation = Incarnation(0)
+        self.disk_id = DiskId(b"")  # from start on
         self._network = network
         self._disk = disk
         self._on_fatal = on_fatal
@@ -108,6 +112,8 @@ class NodeCore:
                 leader_fallback_ms=500,
                 snapshot_entries=config.raft_snapshot_entries,
             ),
+            disk_id=lambda: self.disk_id,
+            registered_disk=self._registered_disk,
             on_leader_change=self._on_leader_change,
             on_fatal=on_fatal,
         )
@@ -136,7 +142,15 @@ class NodeCore:
     # ---------------------------------------------------------------------------------------- lifecycle
     def start(self) -> None:
         """Claims a new incarnation on disk, recovers the logs, then joins. Raises DataDamaged, StartRefused."""
-        self.incarnation = claim_incarnation(self._disk, self.config, self.clock.wall_ns(), self._on_claimed)
+        self._claim(self.clock.wall_ns(), self._on_claimed)
+
+    def _claim(self, at_least: int, done: Callable[[], None]) -> None:
+        identity = claim_identity(self._disk, self.config, self.rng, at_least, done)
+        self.incarnation, self.disk_id = identity.incarnation, identity.disk
+
+    def _registered_disk(self, node: NodeId) -> DiskId | None:
+        known = self.state.nodes.get(node)
+        return known.disk if known is not None else None
 
     def _on_claimed(self) -> None:
         try:
@@ -188,6 +202,7 @@ class NodeCore:
         command = RegisterNode(
             node=self.node_id,
             incarnation=self.incarnation,
+            disk=self.disk_id,
             grpc_address=self.config.grpc_address,
             http_address=self.config.http_address,
             kafka_address=self.config.kafka_address,
@@ -196,14 +211,26 @@ class NodeCore:
 
     def _on_registered(self, reply: Reply | SmqError) -> None:
         if not isinstance(reply, SmqError):
-            self._is_registered = True
             self._drop_orphans()
+            self._confirm_registration()
         elif reply.code is ErrorCode.STALE_INCARNATION:
             registered = self.state.nodes[self.node_id].incarnation
             _log.warning("a newer process of this node had registered", registered=registered)
-            self.incarnation = claim_incarnation(self._disk, self.config, registered + 1, self._register)
+            self._claim(registered + 1, self._register)
         else:
             self.clock.call_later(REGISTER_RETRY_MS, self._register)
+
+    def _confirm_registration(self) -> None:
+        """One entry behind the registration: whoever stores it stores that the registration is committed, too. Else
+        a power loss of all nodes could leave a replaced disk that nobody remembers to be a voter (rule 18)."""
+        if self._is_running:
+            self._proposer.propose(Barrier(), REGISTER_MS_MAX, self._on_confirmed)
+
+    def _on_confirmed(self, reply: Reply | SmqError) -> None:
+        if not isinstance(reply, SmqError):
+            self._is_registered = True
+        else:
+            self.clock.call_later(REGISTER_RETRY_MS, self._confirm_registration)
 
     def _drop_orphans(self) -> None:
         """Logs of topics that were deleted while this node was away. Its own registration has been applied, so

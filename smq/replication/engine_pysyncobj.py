@@ -21,7 +21,7 @@ from pysyncobj.config import FAIL_REASON, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from smq.raft_state.ids import LogIndex, NodeId
+from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.ports import Committed, DataDamaged, ProposalLost
 from smq.replication.raft_codec import (
@@ -131,14 +131,15 @@ class _Wire(Transport):  # type: ignore[misc]  # the library is untyped
 
     ready = True
 
-    def __init__(self, send: Callable[[NodeId, Message, Needs], None]) -> None:
+    def __init__(self, send: Callable[[NodeId, Message, Needs], None], own_disk: Callable[[], DiskId]) -> None:
         super().__init__(None, None, [])
         self._send = send
+        self._own_disk = own_disk
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
         if message["type"] != "response_vote":
             raise RaftViolation(f"pysyncobj tried to send {message['type']}")
-        self._send(node.id, Vote(term=message["term"]), Needs.EVERYTHING)
+        self._send(node.id, Vote(term=message["term"], disk=self._own_disk()), Needs.EVERYTHING)
         return True
 
     def destroy(self) -> None:
@@ -159,17 +160,18 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self.peers = peers
         self.timing = engine.timing
         self.journal = engine.journal
+        self.voters = engine.voters
         self.follower = Follower(self)
         self.lead = Leader(self)
         self.prevoting = PreVoting(self)
-        self._voters: set[NodeId] = set()  # who voted for us in the present term (finding 11)
+        self._voted: set[NodeId] = set()  # who voted for us in the present term (finding 11)
         self._connected: set[NodeId] = set()
         self._size_after_snapshot = 0  # of the journal: what waits to be committed cannot be cut off
         super().__init__(
             self._nodes[node_id],
             [self._nodes[peer] for peer in peers],
             conf=_conf(engine.timing),
-            transport=_Wire(self.send),
+            transport=_Wire(self.send, lambda: self.voters.own_disk),
         )
         if not peers:
             self._SyncObj__raftElectionDeadline = 0.0  # nobody to wait for
@@ -278,14 +280,14 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
                 self._on_vote(peer, message)
             case PreVote():
                 if self.prevoting.would_vote(peer, message, self.follower.heard_at):
-                    self.send(peer, PreVoteGranted(term=message.term))
+                    self.send(peer, PreVoteGranted(term=message.term, disk=self.voters.own_disk))
             case PreVoteGranted():
-                if not self.is_leader and self.prevoting.on_granted(peer, message):
+                if not self.is_leader and self._may_stand and self.prevoting.on_granted(peer, message):
                     self._stand_for_election()
             case TermNotice():
                 self._on_term(message.term)
             case TimeoutNow():
-                if message.term == self.term and peer == self.leader:
+                if message.term == self.term and peer == self.leader and self._may_stand:
                     self._stand_for_election()
 
     def _on_term(self, term: int) -> None:
@@ -301,6 +303,9 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         if m.term < self.term:
             self.send(peer, TermNotice(term=self.term))
             return
+        if not self.voters.may_be_elected(peer, m.disk, is_admitted=m.is_admitted):
+            self._on_term(m.term)
+            return
         self._to_library(
             peer,
             {"type": "request_vote", "term": m.term, "last_log_index": m.last_index, "last_log_term": m.last_term},
@@ -308,12 +313,12 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
 
     def _on_vote(self, peer: NodeId, m: Vote) -> None:
         if self._counts_vote(peer, m):
-            self._voters.add(peer)
+            self._voted.add(peer)
             self._to_library(peer, {"type": "response_vote", "term": m.term})
 
     def _counts_vote(self, peer: NodeId, m: Vote) -> bool:
-        """A vote of the present term, once a voter."""
-        return m.term == self.term and peer not in self._voters
+        """A vote of the present term, once a voter, by the disk that is registered for it."""
+        return m.term == self.term and peer not in self._voted and self.voters.counts(peer, m.disk)
 
     def _to_library(self, peer: NodeId, message: dict[str, Any]) -> None:
         self._SyncObj__onMessageReceived(self._nodes[peer], message)
@@ -324,10 +329,17 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self._postpone_election()
         self._SyncObj__raftLeader = None
         self.follower.leader_lost()
-        if self.peers:
+        if not self._may_stand:
+            self.prevoting.cancel()
+        elif self.peers:
             self.prevoting.begin()
         else:
             self._stand_for_election()
+
+    @property
+    def _may_stand(self) -> bool:
+        """A node that has yet to apply what it knows to be committed may not know that its disk is another's."""
+        return self.voters.may_stand and not self.has_backlog
 
     def _stand_for_election(self) -> None:
         """The library's own election (its _onTick), which can only be reached there by a passed deadline."""
@@ -337,8 +349,14 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self._SyncObj__setState(library._RAFT_STATE.CANDIDATE)
         self._SyncObj__setCurrentTerm(self.term + 1, self._id)
         self._SyncObj__votesCount = 1
-        self._voters = set()
-        request = RequestVote(term=self.term, last_index=self.journal.last_index, last_term=self.journal.last_term)
+        self._voted = set()
+        request = RequestVote(
+            term=self.term,
+            last_index=self.journal.last_index,
+            last_term=self.journal.last_term,
+            disk=self.voters.own_disk,
+            is_admitted=self.voters.is_admitted,
+        )
         for peer in self.peers:
             self.send(peer, request)
         if not self.peers:

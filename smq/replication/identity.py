@@ -1,20 +1,24 @@
 """Who this data directory belongs to, and which process of its node this is.
 
-Owns the META rows of cluster id, node id and incarnation. A process must not speak before its incarnation is on
-disk (rule 2), and must refuse a directory of another node or cluster.
+Owns the META rows of cluster id, node id, disk id and incarnation. A process must not speak before its incarnation
+is on disk (rule 2), and must refuse a directory of another node or cluster. The disk id names the directory itself,
+so that the others notice when it was replaced (rule 18).
 """
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from smq.raft_state.ids import Incarnation
+from smq.raft_state.ids import DiskId, Incarnation
+from smq.raft_state.limits import DISK_ID_BYTES
 from smq.replication.config import NodeConfig
-from smq.replication.ports import DataDamaged, Disk, Put, Table
+from smq.replication.ports import DataDamaged, Disk, Put, Rng, Table
 
 CLUSTER_KEY: Final = b"cluster_id"
 NODE_KEY: Final = b"node_id"
 INCARNATION_KEY: Final = b"incarnation"
+DISK_KEY: Final = b"disk_id"
 _INT: Final = struct.Struct(">q")
 
 
@@ -22,8 +26,15 @@ class StartRefused(Exception):
     """This process must not use this directory; the message says what to do."""
 
 
-def claim_incarnation(disk: Disk, config: NodeConfig, at_least: int, done: Callable[[], None]) -> Incarnation:
-    """The new incarnation: above every earlier one of this directory, and at least `at_least`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    incarnation: Incarnation
+    disk: DiskId
+
+
+def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done: Callable[[], None]) -> Identity:
+    """The directory's disk id, made at its first use, and a new incarnation: above every earlier one of this
+    directory, and at least `at_least`.
 
     `done` runs once it is on disk. Wall-clock nanoseconds as `at_least` make it grow even where the directory was
     lost; the stored one makes it grow where the clock went back.
@@ -35,13 +46,25 @@ def claim_incarnation(disk: Disk, config: NodeConfig, at_least: int, done: Calla
         raise DataDamaged(f"meta/incarnation has {len(stored)} bytes, not {_INT.size}")
     last = _INT.unpack(stored)[0] if stored is not None else 0
     incarnation = Incarnation(max(last + 1, at_least))
+    disk_id = _disk_id(disk, rng, is_first=stored is None)
     ops = [
         Put(Table.META, CLUSTER_KEY, config.cluster_id.encode()),
         Put(Table.META, NODE_KEY, str(config.node_id).encode()),
+        Put(Table.META, DISK_KEY, disk_id),
         Put(Table.META, INCARNATION_KEY, _INT.pack(incarnation)),
     ]
     disk.submit(ops, done)
-    return incarnation
+    return Identity(incarnation=incarnation, disk=disk_id)
+
+
+def _disk_id(disk: Disk, rng: Rng, *, is_first: bool) -> DiskId:
+    stored = disk.get(Table.META, DISK_KEY)
+    if stored is None and is_first:
+        return DiskId(rng.randbytes(DISK_ID_BYTES))
+    if stored is None or len(stored) != DISK_ID_BYTES:
+        what = "is missing" if stored is None else f"has {len(stored)} bytes, not {DISK_ID_BYTES}"
+        raise DataDamaged(f"meta/disk_id {what}: replace this data directory by an empty one")
+    return DiskId(stored)
 
 
 def _check(disk: Disk, key: bytes, expected: bytes, what: str) -> None:

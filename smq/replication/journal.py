@@ -43,8 +43,8 @@ _END_KEY: Final = b"\xff" * 9  # behind every index
 
 _SCAN_BYTES: Final = 8 << 20  # a start reads the journal in pieces of this size
 _ADVICE: Final = (
-    "this node's Raft data cannot be trusted: replace its data directory, but only while all other nodes are up, and "
-    "stop none of them before it has caught up: they hold what was acknowledged"
+    "this node's Raft data cannot be trusted: replace its data directory by an empty one, one node at a time. It votes "
+    "again when `smq status` shows it ready; stop none of the others before: they hold what was acknowledged"
 )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from smq.raft_state.ids import DiskId
+from smq.raft_state.limits import DISK_ID_BYTES
 from smq.replication.ports import Buffer
 
 NUMBER_MAX: Final = 1 << 62  # terms and indexes beyond it are noise: at a million a second it takes 146,000 years
@@ -28,9 +30,13 @@ class MalformedMessage(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestVote:
+    """`is_admitted`: the sender has applied the registration of this very disk (see raft_voters.py)."""
+
     term: int
     last_index: int
     last_term: int
+    disk: DiskId
+    is_admitted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,7 @@ class Vote:
     """Granted. A refusal is silence, or a TermNotice."""
 
     term: int
+    disk: DiskId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +54,14 @@ class PreVote:
     term: int
     last_index: int
     last_term: int
+    disk: DiskId
+    is_admitted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreVoteGranted:
     term: int
+    disk: DiskId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +117,7 @@ class AppendReply:
     next_index: int
     success: bool
     reset: bool
+    disk: DiskId
 
 
 Message: TypeAlias = (
@@ -123,24 +134,29 @@ _KIND_APPEND: Final = 7
 _KIND_CHUNK: Final = 8
 _KIND_REPLY: Final = 9
 
-_ELECTION = struct.Struct(">BQQQ")  # kind, term, last index, last term
+_ELECTION = struct.Struct(f">BQQQ{DISK_ID_BYTES}sB")  # kind, term, last index, last term, disk, is admitted
+_GRANT = struct.Struct(f">BQ{DISK_ID_BYTES}s")  # kind, term, disk
 _TERM = struct.Struct(">BQ")  # kind, term
 _APPEND = struct.Struct(">BQQQQQI")  # kind, term, number, commit, prev index, prev term, count of entries
 _ENTRY = struct.Struct(">QI")  # term, length
 _CHUNK = struct.Struct(">BQQQQQIQ")  # kind, term, number, index, its term, size, crc, offset
-_REPLY = struct.Struct(">BQQQBB")  # kind, term, number, next index, success, reset
+_REPLY = struct.Struct(f">BQQQBB{DISK_ID_BYTES}s")  # kind, term, number, next index, success, reset, disk
 
 _ELECTION_KINDS: Final[dict[int, type[RequestVote] | type[PreVote]]] = {
     _KIND_REQUEST_VOTE: RequestVote,
     _KIND_PRE_VOTE: PreVote,
 }
-_TERM_KINDS: Final[dict[int, type[Vote] | type[PreVoteGranted] | type[TermNotice] | type[TimeoutNow]]] = {
+_GRANT_KINDS: Final[dict[int, type[Vote] | type[PreVoteGranted]]] = {
     _KIND_VOTE: Vote,
     _KIND_PRE_VOTE_GRANTED: PreVoteGranted,
+}
+_TERM_KINDS: Final[dict[int, type[TermNotice] | type[TimeoutNow]]] = {
     _KIND_TERM_NOTICE: TermNotice,
     _KIND_TIMEOUT_NOW: TimeoutNow,
 }
-_KIND_OF: Final[dict[type, int]] = {kind: number for number, kind in (_ELECTION_KINDS | _TERM_KINDS).items()}
+_KIND_OF: Final[dict[type, int]] = {
+    kind: number for number, kind in (_ELECTION_KINDS | _GRANT_KINDS | _TERM_KINDS).items()
+}
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -149,12 +165,14 @@ def encode(message: Message) -> list[Buffer]:
         case Append():
             return [_encode_append(message)]
         case AppendReply() as r:
-            return [_REPLY.pack(_KIND_REPLY, r.term, r.number, r.next_index, r.success, r.reset)]
+            return [_REPLY.pack(_KIND_REPLY, r.term, r.number, r.next_index, r.success, r.reset, r.disk)]
         case SnapshotChunk() as c:
             head = _CHUNK.pack(_KIND_CHUNK, c.term, c.number, c.index, c.index_term, c.size, c.crc, c.offset)
             return [head, c.data]
         case RequestVote() | PreVote() as v:
-            return [_ELECTION.pack(_KIND_OF[type(v)], v.term, v.last_index, v.last_term)]
+            return [_ELECTION.pack(_KIND_OF[type(v)], v.term, v.last_index, v.last_term, v.disk, v.is_admitted)]
+        case Vote() | PreVoteGranted() as g:
+            return [_GRANT.pack(_KIND_OF[type(g)], g.term, g.disk)]
         case _:
             return [_TERM.pack(_KIND_OF[type(message)], message.term)]
 
@@ -181,9 +199,11 @@ def decode(payload: Buffer) -> Message:
         if kind == _KIND_CHUNK:
             return _decode_chunk(view)
         if kind in _ELECTION_KINDS:
-            _, term, last_index, last_term = _ELECTION.unpack(view)
-            _check_numbers(term, last_index, last_term)
-            return _ELECTION_KINDS[kind](term=term, last_index=last_index, last_term=last_term)
+            return _decode_election(view)
+        if kind in _GRANT_KINDS:
+            _, term, disk = _GRANT.unpack(view)
+            _check_numbers(term)
+            return _GRANT_KINDS[kind](term=term, disk=DiskId(disk))
         if kind in _TERM_KINDS:
             _, term = _TERM.unpack(view)
             _check_numbers(term)
@@ -191,6 +211,16 @@ def decode(payload: Buffer) -> Message:
     except struct.error as e:
         raise MalformedMessage(f"message of kind {kind} with {len(view)} bytes: {e}") from e
     raise MalformedMessage(f"message of unknown kind {kind}")
+
+
+def _decode_election(view: memoryview) -> RequestVote | PreVote:
+    kind, term, last_index, last_term, disk, is_admitted = _ELECTION.unpack(view)
+    _check_numbers(term, last_index, last_term)
+    if is_admitted > 1:
+        raise MalformedMessage("a flag is 0 or 1")
+    return _ELECTION_KINDS[kind](
+        term=term, last_index=last_index, last_term=last_term, disk=DiskId(disk), is_admitted=bool(is_admitted)
+    )
 
 
 def _decode_append(view: memoryview) -> Append:
@@ -228,11 +258,13 @@ def _decode_chunk(view: memoryview) -> SnapshotChunk:
 
 
 def _decode_reply(view: memoryview) -> AppendReply:
-    _, term, number, next_index, success, reset = _REPLY.unpack(view)
+    _, term, number, next_index, success, reset, disk = _REPLY.unpack(view)
     _check_numbers(term, number, next_index)
     if success > 1 or reset > 1:
         raise MalformedMessage("a flag is 0 or 1")
-    return AppendReply(term=term, number=number, next_index=next_index, success=bool(success), reset=bool(reset))
+    return AppendReply(
+        term=term, number=number, next_index=next_index, success=bool(success), reset=bool(reset), disk=DiskId(disk)
+    )
 
 
 def _check_numbers(*numbers: int) -> None:

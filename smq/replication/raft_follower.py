@@ -121,12 +121,22 @@ class Follower:
         view = self._view
         if view.journal.is_behind and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
             self._alive_at = self.heard_at
-            alive = AppendReply(term=view.term, number=0, next_index=1, success=False, reset=False)
+            alive = AppendReply(
+                term=view.term, number=0, next_index=1, success=False, reset=False, disk=view.voters.own_disk
+            )
             view.send(peer, alive, Needs.ALIVE)
 
     def _reply(self, peer: NodeId, number: int, *, next_index: int, success: bool = False, reset: bool = False) -> None:
-        reply = AppendReply(term=self._view.term, number=number, next_index=next_index, success=success, reset=reset)
-        self._view.send(peer, reply)
+        view = self._view
+        reply = AppendReply(
+            term=view.term,
+            number=number,
+            next_index=next_index,
+            success=success,
+            reset=reset,
+            disk=view.voters.own_disk,
+        )
+        view.send(peer, reply)
 
 
 class SnapshotAssembly:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from smq.raft_state.ids import NodeId
+from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.journal import Snapshot
 from smq.replication.raft_codec import Append, AppendReply, SnapshotChunk, TimeoutNow
 from smq.replication.raft_outbox import Needs
@@ -28,7 +28,8 @@ class Progress:
 
     next_index: int
     heard_at: float
-    match_index: int = 0
+    match_index: int = 0  # durable at the follower, as it has said in the present session
+    disk: DiskId | None = None  # the one that says so
     commit_sent: int = 0
     answered_floor: int = 0  # refusals of messages before this one were dealt with by the reset that set it
     underway: deque[tuple[int, int]] = field(default_factory=deque)  # (number, bytes)
@@ -80,8 +81,10 @@ class Leader:
         self._successor = None
 
     def forget_session(self, peer: NodeId) -> None:
-        """Messages underway are lost; the commit index is sent at once, which tells what the follower lacks."""
+        """Messages underway are lost; the commit index is sent at once, which tells what the follower lacks, and
+        the answer tells again what it has: behind the new session there may be another disk."""
         if (progress := self._progress.get(peer)) is not None:
+            progress.match_index = 0
             progress.restart(self._number + 1)
             progress.commit_sent = 0
 
@@ -90,6 +93,7 @@ class Leader:
         """An answer of the present term."""
         progress, last_index = self._progress[peer], self._view.journal.last_index
         progress.heard_at = self._view.now()
+        progress.disk = m.disk
         progress.answered(m.number)
         if m.success:
             progress.match_index = max(progress.match_index, min(m.next_index - 1, last_index))
@@ -101,11 +105,14 @@ class Leader:
             progress.next_index = max(2, min(m.next_index, last_index + 1))
 
     def committable_index(self) -> int:
-        """The highest index that is durable on a majority."""
-        durable = [progress.match_index for progress in self._progress.values()]
+        """The highest index that is durable on a majority of the registered disks (rule 18)."""
+        durable = [p.match_index if self._counts(peer, p) else 0 for peer, p in self._progress.items()]
         durable.append(self.own_durable_index())
         durable.sort(reverse=True)
         return durable[len(durable) // 2]
+
+    def _counts(self, peer: NodeId, progress: Progress) -> bool:
+        return progress.disk is not None and self._view.voters.counts(peer, progress.disk)
 
     def own_durable_index(self) -> int:
         return self._view.journal.durable_index
@@ -205,7 +212,9 @@ class Leader:
 
     def hand_over(self, to: NodeId | None) -> None:
         """Best effort, for one election time-out. None: to the follower that is furthest."""
-        connected = [peer for peer in self._progress if self._view.is_connected(peer)]
+        connected = [
+            peer for peer, p in self._progress.items() if self._view.is_connected(peer) and self._counts(peer, p)
+        ]
         if to is None and connected:
             to = max(connected, key=lambda peer: (self._progress[peer].match_index, peer))
         if to in connected:

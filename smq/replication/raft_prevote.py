@@ -16,11 +16,18 @@ class PreVoting:
         self._term = 0  # the term that is asked for; 0 = no round is on
 
     def begin(self) -> None:
-        journal = self._view.journal
+        journal, voters = self._view.journal, self._view.voters
         self._granted = set()
         self._term = self._view.term + 1
+        question = PreVote(
+            term=self._term,
+            last_index=journal.last_index,
+            last_term=journal.last_term,
+            disk=voters.own_disk,
+            is_admitted=voters.is_admitted,
+        )
         for peer in self._view.peers:
-            self._view.send(peer, PreVote(term=self._term, last_index=journal.last_index, last_term=journal.last_term))
+            self._view.send(peer, question)
 
     def cancel(self) -> None:
         self._term = 0
@@ -33,11 +40,15 @@ class PreVoting:
             return False
         if view.is_leader or view.now() < heard_at + view.timing.election_timeout_min_ms / 1000:
             return False
+        if not view.voters.may_be_elected(peer, m.disk, is_admitted=m.is_admitted):
+            return False
         return (m.last_term, m.last_index) >= (journal.last_term, journal.last_index)
 
     def on_granted(self, peer: NodeId, m: PreVoteGranted) -> bool:
         """True when this makes a majority; the round is over then."""
         if not self._term or m.term != self._term or self._term != self._view.term + 1:
+            return False
+        if not self._view.voters.counts(peer, m.disk):
             return False
         self._granted.add(peer)
         if len(self._granted) + 1 <= (len(self._view.peers) + 1) // 2:

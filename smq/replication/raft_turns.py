@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
-from smq.raft_state.ids import LogIndex, NodeId, Term
+from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.ports import Buffer, Clock, Committed, Disk, ProposalDone, ProposalLost, Rng, StateMachine
 from smq.replication.raft_codec import COMMAND_BYTES_MAX, MalformedMessage, Message, decode
 from smq.replication.raft_outbox import Outbox
 from smq.replication.raft_view import EngineTiming
+from smq.replication.raft_voters import Voters
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,13 @@ class TurnEngine(abc.ABC):
         machine: StateMachine,
         send: Callable[[NodeId, Sequence[Buffer]], None],
         timing: EngineTiming,
+        disk_id: Callable[[], DiskId],
+        registered_disk: Callable[[NodeId], DiskId | None],
         on_leader_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """`peers` are all other voters. `send` may drop a message where no session is open."""
+        """`peers` are all other voters. `send` may drop a message where no session is open. `disk_id` is asked
+        from `start` on; `registered_disk` answers from the applied state of `machine`."""
         if node_id in peers or len(set(peers)) != len(peers):
             raise ValueError("peers are the other nodes, each once")
         self._node_id = node_id
@@ -93,6 +97,7 @@ class TurnEngine(abc.ABC):
         self.rng = rng
         self.machine = machine
         self.timing = timing
+        self.voters = Voters(node_id, self._peers, disk_id, registered_disk)
         self._on_leader_change = on_leader_change
         self._on_fatal = on_fatal
         self.journal = RaftJournal(disk, self._on_durable)

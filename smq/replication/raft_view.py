@@ -11,6 +11,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.raft_codec import Message
 from smq.replication.raft_outbox import Needs
+from smq.replication.raft_voters import Voters
 
 
 class RaftViolation(Exception):
@@ -42,6 +43,9 @@ class RaftView(Protocol):
 
     @property
     def journal(self) -> RaftJournal: ...
+
+    @property
+    def voters(self) -> Voters: ...
 
     @property
     def timing(self) -> EngineTiming: ...

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 from unittest.mock import patch
 
-from smq.raft_state.ids import NodeId
+from smq.raft_state.ids import DiskId, NodeId
 from smq.replication import engine_pysyncobj
 from smq.replication.engine_pysyncobj import PySyncObjEngine
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.raft_codec import Append, AppendReply, SnapshotChunk, Vote
 from smq.replication.raft_follower import Follower
-from smq.replication.raft_leader import Leader
+from smq.replication.raft_leader import Leader, Progress
 from smq.replication.raft_outbox import Needs, Outbox
+from smq.replication.raft_voters import Voters
 
 Bug = Callable[[], AbstractContextManager[None]]
 _Core = engine_pysyncobj._Library
@@ -108,6 +109,16 @@ def _install_in_two_submissions(journal: RaftJournal, snapshot: Snapshot) -> Non
     journal._ops = ops[-1:]
 
 
+def _every_disk_counts(voters: Voters, node: NodeId, disk: DiskId) -> bool:
+    """A node is its number, whatever it has forgotten (rule 18)."""
+    return True
+
+
+def _every_disk_acknowledges(lead: Leader, peer: NodeId, progress: Progress) -> bool:
+    """Only votes are looked at."""
+    return True
+
+
 def _drop_snapshot_chunks_silently(follower: Follower, peer: NodeId, m: SnapshotChunk) -> None:
     """The follower never installs anything."""
 
@@ -123,6 +134,8 @@ BUGS: Final[dict[str, Bug]] = {
     "no-pre-vote": _replaced(_Core, "_ask_for_election", _stand_at_once),
     "forgotten-vote": _replaced(_Core, "_step_down", _forget_the_vote),
     "install-not-atomic": _replaced(RaftJournal, "install", _install_in_two_submissions),
+    "vote-of-a-replaced-disk": _replaced(Voters, "counts", _every_disk_counts),
+    "ack-of-a-replaced-disk": _replaced(Leader, "_counts", _every_disk_acknowledges),
     "no-snapshots": _replaced(Follower, "on_chunk", _drop_snapshot_chunks_silently),
 }
 

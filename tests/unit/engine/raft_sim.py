@@ -18,7 +18,7 @@ from chaos_tests.sim.disk import DiskImage, FakeDisk
 from chaos_tests.sim.network import LinkProfile, SimNetwork, SimPort
 from chaos_tests.sim.rng import Streams
 from smq.raft_state.commands import Applied, Done
-from smq.raft_state.ids import LogIndex, NodeId
+from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.replication import raft_leader
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.ports import Buffer, Channel, Committed, ProposalLost, Table
@@ -63,6 +63,11 @@ class History:
         self._world.note_applied(self._node, index, command.decode())
         return Applied(reply=Done())
 
+    def disks(self) -> dict[NodeId, DiskId]:
+        """Those that were registered: by the command `registration` makes."""
+        words = [command.split() for _, command in self.entries if command.startswith("disk ")]
+        return {NodeId(int(node)): DiskId(bytes.fromhex(disk)) for _, node, disk in words}
+
     def snapshot(self) -> bytes:
         return json.dumps(self.entries).encode()
 
@@ -74,13 +79,18 @@ class History:
             raise Violation(f"a snapshot of index {index} holds entry {self.entries[-1][0]}")
 
 
+def registration(host: "Host") -> str:
+    """The command that makes the host's present disk its voter."""
+    return f"disk {host.node} {host.disk_id.hex()}"
+
+
 class Host:
     """One node: a machine with a disk, and the process that runs on it, if one does."""
 
     def __init__(self, world: "World", node: NodeId) -> None:
         self.world = world
         self.node = node
-        self.image = DiskImage()
+        self.replace_disk()
         self.machine = Machine(rate=world.rng.choice([1.0, 1.001, 0.999]))
         self.steps_left: int | None = None
         self.starts = 0
@@ -90,6 +100,11 @@ class Host:
         self.engine: PySyncObjEngine
         self.history: History
         self.port: SimPort
+
+    def replace_disk(self) -> None:
+        """By an empty one. The next process runs on it."""
+        self.image = DiskImage()
+        self.disk_id = DiskId(self.world.streams.stream(f"disk id/{self.node}").randbytes(16))
 
     @property
     def is_up(self) -> bool:
@@ -123,6 +138,8 @@ class Host:
             machine=self.history,
             send=self._send,
             timing=world.plan.timing,
+            disk_id=lambda: self.disk_id,
+            registered_disk=lambda node: self.history.disks().get(node),
             on_leader_change=lambda: world.trace(f"{self.node} follows {self.engine.leader} in {self.engine.term}"),
             on_fatal=self._on_fatal,
         )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smq.raft_state.ids import DiskId
 from smq.replication.raft_codec import (
     ENTRY_BYTES_MAX,
     NO_OP,
@@ -36,16 +37,17 @@ def messages(draw: st.DrawFn) -> Message:
     term, a, b = draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)
     entries = [(term, command) for command in draw(st.lists(COMMANDS, max_size=4))]
     data = draw(st.binary(max_size=40))
+    disk, is_admitted = DiskId(draw(st.binary(min_size=16, max_size=16))), draw(st.booleans())
     choices: list[Message] = [
-        RequestVote(term=term, last_index=a, last_term=b),
-        PreVote(term=term, last_index=a, last_term=b),
-        Vote(term=term),
-        PreVoteGranted(term=term),
+        RequestVote(term=term, last_index=a, last_term=b, disk=disk, is_admitted=is_admitted),
+        PreVote(term=term, last_index=a, last_term=b, disk=disk, is_admitted=is_admitted),
+        Vote(term=term, disk=disk),
+        PreVoteGranted(term=term, disk=disk),
         TermNotice(term=term),
         TimeoutNow(term=term),
         Append(term=term, number=a, commit=b, prev_index=a, prev_term=term, entries=entries),
         SnapshotChunk(term=term, number=a, index=b, index_term=a, size=100, crc=7, offset=9, data=data),
-        AppendReply(term=term, number=a, next_index=b, success=True, reset=False),
+        AppendReply(term=term, number=a, next_index=b, success=True, reset=False, disk=disk),
     ]
     return draw(st.sampled_from(choices))
 

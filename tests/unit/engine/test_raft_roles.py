@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from smq.raft_state.ids import NodeId
+from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.raft_codec import NO_OP, REGULAR, Append, AppendReply, Message, PreVote, SnapshotChunk, TermNotice
 from smq.replication.raft_follower import Follower
@@ -12,10 +12,12 @@ from smq.replication.raft_leader import WINDOW_BYTES_MAX, Leader
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_prevote import PreVoting
 from smq.replication.raft_view import EngineTiming, RaftView, RaftViolation
+from smq.replication.raft_voters import Voters
 from tests.unit.engine import planted
 from tests.unit.engine.test_raft_journal import Desk
 
 ME, A, B = NodeId(1), NodeId(2), NodeId(3)
+DISK, ANOTHER = DiskId(b"d" * 16), DiskId(b"e" * 16)
 
 
 @dataclass
@@ -33,6 +35,11 @@ class View:
     time: float = 100.0
     sent: list[tuple[NodeId, Message]] = field(default_factory=list)
     installed: list[Snapshot] = field(default_factory=list)
+    disks: dict[NodeId, DiskId] = field(default_factory=dict)  # those that are registered
+
+    @property
+    def voters(self) -> Voters:
+        return Voters(ME, self.peers, lambda: DISK, self.disks.get)
 
     def now(self) -> float:
         return self.time
@@ -83,11 +90,11 @@ def leading(*terms: int, term: int) -> tuple[View, Leader]:
 
 
 def success(view: View, number: int, index: int) -> AppendReply:
-    return AppendReply(term=view.term, number=number, next_index=index + 1, success=True, reset=False)
+    return AppendReply(term=view.term, number=number, next_index=index + 1, success=True, reset=False, disk=DISK)
 
 
 def reset(view: View, number: int, next_index: int) -> AppendReply:
-    return AppendReply(term=view.term, number=number, next_index=next_index, success=False, reset=True)
+    return AppendReply(term=view.term, number=number, next_index=next_index, success=False, reset=True, disk=DISK)
 
 
 def append(*entry_terms: int, term: int, prev: tuple[int, int], commit: int = 1) -> Append:
@@ -310,7 +317,9 @@ def test_a_snapshot_of_what_the_journal_holds_is_not_installed() -> None:
 
 # ------------------------------------------------------------------------------------------------------- pre-vote
 def asked(view: View, *, term: int, last: tuple[int, int], heard_at: float = 0.0) -> bool:
-    return PreVoting(view).would_vote(A, PreVote(term=term, last_index=last[0], last_term=last[1]), heard_at)
+    return PreVoting(view).would_vote(
+        A, PreVote(term=term, last_index=last[0], last_term=last[1], disk=DISK, is_admitted=False), heard_at
+    )
 
 
 def test_a_pre_vote_is_given_to_a_log_that_is_level() -> None:

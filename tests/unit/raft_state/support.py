@@ -16,6 +16,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
+    DiskId,
     Epoch,
     Incarnation,
     LogIndex,
@@ -47,10 +48,16 @@ def rid(n: int) -> RequestId:
     return RequestId(n.to_bytes(16, "big"))
 
 
-def register(node: int, incarnation: int = 1, address: str = "host:1") -> RegisterNode:
+def did(n: int) -> DiskId:
+    return DiskId(n.to_bytes(16, "big"))
+
+
+def register(node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0) -> RegisterNode:
+    """Of the node's own disk, whose number is the node's, unless another is named."""
     return RegisterNode(
         node=NodeId(node),
         incarnation=Incarnation(incarnation),
+        disk=did(disk or max(node, 0)),
         grpc_address=address,
         http_address="host:2",
         kafka_address="",

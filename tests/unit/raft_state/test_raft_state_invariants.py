@@ -1,10 +1,22 @@
 """Each broken invariant is noticed: a state that is damaged in one place does not pass the check."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, ProducerEpoch, ProducerId, RequestId, TopicId, TsNs
+from smq.raft_state.ids import (
+    DiskId,
+    Epoch,
+    Incarnation,
+    NodeId,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    RequestId,
+    TopicId,
+    TsNs,
+)
 from smq.raft_state.invariants import InvariantBroken, check
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
@@ -43,6 +55,7 @@ def both(one: Damage, other: Damage) -> Damage:
 DAMAGES: dict[str, Damage] = {
     "schema": lambda s: setattr(s, "schema_version", 0),
     "state before init": lambda s: setattr(s, "cluster_id", ""),
+    "disk id of another length": lambda s: s.nodes.update({NodeId(1): replace(s.nodes[NodeId(1)], disk=DiskId(b"d"))}),
     "node misfiled": lambda s: s.nodes.update({NodeId(9): s.nodes[NodeId(1)]}),
     "too many topics": lambda s: setattr(s, "topics_max", 0),
     "too many partitions": lambda s: setattr(s, "partitions_max", 1),

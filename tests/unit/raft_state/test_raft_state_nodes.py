@@ -16,9 +16,9 @@ from smq.raft_state.commands import (
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import Incarnation, NodeId, Offset
+from smq.raft_state.ids import DiskId, Incarnation, NodeId, Offset
 from smq.raft_state.limits import LIMIT_CAP, NODES_MAX, REPLIES_CAP, default_init
-from tests.unit.raft_state.support import Driver, advances, cluster, commit, elect, pid, register, topic
+from tests.unit.raft_state.support import Driver, advances, cluster, commit, did, elect, pid, register, topic
 
 
 def fence(node: int, incarnation: int = 1) -> FenceNode:
@@ -87,6 +87,25 @@ def test_same_registration_again_is_a_retry_and_unfences() -> None:
     driver.ok(fence(2))
     assert driver.ok(register(2)) == Done()
     assert not driver.machine.state.nodes[NodeId(2)].fenced
+
+
+def test_rule_18_a_higher_incarnation_on_another_disk_replaces_the_disk() -> None:
+    driver = cluster()
+    driver.ok(register(2, incarnation=9, disk=77))
+    assert driver.machine.state.nodes[NodeId(2)].disk == did(77)
+    assert driver.machine.state.nodes[NodeId(1)].disk == did(1)
+
+
+def test_rule_18_the_same_incarnation_on_another_disk_is_a_stale_incarnation() -> None:
+    driver = cluster()
+    driver.refused(register(2, disk=77), ErrorCode.STALE_INCARNATION)
+    assert driver.machine.state.nodes[NodeId(2)].disk == did(2)
+
+
+@pytest.mark.parametrize("size", [0, 15, 17])
+def test_disk_id_of_another_length_is_an_invalid_request(size: int) -> None:
+    command = replace(register(4), disk=DiskId(bytes(size)))
+    assert "disk must have 16 bytes" in cluster().refused(command, ErrorCode.INVALID_REQUEST).message
 
 
 @pytest.mark.parametrize(("incarnation", "address"), [(4, "host:1"), (5, "elsewhere:1")])

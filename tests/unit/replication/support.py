@@ -17,7 +17,7 @@ from smq.raft_state.commands import (
     Reply,
 )
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
@@ -238,5 +238,10 @@ class Answer:
 
 def register(node: NodeId, incarnation: Incarnation = INCARNATION) -> RegisterNode:
     return RegisterNode(
-        node=node, incarnation=incarnation, grpc_address=f"n{node}:1", http_address="", kafka_address=""
+        node=node,
+        incarnation=incarnation,
+        disk=DiskId(bytes([node]) * 16),
+        grpc_address=f"n{node}:1",
+        http_address="",
+        kafka_address="",
     )

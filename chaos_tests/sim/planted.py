@@ -339,6 +339,20 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=3,
     ),
     PlantedBug(
+        name="vote-of-a-replaced-disk",
+        rule="18: a replaced disk is no Raft voter until the others have let it in",
+        mutations=(
+            Mutation(
+                "smq.replication.raft_voters:Voters.counts",
+                "self._all_decide or self._registered_disk(node) in (None, disk)",
+                "True",
+            ),
+        ),
+        scenario="replaced_disk",
+        anomalies=RAFT,
+        seeds=15,
+    ),
+    PlantedBug(
         name="time-outs-called-definite",
         rule="DESIGN 11.4: in doubt, an error is indefinite",
         mutations=(Mutation(_REPLICA + "_expire", "ErrorCode.TIMED_OUT", "ErrorCode.APPEND_LOST"),),

@@ -8,7 +8,8 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,8 +40,20 @@ BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
 FINAL_MS_MAX = 60_000.0  # the full read of all replicas
 
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-logging.getLogger("smq").setLevel(logging.CRITICAL)
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Faults by the hundred are no news here: the trace tells of them. Only for the time of a run, for tests share
+    the process."""
+    logger, configuration = logging.getLogger("smq"), structlog.get_config()
+    level = logger.level
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        structlog.configure(**configuration)
 
 
 @dataclass(slots=True)
@@ -338,4 +351,5 @@ class Simulation:
 
 def simulate(scenario: Scenario, seed: int, *, trace: bool = False) -> Result:
     """Runs one seed to its verdict."""
-    return Simulation(scenario, seed, trace=trace).run()
+    with _silence():
+        return Simulation(scenario, seed, trace=trace).run()

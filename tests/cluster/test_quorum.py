@@ -10,7 +10,7 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.raw import RawNode, Unanswered
 
 ASKED_MS = 1_500
@@ -84,8 +84,13 @@ def test_what_was_refused_for_want_of_a_quorum_works_after_the_heal(fault_cluste
         fault_cluster.nodes[survivor].raw.publish_values(topic, 0, [b"maybe"], timeout_ms=ASKED_MS)
     assert raised.value.code in RETRIABLE
     fault_cluster.restart(*others)
-    leader = fault_cluster.nodes[fault_cluster.wait_leader(topic, 0)].raw
-    leader.publish_values(topic, 0, [b"after"])
+
+    def publish() -> object:
+        # The survivor may just be stepping down, after its time alone: retriable, as the error says.
+        leader = fault_cluster.nodes[fault_cluster.wait_leader(topic, 0)].raw
+        return leader.publish_values(topic, 0, [b"after"])
+
+    wait_for("a publish that works", publish)
     fault_cluster.wait_converged(topic, 1)
     copies = [node.raw.read_all(topic, 0) for node in fault_cluster.alive()]
     assert copies[0] == copies[1] == copies[2]

@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.harness import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN_S = 280  # a Spark session starts within 15 s, and within minutes on two cores that others keep busy
 WRITTEN = "127.0.0.1:7401"  # the address that the README names
 
 
@@ -24,7 +25,7 @@ def _run(command: list[str], cluster: Cluster, directory: Path) -> str:
     environment = dict(os.environ, PATH=f"{bin_dir}:{os.environ['PATH']}", SMQ_BOOTSTRAP=cluster.nodes[1].grpc)
     environment["PYTHONPATH"] = str(ROOT)
     result = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=directory, env=environment, timeout=110
+        command, check=False, capture_output=True, text=True, cwd=directory, env=environment, timeout=RUN_S
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -49,6 +50,7 @@ def test_python_block_publishes_and_reads_back(shell_output: str, cluster: Clust
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(RUN_S + 20)
 def test_spark_block_shows_every_record(shell_output: str, cluster: Cluster, tmp_path: Path) -> None:
     script = next(block for block in _blocks("python") if "spark" in block)
     shown = _run([sys.executable, "-c", script.replace(WRITTEN, cluster.nodes[1].grpc)], cluster, tmp_path)

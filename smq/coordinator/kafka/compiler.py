@@ -1,0 +1,307 @@
+"""From a message definition and a version to a decoder and an encoder: plain Python, made when first needed.
+
+Owns the generated source: one function without calls but those of `wire`, neighbouring fixed-size fields read and
+written by one struct. A decoded message is a dict under the definition's names in snake_case; fields that the version
+does not have bear their defaults. Records are neither copied on the way in (a memoryview of the request) nor on the
+way out (a list of buffers, whose bytes become parts of the gather list that `encode` returns). Compiling all versions of
+all keys at once would take half a second, so nobody does. Only `codec` imports it.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from smq.coordinator.kafka import wire
+from smq.coordinator.kafka.schema import Field, Message
+
+Struct: TypeAlias = dict[str, Any]  # Any: what a field holds is in its definition
+Decoder: TypeAlias = Callable[[memoryview, int], Struct]
+Encoder: TypeAlias = Callable[[Struct], list[wire.Buffer]]
+
+_FIXED: Final = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "float64": "d",
+    "uuid": "16s",
+}
+_ZERO_UUID: Final = bytes(16)
+
+
+class _Source:
+    """Lines of Python under way, with the structs they use and names that are not taken."""
+
+    def __init__(self, message: Message, version: int) -> None:
+        self.version = version
+        self.is_flexible = version in message.flexible
+        self.scope: dict[str, Any] = {"wire": wire, "Budget": wire.Budget}
+        self._lines: list[str] = []
+        self._indent = 1
+        self._names = 0
+
+    def add(self, line: str) -> None:
+        self._lines.append("    " * self._indent + line)
+
+    def indent(self, by: int = 1) -> None:
+        self._indent += by
+
+    def name(self, prefix: str = "v") -> str:
+        self._names += 1
+        return f"{prefix}{self._names}"
+
+    def struct_of(self, formats: str) -> str:
+        name = "S_" + formats.replace("?", "o")
+        self.scope[name] = struct.Struct(">" + formats)
+        return name
+
+    def compiled(self, head: str, file: str) -> Any:
+        source = "\n".join([head, *self._lines]) + "\n"
+        exec(compile(source, file, "exec"), self.scope)
+        return self.scope["run"]
+
+    def compact(self, name: str) -> str:
+        """The reader or writer of this name in this version."""
+        return f"wire.{name.replace('*', 'compact_' if self.is_flexible else '')}"
+
+
+def compile_decoder(message: Message, version: int) -> Decoder:
+    """CodecError, and nothing else, where the bytes from the position on are not exactly one such message."""
+    source = _Source(message, version)
+    source.add("budget = Budget()")
+    result = _decode_struct(source, message.fields)
+    source.add("wire.check_end('the message', p, len(b))")
+    source.add(f"return {result}")
+    run: Decoder = source.compiled("def run(b, p):", f"<{message.name} v{version} decoder>")
+
+    def decode(data: memoryview, start: int) -> Struct:
+        try:
+            return run(data, start)
+        except wire.CodecError as e:
+            raise wire.CodecError(f"{message.name} v{version}: {e}") from None
+        except (struct.error, IndexError, UnicodeDecodeError) as e:
+            raise wire.CodecError(f"{message.name} v{version} is cut or garbled: {e}") from e
+
+    return decode
+
+
+def compile_encoder(message: Message, version: int) -> Encoder:
+    """Takes the fields that the version has; those with a default in the definition may be left out."""
+    source = _Source(message, version)
+    source.add("parts = []")
+    source.add("w = bytearray()")
+    _encode_struct(source, message.fields, "o")
+    source.add("parts.append(w)")
+    source.add("return parts")
+    encoder: Encoder = source.compiled("def run(o):", f"<{message.name} v{version} encoder>")
+    return encoder
+
+
+# --------------------------------------------------------------------------------------------------- decoding
+def _decode_struct(source: _Source, fields: tuple[Field, ...]) -> str:
+    """Adds the code that reads the fields; returns the expression of the dict."""
+    values: dict[str, str] = {}
+    present = [f for f in fields if source.version in f.versions]
+    tagged = [f for f in present if source.version in f.tagged]
+    run: list[tuple[str, str]] = []  # names and formats of neighbouring fixed-size fields
+    for field in present:
+        if field in tagged:
+            continue
+        if field.type in _FIXED and not field.is_array:
+            name = source.name()
+            run.append((name, _FIXED[field.type]))
+            values[field.name] = name
+        else:
+            _decode_run(source, run)
+            values[field.name] = _decode_value(source, field)
+    _decode_run(source, run)
+    if source.is_flexible:
+        values |= _decode_tagged(source, tagged)
+    items = (f"{f.name!r}: {values.get(f.name) or _default(f, source.version)}" for f in fields)
+    return "{" + ", ".join(items) + "}"
+
+
+def _decode_run(source: _Source, run: list[tuple[str, str]]) -> None:
+    if run:
+        formats = "".join(f for _, f in run)
+        names = ", ".join(n for n, _ in run)
+        source.add(f"({names},) = {source.struct_of(formats)}.unpack_from(b, p)")
+        source.add(f"p += {struct.calcsize('>' + formats)}")
+        run.clear()
+
+
+def _decode_value(source: _Source, field: Field) -> str:
+    """Adds the code that reads one value of any size; returns its name."""
+    is_nullable = source.version in field.nullable
+    name = source.name()
+    if not field.is_array:
+        if not field.type:
+            source.add(f"{name} = {_decode_struct(source, field.fields)}")
+        else:
+            kind = "string" if field.type == "string" else "bytes"
+            reader = source.compact(f"read_*{'nullable_' if is_nullable else ''}{kind}")
+            source.add(f"{name}, p = {reader}(b, p)")
+        return name
+    count = source.name("n")
+    source.add(f"{count}, p = {source.compact('read_*count')}(b, p, budget)")
+    if not is_nullable:
+        source.add(f"wire.no_null({count})")
+    source.add(f"{name} = []")
+    source.add(f"for _ in range({count}):")
+    source.indent()
+    if field.type in _FIXED:
+        run = [(source.name(), _FIXED[field.type])]
+        element = run[0][0]
+        _decode_run(source, run)
+    elif field.type:
+        element = source.name()
+        source.add(f"{element}, p = {source.compact('read_*string')}(b, p)")
+    else:
+        element = _decode_struct(source, field.fields)
+    source.add(f"{name}.append({element})")
+    source.indent(-1)
+    if is_nullable:
+        source.add(f"if {count} < 0:")
+        source.add(f"    {name} = None")
+    return name
+
+
+def _decode_tagged(source: _Source, fields: list[Field]) -> dict[str, str]:
+    """Unknown tags are passed over, as Kafka wants it."""
+    values = {f.name: source.name() for f in fields}
+    for field in fields:
+        source.add(f"{values[field.name]} = {_default(field, source.version)}")
+    found, behind, tag, end = source.name("f"), source.name("p"), source.name("t"), source.name("e")
+    source.add(f"{found}, {behind} = wire.read_tags(b, p, budget)")
+    if fields:
+        source.add(f"for {tag}, p, {end} in {found}:")
+        source.indent()
+        for field in fields:
+            source.add(f"if {tag} == {field.tag}:")
+            source.indent()
+            if field.type in _FIXED and not field.is_array:
+                _decode_run(source, [(values[field.name], _FIXED[field.type])])
+            else:
+                source.add(f"{values[field.name]} = {_decode_value(source, field)}")
+            source.add(f"wire.check_end('a tagged field', p, {end})")
+            source.indent(-1)
+        source.indent(-1)
+    source.add(f"p = {behind}")
+    return values
+
+
+def _default(field: Field, version: int) -> str:
+    """The source text of the value of a field that is not there."""
+    text = field.default
+    if text == "null":
+        return "None"
+    if field.is_array:
+        return "[]"
+    if not field.type:
+        return "{" + ", ".join(f"{f.name!r}: {_default(f, version)}" for f in field.fields) + "}"
+    if field.type == "bool":
+        return "True" if text == "true" else "False"
+    if field.type == "uuid":
+        return repr(_ZERO_UUID)
+    if field.type == "float64":
+        return repr(float(text or 0))
+    if field.type in _FIXED:
+        return repr(int(text or "0", 0))
+    if field.type == "string":
+        return repr(text or "")
+    return "None" if version in field.nullable else "b''"
+
+
+# --------------------------------------------------------------------------------------------------- encoding
+def _encode_struct(source: _Source, fields: tuple[Field, ...], of: str) -> None:
+    """Adds the code that writes the dict named `of` to `w`."""
+    present = [f for f in fields if source.version in f.versions]
+    tagged = [f for f in present if source.version in f.tagged]
+    run: list[tuple[str, str]] = []
+    for field in present:
+        if field in tagged:
+            continue
+        value = _value_of(field, of, source.version)
+        if field.type in _FIXED and not field.is_array:
+            run.append((value, _FIXED[field.type]))
+        else:
+            _encode_run(source, run)
+            _encode_value(source, field, value)
+    _encode_run(source, run)
+    if source.is_flexible:
+        _encode_tagged(source, tagged, of)
+
+
+def _value_of(field: Field, of: str, version: int) -> str:
+    if field.default is None and version not in field.tagged:
+        return f"{of}[{field.name!r}]"
+    return f"{of}.get({field.name!r}, {_default(field, version)})"
+
+
+def _encode_run(source: _Source, run: list[tuple[str, str]]) -> None:
+    if run:
+        formats = "".join(f for _, f in run)
+        source.add(f"w += {source.struct_of(formats)}.pack({', '.join(v for v, _ in run)})")
+        run.clear()
+
+
+def _encode_value(source: _Source, field: Field, value: str) -> None:
+    if field.is_array:
+        _encode_array(source, field, value)
+    elif not field.type:
+        name = source.name()
+        source.add(f"{name} = {value}")
+        _encode_struct(source, field.fields, name)
+    elif field.type == "records":
+        name = source.name()
+        source.add(f"{name} = {value}")
+        source.add(f"w += {source.compact('*records_size')}({name})")
+        source.add(f"if {name}:")
+        source.add("    parts.append(w)")
+        source.add(f"    parts.extend({name})")
+        source.add("    w = bytearray()")
+    else:
+        writer = source.compact("*string" if field.type == "string" else "*sized")
+        source.add(f"w += {writer}({value})")
+
+
+def _encode_array(source: _Source, field: Field, value: str) -> None:
+    name, element = source.name(), source.name()
+    source.add(f"{name} = {value}")
+    source.add(f"w += {source.compact('*count')}({name})")
+    source.add(f"for {element} in {name} or ():")
+    source.indent()
+    if field.type in _FIXED:
+        _encode_run(source, [(element, _FIXED[field.type])])
+    elif field.type:
+        source.add(f"w += {source.compact('*string')}({element})")
+    else:
+        _encode_struct(source, field.fields, element)
+    source.indent(-1)
+
+
+def _encode_tagged(source: _Source, fields: list[Field], of: str) -> None:
+    """Only what differs from its default is written."""
+    if not fields:
+        source.add("w += b'\\0'")
+        return
+    found, whole = source.name("t"), source.name("w")
+    source.add(f"{found} = []")
+    source.add(f"{whole} = w")
+    for field in sorted(fields, key=lambda f: f.tag):
+        value = source.name()
+        source.add(f"{value} = {_value_of(field, of, source.version)}")
+        source.add(f"if {value} != {_default(field, source.version)}:")
+        source.indent()
+        source.add("w = bytearray()")
+        if field.type in _FIXED and not field.is_array:
+            _encode_run(source, [(value, _FIXED[field.type])])
+        else:
+            _encode_value(source, field, value)
+        source.add(f"{found}.append(({field.tag}, w))")
+        source.indent(-1)
+    source.add(f"w = {whole}")
+    source.add(f"w += wire.tagged({found})")

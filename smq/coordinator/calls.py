@@ -62,13 +62,27 @@ class NodeCalls:
         return await answer.result(timeout_ms)
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, max_bytes: int, max_wait_ms: int, answer_ms: int
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        answer_ms: int,
+        min_bytes: int = 1,
     ) -> Fetched:
         """`answer_ms` is more than `max_wait_ms`: before the node says that an offset is out of range, or a topic
         unknown, it needs a barrier."""
         answer = Answer[Fetched]()
         withdraw = self.node.fetch(
-            topic, partition, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms, done=answer.done
+            topic,
+            partition,
+            offset,
+            max_bytes=max_bytes,
+            max_wait_ms=max_wait_ms,
+            done=answer.done,
+            min_bytes=min_bytes,
         )
         return await answer.result(answer_ms, withdraw, grace_ms=0)
 

@@ -29,6 +29,7 @@ _NODES_DEFAULT: Final = 3
 _PORT_HELP = "of node 1, then +10 a node; 0 takes free ports. Without it: as last time, or {}"
 grpc_port = click.option("--grpc-port", type=int, help="gRPC port " + _PORT_HELP.format(7401))
 http_port = click.option("--http-port", type=int, help="HTTP port " + _PORT_HELP.format(7402))
+kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_HELP.format(9092))
 ready_file = click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -48,6 +49,7 @@ ready_file = click.option(
 @click.option("--verbose", is_flag=True, help="Log what the node does, not only what goes wrong.")
 @grpc_port
 @http_port
+@kafka_port
 @ready_file
 def dev(
     data_dir: Path,
@@ -55,10 +57,11 @@ def dev(
     verbose: bool,
     grpc_port: int | None,
     http_port: int | None,
+    kafka_port: int | None,
     ready_file: Path | None,
 ) -> None:
     """Runs one node in the foreground, for development."""
-    ports = Ports(grpc=grpc_port, http=http_port)
+    ports = Ports(grpc=grpc_port, http=http_port, kafka=kafka_port)
     with contextlib.ExitStack() as stack:
         if ephemeral:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="smq-")))
@@ -77,7 +80,10 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, ready_file: Path | None, 
     async def announce(server: Server) -> None:
         while not server.node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
             await asyncio.sleep(_READY_POLL_S)
-        say(f"smq is ready: gRPC {_grpc(config)}, HTTP {_http(config)}, data in {data_dir}; Ctrl-C stops it")
+        say(
+            f"smq is ready: gRPC {_grpc(config)}, HTTP {_http(config)}, Kafka {_kafka(config)}, data in {data_dir}; "
+            "Ctrl-C stops it"
+        )
         write_ready_file(ready_file, [describe_node(config, os.getpid())])
 
     return run_server(config, on_started=announce, log_level=log_level)
@@ -93,12 +99,18 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, ready_file: Path | None, 
 )
 @grpc_port
 @http_port
+@kafka_port
 @ready_file
 def cluster(
-    nodes: int | None, data_dir: Path, grpc_port: int | None, http_port: int | None, ready_file: Path | None
+    nodes: int | None,
+    data_dir: Path,
+    grpc_port: int | None,
+    http_port: int | None,
+    kafka_port: int | None,
+    ready_file: Path | None,
 ) -> None:
     """Runs a cluster of several node processes on this machine, in the foreground."""
-    ports = Ports(grpc=grpc_port, http=http_port)
+    ports = Ports(grpc=grpc_port, http=http_port, kafka=kafka_port)
     with hold_directory(data_dir):
         remove_ready_file(ready_file)
         count = nodes or len(find_nodes(data_dir)) or _NODES_DEFAULT
@@ -123,7 +135,7 @@ async def _cluster(data_dir: Path, count: int, ports: Ports, is_retry: bool, rea
     for child in supervisor.children:
         say(
             f"node {child.config.node_id}: pid {child.pid}, gRPC {_grpc(child.config)}, HTTP {_http(child.config)}, "
-            f"log {child.log_path}"
+            f"Kafka {_kafka(child.config)}, log {child.log_path}"
         )
     say(f"smq is ready: {count} nodes, data in {data_dir}; Ctrl-C stops them")
     write_ready_file(ready_file, [child.describe() for child in supervisor.children])
@@ -188,3 +200,7 @@ def _grpc(config: ServerConfig) -> str:
 
 def _http(config: ServerConfig) -> str:
     return format_address(config.http_address)
+
+
+def _kafka(config: ServerConfig) -> str:
+    return format_address(config.kafka_address) if config.kafka_address is not None else "off"

@@ -21,6 +21,7 @@ from smq.raft_state.ids import NodeId
 
 GRPC_PORT_DEFAULT: Final = 7401
 HTTP_PORT_DEFAULT: Final = 7402
+KAFKA_PORT_DEFAULT: Final = 9092  # where Kafka clients look first
 PORT_STEP: Final = 10  # between two nodes of one machine
 NODES_MAX: Final = 9  # processes on one machine; a larger cluster is for more machines
 _HOST: Final = "127.0.0.1"
@@ -36,11 +37,12 @@ class Ports:
 
     grpc: int | None = None
     http: int | None = None
+    kafka: int | None = None
 
     @property
     def are_free(self) -> bool:
         """Whether another choice may be made where a port turns out to be taken."""
-        return self.grpc == 0 or self.http == 0
+        return 0 in (self.grpc, self.http, self.kafka)
 
 
 def prepare_cluster(directory: Path, node_count: int, ports: Ports, *, new_peer_ports: bool = False) -> list[Path]:
@@ -55,6 +57,7 @@ def prepare_cluster(directory: Path, node_count: int, ports: Ports, *, new_peer_
             "choose another directory"
         )
     _check_ports(ports, len(configs))
+    configs = _with_kafka(configs, is_free=ports.are_free)
     configs = _with_ports(configs, ports, new_peer_ports)
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
     for path, config in zip(paths, configs, strict=True):
@@ -116,8 +119,28 @@ def _new_cluster(node_count: int) -> list[ServerConfig]:
     ]
 
 
+def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[ServerConfig]:
+    """Nodes that have no Kafka port yet get one: a free one (0, until it is chosen) where the others were asked to be
+    free, so that several clusters of tests do not meet at the default. Topics come into being on first use, as
+    developers are used to."""
+    return [
+        c
+        if c.kafka_address is not None
+        else replace(
+            c,
+            kafka_address=(_HOST, 0 if is_free else KAFKA_PORT_DEFAULT + PORT_STEP * i),
+            kafka_auto_create=True,
+        )
+        for i, c in enumerate(configs)
+    ]
+
+
 def _check_ports(ports: Ports, node_count: int) -> None:
-    for name, port in (("--grpc-port", ports.grpc), ("--http-port", ports.http)):
+    for name, port in (
+        ("--grpc-port", ports.grpc),
+        ("--http-port", ports.http),
+        ("--kafka-port", ports.kafka),
+    ):
         if port is not None and not 0 <= port <= 65535 - PORT_STEP * (node_count - 1):
             raise ConfigError(
                 f"{name} is {port}: with {node_count} nodes it must be 0 (free ports) to "
@@ -129,7 +152,7 @@ def _with_ports(configs: Sequence[ServerConfig], ports: Ports, new_peer_ports: b
     """The ports asked for; free ones where 0 is asked, and for the peers of a cluster that is new or moves."""
     moves = new_peer_ports or ports.are_free or any(address[1] == 0 for c in configs for address in c.peers.values())
     peers = configs[0].peers
-    free = iter(free_ports(3 * len(configs)))
+    free = iter(free_ports(4 * len(configs)))
     if moves:
         peers = {c.node_id: (_HOST, next(free)) for c in configs}
     return [
@@ -138,6 +161,7 @@ def _with_ports(configs: Sequence[ServerConfig], ports: Ports, new_peer_ports: b
             peers=peers,
             grpc_address=_moved(c.grpc_address, ports.grpc, i, free),
             http_address=_moved(c.http_address, ports.http, i, free),
+            kafka_address=_kafka_moved(c.kafka_address, ports.kafka, i, free),
         )
         for i, c in enumerate(configs)
     ]
@@ -147,6 +171,12 @@ def _moved(address: Address, first_port: int | None, index: int, free: Iterator[
     if first_port is None:
         return address
     return address[0], next(free) if first_port == 0 else first_port + PORT_STEP * index
+
+
+def _kafka_moved(address: Address | None, first_port: int | None, index: int, free: Iterator[int]) -> Address | None:
+    if address is None:
+        return None
+    return _moved(address, 0 if address[1] == 0 and first_port is None else first_port, index, free)
 
 
 def free_ports(count: int) -> list[int]:

@@ -29,7 +29,8 @@ _TUNABLE: Final = {f.name: f.type for f in dataclasses.fields(NodeConfig) if f.n
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """`peers` names every node with its address for the other nodes; this node listens at its own entry. Ports of
-    `grpc_address` and `http_address` may be 0: a free one is taken and told to the cluster."""
+    `grpc_address`, `http_address` and `kafka_address` may be 0: a free one is taken and told to the cluster. Without a
+    `kafka_address` the node has no Kafka listener."""
 
     node_id: NodeId
     cluster_id: str
@@ -37,11 +38,15 @@ class ServerConfig:
     peers: dict[NodeId, Address]
     grpc_address: Address = ("127.0.0.1", 0)
     http_address: Address = ("127.0.0.1", 0)
+    kafka_address: Address | None = None
+    kafka_auto_create: bool = False  # whether a Kafka client that names an unknown topic creates it
     insecure: bool = False
     request_bytes_max: int = REQUEST_BYTES_DEFAULT
     tuning: dict[str, int] = field(default_factory=dict)
 
-    def node_config(self, *, grpc_address: Address, http_address: Address) -> NodeConfig:
+    def node_config(
+        self, *, grpc_address: Address, http_address: Address, kafka_address: Address | None = None
+    ) -> NodeConfig:
         """The settings of the node itself, with the ports that were really taken."""
         config = NodeConfig(
             node_id=self.node_id,
@@ -49,6 +54,7 @@ class ServerConfig:
             peers=dict(self.peers),
             grpc_address=format_address(grpc_address),
             http_address=format_address(http_address),
+            kafka_address=format_address(kafka_address) if kafka_address is not None else "",
         )
         # Any: `replace` cannot know that the tunable fields, checked by name above, are the integers.
         tuning: dict[str, Any] = dict(self.tuning)
@@ -90,6 +96,8 @@ def parse_config(text: str, *, base_dir: Path, insecure: bool = False) -> Server
         peers={_peer_id(k): parse_address(f"peers.{k}", v) for k, v in _table(raw, "peers").items()},
         grpc_address=parse_address("grpc_address", raw.get("grpc_address", "127.0.0.1:0")),
         http_address=parse_address("http_address", raw.get("http_address", "127.0.0.1:0")),
+        kafka_address=parse_address("kafka_address", raw["kafka_address"]) if "kafka_address" in raw else None,
+        kafka_auto_create=_bool("kafka_auto_create", raw.get("kafka_auto_create", False)),
         insecure=_bool("insecure", raw.get("insecure", False)) or insecure,
         request_bytes_max=_integer("request_bytes_max", raw.get("request_bytes_max", defaults["request_bytes_max"])),
         tuning={k: _integer(f"tuning.{k}", v) for k, v in _table(raw, "tuning").items()},
@@ -113,6 +121,8 @@ def check_config(config: ServerConfig) -> None:
         "grpc_address": config.grpc_address,
         "http_address": config.http_address,
     }
+    if config.kafka_address is not None:
+        listens["kafka_address"] = config.kafka_address
     for key, address in listens.items():
         if not config.insecure and not is_loopback(address[0]):
             raise ConfigError(
@@ -131,6 +141,8 @@ def dump_config(config: ServerConfig) -> str:
         f"data_dir = {_quoted(str(config.data_dir))}",
         f"grpc_address = {_quoted(format_address(config.grpc_address))}",
         f"http_address = {_quoted(format_address(config.http_address))}",
+        *([f"kafka_address = {_quoted(format_address(config.kafka_address))}"] if config.kafka_address else []),
+        f"kafka_auto_create = {str(config.kafka_auto_create).lower()}",
         f"insecure = {str(config.insecure).lower()}",
         f"request_bytes_max = {config.request_bytes_max}",
         "",

@@ -1,9 +1,11 @@
 """One Fetch over several partitions: all that is there now, or the first that comes within max_wait.
 
-Owns the rule for waiting and the byte cap of a whole response. It knows no wire format. `grpc_broker` imports it.
+Owns the rule for waiting and the byte cap of a whole response. It knows no wire format. The services
+import it.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -28,19 +30,32 @@ Outcome: TypeAlias = Fetched | SmqError | None  # None: not looked at, the respo
 
 
 async def fetch_many(
-    calls: NodeCalls, wanted: Sequence[Wanted], *, max_wait_ms: int, answer_ms: int, bytes_max: int
+    calls: NodeCalls,
+    wanted: Sequence[Wanted],
+    *,
+    max_wait_ms: int,
+    answer_ms: int,
+    bytes_max: int,
+    bytes_min: int = 1,
 ) -> list[Outcome]:
-    """One outcome for each of `wanted`. Answers at once where any has data or an error, else as soon as one has.
-    `answer_ms` bounds one partition's read, barrier and all."""
+    """One outcome for each of `wanted`. Answers at once where any has an error or all together have `bytes_min`, else
+    as soon as they do. `answer_ms` bounds one partition's read, barrier and all."""
     outcomes = await _read_now(calls, wanted, answer_ms, bytes_max)
-    if max_wait_ms <= 0 or any(_is_worth_telling(o) for o in outcomes):
-        return outcomes
-    tasks = [_start(_fetch(calls, w, max_wait_ms, answer_ms, bytes_max)) for w in wanted]
-    try:
-        return await _first_of(tasks, outcomes, bytes_max)
-    finally:
-        for task in tasks:
-            task.cancel()
+    started = time.monotonic()
+    left_ms = max_wait_ms
+    # A round ends with more bytes than the one before, or with the time: there are never many.
+    while left_ms > 0 and not _is_enough(outcomes, bytes_min):
+        tasks = [
+            _start(_fetch(calls, w, left_ms, answer_ms, bytes_max, bytes_min=_size(o) + 1))
+            for w, o in zip(wanted, outcomes, strict=True)
+        ]
+        try:
+            outcomes = await _first_of(tasks, outcomes, bytes_max)
+        finally:
+            for task in tasks:
+                task.cancel()
+        left_ms = max_wait_ms - int((time.monotonic() - started) * 1000)
+    return outcomes
 
 
 async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int) -> list[Outcome]:
@@ -58,16 +73,18 @@ async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, 
 
 
 async def _first_of(
-    tasks: Sequence[asyncio.Task[Fetched | SmqError]], outcomes: list[Outcome], bytes_max: int
+    tasks: Sequence[asyncio.Task[Fetched | SmqError]], outcomes: Sequence[Outcome], bytes_max: int
 ) -> list[Outcome]:
     """The long polls that end first take the place of what was read before."""
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
     left = bytes_max
-    for i, task in enumerate(tasks):
-        if task.done() and left > 0:
-            outcomes[i], left = _trimmed(task.result(), left, is_first=left == bytes_max)
-    return outcomes
+    newer: list[Outcome] = [None] * len(tasks)
+    for i, (task, before) in enumerate(zip(tasks, outcomes, strict=True)):
+        found = task.result() if task.done() else before
+        if found is not None and left > 0:
+            newer[i], left = _trimmed(found, left, is_first=left == bytes_max)
+    return newer
 
 
 def _start(work: Coroutine[Any, Any, Fetched | SmqError]) -> asyncio.Task[Fetched | SmqError]:
@@ -75,7 +92,7 @@ def _start(work: Coroutine[Any, Any, Fetched | SmqError]) -> asyncio.Task[Fetche
 
 
 async def _fetch(
-    calls: NodeCalls, wanted: Wanted, max_wait_ms: int, answer_ms: int, bytes_left: int
+    calls: NodeCalls, wanted: Wanted, max_wait_ms: int, answer_ms: int, bytes_left: int, *, bytes_min: int = 1
 ) -> Fetched | SmqError:
     try:
         await find_partition(calls, wanted.topic, wanted.partition, answer_ms)
@@ -86,6 +103,7 @@ async def _fetch(
             max_bytes=min(wanted.max_bytes, bytes_left),
             max_wait_ms=max_wait_ms,
             answer_ms=answer_ms,
+            min_bytes=bytes_min,
         )
     except SmqError as e:
         return e
@@ -108,5 +126,10 @@ def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[
     return Fetched(result.batches[:kept], result.log_start, result.hwm, result.lso), min(left, 0)
 
 
-def _is_worth_telling(outcome: Outcome) -> bool:
-    return isinstance(outcome, SmqError) or (outcome is not None and bool(outcome.batches))
+def _size(outcome: Outcome) -> int:
+    return sum(len(b.data) for b in outcome.batches) if isinstance(outcome, Fetched) else 0
+
+
+def _is_enough(outcomes: Sequence[Outcome], bytes_min: int) -> bool:
+    """A partition with nothing new is enough where nothing is asked for."""
+    return any(isinstance(o, SmqError) for o in outcomes) or sum(map(_size, outcomes)) >= bytes_min

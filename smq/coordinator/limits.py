@@ -54,4 +54,13 @@ DRAIN_MS: Final = 5_000  # SIGTERM: leaderships are handed over, or left to the 
 PARTITION_COUNT_MAX: Final = 10_000  # one topic's; a sanity bound before the replicated limit
 METRICS_PARTITIONS_MAX: Final = 10_000  # series beyond would make a scrape larger than a batch
 
+# One Kafka connection is one thread or loop of a client, with a handful of requests in flight (5 by default).
+KAFKA_INFLIGHT_PER_CONNECTION_MAX: Final = 256
+KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # past it the socket is not read; one request may pass it
+KAFKA_CONNECTIONS_MAX: Final = 10_000  # some 10 KB each when idle; beyond, the file descriptors come to an end first
+KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host of many clients, or a few hosts behind one address
+KAFKA_FRAME_S_MAX: Final = 30  # for all of one request: 8 MiB over a slow line, but no dripping byte by byte
+KAFKA_STUCK_S_MAX: Final = 60  # a consumer that is held up this long has been given up by its group as well
+KAFKA_IDLE_S_MAX: Final = 600  # as Kafka's connections.max.idle.ms
+
 HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing posts here

@@ -25,6 +25,7 @@ from smq.coordinator.grpc_admin import AdminService
 from smq.coordinator.grpc_agent import AgentService
 from smq.coordinator.grpc_broker import BrokerService
 from smq.coordinator.http import HttpServer
+from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.logs import configure_logs
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
 from smq.replication.asyncio_runtime import AsyncioClock, SystemRng
@@ -61,6 +62,8 @@ class Server:
         peer_listener = _listener("other nodes", config.peers[config.node_id])
         http_listener = _listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
+        kafka_listener = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
+        self.kafka_address = _bound(config.kafka_address, kafka_listener)
         self._grpc = grpc.aio.server(options=_GRPC_OPTIONS)
         self.grpc_address: Address = (config.grpc_address[0], self._bind_grpc())
         clock = AsyncioClock(loop, on_error=die)
@@ -76,7 +79,9 @@ class Server:
             listener=peer_listener,
             on_error=die,
         )
-        node_config = config.node_config(grpc_address=self.grpc_address, http_address=self.http_address)
+        node_config = config.node_config(
+            grpc_address=self.grpc_address, http_address=self.http_address, kafka_address=self.kafka_address
+        )
         try:
             self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
         except ValueError as e:
@@ -84,6 +89,7 @@ class Server:
             raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
         self._add_services()
         self._http = HttpServer(self.node, http_listener, lambda: self._is_stopping)
+        self._kafka = self._kafka_server(kafka_listener)
         try:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
@@ -91,10 +97,13 @@ class Server:
             raise StartError(str(e)) from e
         await self._grpc.start()
         await self._http.start()
+        if self._kafka is not None:
+            await self._kafka.start()
         log.info(
             "serving",
             grpc=format_address(self.grpc_address),
             http=format_address(self.http_address),
+            kafka=format_address(self.kafka_address) if self.kafka_address is not None else "",
             data_dir=str(config.data_dir),
             pid=os.getpid(),
         )
@@ -113,6 +122,17 @@ class Server:
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
         smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node), self._grpc)
 
+    def _kafka_server(self, listener: socket.socket | None) -> KafkaServer | None:
+        if listener is None:
+            return None
+        return KafkaServer(
+            self.node,
+            listener,
+            auto_create=self._config.kafka_auto_create,
+            request_bytes_max=self._config.request_bytes_max,
+            response_bytes_max=self._config.request_bytes_max,
+        )
+
     async def stop(self) -> None:
         """Hands leaderships over, ends the streams with typed errors, then closes everything. Once."""
         if self._is_stopping:
@@ -128,6 +148,8 @@ class Server:
             log.warning("drain_timed_out")
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
+        if self._kafka is not None:
+            await self._kafka.stop()
         await self._http.stop()
         self._disk.close()
         log.info("stopped")
@@ -190,6 +212,11 @@ async def _run(
         started.cancel()
     await server.stop()
     return 0
+
+
+def _bound(address: Address | None, listener: socket.socket | None) -> Address | None:
+    """The address with the port that was really taken."""
+    return (address[0], listener.getsockname()[1]) if address is not None and listener is not None else None
 
 
 def _listener(purpose: str, address: Address) -> socket.socket:

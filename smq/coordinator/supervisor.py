@@ -50,6 +50,7 @@ def describe_node(config: ServerConfig, pid: int) -> dict[str, object]:
         "pid": pid,
         "grpc": format_address(config.grpc_address),
         "http": format_address(config.http_address),
+        "kafka": format_address(config.kafka_address) if config.kafka_address is not None else None,
         "data_dir": str(config.data_dir.resolve()),
     }
 

@@ -85,6 +85,7 @@ class TimeOffset:
 class TimeKind(enum.Enum):
     TS_NS = "ts_ns"  # the leader's append time, nanoseconds
     TIMESTAMP_MS = "timestamp_ms"  # the producer's create time, milliseconds
+    MAX_TIMESTAMP = "max_timestamp"  # the first record with the largest create time; the value asked for is ignored
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,11 @@ def create_time_key(pid: PartitionId, create_ms: int, base: int) -> bytes:
     return _TIME_KEY.pack(pid, TIME_CREATE, create_ms + _SIGN, base)
 
 
+def create_ms_of_key(key: bytes) -> int:
+    """Inverse of `create_time_key`."""
+    return int.from_bytes(key[-16:-8], "big") - _SIGN
+
+
 def after_append_time(pid: PartitionId, ts_ns: int) -> bytes:
     """Behind every row of that append time and before any later one."""
     return append_time_key(pid, ts_ns, _UINT64_MAX)

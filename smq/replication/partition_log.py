@@ -24,6 +24,7 @@ from smq.replication.log_codec import (
     base_of_key,
     batch_key,
     build_value,
+    create_ms_of_key,
     create_time_key,
     index_row,
     info_of,
@@ -491,6 +492,20 @@ class PartitionLog:
         if ts_ns > INT64_MAX:
             return None
         return next(self._durable_infos(ts_ns - 1), None)
+
+    def create_ms_max(self, end: Offset) -> int:
+        """The largest create time that a durable batch below `end` names; INT64_MAX + 1, which none has, where there
+        is no batch.
+
+        As a rule one look-up; a walk over index rows where all that is left is older than what has been deleted.
+        """
+        start, stop = times_range(self.pid, TIME_CREATE)
+        for key in self._disk.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_A_SCAN):
+            # The rows ascend in both: the last one that is readable has the largest time of all that is.
+            if self._first <= base_of_key(key) < min(end, self.durable_end):
+                return create_ms_of_key(key)
+        times = (info.max_timestamp_ms for info in self._durable_infos(0) if info.end <= end)
+        return max(times, default=INT64_MAX + 1)
 
     def find_timestamp(self, create_ms: int, *, after: BatchInfo | None = None) -> BatchInfo | None:
         """The first durable batch (behind `after`) that holds a record created at `create_ms` or later. It may

@@ -169,6 +169,8 @@ def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
     part, log = replica.part, replica.log
     end = replica.readable_end
     try:
+        if kind is TimeKind.MAX_TIMESTAMP:
+            kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
         info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
         while info is not None and info.end <= end:
             match = _within(replica, info, kind, value)

@@ -3,8 +3,8 @@
 Owns the generated source: one function without calls but those of `wire`, neighbouring fixed-size fields read and
 written by one struct. A decoded message is a dict under the definition's names in snake_case; fields that the version
 does not have bear their defaults. Records are neither copied on the way in (a memoryview of the request) nor on the
-way out (a list of buffers, whose bytes become parts of the gather list that `encode` returns). Compiling all versions of
-all keys at once would take half a second, so nobody does. Only `codec` imports it.
+way out (a list of buffers, whose bytes become parts of the gather list that `encode` returns). Compiling all
+versions of all keys at once would take half a second, so nobody does. Only `keys` imports it.
 """
 
 import struct
@@ -89,7 +89,8 @@ def compile_decoder(message: Message, version: int) -> Decoder:
 
 
 def compile_encoder(message: Message, version: int) -> Encoder:
-    """Takes the fields that the version has; those with a default in the definition may be left out."""
+    """Takes the fields that the version has; those with a default in the definition, and those that it
+    calls ignorable, may be left out."""
     source = _Source(message, version)
     source.add("parts = []")
     source.add("w = bytearray()")
@@ -236,7 +237,7 @@ def _encode_struct(source: _Source, fields: tuple[Field, ...], of: str) -> None:
 
 
 def _value_of(field: Field, of: str, version: int) -> str:
-    if field.default is None and version not in field.tagged:
+    if field.default is None and not field.is_ignorable and version not in field.tagged:
         return f"{of}[{field.name!r}]"
     return f"{of}.get({field.name!r}, {_default(field, version)})"
 

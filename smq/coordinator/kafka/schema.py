@@ -40,6 +40,7 @@ class Field:
     tagged: Versions
     tag: int
     default: str | None
+    is_ignorable: bool
     fields: tuple["Field", ...]
 
 
@@ -90,5 +91,6 @@ def _field(raw: dict[str, Any], commons: dict[str, list[dict[str, Any]]]) -> Fie
         tagged=_versions(raw.get("taggedVersions", "none")),
         tag=raw.get("tag", -1),
         default=None if default is None else str(default).lower() if isinstance(default, bool) else str(default),
+        is_ignorable=raw.get("ignorable", False),
         fields=tuple(_field(f, commons) for f in fields),
     )

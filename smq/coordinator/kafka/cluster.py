@@ -1,0 +1,157 @@
+"""The cluster as Kafka clients see it: brokers, leaders, epochs, names and ids of topics.
+
+Owns the reading of the replicated state for all handlers, and the creation of topics on first use. Pure but for that.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from smq.coordinator.calls import NodeCalls
+from smq.coordinator.config import parse_address
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError
+from smq.raft_state.commands import CreateTopic, TopicCreated
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset, RequestId, TopicId
+from smq.raft_state.state import ClusterState, NodeState, PartitionState
+
+PARTITIONS_DEFAULT: Final = 1  # as Kafka's num.partitions, where a client leaves it to us
+_REPLICATION_FACTOR_DEFAULT: Final = 3
+NO_TOPIC_ID: Final = bytes(16)
+REQUEST_ID_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """What every handler is given."""
+
+    calls: NodeCalls
+    auto_create: bool
+    response_bytes_max: int
+
+    @property
+    def state(self) -> ClusterState:
+        return self.calls.node.state
+
+
+def new_request_id() -> RequestId:
+    return RequestId(secrets.token_bytes(REQUEST_ID_BYTES))
+
+
+def new_topic(
+    state: ClusterState,
+    name: str,
+    *,
+    partitions: int = -1,
+    replicas: int = -1,
+    config: tuple[tuple[str, str], ...] = (),
+) -> CreateTopic:
+    """-1 leaves a number to the cluster."""
+    factor = min(_REPLICATION_FACTOR_DEFAULT, max(1, len(state.nodes))) if replicas == -1 else replicas
+    return CreateTopic(
+        request_id=new_request_id(),
+        name=name,
+        topic_id=TopicId(secrets.token_bytes(16)),
+        partition_count=PARTITIONS_DEFAULT if partitions == -1 else partitions,
+        replication_factor=factor,
+        config=config,
+        start_offset=Offset(0),
+        created_ms=time.time_ns() // 1_000_000,
+    )
+
+
+async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:
+    """Creates the topic, or finds that somebody was faster. SmqError where it cannot be."""
+    try:
+        reply = await gateway.calls.propose(new_topic(gateway.state, name), timeout_ms)
+        assert isinstance(reply, TopicCreated)
+    except SmqError as e:
+        if e.code is not ErrorCode.TOPIC_EXISTS:
+            raise
+
+
+def endpoint(node: NodeState) -> tuple[str, int] | None:
+    """None where the node has no Kafka listener."""
+    return parse_address("kafka_address", node.kafka_address) if node.kafka_address else None
+
+
+def brokers(state: ClusterState, *, with_fenced: bool = False) -> list[Struct]:
+    """The nodes that a client may talk to, as `{node_id, host, port}`."""
+    out: list[Struct] = []
+    for number, node in sorted(state.nodes.items()):
+        address = endpoint(node)
+        if address is not None and (with_fenced or not node.fenced):
+            out.append({"node_id": number, "host": address[0], "port": address[1], "rack": None})
+    return out
+
+
+def controller(gateway: Gateway) -> int:
+    """Any node takes what Kafka's controller takes; clients are sent to Raft's leader, which need not forward it."""
+    leader = gateway.calls.node.status().raft_leader
+    node = gateway.state.nodes.get(leader) if leader is not None else None
+    if node is not None and not node.fenced and node.kafka_address:
+        return node.node
+    found = brokers(gateway.state)
+    return int(found[0]["node_id"]) if found else -1
+
+
+def live_leader(state: ClusterState, partition: PartitionState) -> NodeState | None:
+    node = state.nodes.get(partition.leader)
+    if node is None or node.fenced or node.incarnation != partition.leader_incarnation:
+        return None
+    return node
+
+
+def find_known(state: ClusterState, topic: str, index: int) -> PartitionState | None:
+    """As this node has applied it: absent is not proof."""
+    found = state.topics.get(topic)
+    return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None
+
+
+def topic_named(state: ClusterState, name: str, topic_id: bytes, *, by_id: bool) -> str | None:
+    """The name under which the request means a topic; None for an id that is not known here."""
+    return state.topic_names.get(TopicId(topic_id)) if by_id else name
+
+
+def epoch_at(partition: PartitionState, offset: int) -> int:
+    """The epoch of the record at an offset; the current one at and beyond the end."""
+    for entry in reversed(partition.history):
+        if entry.start <= offset:
+            return entry.epoch
+    return partition.history[0].epoch
+
+
+def check_epoch(partition: PartitionState, epoch: int) -> KafkaError:
+    """What KIP-320 has to say about the epoch that a client believes in; -1 is none."""
+    if epoch < 0 or epoch == partition.epoch:
+        return KafkaError.NONE
+    return KafkaError.FENCED_LEADER_EPOCH if epoch < partition.epoch else KafkaError.UNKNOWN_LEADER_EPOCH
+
+
+class LeaderHints:
+    """KIP-951: who leads instead, told with the error, so that nobody asks for metadata first."""
+
+    _CODES: Final = (KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.FENCED_LEADER_EPOCH)
+
+    def __init__(self, state: ClusterState, me: int) -> None:
+        self._state = state
+        self._me = me
+        self._named: dict[int, Struct] = {}
+
+    def add(self, answer: Struct, code: KafkaError, topic: str, index: int) -> None:
+        """Puts `current_leader` into the answer for a partition."""
+        if code not in self._CODES:
+            return
+        partition = find_known(self._state, topic, index)
+        leader = live_leader(self._state, partition) if partition is not None else None
+        address = endpoint(leader) if leader is not None else None
+        if partition is None or leader is None or address is None or leader.node == self._me:
+            return
+        answer["current_leader"] = {"leader_id": leader.node, "leader_epoch": partition.epoch}
+        self._named[leader.node] = {"node_id": leader.node, "host": address[0], "port": address[1], "rack": None}
+
+    @property
+    def endpoints(self) -> list[Struct]:
+        return list(self._named.values())

@@ -1,0 +1,243 @@
+"""One client's connection: frames in, responses out in the order of the requests, under bounds.
+
+Owns the buffer of what has arrived, the queue of answers under way, and when reading stops: a client with too many
+bytes or requests in flight, or that does not read its answers, is not read until that is better. It decides nothing
+about data. Requests that change or read a group's or topic's state run one after another, as Kafka runs them; Produce
+and Fetch need not wait for each other.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+
+import structlog
+
+from smq.coordinator.kafka.cluster import Gateway
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.gateway import Request, answer, encode_response, parse_request
+from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.kafka.produce import ProduceCall
+from smq.coordinator.kafka.wire import Buffer, CodecError
+from smq.coordinator.limits import (
+    KAFKA_FRAME_S_MAX,
+    KAFKA_IDLE_S_MAX,
+    KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX,
+    KAFKA_INFLIGHT_PER_CONNECTION_MAX,
+    KAFKA_STUCK_S_MAX,
+)
+
+log = structlog.get_logger(__name__)
+
+_SIZE_BYTES: Final = 4
+
+
+class _Slot:
+    """The place of one answer in the queue."""
+
+    __slots__ = ("is_done", "parts", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size  # of the request
+        self.is_done = False
+        self.parts: list[Buffer] | None = None  # None, once done: no answer is wanted
+
+
+class Connection(asyncio.Protocol):
+    """Made by the listener, which also calls `sweep` now and then in place of a timer each."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        *,
+        request_bytes_max: int,
+        on_open: Callable[["Connection"], bool],
+        on_close: Callable[["Connection"], None],
+    ) -> None:
+        self._gateway = gateway
+        self._request_bytes_max = request_bytes_max
+        self._on_open = on_open
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._peer = "?"
+        self._chunks: deque[memoryview] = deque()
+        self._buffered = 0
+        self._slots: deque[_Slot] = deque()
+        self._inflight_bytes = 0
+        self._in_turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_reading = True
+        self._is_writable = True
+        self._frame_since: float | None = None  # when the first byte of an unfinished frame came
+        self._active_at = self._unread_since = self._loop.time()
+
+    # ------------------------------------------------------------------------------------------ the transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the base
+        peer = self._transport.get_extra_info("peername")
+        self._peer = f"{peer[0]}:{peer[1]}" if peer else "?"
+        if not self._on_open(self):
+            self._transport.abort()
+
+    @property
+    def address(self) -> str:
+        """The peer's, without its port."""
+        return self._peer.rpartition(":")[0]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._chunks.clear()
+        self._slots.clear()
+        for task in self._tasks:
+            task.cancel()
+        self._on_close(self)
+
+    def close(self, reason: str = "") -> None:
+        if self._transport is not None:
+            if reason:
+                log.info("kafka_connection_closed", peer=self._peer, reason=reason)
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False  # who does not write any more does not want answers either
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+        self._unread_since = self._loop.time()
+        self._set_reading()
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._active_at = self._loop.time()
+        self._chunks.append(memoryview(data))
+        self._buffered += len(data)
+        self._take_frames()
+
+    def sweep(self, now: float) -> None:
+        """Closes who is idle, who never ends a frame, and who does not read."""
+        if self._frame_since is not None and self._is_reading and now - self._frame_since > KAFKA_FRAME_S_MAX:
+            self.close(f"a request was not complete within {KAFKA_FRAME_S_MAX} s")
+        elif not self._is_writable and now - self._unread_since > KAFKA_STUCK_S_MAX:
+            self.close(f"answers were not read for {KAFKA_STUCK_S_MAX} s")
+        elif not self._slots and now - self._active_at > KAFKA_IDLE_S_MAX:
+            self.close(f"idle for {KAFKA_IDLE_S_MAX} s")
+
+    # ----------------------------------------------------------------------------------------------- requests
+    @property
+    def _has_room(self) -> bool:
+        return (
+            self._is_writable
+            and len(self._slots) < KAFKA_INFLIGHT_PER_CONNECTION_MAX
+            and self._inflight_bytes < KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX
+        )
+
+    def _take_frames(self) -> None:
+        """Starts every request that is there, while there is room."""
+        try:
+            while self._transport is not None and self._has_room and (frame := self._next_frame()) is not None:
+                self._start(frame)
+        except CodecError as e:
+            self.close(str(e))
+            return
+        if self._buffered == 0:
+            self._frame_since = None
+        elif self._frame_since is None or not self._is_reading:
+            self._frame_since = self._loop.time()
+        self._set_reading()
+
+    def _next_frame(self) -> memoryview | None:
+        """The next whole request without its size; None where it is not there yet."""
+        if self._buffered < _SIZE_BYTES:
+            return None
+        if len(self._chunks[0]) < _SIZE_BYTES:
+            self._join()
+        size = int.from_bytes(self._chunks[0][:_SIZE_BYTES], "big", signed=True)
+        if not 0 <= size <= self._request_bytes_max:
+            raise CodecError(f"a request of {size} bytes, the limit is {self._request_bytes_max}")
+        end = _SIZE_BYTES + size
+        if self._buffered < end:
+            return None
+        if len(self._chunks[0]) < end:
+            self._join()
+        data = self._chunks.popleft()
+        if len(data) > end:
+            self._chunks.appendleft(data[end:])
+        self._buffered -= end
+        self._frame_since = None
+        return data[_SIZE_BYTES:end]
+
+    def _join(self) -> None:
+        """All that has come, in one piece: once for a request that came in many."""
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._chunks.append(memoryview(data))
+
+    def _start(self, frame: memoryview) -> None:
+        request = parse_request(frame)
+        slot = _Slot(len(frame))
+        self._slots.append(slot)
+        self._inflight_bytes += slot.size
+        if request.key == ApiKey.PRODUCE and request.body is not None:
+
+            def respond(body: Struct | None) -> None:
+                self._finish(slot, request, body)
+
+            def fail() -> None:
+                self.close("a batch without acknowledgement was refused, or the request failed")
+
+            ProduceCall(self._gateway, request.version, respond, fail).start(request.body)
+            return
+        task = self._loop.create_task(self._serve(slot, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, slot: _Slot, request: Request) -> None:
+        try:
+            if request.key == ApiKey.FETCH:
+                body = await answer(self._gateway, request)
+            else:
+                async with self._in_turn:
+                    body = await answer(self._gateway, request)
+        except Exception as e:
+            log.error("kafka_request_failed", key=request.key, version=request.version, exc_info=e)
+            self.close("the request failed")
+            return
+        self._finish(slot, request, body)
+
+    # ---------------------------------------------------------------------------------------------- responses
+    def _finish(self, slot: _Slot, request: Request, body: Struct | None) -> None:
+        if self._transport is None:
+            return
+        slot.parts = encode_response(request, body) if body is not None else None
+        slot.is_done = True
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what is ready, in the order of the requests, while the client reads."""
+        out: list[Buffer] = []
+        while self._slots and self._slots[0].is_done and self._is_writable:
+            slot = self._slots.popleft()
+            self._inflight_bytes -= slot.size
+            if slot.parts is not None:
+                out.extend(slot.parts)
+        if out and self._transport is not None:
+            self._transport.writelines(out)
+        self._active_at = self._loop.time()
+        if self._buffered:
+            self._loop.call_soon(self._take_frames)  # not from here: this may be inside a request's start
+        else:
+            self._set_reading()
+
+    def _set_reading(self) -> None:
+        wanted = self._has_room
+        if wanted == self._is_reading or self._transport is None:
+            return
+        self._is_reading = wanted
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()

@@ -1,0 +1,106 @@
+"""SmqError as Kafka's error codes: one table, and what of it differs for readers.
+
+Owns the numbers. A definite error of ours must not become an indefinite one of Kafka's where that would lose or repeat
+a producer's batch: clients count some codes as "not stored", and some as "perhaps".
+"""
+
+import enum
+from typing import Final
+
+from smq.raft_state.errors import ErrorCode, SmqError
+
+
+class KafkaError(enum.IntEnum):
+    """Those that we send, under Kafka's names."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    COORDINATOR_NOT_AVAILABLE = 15
+    INVALID_TOPIC_EXCEPTION = 17
+    NOT_ENOUGH_REPLICAS = 19
+    INVALID_REQUIRED_ACKS = 21
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    KAFKA_STORAGE_ERROR = 56
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 76
+    INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+    UNKNOWN_TOPIC_ID = 100
+    UNSUPPORTED_ENDPOINT_TYPE = 115
+
+
+CODES: Final[dict[ErrorCode, KafkaError]] = {
+    ErrorCode.UNKNOWN_TOPIC: KafkaError.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_PARTITION: KafkaError.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.TOPIC_EXISTS: KafkaError.TOPIC_ALREADY_EXISTS,
+    ErrorCode.INVALID_TOPIC_NAME: KafkaError.INVALID_TOPIC_EXCEPTION,
+    ErrorCode.INVALID_PARTITION_COUNT: KafkaError.INVALID_PARTITIONS,
+    ErrorCode.INVALID_REPLICATION_FACTOR: KafkaError.INVALID_REPLICATION_FACTOR,
+    ErrorCode.INVALID_CONFIG: KafkaError.INVALID_CONFIG,
+    ErrorCode.LIMIT_EXCEEDED: KafkaError.POLICY_VIOLATION,
+    ErrorCode.INVALID_REQUEST: KafkaError.INVALID_REQUEST,
+    # Clients take 6 as "not stored here; look up the leader and send it again", whatever the reason was.
+    ErrorCode.NOT_LEADER: KafkaError.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.NOT_REPLICA: KafkaError.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.LEADER_UNAVAILABLE: KafkaError.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.APPEND_LOST: KafkaError.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.SHUTTING_DOWN: KafkaError.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.NODE_NOT_READY: KafkaError.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.STALE_EPOCH: KafkaError.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.OFFSET_OUT_OF_RANGE: KafkaError.OFFSET_OUT_OF_RANGE,
+    ErrorCode.BATCH_TOO_LARGE: KafkaError.MESSAGE_TOO_LARGE,
+    ErrorCode.CORRUPT_BATCH: KafkaError.CORRUPT_MESSAGE,
+    ErrorCode.INVALID_BATCH: KafkaError.INVALID_RECORD,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE: KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.PRODUCER_FENCED: KafkaError.INVALID_PRODUCER_EPOCH,
+    # Both are "perhaps": clients send it again under its sequence.
+    ErrorCode.NO_QUORUM: KafkaError.REQUEST_TIMED_OUT,
+    ErrorCode.TIMED_OUT: KafkaError.REQUEST_TIMED_OUT,
+    ErrorCode.OVERLOADED: KafkaError.NOT_ENOUGH_REPLICAS,  # "not stored, try again", and no look-up of the leader
+    ErrorCode.STORAGE_FULL: KafkaError.KAFKA_STORAGE_ERROR,
+    ErrorCode.DATA_DAMAGED: KafkaError.KAFKA_STORAGE_ERROR,
+    ErrorCode.UNKNOWN_GROUP: KafkaError.GROUP_ID_NOT_FOUND,
+    ErrorCode.NO_COMMITTED_OFFSET: KafkaError.GROUP_ID_NOT_FOUND,
+    ErrorCode.INVALID_OFFSET: KafkaError.OFFSET_OUT_OF_RANGE,
+    # No Kafka client can cause these.
+    ErrorCode.SESSION_EXISTS: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.UNKNOWN_SESSION: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.STALE_INCARNATION: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.UNKNOWN_NODE: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.ELECTION_REJECTED: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.ALREADY_INITIALIZED: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.INTERNAL: KafkaError.UNKNOWN_SERVER_ERROR,
+}
+
+# A consumer knows no "not enough replicas"; told that it has the wrong node, it looks again and comes back.
+_FETCH_CODES: Final = {ErrorCode.OVERLOADED: KafkaError.NOT_LEADER_OR_FOLLOWER}
+
+
+def code_of(error: SmqError) -> KafkaError:
+    return CODES[error.code]
+
+
+def fetch_code_of(error: SmqError) -> KafkaError:
+    return _FETCH_CODES.get(error.code, CODES[error.code])

@@ -1,0 +1,116 @@
+"""Fetch: the stored bytes of many partitions in one response, now or as soon as there is enough.
+
+Owns the answers to readers. Batches leave as they lie in the log, as parts of the response's gather list. Sessions
+(KIP-227) are not kept: who asks for one is told "session 0" and goes on with full requests. Any replica serves, up to
+the high water mark it knows.
+"""
+
+from typing import Final
+
+from smq.coordinator.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.kafka.cluster import Gateway, LeaderHints, check_epoch, find_known, topic_named
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
+from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX
+from smq.raft_state.errors import SmqError
+from smq.replication.api import Fetched
+
+BY_ID_VERSION: Final = 13
+_NO_OFFSET: Final = -1
+
+
+async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
+    if request["session_id"] != 0:
+        return {
+            "throttle_time_ms": 0,
+            "error_code": KafkaError.FETCH_SESSION_ID_NOT_FOUND,
+            "session_id": 0,
+            "responses": [],
+        }
+    answers: list[Struct] = []
+    wanted: list[Wanted] = []
+    places: list[Struct] = []  # where the answer to each of `wanted` goes
+    hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
+    for topic in request["topics"]:
+        name = topic_named(gateway.state, topic["topic"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
+        partitions: list[Struct] = []
+        answers.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
+        for asked in topic["partitions"]:
+            answer = _empty(asked["partition"], request["isolation_level"])
+            partitions.append(answer)
+            code = _refusal(gateway, name, asked)
+            if code is not KafkaError.NONE or name is None:
+                answer["error_code"] = code
+                hints.add(answer, code, name or "", asked["partition"])
+                continue
+            wanted.append(_wanted(name, asked))
+            places.append(answer)
+    has_errors = len(places) < sum(len(topic["partitions"]) for topic in answers)
+    outcomes = await _fetch_all(gateway, request, wanted, is_due=has_errors)
+    for want, answer, outcome in zip(wanted, places, outcomes, strict=True):
+        _fill(gateway, want, answer, outcome, hints)
+    return {
+        "throttle_time_ms": 0,
+        "error_code": KafkaError.NONE,
+        "session_id": 0,
+        "responses": answers,
+        "node_endpoints": hints.endpoints,
+    }
+
+
+async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *, is_due: bool) -> list[Outcome]:
+    if not wanted:
+        return []
+    wait_ms = 0 if is_due else min(max(request["max_wait_ms"], 0), FETCH_WAIT_MS_MAX)
+    return await fetch_many(
+        gateway.calls,
+        wanted,
+        max_wait_ms=wait_ms,
+        answer_ms=wait_ms + FETCH_BARRIER_MS,
+        bytes_max=min(max(request["max_bytes"], 1), gateway.response_bytes_max),
+        bytes_min=request["min_bytes"],
+    )
+
+
+def _wanted(name: str, asked: Struct) -> Wanted:
+    return Wanted(
+        topic=name,
+        partition=asked["partition"],
+        offset=asked["fetch_offset"],
+        max_bytes=max(asked["partition_max_bytes"], 1),
+    )
+
+
+def _refusal(gateway: Gateway, name: str | None, asked: Struct) -> KafkaError:
+    if name is None:
+        return KafkaError.UNKNOWN_TOPIC_ID
+    known = find_known(gateway.state, name, asked["partition"])
+    return check_epoch(known, asked["current_leader_epoch"]) if known is not None else KafkaError.NONE
+
+
+def _empty(index: int, isolation_level: int) -> Struct:
+    return {
+        "partition_index": index,
+        "error_code": KafkaError.NONE,
+        "high_watermark": _NO_OFFSET,
+        "last_stable_offset": _NO_OFFSET,
+        "log_start_offset": _NO_OFFSET,
+        "aborted_transactions": [] if isolation_level else None,
+        "records": [],
+    }
+
+
+def _fill(gateway: Gateway, want: Wanted, answer: Struct, outcome: Outcome, hints: LeaderHints) -> None:
+    if isinstance(outcome, SmqError):
+        code = fetch_code_of(outcome)
+        answer["error_code"] = code
+        hints.add(answer, code, want.topic, want.partition)
+        return
+    # None: the response was full before this partition's turn; its range is as this node last applied it.
+    found = outcome if isinstance(outcome, Fetched) else find_known(gateway.state, want.topic, want.partition)
+    if found is not None:
+        answer["high_watermark"] = found.hwm
+        answer["last_stable_offset"] = found.lso
+        answer["log_start_offset"] = found.log_start
+    if isinstance(outcome, Fetched):
+        answer["records"] = [batch.data for batch in outcome.batches]

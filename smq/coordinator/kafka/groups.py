@@ -1,0 +1,161 @@
+"""FindCoordinator, OffsetCommit and OffsetFetch for groups without members.
+
+Owns the names: group g of Kafka is group kafka-cg-g of the cluster, with one set of offsets for both. Offsets are
+linearizable from any node; the coordinator is any live one, the same for all who ask. A commit in the name of a member
+is refused: groups with members are not served yet, so nobody can have become one.
+"""
+
+import zlib
+from typing import Final
+
+from smq.coordinator.grpc_broker import check_count
+from smq.coordinator.kafka.cluster import Gateway, brokers, find_known, new_request_id, topic_named
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
+from smq.raft_state.commands import OffsetCommit
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Offset, PartitionId, split_partition_id
+from smq.raft_state.state import PartitionState
+
+PREFIX: Final = "kafka-cg-"
+BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
+_BATCHED_VERSION: Final = 8  # OffsetFetch for several groups
+_MANY_KEYS_VERSION: Final = 4  # FindCoordinator for several groups
+_KEY_OF_GROUP: Final = 0
+
+
+# -------------------------------------------------------------------------------------------- FindCoordinator
+async def find_coordinator(gateway: Gateway, version: int, request: Struct) -> Struct:
+    if version >= _MANY_KEYS_VERSION:
+        found = [_coordinator(gateway, key, request["key_type"]) for key in request["coordinator_keys"]]
+        return {"throttle_time_ms": 0, "coordinators": found}
+    return {"throttle_time_ms": 0} | _coordinator(gateway, request["key"], request["key_type"])
+
+
+def _coordinator(gateway: Gateway, key: str, key_type: int) -> Struct:
+    answer: Struct = {"key": key, "error_code": KafkaError.NONE, "error_message": None}
+    nobody = {"node_id": -1, "host": "", "port": -1}
+    if key_type != _KEY_OF_GROUP:
+        message = "only groups have coordinators here: there are no transactions"
+        return answer | nobody | {"error_code": KafkaError.INVALID_REQUEST, "error_message": message}
+    nodes = brokers(gateway.state)
+    if not nodes:
+        return answer | nobody | {"error_code": KafkaError.COORDINATOR_NOT_AVAILABLE}
+    chosen = nodes[zlib.crc32(key.encode()) % len(nodes)]
+    return answer | {"node_id": chosen["node_id"], "host": chosen["host"], "port": chosen["port"]}
+
+
+# ----------------------------------------------------------------------------------------------- OffsetCommit
+async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Struct:
+    """All partitions that exist in one command; those that do not are told so one by one."""
+    items: list[OffsetCommit] = []
+    committed: list[Struct] = []  # their answers
+    topics = []
+    await _know(gateway, request["topics"], version)
+    for topic in request["topics"]:
+        name = topic_named(gateway.state, topic.get("name", ""), topic["topic_id"], by_id=version >= BY_ID_VERSION)
+        answers: list[Struct] = []
+        topics.append({"name": topic["name"], "topic_id": topic["topic_id"], "partitions": answers})
+        for asked in topic["partitions"]:
+            part = find_known(gateway.state, name, asked["partition_index"]) if name is not None else None
+            code = _commit_refusal(request, name, part)
+            answer: Struct = {"partition_index": asked["partition_index"], "error_code": code}
+            answers.append(answer)
+            if part is not None and code is KafkaError.NONE:
+                committed.append(answer)
+                offset, metadata = Offset(asked["committed_offset"]), asked["committed_metadata"] or ""
+                items.append(OffsetCommit(partition=part.pid, offset=offset, metadata=metadata))
+    code = await _commit(gateway, request["group_id"], items)
+    for answer in committed:
+        answer["error_code"] = code
+    return {"throttle_time_ms": 0, "topics": topics}
+
+
+def _commit_refusal(request: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
+    if not request["group_id"]:
+        return KafkaError.INVALID_GROUP_ID
+    if request["member_id"] or request["generation_id_or_member_epoch"] >= 0:
+        return KafkaError.UNKNOWN_MEMBER_ID
+    if name is None:
+        return KafkaError.UNKNOWN_TOPIC_ID
+    return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def _commit(gateway: Gateway, group: str, items: list[OffsetCommit]) -> KafkaError:
+    if not items:
+        return KafkaError.NONE
+    try:
+        check_count("offsets", items, COMMIT_ITEMS_MAX)
+        await gateway.calls.commit_offsets(PREFIX + group, items, new_request_id(), TIMEOUT_MS_DEFAULT)
+    except SmqError as e:
+        return code_of(e)
+    return KafkaError.NONE
+
+
+async def _know(gateway: Gateway, topics: list[Struct], version: int) -> None:
+    """One barrier where a topic is not known here yet; what is unknown afterwards does not exist."""
+    state = gateway.state
+    for topic in topics:
+        name = topic_named(state, topic["name"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
+        if name is None or any(find_known(state, name, p["partition_index"]) is None for p in topic["partitions"]):
+            try:
+                await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+            except SmqError:
+                pass  # "unknown" is retriable, and so the right answer of a node without a quorum
+            return
+
+
+# ------------------------------------------------------------------------------------------------ OffsetFetch
+async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
+    if version >= _BATCHED_VERSION:
+        groups = [await _fetch_group(gateway, version, asked) for asked in request["groups"]]
+        return {"throttle_time_ms": 0, "groups": groups}
+    answer = await _fetch_group(gateway, version, request)
+    if version < 2:  # there is no place for an error but with the partitions
+        for topic in answer["topics"]:
+            for partition in topic["partitions"]:
+                partition["error_code"] = answer["error_code"]
+    return {"throttle_time_ms": 0} | answer
+
+
+async def _fetch_group(gateway: Gateway, version: int, asked: Struct) -> Struct:
+    """`topics` null asks for all that the group has committed."""
+    answer: Struct = {"group_id": asked["group_id"], "error_code": KafkaError.NONE, "topics": []}
+    try:
+        commits = await gateway.calls.fetch_offsets(PREFIX + asked["group_id"], None, TIMEOUT_MS_DEFAULT)
+    except SmqError as e:
+        answer["error_code"] = code_of(e)
+        commits = {}
+    if asked["topics"] is None:
+        answer["topics"] = _all_commits(gateway, commits)
+        return answer
+    for topic in asked["topics"]:
+        by_id = version >= BY_ID_VERSION
+        topic_id = topic.get("topic_id", b"")
+        name = topic_named(gateway.state, topic["name"], topic_id, by_id=by_id)
+        partitions = []
+        for index in topic["partition_indexes"]:
+            part = find_known(gateway.state, name, index) if name is not None else None
+            found = commits.get(part.pid) if part is not None else None
+            partitions.append(
+                _committed(index, found, KafkaError.UNKNOWN_TOPIC_ID if name is None else KafkaError.NONE)
+            )
+        answer["topics"].append({"name": topic["name"], "topic_id": topic_id, "partitions": partitions})
+    return answer
+
+
+def _all_commits(gateway: Gateway, commits: dict[PartitionId, tuple[Offset, str]]) -> list[Struct]:
+    topics: dict[str, Struct] = {}
+    for pid, found in sorted(commits.items()):
+        topic_id, index = split_partition_id(pid)
+        name = gateway.state.topic_names.get(topic_id)
+        if name is not None:
+            topic = topics.setdefault(name, {"name": name, "topic_id": topic_id, "partitions": []})
+            topic["partitions"].append(_committed(index, found, KafkaError.NONE))
+    return list(topics.values())
+
+
+def _committed(index: int, found: tuple[Offset, str] | None, code: KafkaError) -> Struct:
+    offset, metadata = found if found is not None else (-1, "")
+    return {"partition_index": index, "committed_offset": offset, "metadata": metadata, "error_code": code}

@@ -1,0 +1,93 @@
+"""Which keys and versions of the Kafka protocol a node serves: the table that ApiVersions, dispatch and docs share.
+
+Owns the floors and ceilings. A key is in here only when all of it, in all of these versions, does what its definition
+says; what is left out is not advertised. Floors are Kafka 4's own, which every client we tested accepts; ceilings are
+those of the definitions unless the row says why not.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Final
+
+from smq.coordinator.kafka.compiler import Decoder, Encoder, compile_decoder, compile_encoder
+from smq.coordinator.kafka.schema import Message, Versions, load_message
+
+
+class ApiKey(enum.IntEnum):
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    CREATE_PARTITIONS = 37
+    DESCRIBE_CLUSTER = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One row: the definitions' name and the versions that are served."""
+
+    name: str
+    versions: Versions
+
+
+SERVED: Final[Mapping[int, Served]] = MappingProxyType(
+    {
+        ApiKey.PRODUCE: Served("Produce", Versions(3, 13)),
+        ApiKey.FETCH: Served("Fetch", Versions(4, 18)),
+        ApiKey.LIST_OFFSETS: Served("ListOffsets", Versions(1, 11)),
+        ApiKey.METADATA: Served("Metadata", Versions(0, 13)),
+        # 10 names topics by id.
+        ApiKey.OFFSET_COMMIT: Served("OffsetCommit", Versions(2, 10)),
+        ApiKey.OFFSET_FETCH: Served("OffsetFetch", Versions(1, 10)),
+        ApiKey.FIND_COORDINATOR: Served("FindCoordinator", Versions(0, 6)),
+        ApiKey.API_VERSIONS: Served("ApiVersions", Versions(0, 4)),
+        ApiKey.CREATE_TOPICS: Served("CreateTopics", Versions(2, 7)),
+        ApiKey.DELETE_TOPICS: Served("DeleteTopics", Versions(1, 6)),
+        ApiKey.DELETE_RECORDS: Served("DeleteRecords", Versions(0, 2)),
+        # 6 is for two-phase commits of others, which there are none of here.
+        ApiKey.INIT_PRODUCER_ID: Served("InitProducerId", Versions(0, 5)),
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: Served("OffsetForLeaderEpoch", Versions(2, 4)),
+        ApiKey.CREATE_PARTITIONS: Served("CreatePartitions", Versions(0, 3)),
+        # 1 asks for brokers or controllers, 2 for fenced brokers too.
+        ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),
+    }
+)
+
+
+@cache
+def request_message(key: int) -> Message:
+    return load_message(SERVED[key].name + "Request")
+
+
+@cache
+def response_message(key: int) -> Message:
+    return load_message(SERVED[key].name + "Response")
+
+
+@cache
+def request_decoder(key: int, version: int) -> Decoder:
+    """Of a served key and version. The first call compiles it, which takes a millisecond."""
+    return compile_decoder(request_message(key), version)
+
+
+@cache
+def response_encoder(key: int, version: int) -> Encoder:
+    return compile_encoder(response_message(key), version)
+
+
+def is_header_flexible(key: int, version: int) -> bool:
+    """Whether the header of a request has tagged fields. The header of its response has, too, but for ApiVersions,
+    which a client reads before it knows what the node can."""
+    return version in request_message(key).flexible

@@ -1,0 +1,151 @@
+"""ApiVersions, Metadata and DescribeCluster: what a client asks first.
+
+Owns what clients are told of the node and the cluster, and the creation of topics on first use.
+"""
+
+from typing import Final
+
+from smq.coordinator.kafka.cluster import (
+    NO_TOPIC_ID,
+    Gateway,
+    brokers,
+    controller,
+    create_on_use,
+    live_leader,
+)
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.keys import SERVED
+from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import TopicId
+from smq.raft_state.state import ClusterState, PartitionState, TopicState
+
+_AUTO_CREATE_VERSION: Final = 4  # before, clients could not say, and meant yes
+_ENDPOINTS_OF_BROKERS: Final = 1
+
+
+def api_versions(code: KafkaError = KafkaError.NONE) -> Struct:
+    return {
+        "error_code": code,
+        "api_keys": [
+            {"api_key": int(key), "min_version": row.versions.lo, "max_version": row.versions.hi}
+            for key, row in SERVED.items()
+        ],
+        "throttle_time_ms": 0,
+    }
+
+
+async def answer_api_versions(_gateway: Gateway, _version: int, _request: Struct) -> Struct:
+    return api_versions()
+
+
+async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
+    asked = request["topics"]
+    is_all = asked is None or (version == 0 and not asked)
+    if is_all:
+        topics = [_topic(gateway.state, gateway.state.topics[name]) for name in sorted(gateway.state.topics)]
+    else:
+        may_create = gateway.auto_create and (version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"])
+        await _confirm_unknown(gateway, asked)
+        topics = [await _named_topic(gateway, topic, may_create=may_create) for topic in asked]
+    return {
+        "throttle_time_ms": 0,
+        "brokers": brokers(gateway.state),
+        "cluster_id": gateway.state.cluster_id,
+        "controller_id": controller(gateway),
+        "topics": topics,
+        "error_code": KafkaError.NONE,
+    }
+
+
+async def _confirm_unknown(gateway: Gateway, asked: list[Struct]) -> None:
+    """What was created through another node a moment ago is known after one barrier. Without a quorum the node tells
+    what it knows: clients need metadata most of all then."""
+    state = gateway.state
+    if all(t["name"] in state.topics if t["name"] is not None else t["topic_id"] in state.topic_names for t in asked):
+        return
+    try:
+        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+    except SmqError:
+        pass  # then the answer is "unknown", which clients ask again
+
+
+async def _named_topic(gateway: Gateway, asked: Struct, *, may_create: bool) -> Struct:
+    state, name, topic_id = gateway.state, asked["name"], asked["topic_id"]
+    if name is None or (not name and topic_id != NO_TOPIC_ID):
+        name = state.topic_names.get(TopicId(topic_id))
+        if name is None:
+            return _unknown(None, topic_id, KafkaError.UNKNOWN_TOPIC_ID)
+    if name not in state.topics and may_create:
+        try:
+            await create_on_use(gateway, name, TIMEOUT_MS_DEFAULT)
+        except SmqError as e:
+            return _unknown(name, NO_TOPIC_ID, code_of(e))
+    found = state.topics.get(name)
+    return _topic(state, found) if found is not None else _unknown(name, NO_TOPIC_ID, _code_of_unknown(name))
+
+
+def _code_of_unknown(name: str) -> KafkaError:
+    return KafkaError.UNKNOWN_TOPIC_OR_PARTITION if name else KafkaError.INVALID_TOPIC_EXCEPTION
+
+
+def _unknown(name: str | None, topic_id: bytes, code: KafkaError) -> Struct:
+    return {
+        "error_code": code,
+        "name": name if name is not None else "",
+        "topic_id": topic_id,
+        "is_internal": False,
+        "partitions": [],
+    }
+
+
+def _topic(state: ClusterState, topic: TopicState) -> Struct:
+    return {
+        "error_code": KafkaError.NONE,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": False,
+        "partitions": [_partition(state, partition) for partition in topic.partitions],
+    }
+
+
+def _partition(state: ClusterState, partition: PartitionState) -> Struct:
+    leader = live_leader(state, partition)
+    live = [n for n in partition.replicas if n in state.nodes and not state.nodes[n].fenced]
+    return {
+        "error_code": KafkaError.NONE if leader is not None else KafkaError.LEADER_NOT_AVAILABLE,
+        "partition_index": partition.index,
+        "leader_id": leader.node if leader is not None else -1,
+        "leader_epoch": partition.epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": live,
+        "offline_replicas": [n for n in partition.replicas if n not in live],
+    }
+
+
+async def describe_cluster(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    out: Struct = {
+        "throttle_time_ms": 0,
+        "error_code": KafkaError.NONE,
+        "error_message": None,
+        "cluster_id": gateway.state.cluster_id,
+        "controller_id": controller(gateway),
+        "brokers": [],
+    }
+    if request["endpoint_type"] != _ENDPOINTS_OF_BROKERS:
+        out["error_code"] = KafkaError.UNSUPPORTED_ENDPOINT_TYPE
+        out["error_message"] = "this cluster has brokers only: ask for endpoint type 1"
+        return out
+    for broker in brokers(gateway.state, with_fenced=request["include_fenced_brokers"]):
+        is_fenced = gateway.state.nodes[broker["node_id"]].fenced
+        out["brokers"].append(
+            {
+                "broker_id": broker["node_id"],
+                "host": broker["host"],
+                "port": broker["port"],
+                "rack": None,
+                "is_fenced": is_fenced,
+            }
+        )
+    return out

@@ -1,0 +1,167 @@
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log begins, ends, and what lies when.
+
+Owns the special timestamps. Every answer is linearizable: one barrier a request, then the replicated state; only
+look-ups by time read the log of this node's replica.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from smq.coordinator.kafka.cluster import Gateway, check_epoch, epoch_at, find_known, new_request_id
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
+from smq.coordinator.lookup import find_partition
+from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Offset
+from smq.raft_state.state import PartitionState
+from smq.replication.api import TimeKind
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4  # all there is, is local
+_READ_COMMITTED: Final = 1
+_NOWHERE: Final = (-1, -1)  # offset, timestamp
+
+
+async def _for_each_partition(
+    topics: list[Struct], name_key: str, answer: Callable[[str, Struct], Awaitable[Struct]], out_key: str
+) -> list[Struct]:
+    """`answer(topic, asked)` for all, a few at a time; the response's topics."""
+    gate = asyncio.Semaphore(FETCH_CONCURRENCY)
+
+    async def one(name: str, asked: Struct) -> Struct:
+        async with gate:
+            return await answer(name, asked)
+
+    out = []
+    for topic in topics:
+        name = topic[name_key]
+        answers = await asyncio.gather(*(one(name, asked) for asked in topic["partitions"]))
+        out.append({name_key: name, out_key: answers})
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ ListOffsets
+async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    is_committed = request["isolation_level"] == _READ_COMMITTED
+    timeout_ms = request["timeout_ms"] or TIMEOUT_MS_DEFAULT
+    try:
+        await gateway.calls.barrier(timeout_ms)
+        failure = None
+    except SmqError as e:
+        failure = e
+
+    async def answer(topic: str, asked: Struct) -> Struct:
+        out: Struct = {
+            "partition_index": asked["partition_index"],
+            "error_code": KafkaError.NONE,
+            "timestamp": -1,
+            "offset": -1,
+            "leader_epoch": -1,
+        }
+        try:
+            if failure is not None:
+                raise failure
+            part = await find_partition(gateway.calls, topic, asked["partition_index"], timeout_ms)
+            out["error_code"] = check_epoch(part, asked["current_leader_epoch"])
+            if out["error_code"] is not KafkaError.NONE:
+                return out
+            offset, timestamp = await _position(gateway, topic, part, asked["timestamp"], is_committed, timeout_ms)
+        except SmqError as e:
+            out["error_code"] = code_of(e)
+            return out
+        if offset >= 0:
+            out |= {"offset": offset, "timestamp": timestamp, "leader_epoch": epoch_at(part, offset)}
+        return out
+
+    topics = await _for_each_partition(request["topics"], "name", answer, "partitions")
+    return {"throttle_time_ms": 0, "topics": topics}
+
+
+async def _position(
+    gateway: Gateway, topic: str, part: PartitionState, timestamp: int, is_committed: bool, timeout_ms: int
+) -> tuple[int, int]:
+    """Offset and, where a time was asked for, the record's timestamp."""
+    if timestamp == LATEST:
+        return part.lso if is_committed else part.hwm, -1
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return part.log_start, -1
+    if timestamp < 0 and timestamp != MAX_TIMESTAMP:
+        return _NOWHERE  # tiers of storage that this log does not have
+    kind = TimeKind.MAX_TIMESTAMP if timestamp == MAX_TIMESTAMP else TimeKind.TIMESTAMP_MS
+    found = await gateway.calls.offset_for_time(topic, part.index, kind, max(timestamp, 0), timeout_ms)
+    return (found.offset, found.timestamp_ms) if found.timestamp_ms >= 0 else _NOWHERE
+
+
+# --------------------------------------------------------------------------------------- OffsetForLeaderEpoch
+async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    try:
+        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+        failure = KafkaError.NONE
+    except SmqError as e:
+        failure = code_of(e)
+
+    async def answer(topic: str, asked: Struct) -> Struct:
+        out: Struct = {"error_code": failure, "partition": asked["partition"], "leader_epoch": -1, "end_offset": -1}
+        part = find_known(gateway.state, topic, asked["partition"])
+        if failure is KafkaError.NONE:
+            out["error_code"] = (
+                check_epoch(part, asked["current_leader_epoch"])
+                if part is not None
+                else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+            )
+        if out["error_code"] is KafkaError.NONE and part is not None:
+            out["leader_epoch"], out["end_offset"] = end_of_epoch(part, asked["leader_epoch"])
+        return out
+
+    return {
+        "throttle_time_ms": 0,
+        "topics": await _for_each_partition(request["topics"], "topic", answer, "partitions"),
+    }
+
+
+def end_of_epoch(part: PartitionState, epoch: int) -> tuple[int, int]:
+    """The largest epoch that is not newer than the one asked for, and where it ended. (-1, -1) for one to come."""
+    if epoch > part.epoch or epoch < 0:
+        return _NOWHERE
+    if epoch < part.history[0].epoch:
+        return epoch, part.history[0].start
+    end: int = part.next_offset
+    for entry in reversed(part.history):
+        if entry.epoch <= epoch:
+            return entry.epoch, end
+        end = entry.start
+    raise AssertionError("the first epoch of the history is not newer than this one")
+
+
+# ---------------------------------------------------------------------------------------------- DeleteRecords
+async def delete_records(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    timeout_ms = max(request["timeout_ms"], 1)
+
+    async def answer(topic: str, asked: Struct) -> Struct:
+        out: Struct = {"partition_index": asked["partition_index"], "low_watermark": -1, "error_code": KafkaError.NONE}
+        try:
+            out["low_watermark"] = await _delete_before(
+                gateway, topic, asked["partition_index"], asked["offset"], timeout_ms
+            )
+        except SmqError as e:
+            out["error_code"] = code_of(e)
+        return out
+
+    topics = await _for_each_partition(request["topics"], "name", answer, "partitions")
+    return {"throttle_time_ms": 0, "topics": topics}
+
+
+async def _delete_before(gateway: Gateway, topic: str, index: int, offset: int, timeout_ms: int) -> int:
+    """The log start afterwards; -1 means up to the high water mark."""
+    part = await find_partition(gateway.calls, topic, index, timeout_ms)
+    if offset == -1:
+        offset = (await gateway.calls.partition_range(topic, index, timeout_ms)).hwm
+    command = AdvanceLogStart(request_id=new_request_id(), partition=part.pid, offset=Offset(offset))
+    await gateway.calls.propose(command, timeout_ms)
+    after = gateway.state.partition(part.pid)
+    return after.log_start if after is not None else offset

@@ -1,0 +1,120 @@
+"""Produce: from the bytes of a request to the logs of its partitions, per batch and never per record.
+
+Owns the answers to producers. The batches are views of the request's bytes: the node copies each once, into its log.
+Without a task or a future: the node's callbacks count down, and the last one answers.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from smq.coordinator.kafka.cluster import Gateway, LeaderHints, find_known, topic_named
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.raft_state.errors import SmqError
+from smq.records import HEADER_BYTES, MAGIC, parse_header
+from smq.replication.api import Acks, Produced
+
+log = structlog.get_logger(__name__)
+
+BY_ID_VERSION: Final = 13
+_ACKS: Final = {-1: Acks.ALL, 0: Acks.NONE, 1: Acks.LEADER}
+
+
+class ProduceCall:
+    """One request under way. `respond` is called once; with None where acks=0 wants no answer, and `fail` in its
+    place where acks=0 leaves closing the connection as the only way to say that something went wrong."""
+
+    def __init__(
+        self, gateway: Gateway, version: int, respond: Callable[[Struct | None], None], fail: Callable[[], None]
+    ) -> None:
+        self._gateway = gateway
+        self._version = version
+        self._respond = respond
+        self._fail = fail
+        self._hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
+        self._answers: list[Struct] = []
+        self._left = 1  # this call itself, until all partitions have been handed over
+        self._acks: Acks | None = None
+        self._has_failed = False
+
+    def start(self, request: Struct) -> None:
+        self._acks = _ACKS.get(request["acks"])
+        for topic in request["topic_data"]:
+            name = topic_named(
+                self._gateway.state, topic["name"], topic["topic_id"], by_id=self._version >= BY_ID_VERSION
+            )
+            answers: list[Struct] = []
+            self._answers.append({"name": topic["name"], "topic_id": topic["topic_id"], "partition_responses": answers})
+            for data in topic["partition_data"]:
+                answer: Struct = {"index": data["index"], "error_code": KafkaError.NONE, "base_offset": -1}
+                answers.append(answer)
+                self._left += 1
+                self._start_partition(request, name, data, answer)
+        self._count_down()
+
+    def _start_partition(self, request: Struct, name: str | None, data: Struct, answer: Struct) -> None:
+        records = data["records"]
+        code = self._refusal(request, name, records)
+        if code is not KafkaError.NONE or name is None or self._acks is None:
+            self._refuse(answer, code, None)
+            return
+        done = partial(self._on_done, name, answer)
+        try:
+            self._gateway.calls.node.produce(name, data["index"], records, self._acks, request["timeout_ms"], done)
+        except SmqError as e:  # the node says at once what it finds at once
+            done(e)
+
+    def _refusal(self, request: Struct, name: str | None, records: memoryview | None) -> KafkaError:
+        """What can be said before the node is asked."""
+        if self._acks is None:
+            return KafkaError.INVALID_REQUIRED_ACKS
+        if name is None:
+            return KafkaError.UNKNOWN_TOPIC_ID
+        if not records:
+            return KafkaError.INVALID_RECORD
+        if request["transactional_id"] is not None:
+            return KafkaError.INVALID_TXN_STATE
+        if len(records) >= HEADER_BYTES:
+            header = parse_header(records)
+            if header.magic == MAGIC and header.is_transactional:
+                return KafkaError.INVALID_TXN_STATE  # there are no transactions here: nobody would ever commit it
+        return KafkaError.NONE
+
+    def _on_done(self, name: str, answer: Struct, result: Produced | SmqError) -> None:
+        """Called by the node, for which an exception in here would be the end."""
+        try:
+            self._answer(name, answer, result)
+        except Exception as e:
+            log.error("kafka_produce_failed", topic=name, exc_info=e)
+            self._fail()
+
+    def _answer(self, name: str, answer: Struct, result: Produced | SmqError) -> None:
+        if isinstance(result, SmqError):
+            self._refuse(answer, code_of(result), str(result), name)
+            return
+        answer["base_offset"] = result.base_offset
+        part = find_known(self._gateway.state, name, answer["index"])
+        answer["log_start_offset"] = part.log_start if part is not None else -1
+        self._count_down()
+
+    def _refuse(self, answer: Struct, code: KafkaError, message: str | None, name: str = "") -> None:
+        self._has_failed = True
+        answer["error_code"] = code
+        answer["error_message"] = message
+        self._hints.add(answer, code, name, answer["index"])
+        self._count_down()
+
+    def _count_down(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        if self._acks is Acks.NONE:
+            if self._has_failed:
+                self._fail()
+            else:
+                self._respond(None)
+            return
+        self._respond({"responses": self._answers, "throttle_time_ms": 0, "node_endpoints": self._hints.endpoints})

@@ -1,0 +1,214 @@
+"""CreateTopics, DeleteTopics, CreatePartitions and InitProducerId: what a Kafka client may change in the cluster.
+
+Owns the way from their requests to commands. Each topic is a command of its own, as Kafka has it: one that is refused
+does not keep the others back.
+"""
+
+from collections import Counter
+from typing import Final
+
+from smq.coordinator.kafka.cluster import NO_TOPIC_ID, Gateway, new_request_id, new_topic
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.lookup import find_topic
+from smq.raft_state.commands import (
+    AddPartitions,
+    AllocateProducerId,
+    CreateTopic,
+    DeleteTopic,
+    ProducerIdAllocated,
+    TopicCreated,
+)
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import ProducerEpoch, ProducerId, TopicId
+from smq.raft_state.topic_config import TOPIC_CONFIG, config_value
+
+_SOURCE_OF_DEFAULTS: Final = 5  # Kafka's DEFAULT_CONFIG
+_SOURCE_OF_TOPIC: Final = 1  # Kafka's DYNAMIC_TOPIC_CONFIG
+_FENCED_VERSION: Final = 4  # of InitProducerId: from here on there is a code of its own for it
+
+
+class _Refused(Exception):
+    """What this protocol says of a request before the cluster is asked."""
+
+    def __init__(self, code: KafkaError, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _told(error: SmqError | _Refused) -> Struct:
+    code = error.code if isinstance(error, _Refused) else code_of(error)
+    return {"error_code": code, "error_message": str(error)}
+
+
+# ----------------------------------------------------------------------------------------------- CreateTopics
+async def create_topics(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    counts = Counter(topic["name"] for topic in request["topics"])
+    answers = [
+        await _create(gateway, topic, request, is_twice=counts[topic["name"]] > 1) for topic in request["topics"]
+    ]
+    return {"throttle_time_ms": 0, "topics": answers}
+
+
+async def _create(gateway: Gateway, asked: Struct, request: Struct, *, is_twice: bool) -> Struct:
+    answer: Struct = {
+        "name": asked["name"],
+        "topic_id": NO_TOPIC_ID,
+        "error_code": KafkaError.NONE,
+        "error_message": None,
+    }
+    try:
+        if is_twice:
+            raise _Refused(KafkaError.INVALID_REQUEST, f"the request names topic {asked['name']!r} twice")
+        command = _creation(gateway, asked)
+        if request["validate_only"]:
+            await _check_creation(gateway, command)
+        else:
+            reply = await gateway.calls.propose(command, max(request["timeout_ms"], 1))
+            answer["topic_id"] = reply.topic_id if isinstance(reply, TopicCreated) else NO_TOPIC_ID
+    except (SmqError, _Refused) as e:
+        return answer | _told(e)
+    return answer | {
+        "num_partitions": command.partition_count,
+        "replication_factor": command.replication_factor,
+        "configs": _configs(dict(command.config)),
+    }
+
+
+def _creation(gateway: Gateway, asked: Struct) -> CreateTopic:
+    if asked["assignments"]:
+        raise _Refused(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
+    _check_count(asked["num_partitions"], default=-1)
+    config = {c["name"]: c["value"] for c in asked["configs"]}
+    if len(config) < len(asked["configs"]):
+        raise _Refused(KafkaError.INVALID_CONFIG, "a configuration key is given twice")
+    kept = sorted((key, value) for key, value in config.items() if value is not None)
+    return new_topic(
+        gateway.state,
+        asked["name"],
+        partitions=asked["num_partitions"],
+        replicas=asked["replication_factor"],
+        config=tuple(kept),
+    )
+
+
+def _check_count(count: int, *, default: int | None = None) -> None:
+    if count != default and not 1 <= count <= PARTITION_COUNT_MAX:
+        raise _Refused(KafkaError.INVALID_PARTITIONS, f"{count} partitions: it must be 1 to {PARTITION_COUNT_MAX}")
+
+
+async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:
+    """As far as can be told without doing it."""
+    await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+    if command.name in gateway.state.topics:
+        raise SmqError(ErrorCode.TOPIC_EXISTS, f"topic {command.name!r} exists")
+    if not 1 <= command.replication_factor <= len(gateway.state.nodes):
+        raise SmqError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication_factor must be from 1 to the {len(gateway.state.nodes)} nodes there are",
+        )
+    for key, value in command.config:
+        if key not in TOPIC_CONFIG or not TOPIC_CONFIG[key].accepts(value):
+            raise SmqError(ErrorCode.INVALID_CONFIG, f"{key}={value!r} is not a topic configuration")
+
+
+def _configs(config: dict[str, str]) -> list[Struct]:
+    return [
+        {
+            "name": key,
+            "value": config_value(config, key),
+            "read_only": False,
+            "config_source": _SOURCE_OF_TOPIC if key in config else _SOURCE_OF_DEFAULTS,
+            "is_sensitive": False,
+        }
+        for key in TOPIC_CONFIG
+    ]
+
+
+# ----------------------------------------------------------------------------------------------- DeleteTopics
+async def delete_topics(gateway: Gateway, version: int, request: Struct) -> Struct:
+    asked = (
+        request["topics"] if version >= 6 else [{"name": n, "topic_id": NO_TOPIC_ID} for n in request["topic_names"]]
+    )
+    timeout_ms = max(request["timeout_ms"], 1)
+    return {"throttle_time_ms": 0, "responses": [await _delete(gateway, topic, timeout_ms) for topic in asked]}
+
+
+async def _delete(gateway: Gateway, asked: Struct, timeout_ms: int) -> Struct:
+    answer: Struct = {
+        "name": asked["name"],
+        "topic_id": asked["topic_id"],
+        "error_code": KafkaError.NONE,
+        "error_message": None,
+    }
+    try:
+        name = asked["name"]
+        if name is None:
+            name = await _name_of(gateway, asked["topic_id"], timeout_ms)
+            answer["name"] = name
+        else:
+            answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
+        await gateway.calls.propose(DeleteTopic(request_id=new_request_id(), name=name), timeout_ms)
+    except (SmqError, _Refused) as e:
+        return answer | _told(e)
+    return answer
+
+
+async def _name_of(gateway: Gateway, topic_id: bytes, timeout_ms: int) -> str:
+    name = gateway.state.topic_names.get(TopicId(topic_id))
+    if name is None:
+        await gateway.calls.barrier(timeout_ms)
+        name = gateway.state.topic_names.get(TopicId(topic_id))
+    if name is None:
+        raise _Refused(KafkaError.UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id.hex()}")
+    return name
+
+
+# ------------------------------------------------------------------------------------------- CreatePartitions
+async def create_partitions(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    results = [await _grow(gateway, topic, request) for topic in request["topics"]]
+    return {"throttle_time_ms": 0, "results": results}
+
+
+async def _grow(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
+    answer: Struct = {"name": asked["name"], "error_code": KafkaError.NONE, "error_message": None}
+    timeout_ms = max(request["timeout_ms"], 1)
+    try:
+        if asked["assignments"]:
+            raise _Refused(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
+        _check_count(asked["count"])
+        there = len((await find_topic(gateway.calls, asked["name"], timeout_ms)).partitions)
+        if asked["count"] <= there:
+            raise _Refused(KafkaError.INVALID_PARTITIONS, f"topic {asked['name']!r} has {there} partitions already")
+        if not request["validate_only"]:
+            command = AddPartitions(request_id=new_request_id(), name=asked["name"], partition_count=asked["count"])
+            await gateway.calls.propose(command, timeout_ms)
+    except (SmqError, _Refused) as e:
+        return answer | _told(e)
+    return answer
+
+
+# --------------------------------------------------------------------------------------------- InitProducerId
+async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> Struct:
+    """For idempotent producers. A transactional id is refused for good: there are no transactions yet."""
+    answer: Struct = {
+        "throttle_time_ms": 0,
+        "error_code": KafkaError.NONE,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    if request["transactional_id"] is not None:
+        return answer | {"error_code": KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    command = AllocateProducerId(
+        request_id=new_request_id(),
+        producer_id=ProducerId(request["producer_id"]),
+        producer_epoch=ProducerEpoch(request["producer_epoch"]),
+    )
+    try:
+        reply = await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+    except SmqError as e:
+        is_fenced = e.code is ErrorCode.PRODUCER_FENCED and version >= _FENCED_VERSION
+        return answer | {"error_code": KafkaError.PRODUCER_FENCED if is_fenced else code_of(e)}
+    assert isinstance(reply, ProducerIdAllocated)
+    return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}

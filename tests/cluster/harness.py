@@ -55,6 +55,7 @@ class Node:
     pid: int
     grpc: str
     http: str
+    kafka: str
     data_dir: Path
     config: Path
     log: Path
@@ -108,6 +109,7 @@ class Cluster:
                 pid=entry["pid"],
                 grpc=entry["grpc"],
                 http=entry["http"],
+                kafka=entry["kafka"],
                 data_dir=Path(entry["data_dir"]),
                 config=config,
                 log=config.with_name("node.log"),
@@ -146,6 +148,7 @@ class Cluster:
             pid=process.pid,
             grpc=old.grpc,
             http=old.http,
+            kafka=old.kafka,
             data_dir=old.data_dir,
             config=old.config,
             log=log,

@@ -121,7 +121,7 @@ def _decode_struct(source: _Source, fields: tuple[Field, ...]) -> str:
     _decode_run(source, run)
     if source.is_flexible:
         values |= _decode_tagged(source, tagged)
-    items = (f"{f.name!r}: {values.get(f.name) or _default(f, source.version)}" for f in fields)
+    items = (f"{f.name!r}: {values.get(f.name) or default_source(f, source.version)}" for f in fields)
     return "{" + ", ".join(items) + "}"
 
 
@@ -174,7 +174,7 @@ def _decode_tagged(source: _Source, fields: list[Field]) -> dict[str, str]:
     """Unknown tags are passed over, as Kafka wants it."""
     values = {f.name: source.name() for f in fields}
     for field in fields:
-        source.add(f"{values[field.name]} = {_default(field, source.version)}")
+        source.add(f"{values[field.name]} = {default_source(field, source.version)}")
     found, behind, tag, end = source.name("f"), source.name("p"), source.name("t"), source.name("e")
     source.add(f"{found}, {behind} = wire.read_tags(b, p, budget)")
     if fields:
@@ -194,7 +194,7 @@ def _decode_tagged(source: _Source, fields: list[Field]) -> dict[str, str]:
     return values
 
 
-def _default(field: Field, version: int) -> str:
+def default_source(field: Field, version: int) -> str:
     """The source text of the value of a field that is not there."""
     text = field.default
     if text == "null":
@@ -202,7 +202,7 @@ def _default(field: Field, version: int) -> str:
     if field.is_array:
         return "[]"
     if not field.type:
-        return "{" + ", ".join(f"{f.name!r}: {_default(f, version)}" for f in field.fields) + "}"
+        return "{" + ", ".join(f"{f.name!r}: {default_source(f, version)}" for f in field.fields) + "}"
     if field.type == "bool":
         return "True" if text == "true" else "False"
     if field.type == "uuid":
@@ -239,7 +239,7 @@ def _encode_struct(source: _Source, fields: tuple[Field, ...], of: str) -> None:
 def _value_of(field: Field, of: str, version: int) -> str:
     if field.default is None and not field.is_ignorable and version not in field.tagged:
         return f"{of}[{field.name!r}]"
-    return f"{of}.get({field.name!r}, {_default(field, version)})"
+    return f"{of}.get({field.name!r}, {default_source(field, version)})"
 
 
 def _encode_run(source: _Source, run: list[tuple[str, str]]) -> None:
@@ -295,7 +295,7 @@ def _encode_tagged(source: _Source, fields: list[Field], of: str) -> None:
     for field in sorted(fields, key=lambda f: f.tag):
         value = source.name()
         source.add(f"{value} = {_value_of(field, of, source.version)}")
-        source.add(f"if {value} != {_default(field, source.version)}:")
+        source.add(f"if {value} != {default_source(field, source.version)}:")
         source.indent()
         source.add("w = bytearray()")
         if field.type in _FIXED and not field.is_array:

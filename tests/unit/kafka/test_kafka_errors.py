@@ -1,0 +1,33 @@
+"""The table from smq's error codes to Kafka's."""
+
+import pytest
+from kio.schema.errors import ErrorCode as KioErrorCode
+
+from smq.coordinator.kafka.errors import CODES, KafkaError, code_of, fetch_code_of
+from smq.raft_state.errors import ErrorCode, SmqError
+
+# Of these Kafka's clients think that the batch was not stored; of a time-out they do not.
+_NOT_STORED = {KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.KAFKA_STORAGE_ERROR}
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_error_code_has_one_of_kafka(code: ErrorCode) -> None:
+    assert code_of(SmqError(code, "x")) is CODES[code]
+    assert fetch_code_of(SmqError(code, "x")) is not KafkaError.NONE
+
+
+@pytest.mark.parametrize("code", [c for c in ErrorCode if not c.is_definite])
+def test_what_may_have_happened_is_never_told_as_not_stored(code: ErrorCode) -> None:
+    assert CODES[code] not in _NOT_STORED
+
+
+@pytest.mark.parametrize("code", KafkaError)
+def test_names_and_numbers_are_kafkas(code: KafkaError) -> None:
+    assert KioErrorCode(code.value).name == code.name.lower()
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.NOT_LEADER, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.NO_QUORUM, ErrorCode.TIMED_OUT]
+)
+def test_what_a_retry_may_help_is_retriable_for_kafka_clients(code: ErrorCode) -> None:
+    assert KioErrorCode(CODES[code].value).retriable

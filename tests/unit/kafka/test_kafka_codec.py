@@ -201,8 +201,7 @@ def test_every_cut_of_a_request_is_refused(key: int) -> None:
         for cut in range(0, len(whole), max(1, len(whole) // 50)):
             with pytest.raises(CodecError):
                 request_decoder(key, version)(memoryview(whole)[:cut], 0)
-        with pytest.raises(CodecError):
-            request_decoder(key, version)(memoryview(whole + b"\0"), 0)
+        request_decoder(key, version)(memoryview(whole + b"\0"), 0)  # as librdkafka may send it
 
 
 def test_more_elements_than_a_message_may_have_are_refused_before_they_are_made() -> None:

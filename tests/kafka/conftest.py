@@ -1,0 +1,71 @@
+"""Fixtures of the Kafka tests: one cluster of three processes for all that leave it as it was."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.kafka.raw import RawKafka
+
+HERE = Path(__file__).parent
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("kafka"))
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def bootstrap(cluster: Cluster) -> str:
+    return ",".join(node.kafka for node in cluster.nodes.values())
+
+
+@pytest.fixture
+def new_topic(cluster: Cluster) -> Callable[..., str]:
+    """A topic of a fresh name, known to every node, with leaders."""
+
+    def create(partitions: int = 1, **fields: Any) -> str:
+        name = f"k{next(_numbers)}"
+        cluster.nodes[1].raw.create_topic(name, partitions, **fields)
+        for partition in range(partitions):
+            cluster.wait_leader(name, partition)
+        return name
+
+    return create
+
+
+@pytest.fixture
+def leader(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
+    """A connection to the node that leads partition 0 of a topic."""
+    opened = []
+
+    def connect(topic: str) -> RawKafka:
+        opened.append(RawKafka(cluster.nodes[cluster.wait_leader(topic, 0)].kafka))
+        return opened[-1]
+
+    yield connect
+    for raw in opened:
+        raw.close()

@@ -1,0 +1,122 @@
+"""One connection to one node's Kafka port: requests as dicts, or as any bytes at all."""
+
+import ast
+import socket
+import struct
+from typing import Any
+
+from smq.coordinator.kafka.compiler import Struct, compile_decoder, compile_encoder, default_source
+from smq.coordinator.kafka.keys import ApiKey, is_header_flexible, request_message, response_message
+from smq.coordinator.kafka.schema import Field
+from smq.records import NewRecord, encode_batch
+
+TIMEOUT_S = 15.0
+
+
+class RawKafka:
+    """Blocking. `call` sends one request and reads its answer."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+        self._correlation = 0
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def send(self, key: ApiKey, version: int, **fields: Any) -> int:
+        message = request_message(key)
+        body = b"".join(compile_encoder(message, version)(_filled(fields, message.fields, version)))
+        self._correlation += 1
+        header = struct.pack(">hhih", key, version, self._correlation, -1)
+        self.send_frame(header + (b"\0" if is_header_flexible(key, version) else b"") + body)
+        return self._correlation
+
+    def send_frame(self, frame: bytes) -> None:
+        self.socket.sendall(struct.pack(">i", len(frame)) + frame)
+
+    def receive(self, key: ApiKey, version: int) -> tuple[int, Struct]:
+        """The next answer's correlation id and body."""
+        data = self.receive_frame()
+        start = 5 if key != ApiKey.API_VERSIONS and is_header_flexible(key, version) else 4
+        body = compile_decoder(response_message(key), version)(memoryview(data), start)
+        return struct.unpack_from(">i", data)[0], body
+
+    def receive_frame(self) -> bytes:
+        (size,) = struct.unpack(">i", self._read(4))
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self.socket.recv(size - len(data))
+            if not piece:
+                raise ConnectionResetError("the node closed the connection")
+            data += piece
+        return data
+
+    def is_closed_by_node(self) -> bool:
+        """Waits for the end of the connection; False where an answer comes in its place."""
+        try:
+            return not self.socket.recv(1)
+        except ConnectionResetError:
+            return True
+
+    def call(self, key: ApiKey, version: int, **fields: Any) -> Struct:
+        sent = self.send(key, version, **fields)
+        got, body = self.receive(key, version)
+        assert got == sent
+        return body
+
+    # ------------------------------------------------------------------------------------------ common calls
+    def produce(self, topic: str, records: bytes | None, *, version: int = 9, acks: int = -1, **fields: Any) -> Struct:
+        """The answer for partition 0."""
+        parts = None if records is None else [records]
+        data = [{"name": topic, "topic_id": bytes(16), "partition_data": [{"index": 0, "records": parts}]}]
+        data[0] |= fields.pop("topic", {})
+        body = self.call(ApiKey.PRODUCE, version, acks=acks, timeout_ms=10_000, topic_data=data, **fields)
+        answer: Struct = body["responses"][0]["partition_responses"][0]
+        return answer
+
+    def fetch(self, topic: str, offset: int, *, version: int = 12, max_wait_ms: int = 0, **fields: Any) -> Struct:
+        """The answer for partition 0; `fields` are the partition's."""
+        asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20} | fields
+        body = self.call(
+            ApiKey.FETCH,
+            version,
+            replica_id=-1,
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            topics=[{"topic": topic, "partitions": [asked]}],
+            forgotten_topics_data=[],
+        )
+        answer: Struct = body["responses"][0]["partitions"][0]
+        return answer
+
+    def list_offset(self, topic: str, timestamp: int, *, version: int = 7) -> Struct:
+        """The answer for partition 0."""
+        asked = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]
+        body = self.call(ApiKey.LIST_OFFSETS, version, replica_id=-1, topics=asked)
+        answer: Struct = body["topics"][0]["partitions"][0]
+        return answer
+
+
+def _filled(value: Struct, fields: tuple[Field, ...], version: int) -> Struct:
+    """With the defaults of what is left out."""
+    out = {}
+    for field in fields:
+        found = value.get(field.name)
+        if field.name not in value:
+            out[field.name] = ast.literal_eval(default_source(field, version))
+        elif not field.type and isinstance(found, list):
+            out[field.name] = [_filled(v, field.fields, version) for v in found]
+        else:
+            out[field.name] = found
+    return out
+
+
+def batch(*values: bytes, first_ms: int = 1_000, **producer: Any) -> bytes:
+    """Records a second apart."""
+    records = [NewRecord(key=b"k", value=v, timestamp_ms=first_ms + 1_000 * i) for i, v in enumerate(values)]
+    return encode_batch(records, **producer)

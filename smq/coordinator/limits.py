@@ -57,6 +57,7 @@ METRICS_PARTITIONS_MAX: Final = 10_000  # series beyond would make a scrape larg
 # One Kafka connection is one thread or loop of a client, with a handful of requests in flight (5 by default).
 KAFKA_INFLIGHT_PER_CONNECTION_MAX: Final = 256
 KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # past it the socket is not read; one request may pass it
+KAFKA_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB  # of all its connections, answers that nobody reads yet included
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # some 10 KB each when idle; beyond, the file descriptors come to an end first
 KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host of many clients, or a few hosts behind one address
 KAFKA_FRAME_S_MAX: Final = 30  # for all of one request: 8 MiB over a slow line, but no dripping byte by byte

@@ -69,11 +69,19 @@ class RawKafka:
         return body
 
     # ------------------------------------------------------------------------------------------ common calls
-    def produce(self, topic: str, records: bytes | None, *, version: int = 9, acks: int = -1, **fields: Any) -> Struct:
+    def produce(
+        self,
+        topic: str,
+        records: bytes | None,
+        *,
+        version: int = 9,
+        acks: int = -1,
+        topic_id: bytes = bytes(16),
+        **fields: Any,
+    ) -> Struct:
         """The answer for partition 0."""
         parts = None if records is None else [records]
-        data = [{"name": topic, "topic_id": bytes(16), "partition_data": [{"index": 0, "records": parts}]}]
-        data[0] |= fields.pop("topic", {})
+        data = [{"name": topic, "topic_id": topic_id, "partition_data": [{"index": 0, "records": parts}]}]
         body = self.call(ApiKey.PRODUCE, version, acks=acks, timeout_ms=10_000, topic_data=data, **fields)
         answer: Struct = body["responses"][0]["partition_responses"][0]
         return answer

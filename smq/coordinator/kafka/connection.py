@@ -23,6 +23,7 @@ from smq.coordinator.limits import (
     KAFKA_FRAME_S_MAX,
     KAFKA_IDLE_S_MAX,
     KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX,
+    KAFKA_INFLIGHT_BYTES_PER_NODE_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
     KAFKA_STUCK_S_MAX,
 )
@@ -32,13 +33,40 @@ log = structlog.get_logger(__name__)
 _SIZE_BYTES: Final = 4
 
 
+class InflightBytes:
+    """What all connections of a node hold together: requests under way, and answers that are not sent yet."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._waiting: dict[Connection, None] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self._used >= KAFKA_INFLIGHT_BYTES_PER_NODE_MAX
+
+    def add(self, size: int) -> None:
+        """Negative to give back; who waited for room is then looked at again."""
+        self._used += size
+        if size < 0 and self._waiting and not self.is_full:
+            waiting, self._waiting = self._waiting, {}
+            for connection in waiting:
+                connection.look_again()
+
+    def wait(self, connection: "Connection") -> None:
+        self._waiting[connection] = None
+
+    def forget(self, connection: "Connection") -> None:
+        self._waiting.pop(connection, None)
+
+
 class _Slot:
-    """The place of one answer in the queue."""
+    """The place of one answer in the queue. `size` is what it costs: the request, and the largest answer to a fetch
+    until its answer is there."""
 
     __slots__ = ("is_done", "parts", "size")
 
     def __init__(self, size: int) -> None:
-        self.size = size  # of the request
+        self.size = size
         self.is_done = False
         self.parts: list[Buffer] | None = None  # None, once done: no answer is wanted
 
@@ -50,11 +78,13 @@ class Connection(asyncio.Protocol):
         self,
         gateway: Gateway,
         *,
+        inflight: InflightBytes,
         request_bytes_max: int,
         on_open: Callable[["Connection"], bool],
         on_close: Callable[["Connection"], None],
     ) -> None:
         self._gateway = gateway
+        self._node_inflight = inflight
         self._request_bytes_max = request_bytes_max
         self._on_open = on_open
         self._on_close = on_close
@@ -88,7 +118,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._chunks.clear()
+        self._buffered = 0
         self._slots.clear()
+        self._node_inflight.forget(self)
+        self._account(-self._inflight_bytes)
         for task in self._tasks:
             task.cancel()
         self._on_close(self)
@@ -133,7 +166,16 @@ class Connection(asyncio.Protocol):
             self._is_writable
             and len(self._slots) < KAFKA_INFLIGHT_PER_CONNECTION_MAX
             and self._inflight_bytes < KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX
+            and not self._node_inflight.is_full
         )
+
+    def _account(self, size: int) -> None:
+        self._inflight_bytes += size
+        self._node_inflight.add(size)
+
+    def look_again(self) -> None:
+        """The node has room again."""
+        self._loop.call_soon(self._take_frames)
 
     def _take_frames(self) -> None:
         """Starts every request that is there, while there is room."""
@@ -178,9 +220,9 @@ class Connection(asyncio.Protocol):
 
     def _start(self, frame: memoryview) -> None:
         request = parse_request(frame)
-        slot = _Slot(len(frame))
+        slot = _Slot(len(frame) + self._answer_bytes_max(request))
         self._slots.append(slot)
-        self._inflight_bytes += slot.size
+        self._account(slot.size)
         if request.key == ApiKey.PRODUCE and request.body is not None:
 
             def respond(body: Struct | None) -> None:
@@ -195,6 +237,12 @@ class Connection(asyncio.Protocol):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _answer_bytes_max(self, request: Request) -> int:
+        """Of a fetch, what its records may have; other answers are as small as their requests, more or less."""
+        if request.key != ApiKey.FETCH or request.body is None:
+            return 0
+        return min(max(int(request.body["max_bytes"]), 0), self._gateway.response_bytes_max)
+
     async def _serve(self, slot: _Slot, request: Request) -> None:
         try:
             if request.key == ApiKey.FETCH:
@@ -202,11 +250,10 @@ class Connection(asyncio.Protocol):
             else:
                 async with self._in_turn:
                     body = await answer(self._gateway, request)
+            self._finish(slot, request, body)
         except Exception as e:
             log.error("kafka_request_failed", key=request.key, version=request.version, exc_info=e)
             self.close("the request failed")
-            return
-        self._finish(slot, request, body)
 
     # ---------------------------------------------------------------------------------------------- responses
     def _finish(self, slot: _Slot, request: Request, body: Struct | None) -> None:
@@ -214,6 +261,9 @@ class Connection(asyncio.Protocol):
             return
         slot.parts = encode_response(request, body) if body is not None else None
         slot.is_done = True
+        size = sum(map(len, slot.parts or ()))
+        self._account(size - slot.size)
+        slot.size = size
         self._flush()
 
     def _flush(self) -> None:
@@ -221,7 +271,7 @@ class Connection(asyncio.Protocol):
         out: list[Buffer] = []
         while self._slots and self._slots[0].is_done and self._is_writable:
             slot = self._slots.popleft()
-            self._inflight_bytes -= slot.size
+            self._account(-slot.size)
             if slot.parts is not None:
                 out.extend(slot.parts)
         if out and self._transport is not None:
@@ -234,6 +284,8 @@ class Connection(asyncio.Protocol):
 
     def _set_reading(self) -> None:
         wanted = self._has_room
+        if not wanted and self._node_inflight.is_full:
+            self._node_inflight.wait(self)
         if wanted == self._is_reading or self._transport is None:
             return
         self._is_reading = wanted

@@ -13,7 +13,7 @@ import structlog
 
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.connection import Connection
+from smq.coordinator.kafka.connection import Connection, InflightBytes
 from smq.coordinator.limits import KAFKA_CONNECTIONS_MAX, KAFKA_CONNECTIONS_PER_ADDRESS_MAX
 from smq.replication.api import NodeApi
 
@@ -38,6 +38,7 @@ class KafkaServer:
         self._listener = listener
         self._request_bytes_max = request_bytes_max
         self._connections: set[Connection] = set()
+        self._inflight = InflightBytes()
         self._per_address: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -59,7 +60,11 @@ class KafkaServer:
 
     def _new_connection(self) -> Connection:
         return Connection(
-            self._gateway, request_bytes_max=self._request_bytes_max, on_open=self._on_open, on_close=self._on_close
+            self._gateway,
+            inflight=self._inflight,
+            request_bytes_max=self._request_bytes_max,
+            on_open=self._on_open,
+            on_close=self._on_close,
         )
 
     def _on_open(self, connection: Connection) -> bool:

@@ -10,7 +10,7 @@ STAMP := $(VENV)/.setup-stamp
 SEEDS ?= 1000
 PYTEST := $(PY) -m pytest
 # Suites in the order in which they are cheapest to fail; one pytest call, so one closing line and one exit code.
-SUITES := tests/unit tests/sim tests/cluster tests/spark
+SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
 .PHONY: help setup demo test test-full check lint types imports proto proto-check docs sim bench lock clean

@@ -59,6 +59,10 @@ def _confluent_write(cluster: Cluster, topic: str, items: Sequence[Item], codec:
     assert not errors
 
 
+def _headers(message: Any) -> tuple[Header, ...]:
+    return tuple((name, bytes(value)) for name, value in message.headers() or ())
+
+
 def _confluent_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
     settings = {"bootstrap.servers": bootstrap(cluster), "group.id": "reader", "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer(settings)
@@ -69,7 +73,7 @@ def _confluent_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
         for message in consumer.consume(count, 0.5):
             assert message.error() is None, message.error()
             assert message.offset() == len(found)
-            headers = tuple((name, bytes(value)) for name, value in message.headers() or ())
+            headers = _headers(message)
             found.append(Item(message.key(), message.value(), message.timestamp()[1], headers))
     consumer.close()
     return found

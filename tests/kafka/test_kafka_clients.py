@@ -7,7 +7,8 @@ import confluent_kafka
 import kafka
 import kafka.admin
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from smq.records import CODECS
 from tests.cluster.harness import Cluster

@@ -23,7 +23,7 @@ def test_killed_leaders_cost_an_idempotent_producer_nothing(own_cluster: Cluster
         if error is not None:
             errors.append(str(error))
         else:
-            offsets[int(message.value())] = message.offset()
+            offsets[int(message.value() or b"")] = message.offset() or 0
 
     producer = confluent_kafka.Producer(
         {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.records import MAGIC, restamped, validate_produced
@@ -18,8 +19,8 @@ Leader = Callable[[str], RawKafka]
 NewTopic = Callable[..., str]
 
 
-def _records(answer: dict[str, object]) -> bytes:
-    return bytes(answer["records"])  # type: ignore[call-overload] # a memoryview
+def _records(answer: Struct) -> bytes:
+    return bytes(answer["records"])
 
 
 # ------------------------------------------------------------------------------------------------- versions

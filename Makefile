@@ -76,6 +76,7 @@ endef
 
 docs: $(STAMP) ## Generates the pages that come from code
 	$(PY) docs/generate_errors.py
+	$(PY) docs/generate_kafka.py
 
 sim: $(STAMP) ## Simulates whole clusters under SEEDS seeds
 	$(PY) -m chaos_tests sim --seeds $(SEEDS)

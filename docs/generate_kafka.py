@@ -1,0 +1,83 @@
+"""Writes docs/kafka.md from the tables of the Kafka listener, so that page and code cannot differ.
+
+Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
+"""
+
+from pathlib import Path
+
+from smq.coordinator.kafka.errors import CODES
+from smq.coordinator.kafka.keys import SERVED, ApiKey
+from smq.raft_state.errors import ErrorCode
+
+TARGET = Path(__file__).with_name("kafka.md")
+
+_HEAD = """\
+# Kafka clients
+
+Generated from `smq/coordinator/kafka` by `make docs`; do not edit.
+
+Every node speaks the Kafka protocol on its own port, on the log's own offsets: there is no gateway process, no offset
+mapping and no translation. What a Kafka client writes, gRPC and Spark read byte for byte, and the other way round.
+
+    smq dev                                             # Kafka on 127.0.0.1:9092
+    smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file and the output name them
+
+In `node.toml`, `kafka_address` opens the listener (`smq serve` has none without it), and `kafka_auto_create = true`
+lets clients that name an unknown topic create it, with one partition. `smq dev` and `smq cluster` set both.
+`request_bytes_max` bounds a request and the records of a response.
+
+```python
+from confluent_kafka import Producer
+
+producer = Producer({"bootstrap.servers": "127.0.0.1:9092", "enable.idempotence": True})
+producer.produce("greetings", b"hello")
+producer.flush()
+```
+
+## What a client may rely on
+
+- `acks=all` is answered when a majority of replicas has the batch on disk and Raft has committed the high water mark;
+  `acks=1` when the leader has it on disk; `acks=0` never, and a batch that is refused then closes the connection.
+- An idempotent producer's retry is stored once, also over the death of a leader and the restart of all nodes.
+- Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
+- ListOffsets by time is exact to the record; earliest, latest and the largest timestamp too. All are linearizable.
+- Errors name the new leader and its address (KIP-951) in Produce from version 10 and Fetch from version 16.
+- Offsets of group `g` are those of group `kafka-cg-g` for gRPC and the command line.
+
+## What is not there yet
+
+Group membership (JoinGroup and so on: use `assign`, not `subscribe`), transactions, configuration keys other than the
+topic's own two, SASL, TLS and ACLs. Keys that are not in the table are not advertised, and using one closes the connection.
+
+## Keys and versions
+
+| key | name | versions |
+|---|---|---|
+"""
+
+_CODES = """
+## Error codes
+
+What [errors.md](errors.md) calls by smq's names arrives under these of Kafka's. A batch's error is never told as "not
+stored" where it may have been.
+
+| smq | Kafka |
+|---|---|
+"""
+
+
+def render() -> str:
+    """The whole of docs/kafka.md."""
+    keys = "".join(
+        f"| {int(key)} | {row.name} | {row.versions.lo}-{row.versions.hi} |\n"
+        for key, row in sorted(((ApiKey(key), row) for key, row in SERVED.items()), key=lambda item: item[0])
+    )
+    codes = "".join(
+        f"| `{code.name}` | {CODES[code].value} `{CODES[code].name}` |\n"
+        for code in sorted(ErrorCode, key=lambda code: code.number)
+    )
+    return _HEAD + keys + _CODES + codes
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")

@@ -47,7 +47,8 @@ producer.flush()
 ## What is not there yet
 
 Group membership (JoinGroup and so on: use `assign`, not `subscribe`), transactions, configuration keys other than the
-topic's own two, SASL, TLS and ACLs. Keys that are not in the table are not advertised, and using one closes the connection.
+topic's own two, SASL, TLS and ACLs. Keys that are not in the table are not advertised; using one closes the
+connection.
 
 ## Keys and versions
 

@@ -60,6 +60,7 @@ KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # past it the socket 
 KAFKA_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB  # of all its connections, answers that nobody reads yet included
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # some 10 KB each when idle; beyond, the file descriptors come to an end first
 KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host of many clients, or a few hosts behind one address
+KAFKA_CONFIRM_MS: Final = 5_000  # "unknown topic" is retried by clients: they do not wait for a lost quorum to say it
 KAFKA_FRAME_S_MAX: Final = 30  # for all of one request: 8 MiB over a slow line, but no dripping byte by byte
 KAFKA_STUCK_S_MAX: Final = 60  # a consumer that is held up this long has been given up by its group as well
 KAFKA_IDLE_S_MAX: Final = 600  # as Kafka's connections.max.idle.ms

@@ -286,7 +286,7 @@ def test_without_acknowledgement_there_is_no_answer(leader: Leader, new_topic: N
     assert raw.is_closed_by_node()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ü", "x" * 250])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ü", "x" * 250, "x" * 30_000], ids=lambda name: name[:4])
 def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, name: str) -> None:
     raw = leader(new_topic())
     asked = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
@@ -304,6 +304,60 @@ def test_a_commit_of_a_member_that_nobody_knows_is_refused(leader: Leader, new_t
     for fields in ({"member_id": "m"}, {"member_id": "", "generation_id_or_member_epoch": 3}):
         body = raw.call(ApiKey.OFFSET_COMMIT, 8, group_id="g", group_instance_id=None, topics=topics, **fields)
         assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize(
+    ("group", "offset", "metadata", "code"),
+    [
+        ("", 1, "", KafkaError.INVALID_GROUP_ID),
+        ("g" * 30_000, 1, "", KafkaError.INVALID_GROUP_ID),
+        ("g", -1, "", KafkaError.INVALID_REQUEST),
+        ("g", 1, "m" * 5_000, KafkaError.OFFSET_METADATA_TOO_LARGE),
+    ],
+    ids=["no group", "long group", "negative", "long metadata"],
+)
+def test_a_commit_that_makes_no_sense_is_refused(
+    leader: Leader, new_topic: NewTopic, group: str, offset: int, metadata: str, code: KafkaError
+) -> None:
+    topic = new_topic()
+    partitions = [{"partition_index": 0, "committed_offset": offset, "committed_metadata": metadata}]
+    raw = leader(topic)
+    body = raw.call(ApiKey.OFFSET_COMMIT, 8, group_id=group, topics=[{"name": topic, "partitions": partitions}])
+    assert body["topics"][0]["partitions"][0]["error_code"] == code
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+def test_every_version_of_offset_fetch_tells_the_commit(
+    cluster: Cluster, leader: Leader, new_topic: NewTopic, version: int
+) -> None:
+    topic = new_topic()
+    raw = leader(topic)
+    topic_id = cluster.nodes[1].raw.describe(topic).topics[0].topic_id
+    ids = {"name": topic, "topic_id": topic_id}
+    partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": "m"}]
+    body = raw.call(ApiKey.OFFSET_COMMIT, max(version, 2), group_id="v", topics=[ids | {"partitions": partitions}])
+    assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.NONE
+    asked = {"group_id": "v", "topics": [ids | {"partition_indexes": [0, 1]}]}
+    body = raw.call(ApiKey.OFFSET_FETCH, version, **asked, groups=[asked])
+    found = (body["groups"][0] if version >= 8 else body)["topics"][0]["partitions"]
+    assert [(p["committed_offset"], p["metadata"], p["error_code"]) for p in found] == [(5, "m", 0), (-1, "", 0)]
+
+
+def test_records_are_not_deleted_beyond_the_end(leader: Leader, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    raw = leader(topic)
+    raw.produce(topic, batch(b"a", b"b"))
+
+    def delete(offset: int) -> tuple[int, int]:
+        asked = [{"name": topic, "partitions": [{"partition_index": 0, "offset": offset}]}]
+        body = raw.call(ApiKey.DELETE_RECORDS, 2, topics=asked, timeout_ms=5_000)
+        answer = body["topics"][0]["partitions"][0]
+        return answer["error_code"], answer["low_watermark"]
+
+    assert delete(3) == (KafkaError.OFFSET_OUT_OF_RANGE, -1)
+    assert delete(-7) == (KafkaError.OFFSET_OUT_OF_RANGE, -1)
+    assert delete(-1) == (KafkaError.NONE, 2)
+    assert raw.fetch(topic, 0)["error_code"] == KafkaError.OFFSET_OUT_OF_RANGE
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 70  # DESIGN section 11
 FILE_LINES_MAX = 600
-GENERATED = ("smq/clients/pb/", "requirements.lock", "LICENSE", "docs/errors.md", "docs/kafka.md", "smq/coordinator/kafka/messages/")
+GENERATED = (
+    "smq/clients/pb/",
+    "requirements.lock",
+    "LICENSE",
+    "docs/errors.md",
+    "docs/kafka.md",
+    "smq/coordinator/kafka/messages/",
+)
 ROOMS = (
     "smq/coordinator",
     "smq/raft_state",

@@ -15,7 +15,9 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.commands import CreateTopic, TopicCreated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId, TopicId
+from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
+from smq.raft_state.topic_config import TOPIC_CONFIG, known_keys
 
 PARTITIONS_DEFAULT: Final = 1  # as Kafka's num.partitions, where a client leaves it to us
 _REPLICATION_FACTOR_DEFAULT: Final = 3
@@ -48,7 +50,15 @@ def new_topic(
     replicas: int = -1,
     config: tuple[tuple[str, str], ...] = (),
 ) -> CreateTopic:
-    """-1 leaves a number to the cluster."""
+    """-1 leaves a number to the cluster. SmqError for a name or a configuration that need not travel through Raft to be
+    refused: a request may hold megabytes of either."""
+    if len(name) > TOPIC_NAME_CHARS_MAX:
+        raise SmqError(ErrorCode.INVALID_TOPIC_NAME, f"the name has {len(name)} characters")
+    for key, value in config:
+        if key not in TOPIC_CONFIG or not TOPIC_CONFIG[key].accepts(value):
+            raise SmqError(
+                ErrorCode.INVALID_CONFIG, f"no such configuration: {key[:80]}={value[:80]}; known are {known_keys()}"
+            )
     factor = min(_REPLICATION_FACTOR_DEFAULT, max(1, len(state.nodes))) if replicas == -1 else replicas
     return CreateTopic(
         request_id=new_request_id(),

@@ -12,10 +12,11 @@ from smq.coordinator.grpc_broker import check_count
 from smq.coordinator.kafka.cluster import Gateway, brokers, find_known, new_request_id, topic_named
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
-from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, PartitionId, split_partition_id
+from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, METADATA_BYTES_MAX
 from smq.raft_state.state import PartitionState
 
 PREFIX: Final = "kafka-cg-"
@@ -59,7 +60,7 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
         topics.append({"name": topic["name"], "topic_id": topic["topic_id"], "partitions": answers})
         for asked in topic["partitions"]:
             part = find_known(gateway.state, name, asked["partition_index"]) if name is not None else None
-            code = _commit_refusal(request, name, part)
+            code = _commit_refusal(request, asked, name, part)
             answer: Struct = {"partition_index": asked["partition_index"], "error_code": code}
             answers.append(answer)
             if part is not None and code is KafkaError.NONE:
@@ -72,14 +73,23 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
     return {"throttle_time_ms": 0, "topics": topics}
 
 
-def _commit_refusal(request: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
-    if not request["group_id"]:
+def _commit_refusal(request: Struct, asked: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
+    if not _is_group(request["group_id"]):
         return KafkaError.INVALID_GROUP_ID
     if request["member_id"] or request["generation_id_or_member_epoch"] >= 0:
         return KafkaError.UNKNOWN_MEMBER_ID
     if name is None:
         return KafkaError.UNKNOWN_TOPIC_ID
+    if len((asked["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
+        return KafkaError.OFFSET_METADATA_TOO_LARGE
+    if asked["committed_offset"] < 0:
+        return KafkaError.INVALID_REQUEST
     return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _is_group(name: str) -> bool:
+    """Whether it can be the name of a group: a longer one need not travel through Raft to be refused."""
+    return bool(name) and len((PREFIX + name).encode()) <= GROUP_NAME_BYTES_MAX
 
 
 async def _commit(gateway: Gateway, group: str, items: list[OffsetCommit]) -> KafkaError:
@@ -100,7 +110,7 @@ async def _know(gateway: Gateway, topics: list[Struct], version: int) -> None:
         name = topic_named(state, topic["name"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
         if name is None or any(find_known(state, name, p["partition_index"]) is None for p in topic["partitions"]):
             try:
-                await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+                await gateway.calls.barrier(KAFKA_CONFIRM_MS)
             except SmqError:
                 pass  # "unknown" is retriable, and so the right answer of a node without a quorum
             return

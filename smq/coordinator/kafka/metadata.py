@@ -16,7 +16,7 @@ from smq.coordinator.kafka.cluster import (
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.keys import SERVED
-from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import TopicId
 from smq.raft_state.state import ClusterState, PartitionState, TopicState
@@ -66,7 +66,7 @@ async def _confirm_unknown(gateway: Gateway, asked: list[Struct]) -> None:
     if all(t["name"] in state.topics if t["name"] is not None else t["topic_id"] in state.topic_names for t in asked):
         return
     try:
-        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+        await gateway.calls.barrier(KAFKA_CONFIRM_MS)
     except SmqError:
         pass  # then the answer is "unknown", which clients ask again
 

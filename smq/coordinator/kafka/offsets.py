@@ -14,7 +14,7 @@ from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
 from smq.coordinator.lookup import find_partition
 from smq.raft_state.commands import AdvanceLogStart
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import PartitionState
 from smq.replication.api import TimeKind
@@ -159,6 +159,8 @@ async def delete_records(gateway: Gateway, _version: int, request: Struct) -> St
 async def _delete_before(gateway: Gateway, topic: str, index: int, offset: int, timeout_ms: int) -> int:
     """The log start afterwards; -1 means up to the high water mark."""
     part = await find_partition(gateway.calls, topic, index, timeout_ms)
+    if offset < -1:
+        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset}: it must be >= 0, or -1 for the hwm")
     if offset == -1:
         offset = (await gateway.calls.partition_range(topic, index, timeout_ms)).hwm
     command = AdvanceLogStart(request_id=new_request_id(), partition=part.pid, offset=Offset(offset))

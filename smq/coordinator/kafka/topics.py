@@ -108,9 +108,6 @@ async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"replication_factor must be from 1 to the {len(gateway.state.nodes)} nodes there are",
         )
-    for key, value in command.config:
-        if key not in TOPIC_CONFIG or not TOPIC_CONFIG[key].accepts(value):
-            raise SmqError(ErrorCode.INVALID_CONFIG, f"{key}={value!r} is not a topic configuration")
 
 
 def _configs(config: dict[str, str]) -> list[Struct]:

@@ -31,6 +31,28 @@ def test_a_new_cluster_gets_one_id_and_default_ports_ten_apart(tmp_path: Path) -
     assert [p.parent.name for p in find_nodes(tmp_path)] == ["node-1", "node-2", "node-3"]
 
 
+def test_every_node_gets_a_kafka_port_and_creates_topics_on_first_use(tmp_path: Path) -> None:
+    configs = prepared(tmp_path / "default")
+    assert [c.kafka_address for c in configs] == [("127.0.0.1", port) for port in (9092, 9102, 9112)]
+    assert all(c.kafka_auto_create for c in configs)
+    moved = prepared(tmp_path / "default", kafka=9500)
+    assert [c.kafka_address for c in moved] == [("127.0.0.1", port) for port in (9500, 9510, 9520)]
+
+
+def test_kafka_ports_are_free_ones_where_the_others_are(tmp_path: Path) -> None:
+    ports = [c.kafka_address[1] for c in prepared(tmp_path, grpc=0, http=0) if c.kafka_address]
+    assert len(set(ports)) == 3
+    assert not {0, 9092, 9102, 9112} & set(ports)
+    assert [c.kafka_address[1] for c in prepared(tmp_path) if c.kafka_address] == ports
+
+
+def test_a_directory_from_before_gets_a_kafka_port(tmp_path: Path) -> None:
+    for path in prepare_cluster(tmp_path, 1, Ports()):
+        path.write_text("\n".join(line for line in path.read_text().splitlines() if "kafka" not in line))
+    assert load_config(find_nodes(tmp_path)[0]).kafka_address is None
+    assert prepared(tmp_path, 1)[0].kafka_address == ("127.0.0.1", 9092)
+
+
 def test_the_same_directory_is_the_same_cluster_on_the_same_ports(tmp_path: Path) -> None:
     first = prepared(tmp_path, grpc=0, http=0)
     assert prepared(tmp_path) == first

@@ -343,6 +343,20 @@ def test_time_look_ups_are_right_when_the_latest_record_was_deleted(harness: Har
     assert [info.base if info else None for info in found] == [1, 2, 4, 4, None]
 
 
+def test_largest_create_time_is_that_of_what_is_left_below_the_end(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    assert log.find_timestamp(log.create_ms_max(ALL)) is None
+    for created in (100, 50, 60, 40, 120):
+        append(log, created_ms=created)
+    harness.settle()
+    assert [log.create_ms_max(Offset(end)) for end in (1, 3, 4, 5)] == [100, 100, 100, 120]
+    log.advance_log_start(Offset(1))
+    harness.settle()
+    assert [log.create_ms_max(Offset(end)) for end in (2, 3, 4, 5)] == [50, 60, 60, 120]
+    log.advance_log_start(Offset(5))
+    assert log.find_timestamp(log.create_ms_max(ALL)) is None
+
+
 def test_log_start_inside_what_is_not_durable_counts_as_durable_up_to_there() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))

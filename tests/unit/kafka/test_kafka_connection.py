@@ -1,0 +1,200 @@
+"""A connection's bounds: what is not read any more, who is closed, and in which order answers leave."""
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from smq.coordinator.kafka import connection as connection_module
+from smq.coordinator.kafka.cluster import Gateway
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.connection import Connection, InflightBytes
+from smq.coordinator.kafka.gateway import Request
+from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.kafka.metadata import api_versions
+from smq.coordinator.limits import (
+    KAFKA_FRAME_S_MAX,
+    KAFKA_IDLE_S_MAX,
+    KAFKA_INFLIGHT_PER_CONNECTION_MAX,
+    KAFKA_STUCK_S_MAX,
+    MIB,
+)
+
+REQUEST = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, -1)
+
+
+class Wire:
+    """What the connection does to its transport."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.is_reading = True
+        self.is_closed = False
+
+    def get_extra_info(self, _name: str) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.sent += b"".join(parts)
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    @property
+    def correlation_ids(self) -> list[int]:
+        found, rest = [], self.sent
+        while rest:
+            size, correlation = struct.unpack_from(">ii", rest)
+            found.append(correlation)
+            rest = rest[4 + size :]
+        return found
+
+
+class Rig:
+    """A connection on a fake transport; requests are answered when `release` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, inflight: InflightBytes | None = None) -> None:
+        self.wire = Wire()
+        self.release = asyncio.Event()
+        self.started = 0
+
+        async def answer(_gateway: Gateway, _request: Request) -> Struct:
+            self.started += 1
+            await self.release.wait()
+            return api_versions()
+
+        monkeypatch.setattr(connection_module, "answer", answer)
+        gateway = Gateway(calls=cast(Any, None), auto_create=False, response_bytes_max=8 * MIB)
+        self.connection = Connection(
+            gateway,
+            inflight=inflight or InflightBytes(),
+            request_bytes_max=8 * MIB,
+            on_open=lambda _: True,
+            on_close=lambda _: None,
+        )
+        self.connection.connection_made(cast(Any, self.wire))
+
+    def sweep(self, after_s: float) -> bool:
+        """Whether a sweep that much later closes the connection."""
+        self.connection.sweep(asyncio.get_running_loop().time() + after_s)
+        return self.wire.is_closed
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await scenario()
+
+    asyncio.run(whole())
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_an_unfinished_request_is_closed_and_a_finished_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = Rig(monkeypatch)
+        rig.connection.data_received(REQUEST[:9])
+        assert not rig.sweep(KAFKA_FRAME_S_MAX - 1)
+        rig.connection.data_received(REQUEST[9:])
+        assert not rig.sweep(KAFKA_FRAME_S_MAX + 1)
+        rig.connection.data_received(REQUEST[:3])
+        assert rig.sweep(KAFKA_FRAME_S_MAX + 1)
+
+    run(scenario)
+
+
+def test_an_idle_connection_is_closed_but_not_one_that_waits_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = Rig(monkeypatch)
+        assert not rig.sweep(KAFKA_IDLE_S_MAX - 1)
+        rig.connection.data_received(REQUEST)
+        assert not rig.sweep(KAFKA_IDLE_S_MAX + 1)
+        rig.release.set()
+        await settle()
+        assert rig.wire.correlation_ids == [7]
+        assert rig.sweep(KAFKA_IDLE_S_MAX + 1)
+
+    run(scenario)
+
+
+def test_a_client_that_does_not_read_is_not_read_and_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = Rig(monkeypatch)
+        rig.release.set()
+        rig.connection.pause_writing()
+        assert not rig.wire.is_reading
+        rig.connection.data_received(REQUEST)
+        await settle()
+        assert rig.started == 0
+        assert not rig.sweep(KAFKA_STUCK_S_MAX - 1)
+        rig.connection.resume_writing()
+        await settle()
+        assert rig.wire.correlation_ids == [7]
+        assert rig.wire.is_reading
+        assert not rig.sweep(KAFKA_STUCK_S_MAX + 1)
+        rig.connection.pause_writing()
+        assert rig.sweep(KAFKA_STUCK_S_MAX + 1)
+
+    run(scenario)
+
+
+def test_requests_beyond_the_bound_wait_in_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = Rig(monkeypatch)
+        count = KAFKA_INFLIGHT_PER_CONNECTION_MAX + 10
+        frames = [struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, i, -1) for i in range(count)]
+        rig.connection.data_received(b"".join(frames))
+        assert not rig.wire.is_reading
+        rig.release.set()
+        while len(rig.wire.correlation_ids) < count:
+            await asyncio.sleep(0)
+        assert rig.wire.correlation_ids == list(range(count))
+        await settle()
+        assert rig.wire.is_reading
+
+    run(scenario)
+
+
+def test_a_full_node_stops_reading_all_and_goes_on_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(connection_module, "KAFKA_INFLIGHT_BYTES_PER_NODE_MAX", 15)
+        shared = InflightBytes()
+        first, second = Rig(monkeypatch, shared), Rig(monkeypatch, shared)
+        first.connection.data_received(REQUEST + REQUEST)
+        await settle()
+        second.connection.data_received(REQUEST)
+        await settle()
+        assert not first.wire.is_reading
+        assert not second.wire.is_reading
+        first.connection.connection_lost(None)
+        second.release.set()
+        await settle()
+        assert second.wire.correlation_ids == [7]
+        assert second.wire.is_reading
+
+    run(scenario)
+
+
+def test_a_lost_connection_gives_back_all_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        shared = InflightBytes()
+        rig = Rig(monkeypatch, shared)
+        rig.connection.data_received(REQUEST * 5)
+        await settle()
+        rig.connection.connection_lost(None)
+        rig.release.set()
+        await settle()
+        assert shared._used == 0
+        assert rig.wire.sent == b""
+
+    run(scenario)

@@ -156,8 +156,8 @@ def test_requests_beyond_the_bound_wait_in_the_socket(monkeypatch: pytest.Monkey
         rig.connection.data_received(b"".join(frames))
         assert not rig.wire.is_reading
         rig.release.set()
-        while len(rig.wire.correlation_ids) < count:
-            await asyncio.sleep(0)
+        for _ in range(count):
+            await settle()
         assert rig.wire.correlation_ids == list(range(count))
         await settle()
         assert rig.wire.is_reading

@@ -48,7 +48,6 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.FETCH: Served("Fetch", Versions(4, 18)),
         ApiKey.LIST_OFFSETS: Served("ListOffsets", Versions(1, 11)),
         ApiKey.METADATA: Served("Metadata", Versions(0, 13)),
-        # 10 names topics by id.
         ApiKey.OFFSET_COMMIT: Served("OffsetCommit", Versions(2, 10)),
         ApiKey.OFFSET_FETCH: Served("OffsetFetch", Versions(1, 10)),
         ApiKey.FIND_COORDINATOR: Served("FindCoordinator", Versions(0, 6)),
@@ -60,7 +59,6 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.INIT_PRODUCER_ID: Served("InitProducerId", Versions(0, 5)),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: Served("OffsetForLeaderEpoch", Versions(2, 4)),
         ApiKey.CREATE_PARTITIONS: Served("CreatePartitions", Versions(0, 3)),
-        # 1 asks for brokers or controllers, 2 for fenced brokers too.
         ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),
     }
 )

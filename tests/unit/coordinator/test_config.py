@@ -38,6 +38,12 @@ def test_a_minimal_file_gets_loopback_addresses_and_defaults() -> None:
     assert (config.grpc_address, config.http_address) == (("127.0.0.1", 0), ("127.0.0.1", 0))
 
 
+def test_without_a_kafka_address_there_is_no_listener_and_topics_are_not_created_on_use() -> None:
+    config = parse(GOOD)
+    assert (config.kafka_address, config.kafka_auto_create) == (None, False)
+    assert config.node_config(grpc_address=("a", 1), http_address=("a", 2)).kafka_address == ""
+
+
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     config = ServerConfig(
         node_id=NodeId(3),
@@ -45,6 +51,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         data_dir=tmp_path / "data",
         peers={NodeId(3): ("::1", 9003), NodeId(1): ("localhost", 9001)},
         grpc_address=("127.0.0.1", 7401),
+        kafka_address=("::1", 9092),
+        kafka_auto_create=True,
         request_bytes_max=2 << 20,
         tuning={"session_timeout_ms": 900},
     )
@@ -77,6 +85,7 @@ def test_tuning_reaches_the_node() -> None:
         (GOOD.replace("127.0.0.1:9001", "127.0.0.1:0"), "needs a fixed port"),
         (GOOD.replace("1 = ", "one = "), "keys are node ids"),
         ('grpc_address = "0.0.0.0:7401"\n' + GOOD, "not a loopback address.*insecure"),
+        ('kafka_address = "0.0.0.0:9092"\n' + GOOD, "not a loopback address"),
         ('http_address = "example.org:80"\n' + GOOD, "not a loopback address"),
         (GOOD.replace("127.0.0.1:9001", "10.0.0.1:9001"), "peers.1 is 10.0.0.1:9001, which is not a loopback"),
         ("request_bytes_max = 1\n" + GOOD, "request_bytes_max"),

@@ -57,8 +57,20 @@ class Server:
         self._is_stopping = False
 
     async def start(self) -> None:
+        """The directory first: who starts a node twice is told of that, and not of a port."""
+        clock = AsyncioClock(asyncio.get_running_loop(), on_error=die)
+        try:
+            self._disk = LmdbDisk(self._config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
+        except DiskOpenError as e:
+            raise StartError(str(e)) from e
+        try:
+            await self._start(clock)
+        except StartError:
+            self._disk.close()
+            raise
+
+    async def _start(self, clock: AsyncioClock) -> None:
         config = self._config
-        loop = asyncio.get_running_loop()
         peer_listener = _listener("other nodes", config.peers[config.node_id])
         http_listener = _listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
@@ -66,13 +78,8 @@ class Server:
         self.kafka_address = _bound(config.kafka_address, kafka_listener)
         self._grpc = grpc.aio.server(options=_GRPC_OPTIONS)
         self.grpc_address: Address = (config.grpc_address[0], self._bind_grpc())
-        clock = AsyncioClock(loop, on_error=die)
-        try:
-            self._disk = LmdbDisk(config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
-        except DiskOpenError as e:
-            raise StartError(str(e)) from e
         network = TcpNetwork(
-            loop=loop,
+            loop=asyncio.get_running_loop(),
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             peers=config.peers,
@@ -85,7 +92,6 @@ class Server:
         try:
             self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
         except ValueError as e:
-            self._disk.close()
             raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
         self._add_services()
         self._http = HttpServer(self.node, http_listener, lambda: self._is_stopping)
@@ -93,7 +99,6 @@ class Server:
         try:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
-            self._disk.close()
             raise StartError(str(e)) from e
         await self._grpc.start()
         await self._http.start()

@@ -36,7 +36,7 @@ from smq.replication.api import (
 )
 from smq.replication.core import REGISTER_MS_MAX, NodeCore, clipped
 from smq.replication.ports import Buffer
-from smq.replication.reads import Poll, find_time
+from smq.replication.reads import Poll, find_time, read_failure
 from smq.replication.replica import leader_error
 
 T = TypeVar("T")
@@ -225,8 +225,8 @@ class Node(NodeCore):
                 return
             try:
                 answer: T | SmqError = look_up()
-            except SmqError as e:
-                answer = e
+            except Exception as e:  # noqa: BLE001  # a read changes nothing: whatever it was, the node lives on
+                answer = read_failure(e)
             done(answer)
 
         self.barrier(timeout_ms, read)

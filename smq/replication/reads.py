@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import structlog
+
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.records import BatchCorrupt, parse_header
@@ -19,6 +21,8 @@ from smq.replication.log_codec import BatchInfo
 from smq.replication.ports import DataDamaged
 from smq.replication.proposer import Barriers
 from smq.replication.replica import Replica
+
+_log = structlog.get_logger("smq.reads")
 
 BARRIER_MS_MAX: Final = 5_000  # a reader that must be told "out of range" waits this long for a quorum to say so
 
@@ -39,6 +43,15 @@ class Poll:
     deadline: Deadline | None = None
 
 
+def read_failure(error: Exception) -> SmqError:
+    """What a reader is told of an error. One that nobody foresaw is logged and told as INTERNAL: were it to end the
+    node, the reader's next try would end the next one."""
+    if isinstance(error, SmqError):
+        return error
+    _log.error("a read failed", exc_info=error)
+    return SmqError(ErrorCode.INTERNAL, f"the read failed: {error!r}")
+
+
 class Reads:
     """All fetches of a node. Parked polls are bounded by the node's `fetch_waiters_max`."""
 
@@ -53,8 +66,8 @@ class Reads:
         """Answers now, or parks the poll until the replica has more."""
         try:
             self._try(poll)
-        except SmqError as e:
-            self.finish(poll, e)
+        except Exception as e:  # noqa: BLE001  # a read changes nothing: whatever it was, the node lives on
+            self.finish(poll, read_failure(e))
 
     def _try(self, poll: Poll) -> None:
         replica = poll.replica

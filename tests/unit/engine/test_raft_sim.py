@@ -28,6 +28,7 @@ def test_five_nodes_lose_nothing(seed: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("nodes", [3, 5])
 @pytest.mark.parametrize("block", range(8))
 def test_nothing_is_lost_in_many_more_seeds(nodes: int, block: int) -> None:

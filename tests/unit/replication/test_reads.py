@@ -194,3 +194,15 @@ def test_a_look_up_by_time_sees_nothing_beyond_the_mark(reader: Reader) -> None:
     assert find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns).offset == 1
     assert find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns).ts_ns == -1
     assert first.ts_ns < second.ts_ns
+
+
+def test_an_error_that_nobody_foresaw_is_told_to_the_reader_and_not_to_the_node(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def surprise(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    reader.commit(batch())
+    monkeypatch.setattr(type(reader.host.live.log), "read", surprise)
+    reader.fetch(0)
+    assert reader.error.code is ErrorCode.INTERNAL

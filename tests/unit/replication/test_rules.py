@@ -6,13 +6,14 @@ at once, in the simulation.
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.commands import AddPartitions, AdvanceLogStart, AlterTopicConfig
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TsNs
 from smq.records import parse_header
 from smq.replication import wire
 from smq.replication.api import Acks
 from smq.replication.log_codec import StoredValue, parse_value
+from smq.replication.ports import Table
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 
 
@@ -116,6 +117,18 @@ def test_rule_04_a_batch_newer_than_the_applied_epoch_waits_unjudged() -> None:
     behind.elect(PEER_A)
     assert replica.log.appended_end == 1
     assert replica.durable_verified_end == 1
+
+
+# ------------------------------------------------------------------------------------------------ 5
+def test_rule_05_appends_and_truncations_reach_the_disk_in_the_order_they_were_made(host: Host) -> None:
+    host.produce(batch(b"cut before it was on disk", count=3))
+    host.elect(ME)
+    host.produce(batch(b"in its place"))
+    host.settle()
+    (value,) = host.live.log.read(Offset(0), Offset(9), 1 << 20)
+    assert (value.base, value.end, value.epoch) == (0, 1, 1)
+    assert len(host.disk.scan_keys(Table.BATCHES, b"", b"\xff")) == 1
+    assert len(host.disk.scan_keys(Table.TIMES, host.part.pid + b"\x00", host.part.pid + b"\x01")) == 1
 
 
 # ------------------------------------------------------------------------------------------------ 6, 7
@@ -437,3 +450,18 @@ def test_an_incarnation_is_part_of_every_acknowledgement() -> None:
     append(host, stored(batch(), 0, 1))
     host.settle()
     assert {a.incarnation for a in acks(host)} == {Incarnation(INCARNATION)}
+
+
+# ------------------------------------------------------------------------------------------------ 17, 19
+def test_rule_17_nothing_changes_a_partitions_replicas_in_this_version(host: Host) -> None:
+    before = host.part.replicas
+    host.apply(register(NodeId(4)))
+    host.apply(AddPartitions(name="t", partition_count=4))
+    host.elect(PEER_A)
+    assert host.part.replicas == before
+
+
+def test_rule_19_topics_that_keep_their_records_elsewhere_are_refused_in_this_version(host: Host) -> None:
+    with pytest.raises(SmqError) as e:
+        host.apply(AlterTopicConfig(name="t", set_=(("storage", "external"),)))
+    assert e.value.code is ErrorCode.INVALID_CONFIG

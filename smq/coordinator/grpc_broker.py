@@ -86,6 +86,8 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
                 position, range_ = await timestamp_position(
                     self._calls, asked.topic, asked.partition, asked.timestamp_ms, timeout_ms
                 )
+            elif asked.HasField("max_bytes"):
+                return await self._list_end(asked, timeout_ms)
             else:
                 position, range_ = await start_position(
                     self._calls,
@@ -106,6 +108,20 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             clamped=position.clamped,
             lo=range_.log_start,
             hi=range_.lso,
+        )
+
+    async def _list_end(self, asked: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
+        if asked.max_bytes < 1:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"max_bytes is {asked.max_bytes}: it must be 1 or more")
+        state = await find_partition(self._calls, asked.topic, asked.partition, timeout_ms)
+        run = self._calls.node.sized_run(asked.topic, asked.partition, asked.offset_value, asked.max_bytes)
+        return pb.ListedOffset(
+            topic=asked.topic,
+            partition=asked.partition,
+            offset=run.end,
+            lo=state.log_start,
+            hi=state.lso,
+            size_bytes=run.size_bytes,
         )
 
     @guarded

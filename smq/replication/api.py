@@ -82,6 +82,14 @@ class TimeOffset:
     timestamp_ms: int  # -1 where there is none
 
 
+@dataclass(frozen=True, slots=True)
+class SizedRun:
+    """Whole batches one after the other: where they end, and what their stored values take."""
+
+    end: Offset
+    size_bytes: int
+
+
 class TimeKind(enum.Enum):
     TS_NS = "ts_ns"  # the leader's append time, nanoseconds
     TIMESTAMP_MS = "timestamp_ms"  # the producer's create time, milliseconds
@@ -173,6 +181,11 @@ class NodeApi(Protocol):
     ) -> None:
         """After a barrier, from this node's replica (NOT_REPLICA elsewhere). Exact to the batch for TS_NS, to the
         record for TIMESTAMP_MS."""
+
+    def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
+        """The batches from the one that contains `offset` on that fit into `bytes_max`, one at least; `end` == offset
+        where this node's replica has none. At once and as this node knows it: raises SmqError (NOT_REPLICA elsewhere,
+        OFFSET_OUT_OF_RANGE below log_start as of this node)."""
 
     def commit_offsets(
         self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]

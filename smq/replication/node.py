@@ -31,12 +31,13 @@ from smq.replication.api import (
     NodeStatus,
     PartitionRange,
     Produced,
+    SizedRun,
     TimeKind,
     TimeOffset,
 )
 from smq.replication.core import REGISTER_MS_MAX, NodeCore, clipped
 from smq.replication.ports import Buffer
-from smq.replication.reads import Poll, find_time, read_failure
+from smq.replication.reads import Poll, find_sized_run, find_time, read_failure
 from smq.replication.replica import leader_error
 
 T = TypeVar("T")
@@ -192,6 +193,16 @@ class Node(NodeCore):
             return find_time(replica, kind, value)
 
         self._after_barrier(timeout_ms, done, look_up)
+
+    def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
+        part = self._find(topic, partition)
+        replica = self._replicas.get(part.pid)
+        if replica is None:
+            raise self._not_replica(part)
+        try:
+            return find_sized_run(replica, Offset(offset), bytes_max)
+        except Exception as e:
+            raise read_failure(e) from e
 
     def commit_offsets(
         self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]

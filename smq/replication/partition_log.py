@@ -8,6 +8,7 @@ lineage and says where to cut. Only the log store creates it; the replica and th
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
@@ -52,6 +53,7 @@ from smq.replication.producers import ProducerTable
 TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches, per partition: what consumers and followers read next
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # above this, over all partitions, durable batches leave memory at once
 INDEX_ROWS_A_SCAN: Final = 1024  # some 0.3 ms and 100 KB
+SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a smaller answer is as true
 BATCHES_BYTES_A_READ: Final = 4 << 20  # of a log that is read again because the rows beside it have rotted
 
 
@@ -485,6 +487,18 @@ class PartitionLog:
             expected = stored.end
             found.append(stored)
         return found
+
+    def sized_run(self, offset: Offset, end: Offset, bytes_max: int) -> tuple[Offset, int]:
+        """Where the durable batches from the one that contains `offset` on end that fit into `bytes_max`, and their
+        stored size. One batch at least where one ends at or below `end`, SIZED_RUN_BATCHES_MAX at most."""
+        first = self.read(offset, end, 1)
+        at, size = offset, 0
+        if first:
+            for info in islice(self._durable_infos(first[0].ts_ns - 1), SIZED_RUN_BATCHES_MAX):
+                if info.end > end or (size and size + info.size > bytes_max):
+                    break
+                at, size = info.end, size + info.size
+        return at, size
 
     # ---------------------------------------------------------------------------------------- look-ups by time
     def find_ts_ns(self, ts_ns: int) -> BatchInfo | None:

@@ -13,7 +13,7 @@ import structlog
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.records import BatchCorrupt, parse_header
-from smq.replication.api import DoneFn, Fetched, StoredBatch, TimeKind, TimeOffset
+from smq.replication.api import DoneFn, Fetched, SizedRun, StoredBatch, TimeKind, TimeOffset
 from smq.replication.deadlines import Deadline
 from smq.replication.decoding import decode_bounded
 from smq.replication.host import ReplicaHost
@@ -196,6 +196,19 @@ def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
     if end < part.hwm:
         raise replica.not_leader()
     return TimeOffset(part.hwm, TsNs(-1), -1)
+
+
+def find_sized_run(replica: Replica, offset: Offset, bytes_max: int) -> SizedRun:
+    """The whole batches from the one that contains `offset` on, below the HWM, that fit into `bytes_max`."""
+    part = replica.part
+    if offset < part.log_start:
+        details = ErrorDetails(lo=part.log_start, hi=part.hwm)
+        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is below {part.log_start}", details)
+    try:
+        end, size_bytes = replica.log.sized_run(offset, replica.readable_end, bytes_max)
+    except DataDamaged as e:
+        raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
+    return SizedRun(end, size_bytes)
 
 
 def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:

@@ -841,6 +841,7 @@ class ListOffsetsPartition(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     RESET_IF_GONE_FIELD_NUMBER: _builtins.int
     TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     offset_type: Global___OffsetType.ValueType
@@ -849,6 +850,10 @@ class ListOffsetsPartition(_message.Message):
     reset_if_gone: _builtins.bool
     timestamp_ms: _builtins.int
     """instead of a type: first record whose create time is at or after this"""
+    max_bytes: _builtins.int
+    """Instead of a type: the end of the whole batches, from the one that contains offset_value on, that are stored in
+    at most so many bytes; of one batch at least, and of fewer than fit where they are very many.
+    """
     def __init__(
         self,
         *,
@@ -859,13 +864,19 @@ class ListOffsetsPartition(_message.Message):
         group: _builtins.str = ...,
         reset_if_gone: _builtins.bool = ...,
         timestamp_ms: _builtins.int | None = ...,
+        max_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timestamp_ms", b"_timestamp_ms", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_timestamp_ms", b"_timestamp_ms", "max_bytes", b"max_bytes", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timestamp_ms", b"_timestamp_ms", "group", b"group", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "timestamp_ms", b"timestamp_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_timestamp_ms", b"_timestamp_ms", "group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "timestamp_ms", b"timestamp_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
     _WhichOneofReturnType__timestamp_ms: _TypeAlias = _typing.Literal["timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__timestamp_ms: _TypeAlias = _typing.Literal["_timestamp_ms", b"_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timestamp_ms) -> _WhichOneofReturnType__timestamp_ms | None: ...
 
 Global___ListOffsetsPartition: _TypeAlias = ListOffsetsPartition  # noqa: Y015
@@ -904,12 +915,15 @@ class ListedOffset(_message.Message):
     LO_FIELD_NUMBER: _builtins.int
     HI_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     offset: _builtins.int
     clamped: _builtins.bool
     lo: _builtins.int
     hi: _builtins.int
+    size_bytes: _builtins.int
+    """with max_bytes: of the batches before `offset`"""
     @_builtins.property
     def error(self) -> Global___ErrorDetail: ...
     def __init__(
@@ -922,10 +936,11 @@ class ListedOffset(_message.Message):
         lo: _builtins.int = ...,
         hi: _builtins.int = ...,
         error: Global___ErrorDetail | None = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamped", b"clamped", "error", b"error", "hi", b"hi", "lo", b"lo", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamped", b"clamped", "error", b"error", "hi", b"hi", "lo", b"lo", "offset", b"offset", "partition", b"partition", "size_bytes", b"size_bytes", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1531,6 +1546,7 @@ class PartitionInfo(_message.Message):
     LOG_START_FIELD_NUMBER: _builtins.int
     HWM_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    LSO_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     leader: _builtins.int
     leader_available: _builtins.bool
@@ -1539,6 +1555,8 @@ class PartitionInfo(_message.Message):
     log_start: _builtins.int
     hwm: _builtins.int
     next_offset: _builtins.int
+    lso: _builtins.int
+    """what a read-committed reader may read up to"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1552,10 +1570,11 @@ class PartitionInfo(_message.Message):
         log_start: _builtins.int = ...,
         hwm: _builtins.int = ...,
         next_offset: _builtins.int = ...,
+        lso: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hwm", b"hwm", "leader", b"leader", "leader_available", b"leader_available", "log_start", b"log_start", "next_offset", b"next_offset", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hwm", b"hwm", "leader", b"leader", "leader_available", b"leader_available", "log_start", b"log_start", "lso", b"lso", "next_offset", b"next_offset", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

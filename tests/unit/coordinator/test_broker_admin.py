@@ -191,6 +191,29 @@ def test_list_offsets_by_create_time_is_exact_to_the_record(tmp_path: Path) -> N
     serving(tmp_path, body)
 
 
+def test_list_offsets_by_size_ends_between_batches_and_after_one_at_least(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([2, 2, 2])
+        listed = []
+        for start, size in [(0, 1), (0, 1 << 20), (3, 1), (6, 1)]:
+            asked = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
+            listed.append((await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0])
+        assert [o.offset for o in listed] == [2, 6, 4, 6]
+        assert {(o.lo, o.hi) for o in listed} == {(0, 6)}
+        one, whole, _, none = [o.size_bytes for o in listed]
+        assert (whole, none) == (3 * one, 0)
+        asked = pb.ListOffsetsPartition(topic="t", offset_value=0, max_bytes=2 * one)
+        exact = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0]
+        assert (exact.offset, exact.size_bytes) == (4, 2 * one)
+        for start, size, error in [(0, 0, "INVALID_REQUEST"), (-1, 1, "OFFSET_OUT_OF_RANGE")]:
+            asked = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
+            bad = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0]
+            assert bad.error.name == error
+
+    serving(tmp_path, body)
+
+
 def test_a_partition_owns_its_32_slots_of_the_ring(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create(partitions=3)

@@ -1,5 +1,6 @@
 """A partition log against a list: whatever is done to it, in whatever order the disk reports, and after crashes."""
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -200,6 +201,16 @@ class LogAgainstList(RuleBasedStateMachine):
         assert found == expected[: len(found)]
         assert bool(found) == bool(expected)
         assert len(found) <= 1 or sum(len(s.value) for s in found) <= bytes_max
+
+    @rule(start=st.integers(0, 12), length=st.integers(0, 20), bytes_max=st.integers(1, 2000))
+    def sized_run(self, start: int, length: int, bytes_max: int) -> None:
+        offset = Offset(self.model.log_start + start)
+        end = Offset(offset + length)
+        whole = [row.stored for row in self.durable() if row.stored.end > offset and row.stored.end <= end]
+        sizes = list(itertools.accumulate(len(stored.value) for stored in whole))
+        fitting = max(sum(size <= bytes_max for size in sizes), min(1, len(sizes)))
+        expected = (whole[fitting - 1].end, sizes[fitting - 1]) if fitting else (offset, 0)
+        assert self.log.sized_run(offset, end, bytes_max) == expected
 
     @rule(distance=st.integers(-3, 20))
     def find_ts_ns(self, distance: int) -> None:

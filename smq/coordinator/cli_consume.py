@@ -4,8 +4,6 @@ Owns the command, its output and its rule for what is committed: what was writte
 imports it.
 """
 
-import base64
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -16,6 +14,7 @@ import click
 from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
 from smq.clients.types import TopicPartition
 from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, bootstrap_option, json_option, run
+from smq.coordinator.record_json import record_line
 
 POLL_MS: Final = 500.0  # how often a command that waits looks whether it is done, or should commit
 COMMIT_INTERVAL_S: Final = 5.0  # while following
@@ -144,7 +143,9 @@ class _Reading:
         for record in records:
             if self._left == 0 or (end is not None and record.offset >= end):
                 return
-            self._out.write((_as_json(record) if self._as_json else record.value or b"") + b"\n")
+            self._out.write(
+                (record_line(record, offset_name="offset") if self._as_json else record.value or b"") + b"\n"
+            )
             self._next[tp] = record.offset + 1
             if self._left is not None:
                 self._left -= 1
@@ -160,28 +161,3 @@ class _Reading:
             await self._consumer.commit(moved)
             self._committed.update(moved)
         self._committed_at = time.monotonic()
-
-
-def _as_json(r: ConsumerRecord) -> bytes:
-    told: dict[str, object] = {
-        "topic": r.topic,
-        "partition": r.partition,
-        "offset": r.offset,
-        "ts_ns": r.ts_ns,
-        "timestamp_ms": r.timestamp_ms,
-        **_text("key", r.key),
-        **_text("value", r.value),
-    }
-    if r.headers:
-        told["headers"] = [{"key": key, **_text("value", value)} for key, value in r.headers]
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _text(name: str, given: bytes | None) -> dict[str, str | None]:
-    """Bytes that are no UTF-8 go as base64, under a name that says so."""
-    if given is None:
-        return {name: None}
-    try:
-        return {name: given.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(given).decode()}

@@ -23,6 +23,7 @@ from smq.coordinator.cli_common import (
     run,
 )
 from smq.coordinator.cli_consume import consume
+from smq.coordinator.cli_export import topic_export
 from smq.coordinator.cli_produce import produce
 from smq.coordinator.user_errors import EXIT_FAILED
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -44,7 +45,7 @@ def _admin(bootstrap: str, timeout_ms: float = CALL_TIMEOUT_MS) -> Admin:
 # ------------------------------------------------------------------------------------------------------ topics
 @click.group()
 def topic() -> None:
-    """Creates, lists, describes, changes and deletes topics."""
+    """Creates, lists, describes, changes, exports and deletes topics."""
 
 
 @topic.command("create")
@@ -182,6 +183,9 @@ def topic_delete_records(name: str, partition: int, before: int, bootstrap: str)
             return await admin.delete_records(name, partition, before)
 
     click.echo(f"{name}/{partition} begins at offset {run(work(), bootstrap)} now")
+
+
+topic.add_command(topic_export)
 
 
 def ring_range_of(partition: PartitionDescription) -> tuple[int, int]:

@@ -46,9 +46,10 @@ producer.flush()
 
 ## What is not there yet
 
-Group membership (JoinGroup and so on: use `assign`, not `subscribe`), transactions, configuration keys other than the
-topic's own two, SASL, TLS and ACLs. Keys that are not in the table are not advertised; using one closes the
-connection.
+Group membership (JoinGroup and so on: use `assign`, not `subscribe`), transactions, SASL, TLS and ACLs. Topics have the
+configuration keys that `smq topic create --help` names; others are refused with INVALID_CONFIG. A node's own settings
+can be described, not altered: they are read from its node.toml. Keys that are not in the table are not advertised;
+using one closes the connection.
 
 ## Keys and versions
 

@@ -55,21 +55,30 @@ def new_topic(
     if len(name) > TOPIC_NAME_CHARS_MAX:
         raise SmqError(ErrorCode.INVALID_TOPIC_NAME, f"the name has {len(name)} characters")
     for key, value in config:
-        if key not in TOPIC_CONFIG or not TOPIC_CONFIG[key].accepts(value):
-            raise SmqError(
-                ErrorCode.INVALID_CONFIG, f"no such configuration: {key[:80]}={value[:80]}; known are {known_keys()}"
-            )
-    factor = min(_REPLICATION_FACTOR_DEFAULT, max(1, len(state.nodes))) if replicas == -1 else replicas
+        check_setting(key, value)
     return CreateTopic(
         request_id=new_request_id(),
         name=name,
         topic_id=TopicId(secrets.token_bytes(16)),
         partition_count=PARTITIONS_DEFAULT if partitions == -1 else partitions,
-        replication_factor=factor,
+        replication_factor=default_replication_factor(state) if replicas == -1 else replicas,
         config=config,
         start_offset=Offset(0),
         created_ms=time.time_ns() // 1_000_000,
     )
+
+
+def check_setting(key: str, value: str | None = None) -> None:
+    """SmqError for a key that topics do not have, or a value that it does not take; None is any value."""
+    if key not in TOPIC_CONFIG:
+        raise SmqError(ErrorCode.INVALID_CONFIG, f"topics have no configuration {key[:80]!r}: known are {known_keys()}")
+    if value is not None and not TOPIC_CONFIG[key].accepts(value):
+        raise SmqError(ErrorCode.INVALID_CONFIG, f"{key} is {TOPIC_CONFIG[key].values}; not {value[:80]!r}")
+
+
+def default_replication_factor(state: ClusterState) -> int:
+    """Of a topic whose creator leaves it to the cluster."""
+    return min(_REPLICATION_FACTOR_DEFAULT, max(1, len(state.nodes)))
 
 
 async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:

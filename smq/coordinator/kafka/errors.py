@@ -99,6 +99,20 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
 _FETCH_CODES: Final = {ErrorCode.OVERLOADED: KafkaError.NOT_LEADER_OR_FOLLOWER}
 
 
+class KafkaRefusal(Exception):
+    """What this protocol says of a request before the cluster is asked."""
+
+    def __init__(self, code: KafkaError, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def told(error: SmqError | KafkaRefusal) -> dict[str, KafkaError | str]:
+    """The two fields in which answers of admin requests carry an error."""
+    code = error.code if isinstance(error, KafkaRefusal) else code_of(error)
+    return {"error_code": code, "error_message": str(error)}
+
+
 def code_of(error: SmqError) -> KafkaError:
     return CODES[error.code]
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.coordinator.kafka import groups, metadata, offsets, topics, wire
+from smq.coordinator.kafka import configs, groups, metadata, offsets, topics, wire
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError
@@ -36,7 +36,10 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_RECORDS: offsets.delete_records,
     ApiKey.INIT_PRODUCER_ID: topics.init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
+    ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
+    ApiKey.ALTER_CONFIGS: configs.alter_configs,
     ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
     ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
 }
 

@@ -30,7 +30,10 @@ class ApiKey(enum.IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
     CREATE_PARTITIONS = 37
+    INCREMENTAL_ALTER_CONFIGS = 44
     DESCRIBE_CLUSTER = 60
 
 
@@ -58,7 +61,10 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         # 6 is for two-phase commits of others, which there are none of here.
         ApiKey.INIT_PRODUCER_ID: Served("InitProducerId", Versions(0, 5)),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: Served("OffsetForLeaderEpoch", Versions(2, 4)),
+        ApiKey.DESCRIBE_CONFIGS: Served("DescribeConfigs", Versions(1, 4)),
+        ApiKey.ALTER_CONFIGS: Served("AlterConfigs", Versions(0, 2)),
         ApiKey.CREATE_PARTITIONS: Served("CreatePartitions", Versions(0, 3)),
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: Served("IncrementalAlterConfigs", Versions(0, 1)),
         ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),
     }
 )

@@ -9,7 +9,8 @@ from typing import Final
 
 from smq.coordinator.kafka.cluster import NO_TOPIC_ID, Gateway, new_request_id, new_topic
 from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.configs import described
+from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, code_of, told
 from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.lookup import find_topic
 from smq.raft_state.commands import (
@@ -22,24 +23,8 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId, TopicId
-from smq.raft_state.topic_config import TOPIC_CONFIG, config_value
 
-_SOURCE_OF_DEFAULTS: Final = 5  # Kafka's DEFAULT_CONFIG
-_SOURCE_OF_TOPIC: Final = 1  # Kafka's DYNAMIC_TOPIC_CONFIG
 _FENCED_VERSION: Final = 4  # of InitProducerId: from here on there is a code of its own for it
-
-
-class _Refused(Exception):
-    """What this protocol says of a request before the cluster is asked."""
-
-    def __init__(self, code: KafkaError, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def _told(error: SmqError | _Refused) -> Struct:
-    code = error.code if isinstance(error, _Refused) else code_of(error)
-    return {"error_code": code, "error_message": str(error)}
 
 
 # ----------------------------------------------------------------------------------------------- CreateTopics
@@ -60,29 +45,29 @@ async def _create(gateway: Gateway, asked: Struct, request: Struct, *, is_twice:
     }
     try:
         if is_twice:
-            raise _Refused(KafkaError.INVALID_REQUEST, f"the request names topic {asked['name']!r} twice")
+            raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"the request names topic {asked['name']!r} twice")
         command = _creation(gateway, asked)
         if request["validate_only"]:
             await _check_creation(gateway, command)
         else:
             reply = await gateway.calls.propose(command, max(request["timeout_ms"], 1))
             answer["topic_id"] = reply.topic_id if isinstance(reply, TopicCreated) else NO_TOPIC_ID
-    except (SmqError, _Refused) as e:
-        return answer | _told(e)
+    except (SmqError, KafkaRefusal) as e:
+        return answer | told(e)
     return answer | {
         "num_partitions": command.partition_count,
         "replication_factor": command.replication_factor,
-        "configs": _configs(dict(command.config)),
+        "configs": described(dict(command.config)),
     }
 
 
 def _creation(gateway: Gateway, asked: Struct) -> CreateTopic:
     if asked["assignments"]:
-        raise _Refused(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
+        raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
     _check_count(asked["num_partitions"], default=-1)
     config = {c["name"]: c["value"] for c in asked["configs"]}
     if len(config) < len(asked["configs"]):
-        raise _Refused(KafkaError.INVALID_CONFIG, "a configuration key is given twice")
+        raise KafkaRefusal(KafkaError.INVALID_CONFIG, "a configuration key is given twice")
     kept = sorted((key, value) for key, value in config.items() if value is not None)
     return new_topic(
         gateway.state,
@@ -95,7 +80,7 @@ def _creation(gateway: Gateway, asked: Struct) -> CreateTopic:
 
 def _check_count(count: int, *, default: int | None = None) -> None:
     if count != default and not 1 <= count <= PARTITION_COUNT_MAX:
-        raise _Refused(KafkaError.INVALID_PARTITIONS, f"{count} partitions: it must be 1 to {PARTITION_COUNT_MAX}")
+        raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, f"{count} partitions: it must be 1 to {PARTITION_COUNT_MAX}")
 
 
 async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:
@@ -108,19 +93,6 @@ async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"replication_factor must be from 1 to the {len(gateway.state.nodes)} nodes there are",
         )
-
-
-def _configs(config: dict[str, str]) -> list[Struct]:
-    return [
-        {
-            "name": key,
-            "value": config_value(config, key),
-            "read_only": False,
-            "config_source": _SOURCE_OF_TOPIC if key in config else _SOURCE_OF_DEFAULTS,
-            "is_sensitive": False,
-        }
-        for key in TOPIC_CONFIG
-    ]
 
 
 # ----------------------------------------------------------------------------------------------- DeleteTopics
@@ -147,8 +119,8 @@ async def _delete(gateway: Gateway, asked: Struct, timeout_ms: int) -> Struct:
         else:
             answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
         await gateway.calls.propose(DeleteTopic(request_id=new_request_id(), name=name), timeout_ms)
-    except (SmqError, _Refused) as e:
-        return answer | _told(e)
+    except (SmqError, KafkaRefusal) as e:
+        return answer | told(e)
     return answer
 
 
@@ -158,7 +130,7 @@ async def _name_of(gateway: Gateway, topic_id: bytes, timeout_ms: int) -> str:
         await gateway.calls.barrier(timeout_ms)
         name = gateway.state.topic_names.get(TopicId(topic_id))
     if name is None:
-        raise _Refused(KafkaError.UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id.hex()}")
+        raise KafkaRefusal(KafkaError.UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id.hex()}")
     return name
 
 
@@ -173,16 +145,16 @@ async def _grow(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
     timeout_ms = max(request["timeout_ms"], 1)
     try:
         if asked["assignments"]:
-            raise _Refused(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
+            raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
         _check_count(asked["count"])
         there = len((await find_topic(gateway.calls, asked["name"], timeout_ms)).partitions)
         if asked["count"] <= there:
-            raise _Refused(KafkaError.INVALID_PARTITIONS, f"topic {asked['name']!r} has {there} partitions already")
+            raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, f"topic {asked['name']!r} has {there} partitions already")
         if not request["validate_only"]:
             command = AddPartitions(request_id=new_request_id(), name=asked["name"], partition_count=asked["count"])
             await gateway.calls.propose(command, timeout_ms)
-    except (SmqError, _Refused) as e:
-        return answer | _told(e)
+    except (SmqError, KafkaRefusal) as e:
+        return answer | told(e)
     return answer
 
 

@@ -1,0 +1,219 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the settings of topics, and what a node tells of its own.
+
+Owns how the rows of `raft_state.topic_config` look to Kafka's admin clients. Each resource is a command of its own, all
+of its keys or none. A node's settings are read from its node.toml when it starts: they can be seen here, those that
+Kafka has a name for, and not be changed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
+
+from smq.coordinator.kafka.cluster import (
+    PARTITIONS_DEFAULT,
+    Gateway,
+    check_setting,
+    default_replication_factor,
+    new_request_id,
+)
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, told
+from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.coordinator.lookup import find_topic
+from smq.raft_state.commands import AlterTopicConfig
+from smq.raft_state.errors import SmqError
+from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG, config_value
+
+TOPIC: Final = 2
+BROKER: Final = 4
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
+
+# Kafka's ConfigSource and ConfigType.
+_SOURCE_TOPIC: Final = 1
+_SOURCE_NODE: Final = 4
+_SOURCE_DEFAULT: Final = 5
+_TYPE_BOOLEAN: Final = 1
+_TYPE_STRING: Final = 2
+_TYPE_LONG: Final = 5
+
+_Changes: TypeAlias = tuple[dict[str, str], list[str]]  # what is set, and what goes back to its default
+_ChangesOf: TypeAlias = Callable[[Iterable[Struct]], _Changes]
+
+
+# -------------------------------------------------------------------------------------------- DescribeConfigs
+async def describe_configs(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    results = [await _describe(gateway, asked, request) for asked in request["resources"]]
+    return {"throttle_time_ms": 0, "results": results}
+
+
+async def _describe(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
+    answer = _answer_to(asked) | {"configs": []}
+    try:
+        entries = await _entries(gateway, asked["resource_type"], asked["resource_name"])
+    except (SmqError, KafkaRefusal) as e:
+        return answer | told(e)
+    wanted = asked["configuration_keys"]
+    for entry in entries:
+        if wanted is not None and entry["name"] not in wanted:
+            continue  # of a key that does not exist nothing is told, as by Kafka
+        if not request["include_synonyms"]:
+            entry["synonyms"] = []
+        if not request["include_documentation"]:
+            entry["documentation"] = None
+        answer["configs"].append(entry)
+    return answer
+
+
+def _answer_to(asked: Struct) -> Struct:
+    return {
+        "error_code": KafkaError.NONE,
+        "error_message": None,
+        "resource_type": asked["resource_type"],
+        "resource_name": asked["resource_name"],
+    }
+
+
+async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
+    """Of a topic, after a barrier: who has altered it through another node sees it here."""
+    if kind == TOPIC:
+        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+        return described((await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)).config)
+    if kind == BROKER:
+        me = str(gateway.calls.node.node_id)
+        if name not in ("", me):
+            message = f"this is node {me}: ask node {name} itself, it alone knows its settings"
+            raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+        return _described_node(gateway)
+    raise _unsupported(kind)
+
+
+def _unsupported(kind: int) -> KafkaRefusal:
+    message = f"resource type {kind} has no configuration here: topics ({TOPIC}) have, and nodes ({BROKER})"
+    return KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+
+
+def described(config: Mapping[str, str]) -> list[Struct]:
+    """Every key of a topic, for DescribeConfigs and CreateTopics."""
+    return [_described_key(key, config) for key in TOPIC_CONFIG]
+
+
+def _described_key(key: str, config: Mapping[str, str]) -> Struct:
+    row = TOPIC_CONFIG[key]
+    own = [{"name": key, "value": config[key], "source": _SOURCE_TOPIC}] if key in config else []
+    return {
+        "name": key,
+        "value": config_value(config, key),
+        "read_only": False,
+        "config_source": _SOURCE_TOPIC if own else _SOURCE_DEFAULT,
+        "is_sensitive": False,
+        "synonyms": [*own, {"name": key, "value": row.default, "source": _SOURCE_DEFAULT}],
+        "config_type": _type_of(row.default),
+        "documentation": f"{row.meaning}: {row.values}",
+    }
+
+
+def _type_of(value: str) -> int:
+    if value in ("true", "false"):
+        return _TYPE_BOOLEAN
+    return _TYPE_LONG if value.removeprefix("-").isdigit() else _TYPE_STRING
+
+
+def _described_node(gateway: Gateway) -> list[Struct]:
+    settings = {
+        "auto.create.topics.enable": (str(gateway.auto_create).lower(), "clients may create topics by naming them"),
+        "default.replication.factor": (str(default_replication_factor(gateway.state)), "of topics that name none"),
+        "message.max.bytes": (TOPIC_CONFIG[MAX_MESSAGE_BYTES].default, "of topics without a max.message.bytes"),
+        "num.partitions": (str(PARTITIONS_DEFAULT), "of topics that name no number"),
+    }
+    return [
+        {
+            "name": key,
+            "value": value,
+            "read_only": True,
+            "config_source": _SOURCE_NODE,
+            "is_sensitive": False,
+            "synonyms": [{"name": key, "value": value, "source": _SOURCE_NODE}],
+            "config_type": _type_of(value),
+            "documentation": meaning,
+        }
+        for key, (value, meaning) in settings.items()
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- alteration
+async def alter_configs(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    """What is not named goes back to its default."""
+    return await _alter_each(gateway, request, _replacement)
+
+
+async def incremental_alter_configs(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    """What is not named stays."""
+    return await _alter_each(gateway, request, _increment)
+
+
+async def _alter_each(gateway: Gateway, request: Struct, changes_of: _ChangesOf) -> Struct:
+    counts = Counter(_resource(asked) for asked in request["resources"])
+    responses = []
+    for asked in request["resources"]:
+        answer = _answer_to(asked)
+        try:
+            if counts[_resource(asked)] > 1:
+                raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request names this resource twice")
+            await _alter(gateway, asked, changes_of, is_dry=request["validate_only"])
+        except (SmqError, KafkaRefusal) as e:
+            answer |= told(e)
+        responses.append(answer)
+    return {"throttle_time_ms": 0, "responses": responses}
+
+
+def _resource(asked: Struct) -> tuple[int, str]:
+    return asked["resource_type"], asked["resource_name"]
+
+
+async def _alter(gateway: Gateway, asked: Struct, changes_of: _ChangesOf, *, is_dry: bool) -> None:
+    if asked["resource_type"] == BROKER:
+        message = "a node's settings are those of its node.toml: change them there, and start it again"
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+    if asked["resource_type"] != TOPIC:
+        raise _unsupported(asked["resource_type"])
+    if any(count > 1 for count in Counter(c["name"] for c in asked["configs"]).values()):
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, "a configuration key is given twice")
+    set_, unset = changes_of(asked["configs"])
+    name = (await find_topic(gateway.calls, asked["resource_name"], TIMEOUT_MS_DEFAULT)).name
+    if not is_dry:
+        command = AlterTopicConfig(
+            request_id=new_request_id(), name=name, set_=tuple(sorted(set_.items())), unset=tuple(sorted(unset))
+        )
+        await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+
+
+def _replacement(configs: Iterable[Struct]) -> _Changes:
+    set_ = {config["name"]: _checked(config) for config in configs}
+    return set_, [key for key in TOPIC_CONFIG if key not in set_]
+
+
+def _increment(configs: Iterable[Struct]) -> _Changes:
+    set_: dict[str, str] = {}
+    unset = []
+    for config in configs:
+        key, operation = config["name"], config["config_operation"]
+        if operation == _SET:
+            set_[key] = _checked(config)
+        elif operation == _DELETE:
+            check_setting(key)
+            unset.append(key)
+        elif operation in (_APPEND, _SUBTRACT):
+            check_setting(key)
+            raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} is no list: it can be set or deleted")
+        else:
+            raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"there is no operation {operation}: 0 sets, 1 deletes")
+    return set_, unset
+
+
+def _checked(config: Struct) -> str:
+    if config["value"] is None:
+        message = f"{config['name'][:80]} has no value: delete the key (IncrementalAlterConfigs) for its default"
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+    value: str = config["value"]
+    check_setting(config["name"], value)
+    return value

@@ -8,6 +8,7 @@ from pathlib import Path
 from smq.coordinator.kafka.errors import CODES
 from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.topic_config import TOPIC_CONFIG
 
 TARGET = Path(__file__).with_name("kafka.md")
 
@@ -46,11 +47,19 @@ producer.flush()
 
 ## What is not there yet
 
-Group membership (JoinGroup and so on: use `assign`, not `subscribe`), transactions, SASL, TLS and ACLs. Topics have the
-configuration keys that `smq topic create --help` names; others are refused with INVALID_CONFIG. A node's own settings
-can be described, not altered: they are read from its node.toml. Keys that are not in the table are not advertised;
-using one closes the connection.
+Group membership (JoinGroup and so on: use `assign`, not `subscribe`), transactions, SASL, TLS and ACLs. Keys that are
+not in the table below are not advertised; using one closes the connection.
 
+## Configuration
+
+Of topics, by CreateTopics, AlterConfigs and IncrementalAlterConfigs; other keys are refused with INVALID_CONFIG. A
+node's own settings can be described, not altered: they are read from its node.toml.
+
+| key | default | |
+|---|---|---|
+"""
+
+_KEYS = """
 ## Keys and versions
 
 | key | name | versions |
@@ -78,7 +87,10 @@ def render() -> str:
         f"| `{code.name}` | {CODES[code].value} `{CODES[code].name}` |\n"
         for code in sorted(ErrorCode, key=lambda code: code.number)
     )
-    return _HEAD + keys + _CODES + codes
+    configuration = "".join(
+        f"| `{key}` | {row.default} | {row.meaning}: {row.values} |\n" for key, row in TOPIC_CONFIG.items()
+    )
+    return _HEAD + configuration + _KEYS + keys + _CODES + codes
 
 
 if __name__ == "__main__":

@@ -1,28 +1,55 @@
 """From the node's callbacks to asyncio: the one place where they meet.
 
-Owns nothing. A service awaits the methods of `NodeCalls`; cancelling one withdraws its long poll, and a node that
-never answers costs the caller no more than its timeout. All services may import it.
+Owns the time-outs of the services' calls, all of them on one timer. A service awaits the methods of `NodeCalls`;
+cancelling one withdraws its long poll, and a node that never answers costs the caller no more than its timeout. All
+services may import it.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
 
 from smq.coordinator.limits import TIMEOUT_GRACE_MS, TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX
 from smq.raft_state.commands import Command, OffsetCommit, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, PartitionId
 from smq.replication.api import Cancel, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
+from smq.replication.deadlines import Deadline, Deadlines
 
 T = TypeVar("T")
+
+
+_TICK_S: Final = 0.1  # what waits here waits for seconds, and only where the node has missed its own deadline
+
+
+class Patience:
+    """Time-outs without a timer each. The one there is runs only while something waits."""
+
+    def __init__(self) -> None:
+        self._deadlines = Deadlines()
+        self._is_ticking = False
+
+    def add(self, after_ms: int, fn: Callable[[], None]) -> Deadline:
+        if not self._is_ticking:
+            self._is_ticking = True
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        return self._deadlines.add(time.monotonic_ns() + after_ms * 1_000_000, fn)
+
+    def _tick(self) -> None:
+        self._deadlines.run(time.monotonic_ns())
+        self._is_ticking = not self._deadlines.is_empty
+        if self._is_ticking:
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
 
 class Answer(Generic[T]):
     """What a call of NodeApi will give: hand `done` to it, then await `result`."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_patience")
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
         self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def done(self, result: T | SmqError) -> None:
@@ -35,13 +62,18 @@ class Answer(Generic[T]):
 
     async def result(self, timeout_ms: int, withdraw: Cancel | None = None, *, grace_ms: int = TIMEOUT_GRACE_MS) -> T:
         """SmqError where the call failed, TIMED_OUT where the node did not keep its own deadline."""
+
+        def give_up() -> None:
+            if withdraw is not None:
+                withdraw()
+            self.done(SmqError(ErrorCode.TIMED_OUT, f"the node did not answer within {timeout_ms} ms"))
+
+        deadline = self._patience.add(timeout_ms + grace_ms, give_up)
         try:
-            async with asyncio.timeout((timeout_ms + grace_ms) / 1000):
-                return await self._future
-        except TimeoutError:
-            raise SmqError(ErrorCode.TIMED_OUT, f"the node did not answer within {timeout_ms} ms") from None
+            return await self._future
         finally:
-            if withdraw is not None and (self._future.cancelled() or not self._future.done()):
+            deadline.cancel()
+            if withdraw is not None and self._future.cancelled():
                 withdraw()
 
 
@@ -50,14 +82,15 @@ class NodeCalls:
 
     def __init__(self, node: NodeApi) -> None:
         self.node = node
+        self.patience = Patience()
 
     async def propose(self, command: Command, timeout_ms: int) -> Reply:
-        answer = Answer[Reply]()
+        answer = Answer[Reply](self.patience)
         self.node.propose(command, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def barrier(self, timeout_ms: int) -> LogIndex:
-        answer = Answer[LogIndex]()
+        answer = Answer[LogIndex](self.patience)
         self.node.barrier(timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
@@ -74,7 +107,7 @@ class NodeCalls:
     ) -> Fetched:
         """`answer_ms` is more than `max_wait_ms`: before the node says that an offset is out of range, or a topic
         unknown, it needs a barrier."""
-        answer = Answer[Fetched]()
+        answer = Answer[Fetched](self.patience)
         withdraw = self.node.fetch(
             topic,
             partition,
@@ -87,28 +120,28 @@ class NodeCalls:
         return await answer.result(answer_ms, withdraw, grace_ms=0)
 
     async def partition_range(self, topic: str, partition: int, timeout_ms: int) -> PartitionRange:
-        answer = Answer[PartitionRange]()
+        answer = Answer[PartitionRange](self.patience)
         self.node.partition_range(topic, partition, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int
     ) -> TimeOffset:
-        answer = Answer[TimeOffset]()
+        answer = Answer[TimeOffset](self.patience)
         self.node.offset_for_time(topic, partition, kind, value, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def commit_offsets(
         self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int
     ) -> Reply:
-        answer = Answer[Reply]()
+        answer = Answer[Reply](self.patience)
         self.node.commit_offsets(group, items, request_id, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def fetch_offsets(
         self, group: str, pids: Sequence[PartitionId] | None, timeout_ms: int
     ) -> dict[PartitionId, tuple[Offset, str]]:
-        answer = Answer[dict[PartitionId, tuple[Offset, str]]]()
+        answer = Answer[dict[PartitionId, tuple[Offset, str]]](self.patience)
         self.node.fetch_offsets(group, pids, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 

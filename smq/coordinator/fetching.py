@@ -6,16 +6,16 @@ import it.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
-from smq.coordinator.calls import NodeCalls
+from smq.coordinator.calls import Answer, NodeCalls
 from smq.coordinator.grpc_errors import internal
 from smq.coordinator.limits import FETCH_CONCURRENCY
-from smq.coordinator.lookup import find_partition
-from smq.raft_state.errors import SmqError
-from smq.replication.api import Fetched
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.replication.api import Cancel, Fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,70 +45,88 @@ async def fetch_many(
     left_ms = max_wait_ms
     # A round ends with more bytes than the one before, or with the time: there are never many.
     while left_ms > 0 and not _is_enough(outcomes, bytes_min):
-        tasks = [
-            _start(_fetch(calls, w, left_ms, answer_ms, bytes_max, bytes_min=_size(o) + 1))
-            for w, o in zip(wanted, outcomes, strict=True)
-        ]
-        try:
-            outcomes = await _first_of(tasks, outcomes, bytes_max)
-        finally:
-            for task in tasks:
-                task.cancel()
+        polls = _Fetches(calls, outcomes_needed=1)
+        for place, (want, before) in enumerate(zip(wanted, outcomes, strict=True)):
+            polls.start(place, want, bytes_left=bytes_max, max_wait_ms=left_ms, bytes_min=_size(before) + 1)
+        outcomes = _merged(await polls.take(answer_ms), outcomes, bytes_max)
         left_ms = max_wait_ms - int((time.monotonic() - started) * 1000)
     return outcomes
+
+
+class _Fetches:
+    """Fetches of several partitions under way at a time, with neither a task nor a timer each."""
+
+    def __init__(self, calls: NodeCalls, *, outcomes_needed: int) -> None:
+        self._node = calls.node
+        self._outcomes_needed = outcomes_needed
+        self._outcomes: dict[int, Fetched | SmqError] = {}
+        self._withdrawals: list[Cancel] = []
+        self._enough = Answer[None](calls.patience)
+
+    def start(self, place: int, want: Wanted, *, bytes_left: int, max_wait_ms: int = 0, bytes_min: int = 1) -> None:
+        done = partial(self._on_done, place)
+        try:
+            withdraw = self._node.fetch(
+                want.topic,
+                want.partition,
+                want.offset,
+                max_bytes=min(want.max_bytes, bytes_left),
+                max_wait_ms=max_wait_ms,
+                done=done,
+                min_bytes=bytes_min,
+            )
+        except SmqError as e:
+            done(e)
+        except Exception as e:  # noqa: BLE001 - one partition's fault must not take the others' data with it
+            done(internal("fetch", e))
+        else:
+            self._withdrawals.append(withdraw)
+
+    def _on_done(self, place: int, outcome: Fetched | SmqError) -> None:
+        self._outcomes[place] = outcome
+        if len(self._outcomes) == self._outcomes_needed:
+            self._enough.done(None)
+
+    async def take(self, answer_ms: int) -> dict[int, Fetched | SmqError]:
+        """As many as are needed, by their places; those that did not come within `answer_ms` are missing."""
+        try:
+            await self._enough.result(answer_ms, grace_ms=0)
+            await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
+        except SmqError:
+            pass  # too late: the only error that `_enough` is ever given
+        finally:
+            for withdraw in self._withdrawals:
+                withdraw()
+        return self._outcomes
 
 
 async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int) -> list[Outcome]:
     """In order, a few at a time, so that what is read beyond the cap stays small."""
     outcomes: list[Outcome] = [None] * len(wanted)
     left = bytes_max
-    for i in range(0, len(wanted), FETCH_CONCURRENCY):
-        group = wanted[i : i + FETCH_CONCURRENCY]
-        results = await asyncio.gather(*(_fetch(calls, w, 0, answer_ms, left) for w in group))
-        for j, result in enumerate(results):
-            outcomes[i + j], left = _trimmed(result, left, is_first=left == bytes_max)
+    for first in range(0, len(wanted), FETCH_CONCURRENCY):
+        group = range(first, min(first + FETCH_CONCURRENCY, len(wanted)))
+        reads = _Fetches(calls, outcomes_needed=len(group))
+        for place in group:
+            reads.start(place, wanted[place], bytes_left=left)
+        found = await reads.take(answer_ms)
+        for place in group:
+            outcome = found.get(place) or SmqError(ErrorCode.TIMED_OUT, f"no answer within {answer_ms} ms")
+            outcomes[place], left = _trimmed(outcome, left, is_first=left == bytes_max)
         if left <= 0:
             break
     return outcomes
 
 
-async def _first_of(
-    tasks: Sequence[asyncio.Task[Fetched | SmqError]], outcomes: Sequence[Outcome], bytes_max: int
-) -> list[Outcome]:
-    """The long polls that end first take the place of what was read before."""
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
+def _merged(found: Mapping[int, Fetched | SmqError], outcomes: Sequence[Outcome], bytes_max: int) -> list[Outcome]:
+    """The long polls that have ended take the place of what was read before."""
     left = bytes_max
-    newer: list[Outcome] = [None] * len(tasks)
-    for i, (task, before) in enumerate(zip(tasks, outcomes, strict=True)):
-        found = task.result() if task.done() else before
-        if found is not None and left > 0:
-            newer[i], left = _trimmed(found, left, is_first=left == bytes_max)
+    newer: list[Outcome] = [None] * len(outcomes)
+    for place, before in enumerate(outcomes):
+        outcome = found.get(place, before)
+        if outcome is not None and left > 0:
+            newer[place], left = _trimmed(outcome, left, is_first=left == bytes_max)
     return newer
-
-
-def _start(work: Coroutine[Any, Any, Fetched | SmqError]) -> asyncio.Task[Fetched | SmqError]:
-    return asyncio.create_task(work)
-
-
-async def _fetch(
-    calls: NodeCalls, wanted: Wanted, max_wait_ms: int, answer_ms: int, bytes_left: int, *, bytes_min: int = 1
-) -> Fetched | SmqError:
-    try:
-        await find_partition(calls, wanted.topic, wanted.partition, answer_ms)
-        return await calls.fetch(
-            wanted.topic,
-            wanted.partition,
-            wanted.offset,
-            max_bytes=min(wanted.max_bytes, bytes_left),
-            max_wait_ms=max_wait_ms,
-            answer_ms=answer_ms,
-            min_bytes=bytes_min,
-        )
-    except SmqError as e:
-        return e
-    except Exception as e:  # noqa: BLE001 - one partition's fault must not take the others' data with it
-        return internal("fetch", e)
 
 
 def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[Outcome, int]:

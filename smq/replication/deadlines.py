@@ -1,7 +1,7 @@
-"""Deadlines without a timer each: buckets that the node's tick empties.
+"""Deadlines without a timer each: buckets that a tick empties.
 
-Owns the only way a waiting request times out. The resolution is the node's tick: fine for time-outs, and
-nothing else may wait for it.
+Owns the only way a waiting request times out: the node's by its tick, the services' by theirs. The resolution is the
+tick: fine for time-outs, and nothing else may wait for it.
 """
 
 import heapq
@@ -14,36 +14,44 @@ _BUCKET_NS: Final = 10_000_000  # 10 ms: finer than the tick buys nothing
 class Deadline:
     """One deadline that can be cancelled."""
 
-    __slots__ = ("fn",)
+    __slots__ = ("_bucket", "fn")
 
-    def __init__(self, fn: Callable[[], None]) -> None:
+    def __init__(self, fn: Callable[[], None], bucket: dict["Deadline", None]) -> None:
         self.fn: Callable[[], None] | None = fn
+        self._bucket = bucket
 
     def cancel(self) -> None:
+        """At once: most requests end long before their deadline, and must not be kept until then."""
         self.fn = None
+        self._bucket.pop(self, None)
 
 
 class Deadlines:
     """Bounded by its users: each entry belongs to a request that has its own bound."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, list[Deadline]] = {}
+        self._buckets: dict[int, dict[Deadline, None]] = {}
         self._order: list[int] = []  # a heap of the buckets' numbers
 
     def add(self, at_ns: int, fn: Callable[[], None]) -> Deadline:
         """Runs fn in the first tick after `at_ns` (monotonic)."""
-        deadline = Deadline(fn)
         number = at_ns // _BUCKET_NS
         bucket = self._buckets.get(number)
         if bucket is None:
-            bucket = self._buckets[number] = []
+            bucket = self._buckets[number] = {}
             heapq.heappush(self._order, number)
-        bucket.append(deadline)
+        deadline = Deadline(fn, bucket)
+        bucket[deadline] = None
         return deadline
+
+    @property
+    def is_empty(self) -> bool:
+        """No deadline is waited for, and none was that lies ahead."""
+        return not self._order
 
     def run(self, now_ns: int) -> None:
         """Runs everything due, in order of time, then of registration."""
         while self._order and (self._order[0] + 1) * _BUCKET_NS <= now_ns:
-            for deadline in self._buckets.pop(heapq.heappop(self._order)):
+            for deadline in list(self._buckets.pop(heapq.heappop(self._order))):
                 if deadline.fn is not None:
                     deadline.fn()

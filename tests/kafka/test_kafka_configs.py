@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.configs import BROKER, TOPIC

@@ -2,15 +2,18 @@
 
 Owns the list of commands and the one place where an error becomes a sentence and an exit code. Commands live in
 cli_cluster (nodes) and cli_data (topics and records); other layers add theirs by entry points of the group
-`smq.cli`, each a function that takes the click group.
+`smq.cli`, each a command under the entry point's name, which is loaded without the others.
 """
 
 import importlib
-import importlib.util
 from importlib.metadata import entry_points, version
+from types import ModuleType
 from typing import Any, Final, NoReturn
 
-import click
+try:
+    import click
+except ImportError as e:  # `pip install smq` has the script, and none of what it runs on
+    raise SystemExit("smq: the command line needs an extra: pip install 'smq[server]' (or 'smq[spark]')") from e
 
 from smq.coordinator.user_errors import EXIT_FAILED, UserError
 from smq.raft_state.errors import SmqError
@@ -26,22 +29,22 @@ class SmqGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._load_rest()
-        return sorted({*super().list_commands(ctx), *_NODE_COMMANDS})
+        added = [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
+        return sorted({*super().list_commands(ctx), *_NODE_COMMANDS, *added})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _NODE_COMMANDS:
-            command: click.Command = getattr(importlib.import_module(_NODE_COMMANDS[cmd_name]), cmd_name)
+            command: click.Command = getattr(_load(_NODE_COMMANDS[cmd_name]), cmd_name)
             return command
+        for entry in entry_points(group=_PLUGIN_GROUP, name=cmd_name):
+            added: click.Command = entry.load()
+            return added
         self._load_rest()
         return super().get_command(ctx, cmd_name)
 
     def _load_rest(self) -> None:
-        if self.commands:
-            return
-        if importlib.util.find_spec(_DATA_MODULE) is not None:
-            importlib.import_module(_DATA_MODULE).register(self)
-        for entry in entry_points(group=_PLUGIN_GROUP):
-            entry.load()(self)
+        if not self.commands:
+            _load(_DATA_MODULE).register(self)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -50,6 +53,17 @@ class SmqGroup(click.Group):
             _end(ctx, str(e), e.code)
         except (SmqError, ConnectionError) as e:
             _end(ctx, str(e), EXIT_FAILED)
+
+
+def _load(module: str) -> ModuleType:
+    """The module. A sentence where what it imports belongs to an extra that is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package == "smq":
+            raise
+        raise click.ClickException(f"this needs the package {package}: pip install 'smq[server]'") from e
 
 
 def _end(ctx: click.Context, message: str, code: int) -> NoReturn:

@@ -1,0 +1,52 @@
+"""`smq spark-shell`: the command that the Spark extra adds to `smq`, by an entry point.
+
+Owns its options and its error sentences. Imports Spark only when it runs, and nothing of the server ever.
+"""
+
+import importlib.util
+from typing import Final
+
+import click
+
+_BOOTSTRAP_DEFAULT: Final = "127.0.0.1:7401"
+
+
+@click.command("spark-shell")
+@click.option(
+    "--bootstrap",
+    metavar="HOST:PORT[,...]",
+    default=_BOOTSTRAP_DEFAULT,
+    envvar="SMQ_BOOTSTRAP",
+    show_default=True,
+    show_envvar=True,
+    help="gRPC addresses of one or more nodes.",
+)
+@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")
+@click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A Spark setting; may be repeated.")
+def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
+    """Opens a Python shell with a Spark session on a running cluster.
+
+    Commands may be piped in, too: their output goes to standard output, and the exit code is 1 where one failed.
+    """
+    conf = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"{setting!r} is no setting: write KEY=VALUE")
+        conf[key.strip()] = value.strip()
+    for module in ("pyspark", "pyarrow", "pandas"):
+        if importlib.util.find_spec(module) is None:
+            raise click.ClickException(f"the Spark shell needs {module}: pip install 'smq[spark]'")
+    from smq.raft_state.errors import SmqError
+    from smq.spark_connector.errors import ReadError
+    from smq.spark_connector.java import JavaNotFound
+    from smq.spark_connector.shell import run_shell
+
+    try:
+        code = run_shell(bootstrap, master=master, conf=conf)
+    except (ReadError, SmqError) as e:
+        told = f"{e}; start a node with `smq dev`, or name a running one with --bootstrap"
+        raise click.ClickException(told) from e
+    except JavaNotFound as e:
+        raise click.ClickException(str(e)) from e
+    raise SystemExit(code)

@@ -1,0 +1,98 @@
+"""A Python shell with a Spark session on a running cluster.
+
+Owns the banner and the reading of commands, typed or piped. Starts nothing before the cluster has answered. Imported
+by `smq.spark_connector.cli` when the command runs.
+"""
+
+import code
+import keyword
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from smq.spark_connector.cluster import Cluster
+
+ANSWER_TIMEOUT_MS: Final = 3_000  # somebody is waiting at a terminal
+TOPICS_SHOWN: Final = 10
+_EXAMPLE_TOPIC: Final = "my-topic"
+
+
+def run_shell(servers: str, *, master: str, conf: Mapping[str, str]) -> int:
+    """Reads commands until they end. The exit code: 1 where a piped command failed, 0 otherwise.
+
+    ReadError where no node answers, JavaNotFound where Spark cannot start.
+    """
+    cluster = Cluster(servers.split(","), ANSWER_TIMEOUT_MS)
+    topics = cluster.layout().counts
+    cluster.close()
+    from smq.spark_connector import session
+
+    spark = session("smq spark-shell", master=master, conf={"spark.log.level": "ERROR", **conf})
+    try:
+        names = {"__name__": "__main__", "spark": spark, "servers": servers}
+        shell = _Shell(names)
+        shell.interact(banner=banner(spark.version, servers, topics), exitmsg="")
+        return int(shell.has_failed and not shell.is_typed)
+    finally:
+        spark.stop()
+
+
+def banner(spark_version: str, servers: str, topics: Mapping[str, int]) -> str:
+    """What is there, and what to type."""
+    shown = sorted(topics)[:TOPICS_SHOWN]
+    more = f" and {len(topics) - len(shown)} more" if len(topics) > len(shown) else ""
+    listed = ", ".join(f"{name} ({topics[name]})" for name in shown) + more
+    example = shown[0] if shown else _EXAMPLE_TOPIC
+    variable = _variable(example)
+    return "\n".join(
+        (
+            f"Spark {spark_version}: `spark` is ready. `servers` is {servers!r}.",
+            f"Topics (partitions): {listed}" if topics else "There are no topics yet: smq topic create my-topic",
+            "Type for example:",
+            f'  {variable} = spark.read.format("smq").options(servers=servers, subscribe="{example}").load()',
+            f'  {variable}.selectExpr("partition", "offset", "CAST(value AS STRING)").show()',
+            f'  {variable}.createOrReplaceTempView("t"); spark.sql("SELECT count(*), max(offset) FROM t").show()',
+            "A DataFrame keeps the offsets of its first action: load() again to see what came later. Ctrl-D ends.",
+        )
+    )
+
+
+def _variable(topic: str) -> str:
+    """The topic's name as one of Python's, where it makes one that is free."""
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in topic)
+    is_free = name.isidentifier() and not keyword.iskeyword(name) and name not in ("spark", "servers")
+    return name if is_free else "frame"
+
+
+class _Shell(code.InteractiveConsole):
+    """Python's own console. Piped commands get no prompts, and the first that fails decides the exit code."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        super().__init__(names)
+        self.is_typed = sys.stdin.isatty()
+        self.has_failed = False
+        if self.is_typed:
+            _complete(names)
+
+    def raw_input(self, prompt: str = "") -> str:
+        return super().raw_input(prompt if self.is_typed else "")
+
+    def showtraceback(self) -> None:
+        self.has_failed = True
+        super().showtraceback()
+
+    def showsyntaxerror(self, *arguments: Any, **options: Any) -> None:
+        self.has_failed = True
+        super().showsyntaxerror(*arguments, **options)
+
+
+def _complete(names: dict[str, Any]) -> None:
+    """Tab completes names, where this Python was built with readline."""
+    try:
+        import readline
+    except ImportError:
+        return
+    import rlcompleter
+
+    readline.set_completer(rlcompleter.Completer(names).complete)
+    readline.parse_and_bind("tab: complete")

@@ -1,0 +1,94 @@
+"""`smq spark-shell`: Spark on a running cluster, ready to type into; and what it says where it cannot be."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from smq.records import NewRecord
+from smq.spark_connector.local_session import SHORT_LIVED
+from smq.spark_connector.shell import banner
+from tests.cluster.harness import CLI, run_cli
+
+COMMANDS = """\
+frame = spark.read.format("smq").options(servers=servers, subscribe={topic!r}).load()
+frame.count()
+for row in frame.orderBy("offset").collect():
+    print(row["offset"], row["value"].decode())
+
+spark.conf.get("spark.sql.shuffle.partitions"), spark.sparkContext.master
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.cluster
+def test_piped_commands_read_the_cluster(
+    servers: str, new_topic: Callable[[int], str], publish: Callable[..., None]
+) -> None:
+    topic = new_topic(1)
+    publish(topic, 0, [NewRecord(None, b"v%d" % i, 1) for i in range(3)])
+    options: tuple[str, ...] = (
+        "--bootstrap",
+        servers,
+        "--master",
+        "local[1]",
+        "--conf",
+        "spark.sql.shuffle.partitions=3",
+    )
+    options += tuple(part for name, value in SHORT_LIVED.items() for part in ("--conf", f"{name}={value}"))
+    told = run_cli("spark-shell", *options, input=COMMANDS.format(topic=topic) + "undefined\n", timeout_s=110)
+    assert told.stdout.splitlines() == ["3", "0 v0", "1 v1", "2 v2", "('3', 'local[1]')"], told.stderr
+    assert f"{topic} (1)" in told.stderr
+    assert "NameError: name 'undefined'" in told.stderr
+    assert told.returncode == 1
+
+
+def test_banner_names_topics_and_its_lines_can_be_typed() -> None:
+    text = banner("4.3.0", "h:1", {"my-topic": 3, "a.b": 1, **{f"t{i:02}": 1 for i in range(20)}})
+    assert "a.b (1), my-topic (3)" in text
+    assert text.count(" (1)") == 9
+    assert "and 12 more" in text
+    typed = [line for line in text.splitlines() if line.startswith("  ")]
+    assert typed[0] == '  a_b = spark.read.format("smq").options(servers=servers, subscribe="a.b").load()'
+    for line in typed:
+        compile(line.strip(), "banner", "exec")
+
+
+@pytest.mark.parametrize("topics", [{"spark": 1}, {"1": 1}, {"class": 1}])
+def test_banner_names_no_variable_that_python_cannot_have(topics: dict[str, int]) -> None:
+    assert "  frame = spark.read" in banner("4.3.0", "h:1", topics)
+
+
+def test_cluster_that_is_not_there_is_told_before_spark_starts() -> None:
+    told = run_cli("spark-shell", "--bootstrap", "127.0.0.1:9", input="")
+    assert told.returncode == 1
+    assert "127.0.0.1:9" in told.stderr
+    assert "start a node with `smq dev`" in told.stderr
+
+
+def without(*modules: str) -> list[str]:
+    """The command line in an interpreter that lacks these modules."""
+    gone = f"sys.modules.update(dict.fromkeys({modules!r}))"
+    return [sys.executable, "-c", f"import sys; {gone}; from smq.coordinator.cli import main; main()"]
+
+
+def test_shell_needs_nothing_of_the_server() -> None:
+    command = without("aiohttp", "lmdb", "prometheus_client", "pysyncobj", "rich", "structlog", "uvloop", "pyspark")
+    help_of = subprocess.run([*command, "spark-shell", "--help"], check=True, capture_output=True, text=True)
+    assert "Opens a Python shell with a Spark session" in help_of.stdout
+    told = subprocess.run([*command, "spark-shell"], check=False, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (1, "Error: the Spark shell needs pyspark: pip install 'smq[spark]'\n")
+    told = subprocess.run([*command, "status"], check=False, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (1, "Error: this needs the package rich: pip install 'smq[server]'\n")
+
+
+def test_command_line_without_click_says_which_extra_it_needs() -> None:
+    told = subprocess.run([*without("click"), "status"], check=False, capture_output=True, text=True)
+    assert told.returncode == 1
+    assert told.stderr == "smq: the command line needs an extra: pip install 'smq[server]' (or 'smq[spark]')\n"
+
+
+def test_help_names_the_shell() -> None:
+    told = subprocess.run([*CLI, "--help"], check=True, capture_output=True, text=True)
+    assert "spark-shell  Opens a Python shell" in told.stdout

@@ -38,13 +38,12 @@ def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
         if importlib.util.find_spec(module) is None:
             raise click.ClickException(f"the Spark shell needs {module}: pip install 'smq[spark]'")
     from smq.raft_state.errors import SmqError
-    from smq.spark_connector.errors import ReadError
     from smq.spark_connector.java import JavaNotFound
     from smq.spark_connector.shell import run_shell
 
     try:
         code = run_shell(bootstrap, master=master, conf=conf)
-    except (ReadError, SmqError) as e:
+    except SmqError as e:
         told = f"{e}; start a node with `smq dev`, or name a running one with --bootstrap"
         raise click.ClickException(told) from e
     except JavaNotFound as e:

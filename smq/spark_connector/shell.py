@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from smq.spark_connector.cluster import Cluster
+from smq.clients.sync import SyncAdmin
 
-ANSWER_TIMEOUT_MS: Final = 3_000  # somebody is waiting at a terminal
+ANSWER_TIMEOUT_MS: Final = 3_000.0  # somebody is waiting at a terminal
 TOPICS_SHOWN: Final = 10
 _EXAMPLE_TOPIC: Final = "my-topic"
 
@@ -20,11 +20,10 @@ _EXAMPLE_TOPIC: Final = "my-topic"
 def run_shell(servers: str, *, master: str, conf: Mapping[str, str]) -> int:
     """Reads commands until they end. The exit code: 1 where a piped command failed, 0 otherwise.
 
-    ReadError where no node answers, JavaNotFound where Spark cannot start.
+    SmqError where no node answers, JavaNotFound where Spark cannot start.
     """
-    cluster = Cluster(servers.split(","), ANSWER_TIMEOUT_MS)
-    topics = cluster.layout().counts
-    cluster.close()
+    with SyncAdmin(servers, timeout_ms=ANSWER_TIMEOUT_MS, connect_timeout_ms=ANSWER_TIMEOUT_MS) as admin:
+        topics = {topic.name: len(topic.partitions) for topic in admin.list_topics()}
     from smq.spark_connector import session
 
     spark = session("smq spark-shell", master=master, conf={"spark.log.level": "ERROR", **conf})

@@ -29,7 +29,7 @@ class SmqDataSource(DataSource):
         super().__init__(options)
         # CREATE TABLE passes the table's properties in as options (provider, owner, comment, ...), and none of
         # them, not even the OPTIONS, at a SELECT: only a read's own options can be judged.
-        if "provider" not in options:
+        if "provider" not in options and "metadata" not in options:
             check_given(options)
 
     @classmethod
@@ -41,6 +41,10 @@ class SmqDataSource(DataSource):
         from smq.spark_connector.options import flag
         from smq.spark_connector.schema import default_schema
 
+        if "metadata" in self.options:
+            from smq.spark_connector.metadata import metadata_schema
+
+            return metadata_schema(self.options["metadata"])
         return default_schema(
             include_headers=flag(self.options, "includeHeaders", default=False),
             include_index=flag(self.options, "includeIndex", default=False),
@@ -51,6 +55,10 @@ class SmqDataSource(DataSource):
         from smq.spark_connector.options import read_options
         from smq.spark_connector.reader import SmqReader
 
+        if "metadata" in self.options:
+            from smq.spark_connector.metadata import MetadataReader, metadata_options
+
+            return MetadataReader(metadata_options(self.options), schema)
         return SmqReader(read_options(self.options), schema)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":

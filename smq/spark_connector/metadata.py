@@ -1,0 +1,208 @@
+"""`.option("metadata", "partitions")` and `"groups"`: what the cluster knows of itself, as DataFrames.
+
+Owns their options, columns and rows. They are facts of the moment at which the read is planned, gathered on the
+driver through `smq.clients`; a task only hands them on. No record is read here.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from smq.clients.sync import SyncAdmin
+from smq.clients.types import ClusterDescription, PartitionDescription, ReplicaStatus
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.spark_connector.errors import OptionError
+from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT
+from smq.spark_connector.options import _parse_topics as topics_of
+from smq.spark_connector.options import _positive as whole_number
+from smq.spark_connector.options import _servers as servers_of
+
+Row: TypeAlias = tuple[Any, ...]
+NODE_TIMEOUT_MS: Final = 2_000.0  # a node that hangs leaves nulls, and does not hold up the rest
+KNOWN: Final = ("metadata", "servers", "subscribe", "group", "retryTimeoutMs")
+_BY_LOWER_NAME: Final = {
+    name.lower(): name for name in (*KNOWN, "bootstrap.servers", "kafka.bootstrap.servers", "path", "__datasource__")
+}
+
+PARTITION_COLUMNS: Final[dict[str, DataType]] = {
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "log_start": LongType(),
+    "hwm": LongType(),
+    "next_offset": LongType(),
+    "leader": IntegerType(),
+    "leader_available": BooleanType(),
+    "epoch": IntegerType(),
+    "replicas": ArrayType(IntegerType()),
+    "silent_replicas": ArrayType(IntegerType()),  # gave no answer: the next two do not count them
+    "size_bytes": LongType(),  # of the largest replica; null where none answered
+    "replica_lag": LongType(),  # records that the slowest replica has yet to fetch; null where none answered
+}
+GROUP_COLUMNS: Final[dict[str, DataType]] = {
+    "group": StringType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),  # the next one to read
+    "metadata": StringType(),  # what the consumer committed beside it
+    "log_start": LongType(),
+    "hwm": LongType(),
+    "lag": LongType(),  # records from `offset` to the high water mark; never negative
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataOptions:
+    """A validated read of `kind`. No topics: all there are. `groups` is empty for partitions."""
+
+    kind: str
+    servers: tuple[str, ...]
+    topics: tuple[str, ...]
+    groups: tuple[str, ...]
+    timeout_ms: int
+
+
+def metadata_options(options: Mapping[str, str]) -> MetadataOptions:
+    """OptionError where something is missing, wrong, or of no use here."""
+    kind = options["metadata"].strip().lower()
+    if kind not in _KINDS:
+        raise OptionError(f"option 'metadata' is one of {', '.join(map(repr, _KINDS))}, not {options['metadata']!r}")
+    for key in options:
+        if key.lower() not in _BY_LOWER_NAME:
+            near = difflib.get_close_matches(key.lower(), list(_BY_LOWER_NAME), n=1)
+            hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"it knows {', '.join(KNOWN)}"
+            raise OptionError(f"a read of metadata has no option {key!r}; {hint}")
+    groups = tuple(part.strip() for part in options.get("group", "").split(",") if part.strip())
+    if kind == "groups" and not groups:
+        raise OptionError("metadata 'groups' does not know whose offsets: set .option('group', 'name[,name]')")
+    if kind != "groups" and "group" in options:
+        raise OptionError("option 'group' belongs to metadata 'groups'")
+    subscribe = options.get("subscribe")
+    return MetadataOptions(
+        kind=kind,
+        servers=servers_of(options),
+        topics=topics_of(subscribe) if subscribe is not None else (),
+        groups=groups,
+        timeout_ms=whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
+    )
+
+
+def metadata_schema(kind: str) -> StructType:
+    """The columns of this kind. OptionError for a kind that there is not."""
+    found = _KINDS.get(kind.strip().lower())
+    if found is None:
+        raise OptionError(f"option 'metadata' is one of {', '.join(map(repr, _KINDS))}, not {kind!r}")
+    return StructType([StructField(name, type_) for name, type_ in found.columns.items()])
+
+
+class MetadataSlice(InputPartition):
+    """The rows themselves: there are few."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        super().__init__(None)
+        self.rows = rows
+
+
+class MetadataReader(DataSourceReader):
+    """One read, one look at the cluster. A user's schema chooses columns by name."""
+
+    def __init__(self, options: MetadataOptions, schema: StructType) -> None:
+        self._options = options
+        columns = list(_KINDS[options.kind].columns)
+        wanted = [field.name.lower() for field in schema.fields]  # as Spark compares names
+        for name, field in zip(wanted, schema.fields, strict=True):
+            if _KINDS[options.kind].columns.get(name) != field.dataType:
+                there = metadata_schema(options.kind).simpleString()
+                raise OptionError(f"metadata {options.kind!r} has no column {field.simpleString()}; it is {there}")
+        self._positions = [columns.index(name) for name in wanted]
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        with SyncAdmin(options.servers, timeout_ms=options.timeout_ms, connect_timeout_ms=options.timeout_ms) as admin:
+            cluster = admin.describe_cluster(options.topics)
+            known = {topic.name for topic in cluster.topics}
+            for name in options.topics:
+                if name not in known:
+                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {name!r}")
+            rows = list(_KINDS[options.kind].rows(admin, cluster, options))
+        return [MetadataSlice([tuple(row[i] for i in self._positions) for row in rows])]
+
+    def read(self, partition: InputPartition) -> Iterator[Row]:
+        return iter(partition.rows if isinstance(partition, MetadataSlice) else [])
+
+
+def _partition_rows(admin: SyncAdmin, cluster: ClusterDescription, options: MetadataOptions) -> Iterator[Row]:
+    replicas = _replica_states(admin, cluster, options)
+    for topic in sorted(cluster.topics, key=lambda t: t.name):
+        for p in topic.partitions:
+            states = [replicas.get((node, topic.name, p.partition)) for node in p.replicas]
+            answers = [state for state in states if state is not None]
+            silent = [node for node, state in zip(p.replicas, states, strict=True) if state is None]
+            yield (
+                topic.name,
+                p.partition,
+                p.log_start,
+                p.hwm,
+                p.next_offset,
+                p.leader,
+                p.leader_available,
+                p.epoch,
+                list(p.replicas),
+                silent,
+                max((state.size_bytes for state in answers), default=None),
+                max((max(p.hwm - state.verified_end, 0) for state in answers), default=None),
+            )
+
+
+def _replica_states(
+    admin: SyncAdmin, cluster: ClusterDescription, options: MetadataOptions
+) -> dict[tuple[int, str, int], ReplicaStatus]:
+    """What each node that answers says of its own replicas."""
+    found = {}
+    for node in cluster.nodes:
+        if node.fenced or not node.grpc_address:
+            continue
+        try:
+            with SyncAdmin([node.grpc_address], timeout_ms=NODE_TIMEOUT_MS, connect_timeout_ms=NODE_TIMEOUT_MS) as one:
+                status = one.node_status(node.grpc_address)
+        except SmqError:
+            continue  # shown as silent
+        found.update({(node.node, r.topic, r.partition): r for r in status.replicas})
+    return found
+
+
+def _group_rows(admin: SyncAdmin, cluster: ClusterDescription, options: MetadataOptions) -> Iterator[Row]:
+    partitions: dict[tuple[str, int], PartitionDescription] = {
+        (topic.name, p.partition): p for topic in cluster.topics for p in topic.partitions
+    }
+    for group in options.groups:
+        for (topic, partition), committed in sorted(admin.fetch_offsets(group).items()):
+            found = partitions.get((topic, partition))
+            if found is not None:
+                lag = max(found.hwm - committed.offset, 0)
+                place = (group, topic, partition, committed.offset, committed.metadata)
+                yield (*place, found.log_start, found.hwm, lag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    columns: dict[str, DataType]
+    rows: Callable[[SyncAdmin, ClusterDescription, MetadataOptions], Iterator[Row]]
+
+
+_KINDS: Final = {
+    "partitions": _Kind(columns=PARTITION_COLUMNS, rows=_partition_rows),
+    "groups": _Kind(columns=GROUP_COLUMNS, rows=_group_rows),
+}

@@ -1,0 +1,124 @@
+"""`.option("metadata", ...)`: the cluster's own facts as DataFrames, against what its nodes tell otherwise."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from smq.clients import SyncAdmin
+from smq.clients.pb import smq_pb2 as pb
+from smq.records import NewRecord
+from smq.spark_connector.errors import OptionError
+from smq.spark_connector.metadata import MetadataReader, MetadataSlice, metadata_options, metadata_schema
+from tests.cluster.harness import Cluster
+
+TopicFn = Callable[..., str]
+PublishFn = Callable[..., None]
+
+
+def planned(servers: str, **options: str) -> list[dict[str, object]]:
+    """The rows of a read, without Spark."""
+    kind = options["metadata"]
+    reader = MetadataReader(metadata_options({"servers": servers, **options}), metadata_schema(kind))
+    (part,) = reader.partitions()
+    assert isinstance(part, MetadataSlice)
+    return [dict(zip(metadata_schema(kind).names, row, strict=True)) for row in part.rows]
+
+
+@pytest.mark.spark
+@pytest.mark.cluster
+def test_partitions_of_a_topic(
+    spark: SparkSession, cluster: Cluster, servers: str, new_topic: TopicFn, publish: PublishFn
+) -> None:
+    topic = new_topic(3)
+    publish(topic, 0, [NewRecord(None, b"v" * 100, 1)] * 40, batch_records=10)
+    leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
+    leader.call(leader.admin.DeleteRecords, pb.DeleteRecordsRequest(topic=topic, before_offset=10, timeout_ms=10_000))
+    cluster.wait_converged(topic, 3)
+    frame = spark.read.format("smq").options(servers=servers, metadata="partitions", subscribe=topic).load()
+    rows = {row["partition"]: row for row in frame.collect()}
+    with SyncAdmin(servers) as admin:
+        described = admin.describe_topic(topic).partitions
+    assert set(rows) == {p.partition for p in described} == {0, 1, 2}
+    for p in described:
+        row = rows[p.partition]
+        assert (row.log_start, row.hwm, row.next_offset) == (p.log_start, p.hwm, p.next_offset)
+        assert (row.leader, row.leader_available, row.epoch) == (p.leader, True, p.epoch)
+        assert row.replicas == list(p.replicas)
+        assert (row.silent_replicas, row.replica_lag) == ([], 0)
+    assert (rows[0].log_start, rows[0].hwm) == (10, 40)
+    assert rows[0].size_bytes > 3000
+    assert rows[1].size_bytes == 0
+
+
+@pytest.mark.spark
+@pytest.mark.cluster
+def test_groups_lag_is_in_sql(spark: SparkSession, servers: str, new_topic: TopicFn, publish: PublishFn) -> None:
+    topic = new_topic(2)
+    publish(topic, 0, [NewRecord(None, b"v", 1)] * 40)
+    with SyncAdmin(servers) as admin:
+        admin.commit_offsets("readers", {(topic, 0): 15, (topic, 1): 0})
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW smq_groups USING smq "
+        f"OPTIONS (servers '{servers}', metadata 'groups', group 'readers,nobody', subscribe '{topic}')"
+    )
+    rows = spark.sql("SELECT * FROM smq_groups ORDER BY partition").collect()
+    assert [tuple(row) for row in rows] == [
+        ("readers", topic, 0, 15, "", 0, 40, 25),
+        ("readers", topic, 1, 0, "", 0, 0, 0),
+    ]
+    assert [tuple(r) for r in spark.sql("SELECT lag, `group` FROM smq_groups WHERE lag > 0").collect()] == [
+        (25, "readers")
+    ]
+
+
+@pytest.mark.cluster
+def test_node_that_hangs_is_shown_as_silent(cluster: Cluster, servers: str, new_topic: TopicFn) -> None:
+    topic = new_topic(1)
+    victim = next(n for n in cluster.nodes if n not in (cluster.raft_leader(), cluster.wait_leader(topic, 0)))
+    cluster.signal(victim, signal.SIGSTOP)
+    try:
+        (row,) = planned(servers, metadata="partitions", subscribe=topic)
+    finally:
+        cluster.signal(victim, signal.SIGCONT)
+        cluster.wait_ready(victim)
+    assert row["silent_replicas"] == [victim]
+    assert row["size_bytes"] == 0
+
+
+@pytest.mark.cluster
+def test_topic_that_is_not_there_is_named(servers: str) -> None:
+    with pytest.raises(Exception, match="there is no topic 'no-such-topic'"):
+        planned(servers, metadata="partitions", subscribe="no-such-topic")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"metadata": "partition", "servers": "h:1"}, "one of 'partitions', 'groups', not 'partition'"),
+        ({"metadata": "partitions"}, "does not know where the cluster is"),
+        ({"metadata": "partitions", "servers": "h:1", "startingoffsets": "earliest"}, "no option 'startingoffsets'"),
+        ({"metadata": "partitions", "servers": "h:1", "subscribed": "t"}, "did you mean 'subscribe'"),
+        ({"metadata": "partitions", "servers": "h:1", "group": "g"}, "belongs to metadata 'groups'"),
+        ({"metadata": "groups", "servers": "h:1"}, r"set \.option\('group'"),
+    ],
+)
+def test_options_that_cannot_be_right_are_refused(options: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        metadata_options(options)
+
+
+def test_schema_is_a_projection_of_known_columns() -> None:
+    options = metadata_options({"metadata": "groups", "servers": "h:1", "group": "g"})
+    whole = metadata_schema("groups")
+    MetadataReader(options, whole.__class__([whole["lag"], whole["group"]]))
+    with pytest.raises(OptionError, match="'groups' has no column"):
+        MetadataReader(options, metadata_schema("partitions"))
+
+
+@pytest.mark.spark
+def test_kind_that_is_not_there_is_told_by_spark(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException, match="not 'topics'"):
+        spark.read.format("smq").options(servers="h:1", metadata="topics").load().collect()

@@ -5,9 +5,11 @@ import it.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -29,6 +31,13 @@ class Wanted:
 Outcome: TypeAlias = Fetched | SmqError | None  # None: not looked at, the response was full before
 
 
+Room: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]  # of so many bytes, for the length of a block
+
+
+def _any_room(_size: int) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
 async def fetch_many(
     calls: NodeCalls,
     wanted: Sequence[Wanted],
@@ -37,20 +46,33 @@ async def fetch_many(
     answer_ms: int,
     bytes_max: int,
     bytes_min: int = 1,
+    room: Room = _any_room,
 ) -> list[Outcome]:
     """One outcome for each of `wanted`. Answers at once where any has an error or all together have `bytes_min`, else
-    as soon as they do. `answer_ms` bounds one partition's read, barrier and all."""
-    outcomes = await _read_now(calls, wanted, answer_ms, bytes_max)
-    started = time.monotonic()
-    left_ms = max_wait_ms
-    # A round ends with more bytes than the one before, or with the time: there are never many.
-    while left_ms > 0 and not _is_enough(outcomes, bytes_min):
-        polls = _Fetches(calls, outcomes_needed=1)
-        for place, (want, before) in enumerate(zip(wanted, outcomes, strict=True)):
-            polls.start(place, want, bytes_left=bytes_max, max_wait_ms=left_ms, bytes_min=_size(before) + 1)
-        outcomes = _merged(await polls.take(answer_ms), outcomes, bytes_max)
-        left_ms = max_wait_ms - int((time.monotonic() - started) * 1000)
-    return outcomes
+    as soon as they do. `answer_ms` bounds one partition's read, barrier and all; `room` is taken while records are
+    read, and not while they are waited for: nothing that was read is kept over a wait."""
+    until = time.monotonic() + max_wait_ms / 1000
+    bytes_min = min(bytes_min, bytes_max)
+    failed: dict[int, Fetched | SmqError] = {}
+    # A round ends with something new, or with the time: with the usual bytes_min of 1 there are two at most.
+    while True:
+        async with room(bytes_max):
+            outcomes, is_full = await _read_now(calls, wanted, answer_ms, bytes_max)
+            left_ms = math.ceil((until - time.monotonic()) * 1000)
+            if left_ms <= 0 or is_full or failed or _is_enough(outcomes, bytes_min):
+                return [failed.get(place, outcome) for place, outcome in enumerate(outcomes)]
+        watches = _Fetches(calls, outcomes_needed=1)
+        ends = [_watched(want, outcome) for want, outcome in zip(wanted, outcomes, strict=True)]
+        del outcomes
+        for place, (want, end) in enumerate(zip(wanted, ends, strict=True)):
+            watches.start(place, replace(want, offset=end, max_bytes=0), max_wait_ms=left_ms)
+        found = await watches.take(answer_ms)
+        failed = {place: outcome for place, outcome in found.items() if isinstance(outcome, SmqError)}
+
+
+def _watched(want: Wanted, outcome: Outcome) -> int:
+    """From where on there is more than was read, or could have been but for the partition's own byte cap."""
+    return max(want.offset, outcome.readable_end) if isinstance(outcome, Fetched) else want.offset
 
 
 class _Fetches:
@@ -63,17 +85,16 @@ class _Fetches:
         self._withdrawals: list[Cancel] = []
         self._enough = Answer[None](calls.patience)
 
-    def start(self, place: int, want: Wanted, *, bytes_left: int, max_wait_ms: int = 0, bytes_min: int = 1) -> None:
+    def start(self, place: int, want: Wanted, *, max_wait_ms: int = 0) -> None:
         done = partial(self._on_done, place)
         try:
             withdraw = self._node.fetch(
                 want.topic,
                 want.partition,
                 want.offset,
-                max_bytes=min(want.max_bytes, bytes_left),
+                max_bytes=want.max_bytes,
                 max_wait_ms=max_wait_ms,
                 done=done,
-                min_bytes=bytes_min,
             )
         except SmqError as e:
             done(e)
@@ -100,33 +121,25 @@ class _Fetches:
         return self._outcomes
 
 
-async def _read_now(calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int) -> list[Outcome]:
-    """In order, a few at a time, so that what is read beyond the cap stays small."""
+async def _read_now(
+    calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int
+) -> tuple[list[Outcome], bool]:
+    """In order, a few at a time, so that what is read beyond the cap stays small; and whether there was more than the
+    cap allows."""
     outcomes: list[Outcome] = [None] * len(wanted)
     left = bytes_max
     for first in range(0, len(wanted), FETCH_CONCURRENCY):
         group = range(first, min(first + FETCH_CONCURRENCY, len(wanted)))
         reads = _Fetches(calls, outcomes_needed=len(group))
         for place in group:
-            reads.start(place, wanted[place], bytes_left=left)
+            reads.start(place, replace(wanted[place], max_bytes=min(wanted[place].max_bytes, left)))
         found = await reads.take(answer_ms)
         for place in group:
             outcome = found.get(place) or SmqError(ErrorCode.TIMED_OUT, f"no answer within {answer_ms} ms")
             outcomes[place], left = _trimmed(outcome, left, is_first=left == bytes_max)
         if left <= 0:
-            break
-    return outcomes
-
-
-def _merged(found: Mapping[int, Fetched | SmqError], outcomes: Sequence[Outcome], bytes_max: int) -> list[Outcome]:
-    """The long polls that have ended take the place of what was read before."""
-    left = bytes_max
-    newer: list[Outcome] = [None] * len(outcomes)
-    for place, before in enumerate(outcomes):
-        outcome = found.get(place, before)
-        if outcome is not None and left > 0:
-            newer[place], left = _trimmed(outcome, left, is_first=left == bytes_max)
-    return newer
+            return outcomes, True
+    return outcomes, False
 
 
 def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[Outcome, int]:
@@ -141,13 +154,11 @@ def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[
         kept += 1
     if kept == len(result.batches):
         return result, left
-    return Fetched(result.batches[:kept], result.log_start, result.hwm, result.lso), min(left, 0)
-
-
-def _size(outcome: Outcome) -> int:
-    return sum(len(b.data) for b in outcome.batches) if isinstance(outcome, Fetched) else 0
+    return replace(result, batches=result.batches[:kept]), min(left, 0)
 
 
 def _is_enough(outcomes: Sequence[Outcome], bytes_min: int) -> bool:
     """A partition with nothing new is enough where nothing is asked for."""
-    return any(isinstance(o, SmqError) for o in outcomes) or sum(map(_size, outcomes)) >= bytes_min
+    if any(isinstance(o, SmqError) for o in outcomes):
+        return True
+    return sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches) >= bytes_min

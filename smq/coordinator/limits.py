@@ -63,6 +63,7 @@ KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host of many clients, or a
 KAFKA_CONFIRM_MS: Final = 5_000  # "unknown topic" is retried by clients: they do not wait for a lost quorum to say it
 KAFKA_FRAME_S_MAX: Final = 30  # for all of one request: 8 MiB over a slow line, but no dripping byte by byte
 KAFKA_STUCK_S_MAX: Final = 60  # a consumer that is held up this long has been given up by its group as well
+KAFKA_STUCK_FULL_S_MAX: Final = 5  # where such answers have filled the node: others wait for their room
 KAFKA_IDLE_S_MAX: Final = 600  # as Kafka's connections.max.idle.ms
 
 HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing posts here

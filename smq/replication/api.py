@@ -55,6 +55,7 @@ class Fetched:
     log_start: Offset
     hwm: Offset
     lso: Offset
+    readable_end: Offset  # what this replica can serve now ends here
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,9 @@ class NodeApi(Protocol):
         done: DoneFn[Fetched],
         min_bytes: int = 1,
     ) -> Cancel:
-        """Reads committed batches from this node's replica, from the batch that contains `offset`; long-polls up
-        to max_wait_ms while there is nothing. OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end,
-        only ever after a barrier (rule 13)."""
+        """Reads committed batches from this node's replica, from the batch that contains `offset`; long-polls up to
+        max_wait_ms while there is nothing. With `max_bytes` 0 it waits alike, and brings nothing. OFFSET_OUT_OF_RANGE
+        (lo, hi) below log_start or past the log end, only ever after a barrier (rule 13)."""
 
     def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
         """After a barrier."""

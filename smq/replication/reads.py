@@ -33,7 +33,7 @@ class Poll:
 
     replica: Replica
     offset: Offset
-    max_bytes: int
+    max_bytes: int  # 0: only that there is something is told
     min_bytes: int
     deadline_ns: int
     done: DoneFn[Fetched]
@@ -81,8 +81,11 @@ class Reads:
             message = f"offset {poll.offset} is outside [{part.log_start}, {part.hwm}]"
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
         poll.confirmed = False  # what was confirmed was that it is in range: a later doubt needs a barrier of its own
-        batches = self._read(replica, poll.offset, poll.max_bytes)
-        is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
+        if poll.max_bytes:
+            batches = self._read(replica, poll.offset, poll.max_bytes)
+            is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
+        else:
+            batches, is_enough = [], poll.offset < replica.readable_end
         if is_enough or self._host.clock.monotonic_ns() >= poll.deadline_ns:
             self.finish(poll, self._fetched(replica, batches))
         else:
@@ -90,7 +93,7 @@ class Reads:
 
     def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
         part = replica.part
-        return Fetched(batches, part.log_start, part.hwm, part.lso)
+        return Fetched(batches, part.log_start, part.hwm, part.lso, replica.readable_end)
 
     def _read(self, replica: Replica, offset: Offset, max_bytes: int) -> list[StoredBatch]:
         end = replica.readable_end

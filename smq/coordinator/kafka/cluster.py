@@ -12,6 +12,7 @@ from smq.coordinator.calls import NodeCalls
 from smq.coordinator.config import parse_address
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.inflight import InflightBytes
 from smq.raft_state.commands import CreateTopic, TopicCreated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId, TopicId
@@ -32,6 +33,7 @@ class Gateway:
     calls: NodeCalls
     auto_create: bool
     response_bytes_max: int
+    inflight: InflightBytes
 
     @property
     def state(self) -> ClusterState:

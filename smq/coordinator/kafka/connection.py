@@ -16,6 +16,7 @@ import structlog
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.gateway import Request, answer, encode_response, parse_request
+from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.kafka.wire import Buffer, CodecError
@@ -23,8 +24,8 @@ from smq.coordinator.limits import (
     KAFKA_FRAME_S_MAX,
     KAFKA_IDLE_S_MAX,
     KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX,
-    KAFKA_INFLIGHT_BYTES_PER_NODE_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
+    KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
 )
 
@@ -33,35 +34,8 @@ log = structlog.get_logger(__name__)
 _SIZE_BYTES: Final = 4
 
 
-class InflightBytes:
-    """What all connections of a node hold together: requests under way, and answers that are not sent yet."""
-
-    def __init__(self) -> None:
-        self._used = 0
-        self._waiting: dict[Connection, None] = {}
-
-    @property
-    def is_full(self) -> bool:
-        return self._used >= KAFKA_INFLIGHT_BYTES_PER_NODE_MAX
-
-    def add(self, size: int) -> None:
-        """Negative to give back; who waited for room is then looked at again."""
-        self._used += size
-        if size < 0 and self._waiting and not self.is_full:
-            waiting, self._waiting = self._waiting, {}
-            for connection in waiting:
-                connection.look_again()
-
-    def wait(self, connection: "Connection") -> None:
-        self._waiting[connection] = None
-
-    def forget(self, connection: "Connection") -> None:
-        self._waiting.pop(connection, None)
-
-
 class _Slot:
-    """The place of one answer in the queue. `size` is what it costs: the request, and the largest answer to a fetch
-    until its answer is there."""
+    """The place of one answer in the queue. `size` is what it costs: the request's bytes, then the answer's."""
 
     __slots__ = ("is_done", "parts", "size")
 
@@ -94,7 +68,9 @@ class Connection(asyncio.Protocol):
         self._chunks: deque[memoryview] = deque()
         self._buffered = 0
         self._slots: deque[_Slot] = deque()
-        self._inflight_bytes = 0
+        self._inflight_bytes = 0  # of all below, as the node counts them
+        self._coming_bytes = 0  # the whole of a request whose first bytes are there
+        self._unsent_bytes = 0  # of answers that lie in the socket's buffer
         self._in_turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_reading = True
@@ -142,6 +118,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_writable = True
+        unsent, self._unsent_bytes = self._unsent_bytes, 0
+        self._account(-unsent)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -154,19 +132,24 @@ class Connection(asyncio.Protocol):
         """Closes who is idle, who never ends a frame, and who does not read."""
         if self._frame_since is not None and self._is_reading and now - self._frame_since > KAFKA_FRAME_S_MAX:
             self.close(f"a request was not complete within {KAFKA_FRAME_S_MAX} s")
-        elif not self._is_writable and now - self._unread_since > KAFKA_STUCK_S_MAX:
-            self.close(f"answers were not read for {KAFKA_STUCK_S_MAX} s")
+        elif not self._is_writable and now - self._unread_since > self._stuck_s_max:
+            self.close(f"answers were not read for {self._stuck_s_max} s")
         elif not self._slots and now - self._active_at > KAFKA_IDLE_S_MAX:
             self.close(f"idle for {KAFKA_IDLE_S_MAX} s")
+
+    @property
+    def _stuck_s_max(self) -> int:
+        return KAFKA_STUCK_FULL_S_MAX if self._node_inflight.is_full else KAFKA_STUCK_S_MAX
 
     # ----------------------------------------------------------------------------------------------- requests
     @property
     def _has_room(self) -> bool:
+        """A request that has begun to come is counted whole already: it may come to its end on a full node."""
         return (
             self._is_writable
             and len(self._slots) < KAFKA_INFLIGHT_PER_CONNECTION_MAX
-            and self._inflight_bytes < KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX
-            and not self._node_inflight.is_full
+            and self._inflight_bytes - self._coming_bytes < KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX
+            and (self._coming_bytes > 0 or not self._node_inflight.is_full)
         )
 
     def _account(self, size: int) -> None:
@@ -202,6 +185,8 @@ class Connection(asyncio.Protocol):
             raise CodecError(f"a request of {size} bytes, the limit is {self._request_bytes_max}")
         end = _SIZE_BYTES + size
         if self._buffered < end:
+            self._account(end - self._coming_bytes)
+            self._coming_bytes = end
             return None
         if len(self._chunks[0]) < end:
             self._join()
@@ -220,9 +205,10 @@ class Connection(asyncio.Protocol):
 
     def _start(self, frame: memoryview) -> None:
         request = parse_request(frame)
-        slot = _Slot(len(frame) + self._answer_bytes_max(request))
+        slot = _Slot(len(frame))
         self._slots.append(slot)
-        self._account(slot.size)
+        self._account(slot.size - self._coming_bytes)
+        self._coming_bytes = 0
         if request.key == ApiKey.PRODUCE and request.body is not None:
 
             def respond(body: Struct | None) -> None:
@@ -236,12 +222,6 @@ class Connection(asyncio.Protocol):
         task = self._loop.create_task(self._serve(slot, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _answer_bytes_max(self, request: Request) -> int:
-        """Of a fetch, what its records may have; other answers are as small as their requests, more or less."""
-        if request.key != ApiKey.FETCH or request.body is None:
-            return 0
-        return min(max(int(request.body["max_bytes"]), 0), self._gateway.response_bytes_max)
 
     async def _serve(self, slot: _Slot, request: Request) -> None:
         try:
@@ -269,13 +249,18 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         """Sends what is ready, in the order of the requests, while the client reads."""
         out: list[Buffer] = []
+        size = 0
         while self._slots and self._slots[0].is_done and self._is_writable:
             slot = self._slots.popleft()
-            self._account(-slot.size)
+            size += slot.size
             if slot.parts is not None:
                 out.extend(slot.parts)
         if out and self._transport is not None:
             self._transport.writelines(out)
+        if self._is_writable:
+            self._account(-size)  # the socket has taken all, or all but a little
+        else:
+            self._unsent_bytes += size
         self._active_at = self._loop.time()
         if self._buffered:
             self._loop.call_soon(self._take_frames)  # not from here: this may be inside a request's start

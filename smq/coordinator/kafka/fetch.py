@@ -69,6 +69,7 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *,
         answer_ms=wait_ms + FETCH_BARRIER_MS,
         bytes_max=min(max(request["max_bytes"], 1), gateway.response_bytes_max),
         bytes_min=request["min_bytes"],
+        room=gateway.inflight.reserved,
     )
 
 

@@ -13,7 +13,8 @@ import structlog
 
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.connection import Connection, InflightBytes
+from smq.coordinator.kafka.connection import Connection
+from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.limits import KAFKA_CONNECTIONS_MAX, KAFKA_CONNECTIONS_PER_ADDRESS_MAX
 from smq.replication.api import NodeApi
 
@@ -34,11 +35,16 @@ class KafkaServer:
         request_bytes_max: int,
         response_bytes_max: int,
     ) -> None:
-        self._gateway = Gateway(calls=NodeCalls(node), auto_create=auto_create, response_bytes_max=response_bytes_max)
+        self._inflight = InflightBytes()
+        self._gateway = Gateway(
+            calls=NodeCalls(node),
+            auto_create=auto_create,
+            response_bytes_max=response_bytes_max,
+            inflight=self._inflight,
+        )
         self._listener = listener
         self._request_bytes_max = request_bytes_max
         self._connections: set[Connection] = set()
-        self._inflight = InflightBytes()
         self._per_address: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None

@@ -10,8 +10,9 @@ import pytest
 from smq.coordinator.kafka import connection as connection_module
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.connection import Connection, InflightBytes
+from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.gateway import Request
+from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.kafka.metadata import api_versions
 from smq.coordinator.limits import (
@@ -79,10 +80,11 @@ class Rig:
             return api_versions()
 
         monkeypatch.setattr(connection_module, "answer", answer)
-        gateway = Gateway(calls=cast(Any, None), auto_create=False, response_bytes_max=8 * MIB)
+        inflight = inflight or InflightBytes()
+        gateway = Gateway(calls=cast(Any, None), auto_create=False, response_bytes_max=8 * MIB, inflight=inflight)
         self.connection = Connection(
             gateway,
-            inflight=inflight or InflightBytes(),
+            inflight=inflight,
             request_bytes_max=8 * MIB,
             on_open=lambda _: True,
             on_close=lambda _: None,
@@ -174,8 +176,7 @@ def test_requests_beyond_the_bound_wait_in_the_socket(monkeypatch: pytest.Monkey
 
 def test_a_full_node_stops_reading_all_and_goes_on_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(connection_module, "KAFKA_INFLIGHT_BYTES_PER_NODE_MAX", 15)
-        shared = InflightBytes()
+        shared = InflightBytes(15)
         first, second = Rig(monkeypatch, shared), Rig(monkeypatch, shared)
         first.connection.data_received(REQUEST + REQUEST)
         await settle()
@@ -201,7 +202,7 @@ def test_a_lost_connection_gives_back_all_it_held(monkeypatch: pytest.MonkeyPatc
         rig.connection.connection_lost(None)
         rig.release.set()
         await settle()
-        assert shared._used == 0
+        assert shared.used == 0
         assert rig.wire.sent == b""
 
     run(scenario)

@@ -1,0 +1,209 @@
+"""A node's Kafka port under clients that mean ill, or do nothing: what it holds is bounded, and others are served."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smq.coordinator.config import format_address
+from smq.coordinator.kafka import connection as connection_module
+from smq.coordinator.kafka import listener as listener_module
+from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX, MIB
+from tests.kafka.raw import RawKafka, batch
+from tests.unit.coordinator.served import Served, serving
+
+SOON_S = 0.3  # in place of the seconds that a real node is patient
+LARGE = batch(b"x" * 900_000)
+
+
+class Port:
+    """The Kafka port of a real node that runs in another thread's loop."""
+
+    def __init__(self, address: str, inflight: InflightBytes) -> None:
+        self.address = address
+        self.inflight = inflight
+        self._opened: list[RawKafka] = []
+
+    def connect(self) -> RawKafka:
+        self._opened.append(RawKafka(self.address))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        for raw in self._opened:
+            raw.close()
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}; in flight: {self.inflight.used}"
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "_SWEEP_S", 0.05)
+
+
+@pytest.fixture
+def on_node(tmp_path: Path, impatient: None) -> "OnNode":
+    """Runs a scenario of blocking clients against a node with one topic, t."""
+
+    def run(scenario: Callable[[Port], None]) -> None:
+        async def body(node: Served) -> None:
+            await node.create("t")
+            server, address = node.server._kafka, node.server.kafka_address
+            assert server is not None
+            assert address is not None
+            port = Port(format_address(address), server._inflight)
+            try:
+                await asyncio.to_thread(scenario, port)
+            finally:
+                port.close()
+
+        serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
+
+    return run
+
+
+OnNode = Callable[[Callable[[Port], None]], None]
+
+
+def _send_fetch(raw: RawKafka, *, offset: int = 0, max_wait_ms: int = 0) -> None:
+    asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 8 * MIB}
+    raw.send(
+        ApiKey.FETCH,
+        12,
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=64 * MIB,
+        topics=[{"topic": "t", "partitions": [asked]}],
+        forgotten_topics_data=[],
+    )
+
+
+def test_a_request_in_drops_is_closed_and_others_are_served(on_node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "KAFKA_FRAME_S_MAX", SOON_S)
+
+    def scenario(port: Port) -> None:
+        slow, other = port.connect(), port.connect()
+        slow.socket.settimeout(0.02)
+        deadline = time.monotonic() + 20
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for byte in struct.pack(">i", 2_000) + bytes(2_000):
+                slow.socket.sendall(bytes((byte,)))
+                assert other.produce("t", batch(b"v"))["error_code"] == KafkaError.NONE
+                assert time.monotonic() < deadline
+                with contextlib.suppress(TimeoutError):
+                    if slow.is_closed_by_node():
+                        return
+
+    on_node(scenario)
+
+
+def test_half_open_and_silent_connections_are_closed(on_node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "KAFKA_IDLE_S_MAX", SOON_S)
+
+    def scenario(port: Port) -> None:
+        half, silent = port.connect(), port.connect()
+        half.socket.shutdown(socket.SHUT_WR)
+        assert half.is_closed_by_node()
+        assert silent.is_closed_by_node()
+
+    on_node(scenario)
+
+
+def test_answers_that_nobody_reads_are_bounded_and_then_given_up(
+    on_node: OnNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "KAFKA_STUCK_FULL_S_MAX", SOON_S)
+
+    def scenario(port: Port) -> None:
+        other = port.connect()
+        for _ in range(8):
+            other.produce("t", LARGE)
+        port.inflight._max = 16 * MIB
+        deaf = [port.connect() for _ in range(4)]
+        largest = 0
+        for raw in deaf:
+            raw.socket.settimeout(0.05)
+            with contextlib.suppress(TimeoutError, ConnectionResetError, BrokenPipeError):
+                for _ in range(100):  # 700 MB of answers each
+                    _send_fetch(raw)
+                    largest = max(largest, port.inflight.used)
+        largest = max(largest, port.inflight.used)
+        assert 8 * MIB < largest < (16 + 8 + 1) * MIB  # the bound, the answer that passed it, and the requests
+        assert other.produce("t", batch(b"v"))["base_offset"] == 8
+        port.wait("all is given back", lambda: port.inflight.used == 0)
+
+    on_node(scenario)
+
+
+def test_a_client_that_never_stops_sending_is_read_as_fast_as_it_is_served(
+    on_node: OnNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX", 2 * MIB)
+    count = 40
+
+    def scenario(port: Port) -> None:
+        raw, largest = port.connect(), 0
+        data = [{"name": "t", "partition_data": [{"index": 0, "records": [LARGE]}]}]
+        for _ in range(count):  # 36 MB, and not one answer read
+            raw.send(ApiKey.PRODUCE, 9, acks=-1, timeout_ms=15_000, topic_data=data)
+            largest = max(largest, port.inflight.used)
+        assert largest < 4 * MIB  # the bound, the request that passed it, and the one that is coming
+        for i in range(count):
+            body = raw.receive(ApiKey.PRODUCE, 9)[1]
+            assert body["responses"][0]["partition_responses"][0]["base_offset"] == i
+        port.wait("all is given back", lambda: port.inflight.used == 0)
+
+    on_node(scenario)
+
+
+def test_requests_that_never_end_fill_the_node_for_no_longer_than_they_may_take(
+    on_node: OnNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "KAFKA_FRAME_S_MAX", 2 * SOON_S)
+
+    def scenario(port: Port) -> None:
+        port.inflight._max = MIB
+        other, finishing = port.connect(), port.connect()
+        request = struct.pack(">hhih", ApiKey.API_VERSIONS, 0, 7, -1).ljust(MIB, b"\0")
+        finishing.socket.sendall(struct.pack(">i", MIB) + request[:10])
+        port.wait("a request is counted when it begins", lambda: port.inflight.used > MIB)
+        other.send(ApiKey.API_VERSIONS, 0)
+        finishing.socket.sendall(request[10:])  # it was counted: it may end on a full node
+        assert finishing.receive(ApiKey.API_VERSIONS, 0)[0] == 7
+        assert other.receive(ApiKey.API_VERSIONS, 0)[0] == 1
+        endless = [port.connect() for _ in range(3)]
+        for raw in endless:
+            raw.socket.sendall(struct.pack(">i", MIB - 1) + request[: MIB // 2])
+        port.wait("the node is full", lambda: port.inflight.is_full)
+        assert other.call(ApiKey.API_VERSIONS, 0)["error_code"] == KafkaError.NONE
+        port.wait("all is given back", lambda: port.inflight.used == 0)
+
+    on_node(scenario)
+
+
+def test_fetches_that_wait_for_records_hold_nothing(on_node: OnNode) -> None:
+    count = 2 * KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // (8 * MIB)
+
+    def scenario(port: Port) -> None:
+        waiting = [port.connect() for _ in range(count)]
+        for raw in waiting:
+            _send_fetch(raw, max_wait_ms=15_000)
+        producer = port.connect()
+        assert producer.produce("t", LARGE)["base_offset"] == 0  # which a full node would not read
+        for raw in waiting:
+            assert raw.receive(ApiKey.FETCH, 12)[1]["responses"][0]["partitions"][0]["high_watermark"] == 1
+        port.wait("all is given back", lambda: port.inflight.used == 0)
+
+    on_node(scenario)

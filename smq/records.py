@@ -32,6 +32,10 @@ CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 CODEC_NAMES: Final = {number: name for name, number in CODECS.items()}
 INT32_MAX: Final = 2**31 - 1
 RECORD_BYTES_MIN: Final = 7  # length, attributes, two deltas, three empty lengths: a byte each
+# How many bytes one byte may become, at the very best of each format: deflate's 258 bytes for two bits, snappy's 64 for
+# three bytes, lz4's 255, zstd's block of 128 KiB for four. So much a producer's word for its record count is worth.
+_EXPANSION_MAX: Final = {0: 1, 1: 1_032, 2: 22, 3: 255, 4: 1 << 15}
+_RECORDS_MAX: Final = (128 << 20) // RECORD_BYTES_MIN  # what would take more, uncompressed, is meant to harm
 
 
 class BatchError(ValueError):
@@ -126,7 +130,8 @@ def validate_produced(batch: Buffer) -> BatchHeader:
         raise BatchError("control batches are written by the log itself")
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise BatchError("an idempotent batch needs a producer epoch and a sequence >= 0")
-    if header.codec == CODECS["none"] and header.count > (header.size - HEADER_BYTES) // RECORD_BYTES_MIN:
+    room = (header.size - HEADER_BYTES) * _EXPANSION_MAX[header.codec]
+    if header.count > min(room // RECORD_BYTES_MIN, _RECORDS_MAX):
         raise BatchError(f"{header.count} records cannot lie in {header.size} bytes")
     return header
 

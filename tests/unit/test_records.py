@@ -169,6 +169,18 @@ REFUSED: dict[str, tuple[bytes, type[BatchError], str]] = {
     "a negative count": (batch(count=-1, last_offset_delta=-2), BatchError, "at least one record"),
     "too large a delta": (batch(count=1, last_offset_delta=1), BatchError, "does not fit 1 records"),
     "too small a delta": (batch(count=3, last_offset_delta=1), BatchError, "does not fit 3 records"),
+    "more records than bytes": (batch(count=3, last_offset_delta=2), BatchError, "3 records cannot lie"),
+    "more records than gzip could hide": (batch(attributes=1, count=2000, last_offset_delta=1999), BatchError, "2000"),
+    "more records than lz4 could hide": (
+        batch(attributes=3, count=2**20, last_offset_delta=2**20 - 1),
+        BatchError,
+        "1048",
+    ),
+    "more records than any": (
+        batch(attributes=4, count=2**31 - 1, last_offset_delta=2**31 - 2),
+        BatchError,
+        "cannot lie",
+    ),
     "an unknown codec": (batch(attributes=5), BatchError, "codec 5 is unknown"),
     "a control batch": (batch(attributes=0x20), BatchError, "control batches"),
     "a producer without epoch": (batch(producer_id=1, base_sequence=0), BatchError, "needs a producer epoch"),
@@ -292,3 +304,9 @@ def test_damaged_compressed_records_decode_or_are_corrupt(codec: str, damage: li
         list(decode_batch(with_records(data, bytes(records[: max(0, len(records) - cut)]))))
     except BatchCorrupt:
         pass
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_best_that_a_codec_can_do_is_believed(codec: str) -> None:
+    same = [NewRecord(key=None, value=b"", timestamp_ms=0)] * 200_000
+    assert validate_produced(encode_batch(same, codec=codec)).count == len(same)

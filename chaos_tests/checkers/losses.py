@@ -33,10 +33,6 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, Replica]:
         for base, _, values, *_ in batches(op):
             log.update(enumerate(values, base))
         found[op.asked["n"]] = (max(lo, op.told["lo"]), max(hwm, op.told["hwm"]), log)
-    # A replica that says plainly that its bytes are damaged serves nothing wrong, and is one of the others' copies.
-    for op in partition.refused_polls:
-        if op.asked.get("final") and op.told.get("err") == "DATA_DAMAGED":
-            found.pop(op.asked["n"], None)
     return found
 
 

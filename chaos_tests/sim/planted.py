@@ -422,6 +422,26 @@ BUGS: tuple[PlantedBug, ...] = (
         anomalies=RAFT,
         seeds=40,
     ),
+    PlantedBug(
+        name="rot-served",
+        rule="DESIGN 5: every value carries a CRC that is checked on every read",
+        mutations=(
+            Mutation(
+                "smq.replication.partition_log:parse_stored", "parse_value(value)", "parse_value(value, verify=False)"
+            ),
+        ),
+        scenario="rot",
+        anomalies=BROKEN,
+        seeds=3,
+    ),
+    PlantedBug(
+        name="rot-not-repaired",
+        rule="DESIGN 4: a replica whose bytes fail their CRC fetches them again from another replica",
+        mutations=(Mutation("smq.replication.repair:Repairs._ask_next", "while repair.untold:", "while False:"),),
+        scenario="rot",
+        anomalies=BROKEN,
+        seeds=3,
+    ),
 )
 
 

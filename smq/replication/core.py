@@ -48,10 +48,11 @@ from smq.replication.deadlines import Deadlines
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.identity import claim_identity
 from smq.replication.liveness import Liveness
-from smq.replication.log_store import LogStore, PartitionLog
+from smq.replication.log_store import BatchDamaged, LogStore, PartitionLog
 from smq.replication.ports import Buffer, Channel, Clock, DataDamaged, Disk, Engine, Network, Rng
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.reads import Reads
+from smq.replication.repair import Outcome, Repairs
 from smq.replication.replica import Replica
 
 _log = structlog.get_logger("smq.node")
@@ -129,7 +130,8 @@ class NodeCore:
         self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock, deadlines=self.deadlines)
         self._advancer = Advancer(clock=clock, propose=self.propose, advance_of=self._hwm_advance_of)
         self._controller = Controller(self, _log.warning)
-        self._reads = Reads(self, self._barriers)
+        self.repairs = Repairs(self)
+        self._reads = Reads(self, self._barriers, self.repairs)
 
     @property
     def node_id(self) -> NodeId:
@@ -258,6 +260,8 @@ class NodeCore:
             self.send(peer, Channel.DATA, wire.Ping(now_ns, False))
         reachable = self.liveness.answering(self.config.leader_isolation_ms)
         for replica in self._replicas.values():
+            if replica.log.rotten:
+                self._repair_rotten(replica)
             if replica.leading is not None:
                 replica.on_tick(now_ns)
                 others = sum(1 for n in replica.part.replicas if n in reachable)
@@ -265,6 +269,18 @@ class NodeCore:
                     replica.resign()  # rule 20
             elif replica.is_appointed:
                 self.resign(replica.pid, replica.part.epoch)
+
+    def _repair_rotten(self, replica: Replica) -> None:
+        """What recovery has found. One at a time and partition, and again with the next beat."""
+        damage = BatchDamaged(replica.pid, min(replica.log.rotten), "its bytes do not match its CRC-32C")
+        self.repair(damage, lambda _is_whole: None)
+
+    def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
+        replica = self._replicas.get(damage.pid)
+        if replica is None:
+            self.deliver(lambda: done(False))
+        else:
+            self.repairs.want(replica, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
 
     def deliver(self, fn: Callable[[], None]) -> None:
         if not self._outbox:
@@ -323,6 +339,7 @@ class NodeCore:
         gone = SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted")
         replica.close(gone)
         self._reads.fail_all(replica.pid, gone)
+        self.repairs.forget(replica.pid)
         del self._replicas[replica.pid]
         del self._logs[replica.pid]
         self._store.drop(replica.log)
@@ -368,6 +385,10 @@ class NodeCore:
                 self._with_replica(message.partition, lambda r: r.on_producers(peer, message))
             case wire.Probe():
                 self._with_replica(message.partition, lambda r: r.on_probe(peer, message))
+            case wire.FetchBatch():
+                self.repairs.on_fetch(peer, self._replicas.get(message.partition), message)
+            case wire.FoundBatch():
+                self.repairs.on_found(peer, message)
             case wire.Ping(number, is_answer):
                 if is_answer:
                     self.liveness.on_answer(peer)

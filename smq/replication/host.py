@@ -14,6 +14,7 @@ from smq.replication import wire
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.deadlines import Deadlines
+from smq.replication.log_codec import BatchDamaged
 from smq.replication.ports import Channel, Clock, Engine
 
 
@@ -59,6 +60,9 @@ class ReplicaHost(NodeView, Protocol):
 
     def mark_durable(self, pid: PartitionId) -> None:
         """More of the log is on disk: `after_durable` is called soon, once for all of one commit."""
+
+    def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
+        """Has a damaged batch fetched again; `done` is told later whether it is whole."""
 
     def resign(self, pid: PartitionId, epoch: Epoch) -> None:
         """Tells the Raft leader that this node will not go on leading the epoch."""

@@ -46,6 +46,18 @@ _INDEX: Final = struct.Struct(">IIiiqqhi")  # CRC, size, epoch, records, max cre
 _INDEX_CRC_BYTES: Final = 4
 
 
+class BatchDamaged(DataDamaged):
+    """One stored batch, or the index row beside it, fails its CRC or is missing. `offset` lies in the batch; `row` is
+    the key of the index row, where that is what fails."""
+
+    def __init__(self, pid: PartitionId, offset: Offset, what: str, row: bytes | None = None) -> None:
+        table = "batches" if row is None else "times"
+        super().__init__(f"{partition_name(pid)}, offset {offset}, in table {table}: {what}")
+        self.pid = pid
+        self.offset = offset
+        self.row = row
+
+
 @dataclass(frozen=True, slots=True)
 class StoredValue:
     """One stored batch. `value` is envelope and batch, the very bytes on disk and in the replication stream."""

@@ -8,15 +8,20 @@ from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log_codec import (
+    TIME_APPEND,
+    BatchDamaged,
     BatchInfo,
     StoredValue,
+    after_append_time,
     base_of_key,
     batch_key,
     info_of,
     parse_header_of,
+    parse_index_row,
     parse_value,
     partition_name,
     partition_stop,
+    times_range,
 )
 from smq.replication.log_state import (
     LogState,
@@ -30,7 +35,7 @@ from smq.replication.log_state import (
 from smq.replication.partition_log import PartitionLog, TailBudget, delete_partition, parse_stored
 from smq.replication.ports import DataDamaged, Disk, Put, Table
 
-__all__ = ["BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]
+__all__ = ["BatchDamaged", "BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]
 
 RECOVERY_BYTES_A_SCAN: Final = 4 << 20  # copied out of LMDB at once
 _BEYOND_ALL: Final = b"\xff" * 32
@@ -70,7 +75,8 @@ class LogStore:
             self._disk.submit(delete_partition(log))
 
     def open_all(self) -> dict[PartitionId, PartitionLog]:
-        """Every partition on this disk. A log with damaged bytes ends before them and says so (`damaged`)."""
+        """Every partition on this disk. Damaged batches that their index rows tell of are `rotten`; a log without
+        those rows ends before its damage and says so (`damaged`)."""
         logs: dict[PartitionId, PartitionLog] = {}
         at = b""
         while keys := self._disk.scan_keys(Table.CHECKPOINTS, at, _BEYOND_ALL, limit=1):
@@ -88,7 +94,7 @@ class LogStore:
             # Without them nothing of the log can be trusted to be whole: it counts as empty.
             empty = LogState(log_start)
             damaged = DataDamaged(f"{partition_name(pid)}, in table checkpoints: {e}")
-            log = self._log(pid, log_start, empty, empty.copy(), log_start, damaged)
+            log = self._log(pid, log_start, empty, empty.copy(), log_start, damaged, [])
             log.has_producers = False
         else:
             log = self._recover(pid, log_start, base)
@@ -121,29 +127,23 @@ class LogStore:
         state = self._newest_checkpoint(pid, base)
         keys = self._disk.scan_keys(Table.BATCHES, batch_key(pid, 0), partition_stop(pid), limit=1)
         first = base_of_key(keys[0]) if keys else log_start
+        if first > log_start:
+            first = base.end  # the batch with the log's start is missing
         state.forget_before(first)
-        batches, size_before = 0, state.bytes_total
+        recovery = _Recovery(self._disk, pid, state, is_at_base=state.end <= base.end)
+        size_before = state.bytes_total
         damaged: DataDamaged | None = None
         start = batch_key(pid, state.end if state.end > base.end else first)
         try:
             while rows := self._disk.scan(Table.BATCHES, start, partition_stop(pid), bytes_max=RECOVERY_BYTES_A_SCAN):
                 for key, value in rows:
-                    self._add_row(pid, key, value, state, is_first=batches == 0 and state.end <= base.end)
-                    batches += 1
+                    recovery.take(key, value)
                 start = rows[-1][0] + b"\x00"
         except DataDamaged as e:
             damaged = e
-        log = self._log(pid, log_start, base, state, first, damaged)
-        log.note_recovered(batches, state.bytes_total - size_before)
+        log = self._log(pid, log_start, base, state, first, damaged, recovery.rotten)
+        log.note_recovered(recovery.batches, state.bytes_total - size_before)
         return log
-
-    def _add_row(self, pid: PartitionId, key: bytes, value: bytes, state: LogState, *, is_first: bool) -> None:
-        stored = parse_stored(pid, key, value)
-        follows = stored.base <= state.end < stored.end if is_first else stored.base == state.end
-        if not follows:
-            raise DataDamaged(f"{partition_name(pid)}, offset {state.end}, in table batches: it is missing")
-        ts_ns, header = parse_header_of(value, verify=False)
-        state.add(info_of(ts_ns, header, stored.base, stored.epoch))
 
     def _log(
         self,
@@ -153,9 +153,64 @@ class LogStore:
         state: LogState,
         first: Offset,
         damaged: DataDamaged | None,
+        rotten: list[Offset],
     ) -> PartitionLog:
         if state.end < log_start:
             state.end = log_start
         return PartitionLog(
-            self._disk, pid, log_start, base=base, state=state, first=first, budget=self._budget, damaged=damaged
+            self._disk,
+            pid,
+            log_start,
+            base=base,
+            state=state,
+            first=first,
+            budget=self._budget,
+            damaged=damaged,
+            rotten=rotten,
         )
+
+
+class _Recovery:
+    """The walk over the batches behind a checkpoint. Where one is damaged, its index row tells what it was."""
+
+    def __init__(self, disk: Disk, pid: PartitionId, state: LogState, *, is_at_base: bool) -> None:
+        self._disk = disk
+        self._pid = pid
+        self._state = state
+        self._is_at_base = is_at_base
+        self.batches = 0
+        self.rotten: list[Offset] = []
+
+    def take(self, key: bytes, value: bytes) -> None:
+        """The next row of BATCHES. Raises DataDamaged where it fails, and its index row, too."""
+        base = base_of_key(key)
+        while True:
+            try:
+                stored = parse_stored(self._pid, key, value)
+                ts_ns, header = parse_header_of(value, verify=False)
+                self._add(info_of(ts_ns, header, stored.base, stored.epoch))
+                return
+            except BatchDamaged as damage:
+                info = self._next_row(damage)
+                self._add(info)
+                self.rotten.append(info.base)
+            if info.base >= base:
+                return  # else a batch before this one is missing, and this one is looked at again
+
+    def _next_row(self, damage: BatchDamaged) -> BatchInfo:
+        start = after_append_time(self._pid, self._state.last_ts_ns)
+        for key, value in self._disk.scan(Table.TIMES, start, times_range(self._pid, TIME_APPEND)[1], limit=1):
+            info = parse_index_row(key, value)
+            if self._follows(info):
+                return info
+        raise damage
+
+    def _add(self, info: BatchInfo) -> None:
+        if not self._follows(info):
+            raise BatchDamaged(self._pid, self._state.end, "it is missing")
+        self._state.add(info)
+        self.batches += 1
+
+    def _follows(self, info: BatchInfo) -> bool:
+        end = self._state.end
+        return info.base <= end < info.end if self._is_at_base and self.batches == 0 else info.base == end

@@ -36,8 +36,10 @@ from smq.replication.api import (
     TimeOffset,
 )
 from smq.replication.core import REGISTER_MS_MAX, NodeCore, clipped
+from smq.replication.log_store import BatchDamaged
 from smq.replication.ports import Buffer
 from smq.replication.reads import Poll, find_sized_run, find_time, read_failure
+from smq.replication.repair import Outcome, told
 from smq.replication.replica import leader_error
 
 T = TypeVar("T")
@@ -192,7 +194,30 @@ class Node(NodeCore):
                 raise self._not_replica(part)
             return find_time(replica, kind, value)
 
-        self._after_barrier(timeout_ms, done, look_up)
+        def after_look_up(result: TimeOffset | SmqError | BatchDamaged) -> None:
+            if not isinstance(result, BatchDamaged):
+                done(result)
+                return
+            replica = self._replicas.get(result.pid)
+            if replica is None:
+                done(SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
+                return
+            damage = result
+            self.repairs.want(replica, damage, lambda outcome: after_repair(damage, outcome))
+
+        def after_repair(damage: BatchDamaged, outcome: Outcome) -> None:
+            if outcome is Outcome.REPAIRED:
+                self._after_barrier(timeout_ms, after_look_up, look_up_or_damage)
+            else:
+                done(told(damage, outcome))
+
+        def look_up_or_damage() -> TimeOffset | BatchDamaged:
+            try:
+                return look_up()
+            except BatchDamaged as e:
+                return e
+
+        self._after_barrier(timeout_ms, after_look_up, look_up_or_damage)
 
     def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
         part = self._find(topic, partition)
@@ -201,6 +226,9 @@ class Node(NodeCore):
             raise self._not_replica(part)
         try:
             return find_sized_run(replica, Offset(offset), bytes_max)
+        except BatchDamaged as e:
+            self.repairs.want(replica, e, lambda _outcome: None)
+            raise told(e, Outcome.UNKNOWN) from e
         except Exception as e:
             raise read_failure(e) from e
 

@@ -8,6 +8,7 @@ lineage and says where to cut. Only the log store creates it; the replica and th
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -18,6 +19,7 @@ from smq.replication.log_codec import (
     INT64_MAX,
     TIME_APPEND,
     TIME_CREATE,
+    BatchDamaged,
     BatchInfo,
     StoredValue,
     after_append_time,
@@ -54,7 +56,6 @@ TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches, per partition: what co
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # above this, over all partitions, durable batches leave memory at once
 INDEX_ROWS_A_SCAN: Final = 1024  # some 0.3 ms and 100 KB
 SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a smaller answer is as true
-BATCHES_BYTES_A_READ: Final = 4 << 20  # of a log that is read again because the rows beside it have rotted
 
 
 class TailBudget:
@@ -88,8 +89,9 @@ class _Pending:
 class PartitionLog:
     """See the module. `generation` grows whenever batches were dropped from the end.
 
-    `damaged` is set where recovery found bytes that fail their CRC: the log then ends before them, and takes no
-    append until it was truncated (what follows the damage goes too) or dropped.
+    `rotten` holds the base of every batch that is known to fail its CRC and has yet to be put right by `replace`.
+    `damaged` is set where recovery found such bytes and no index row that tells what they were: the log then ends
+    before them, and takes no append until it was truncated (what follows the damage goes too) or dropped.
     `has_producers` is false where this log never held batches below its start that others had: their producers are
     not known here, until `adopt_producers` brings them from a log that has them.
     """
@@ -105,6 +107,7 @@ class PartitionLog:
         first: Offset,
         budget: TailBudget,
         damaged: DataDamaged | None = None,
+        rotten: Iterable[Offset] = (),
         has_producers: bool = True,
     ) -> None:
         self.pid = pid
@@ -112,6 +115,7 @@ class PartitionLog:
         self.durable_end = state.end
         self.generation = 0
         self.damaged = damaged
+        self.rotten = set(rotten)
         self.has_producers = has_producers
         self._disk = disk
         self._state = state
@@ -240,10 +244,11 @@ class PartitionLog:
         if self.damaged is None and (cut >= self.appended_end or self._is_empty()):
             return
         end = self._boundary(min(cut, self.appended_end))
-        if end <= self._first or self._is_empty():
+        state = self._state_up_to(end) if end > self._first else self._base
+        if state.end <= self._base.end or self._is_empty():
             self._replace_all(self._base.copy())
             return
-        state = self._state_at(end)
+        end = state.end  # where neither a batch nor its row is whole the log ends before it: it is fetched again
         pid, stop = self.pid, partition_stop(self.pid)
         ops: list[Op] = [
             Delete(Table.BATCHES, batch_key(pid, end), stop),
@@ -273,8 +278,11 @@ class PartitionLog:
             self.log_start = offset
             self._replace_all(state)
             return
-        first = self._boundary(offset)
-        ops = self._delete_before(first) if first > self._first else []
+        try:
+            first = self._boundary(offset)
+            ops = self._delete_before(first) if first > self._first else []
+        except DataDamaged:
+            ops = []  # what lies before is not readable as a whole: it goes when the start moves next
         self.log_start = offset
         self._disk.submit([*ops, self._partition_row()])
 
@@ -298,6 +306,7 @@ class PartitionLog:
         self._base = self._state_at(first)
         self._base.runs = []
         self._first = first
+        self.rotten = {base for base in self.rotten if base >= first}
         self._state.forget_before(first)
         self.durable_end = max(self.durable_end, first)
         while self._tail and self._tail[0].end <= first:
@@ -336,13 +345,14 @@ class PartitionLog:
         start, stop = batch_key(self.pid, self._first), batch_key(self.pid, offset + 1)
         keys = self._disk.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
         if not keys:
-            raise DataDamaged(f"{self!r}: the batch with offset {offset} is missing")
+            raise BatchDamaged(self.pid, offset, "it is missing")
         return keys[0]
 
     def _forget_tail(self, end: Offset) -> None:
         """Nothing that ends beyond `end` is waited for or served any more."""
         self.generation += 1
         self.damaged = None
+        self.rotten = {base for base in self.rotten if base < end}
         while self._pending and self._pending[-1].end > end:
             self._pending.pop().forget()
         while self._tail and self._tail[-1].end > end:
@@ -378,23 +388,44 @@ class PartitionLog:
         self._bytes_since_checkpoint += size
 
     def _state_at(self, end: Offset) -> LogState:
-        """The state when the log ended at `end`, a batch's end. Rotten rows beside the batches do no harm: what is in
-        them can be had from the batches again."""
+        """The state when the log ended at `end`, a batch's end. Raises BatchDamaged where both a batch before it and
+        its index row fail."""
+        state = self._state_up_to(end)
+        if state.end != end:
+            raise BatchDamaged(self.pid, state.end, "neither it nor its row is whole")
+        return state
+
+    def _state_up_to(self, end: Offset) -> LogState:
+        """As `_state_at`; the state before the first batch that fails together with its row."""
         state = self._checkpoint_at_or_below(end)
-        try:
-            self._fold(state, self._infos(state.last_ts_ns, end), end)
-        except DataDamaged:
-            state = self._checkpoint_at_or_below(end)
-            self._fold(state, self._infos_of_batches(state, end), end)
+        while state.end < end:
+            with suppress(BatchDamaged):
+                self._fold_rows(state, end)
+            # A rotten row does no harm: what is in it can be had from the batch again.
+            if state.end < end and not self._fold_batch(state, end):
+                break
         state.forget_before(self._first)
         return state
 
-    def _fold(self, state: LogState, infos: Iterable[BatchInfo], end: Offset) -> None:
-        for info in infos:
+    def _fold_rows(self, state: LogState, end: Offset) -> None:
+        """Adds what the index rows tell, up to the first that is damaged or missing."""
+        for info in self._infos(state.last_ts_ns, end):
+            if info.base > state.end:
+                return
             if info.end > state.end:
                 state.add(info)
-        if state.end != end:
-            raise DataDamaged(f"{self!r}: the rows before offset {end} are not whole")
+
+    def _fold_batch(self, state: LogState, end: Offset) -> bool:
+        """Adds the next batch by itself; False where it is damaged."""
+        at = state.end if state.end > self._base.end else self._first
+        try:
+            found = self.read(max(at, self.log_start), end, 1, durable_only=False)
+        except BatchDamaged:
+            return False
+        for stored in found[:1]:
+            ts_ns, header = parse_header_of(stored.value, verify=False)
+            state.add(info_of(ts_ns, header, stored.base, stored.epoch))
+        return bool(found)
 
     def _checkpoint_at_or_below(self, end: Offset) -> LogState:
         """The base where there is no better one. A checkpoint beyond durable_end may be of a log that is no more."""
@@ -407,17 +438,6 @@ class PartitionLog:
             except DataDamaged:
                 continue  # an older one only means more to read
         return self._base.copy()
-
-    def _infos_of_batches(self, state: LogState, end: Offset) -> Iterator[BatchInfo]:
-        """As `_infos`, of the batches behind `state`, from the batches themselves."""
-        at = state.end if state.end > self._base.end else self._first
-        while at < end and (found := self.read(max(at, self.log_start), end, BATCHES_BYTES_A_READ, durable_only=False)):
-            for stored in found:
-                if stored.end > end:
-                    return
-                ts_ns, header = parse_header_of(stored.value, verify=False)
-                yield info_of(ts_ns, header, stored.base, stored.epoch)
-            at = found[-1].end
 
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
         """The batches appended after that time that end at or below `end`."""
@@ -438,7 +458,7 @@ class PartitionLog:
         start, stop = after_append_time(pid, max(after_ts_ns, self._base.last_ts_ns)), times_range(pid, TIME_APPEND)[1]
         while rows := self._disk.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_A_SCAN):
             for key, value in rows:
-                info = parse_index_row(key, value)
+                info = parse_row(pid, key, value)
                 if info.end > self.durable_end:
                     return
                 if info.end > self.log_start:
@@ -450,7 +470,8 @@ class PartitionLog:
         """The batches from the one that contains `offset` up to the last that starts below `end`: at least one
         where there is one, then while they fit into `bytes_max`; fewer than asked for is no sign of the end.
 
-        Empty below log_start and at or beyond the end (durable_end, or appended_end). Raises DataDamaged.
+        Empty below log_start and at or beyond the end (durable_end, or appended_end). Raises BatchDamaged where the
+        first of them fails; those before a damaged one are handed out.
         """
         stop = min(end, self.durable_end if durable_only else self.appended_end)
         if not self.log_start <= offset < stop:
@@ -481,9 +502,14 @@ class PartitionLog:
         found: list[StoredValue] = []
         expected = base_of_key(start)
         for key, value in self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1)):
-            stored = parse_stored(self.pid, key, value)
-            if stored.base != expected or (not found and stored.end <= offset):
-                raise DataDamaged(f"{self!r}: the batch with offset {max(offset, expected)} is missing")
+            try:
+                stored = parse_stored(self.pid, key, value)
+                if stored.base != expected or (not found and stored.end <= offset):
+                    raise BatchDamaged(self.pid, Offset(max(offset, expected)), "it is missing")
+            except BatchDamaged:
+                if not found:
+                    raise
+                break
             expected = stored.end
             found.append(stored)
         return found
@@ -499,6 +525,42 @@ class PartitionLog:
                     break
                 at, size = info.end, size + info.size
         return at, size
+
+    # ----------------------------------------------------------------------------------------------- repair
+    def forget_row(self, row: bytes, done: Callable[[], None]) -> None:
+        """An index row whose key has rotted speaks of no batch of this log."""
+        self._disk.submit([Delete(Table.TIMES, row, row + b"\x00")], done)
+
+    def first_rotten(self, at_least: Offset) -> Offset | None:
+        """The base of the first batch from there on that has yet to be put right."""
+        return min((base for base in self.rotten if base >= at_least), default=None)
+
+    def replace(self, stored: StoredValue, row: bytes | None, done: Callable[[], None]) -> bool:
+        """Puts a verified batch in the place of the one that has rotted, and its index row (`row`: the key of a
+        damaged one). False, and nothing done, where it is not that very batch.
+
+        (epoch, offset) names one batch for ever (rule 1), and which epochs lie where is known apart from the batches:
+        so a batch of the right epoch that lies here is the one that was here, whoever kept it.
+        """
+        is_here = self._first <= stored.base and stored.end <= self.durable_end and not self._is_dropped
+        is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
+        if not is_here or not is_right:
+            return False
+        ts_ns, header = parse_header_of(stored.value, verify=False)
+        key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch))
+        ops: list[Op] = [] if row is None else [Delete(Table.TIMES, row, row + b"\x00")]
+        ops.append(Delete(Table.BATCHES, batch_key(self.pid, stored.base), batch_key(self.pid, stored.end)))
+        ops.append(Put(Table.BATCHES, batch_key(self.pid, stored.base), stored.value))
+        ops.append(Put(Table.TIMES, key, value))
+        generation = self.generation
+
+        def on_durable() -> None:
+            if self.generation == generation:
+                self.rotten = {base for base in self.rotten if not stored.base <= base < stored.end}
+            done()
+
+        self._disk.submit(ops, on_durable)
+        return True
 
     # ---------------------------------------------------------------------------------------- look-ups by time
     def find_ts_ns(self, ts_ns: int) -> BatchInfo | None:
@@ -543,22 +605,30 @@ class PartitionLog:
         key = batch_key(self.pid, base)
         value = self._disk.get(Table.BATCHES, key)
         if value is None:
-            raise DataDamaged(f"{self!r}: the batch with offset {base} is missing")
+            raise BatchDamaged(self.pid, base, "it is missing")
         stored = parse_stored(self.pid, key, value)
         ts_ns, header = parse_header_of(value, verify=False)
         return info_of(ts_ns, header, stored.base, stored.epoch)
 
 
 def parse_stored(pid: PartitionId, key: bytes, value: bytes) -> StoredValue:
-    """A row of table BATCHES, verified. DataDamaged names partition and offset."""
+    """A row of table BATCHES, verified. Raises BatchDamaged."""
     offset = base_of_key(key)
     try:
         stored = parse_value(value)
     except DataDamaged as e:
-        raise DataDamaged(f"{partition_name(pid)}, offset {offset}, in table batches: {e}") from e
+        raise BatchDamaged(pid, offset, str(e)) from e
     if stored.base != offset:
-        raise DataDamaged(f"{partition_name(pid)}, offset {offset}, in table batches: it holds offset {stored.base}")
+        raise BatchDamaged(pid, offset, f"it holds offset {stored.base}")
     return stored
+
+
+def parse_row(pid: PartitionId, key: bytes, value: bytes) -> BatchInfo:
+    """An index row of table TIMES, verified. Raises BatchDamaged."""
+    try:
+        return parse_index_row(key, value)
+    except DataDamaged as e:
+        raise BatchDamaged(pid, base_of_key(key), "its row does not match its CRC-32C", key) from e
 
 
 def delete_partition(pid: PartitionId) -> list[Op]:

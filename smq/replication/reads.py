@@ -17,9 +17,10 @@ from smq.replication.api import DoneFn, Fetched, SizedRun, StoredBatch, TimeKind
 from smq.replication.deadlines import Deadline
 from smq.replication.decoding import decode_bounded
 from smq.replication.host import ReplicaHost
-from smq.replication.log_codec import BatchInfo
+from smq.replication.log_codec import BatchDamaged, BatchInfo
 from smq.replication.ports import DataDamaged
 from smq.replication.proposer import Barriers
+from smq.replication.repair import Outcome, Repairs, told
 from smq.replication.replica import Replica
 
 _log = structlog.get_logger("smq.reads")
@@ -48,6 +49,8 @@ def read_failure(error: Exception) -> SmqError:
     node, the reader's next try would end the next one."""
     if isinstance(error, SmqError):
         return error
+    if isinstance(error, DataDamaged):
+        return SmqError(ErrorCode.DATA_DAMAGED, str(error))
     _log.error("a read failed", exc_info=error)
     return SmqError(ErrorCode.INTERNAL, f"the read failed: {error!r}")
 
@@ -55,8 +58,9 @@ def read_failure(error: Exception) -> SmqError:
 class Reads:
     """All fetches of a node. Parked polls are bounded by the node's `fetch_waiters_max`."""
 
-    def __init__(self, host: ReplicaHost, barriers: Barriers) -> None:
+    def __init__(self, host: ReplicaHost, barriers: Barriers, repairs: Repairs) -> None:
         self._host = host
+        self._repairs = repairs
         self._barriers = barriers
         self._parked: dict[bytes, dict[Poll, None]] = {}
         self._parked_count = 0
@@ -66,6 +70,8 @@ class Reads:
         """Answers now, or parks the poll until the replica has more."""
         try:
             self._try(poll)
+        except BatchDamaged as e:
+            self._repairs.want(poll.replica, e, partial(self._after_repair, poll, e))
         except Exception as e:  # noqa: BLE001  # a read changes nothing: whatever it was, the node lives on
             self.finish(poll, read_failure(e))
 
@@ -91,6 +97,15 @@ class Reads:
         else:
             self._park(poll)
 
+    def _after_repair(self, poll: Poll, damage: BatchDamaged, outcome: Outcome) -> None:
+        """A repaired batch is read as if nothing had been."""
+        if poll.finished:
+            return
+        if outcome is Outcome.REPAIRED:
+            self.fetch(poll)
+        else:
+            self.finish(poll, told(damage, outcome))
+
     def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
         part = replica.part
         return Fetched(batches, part.log_start, part.hwm, part.lso, replica.readable_end)
@@ -99,10 +114,7 @@ class Reads:
         end = replica.readable_end
         if offset >= end or offset < replica.log.log_start:
             return []
-        try:
-            values = replica.log.read(offset, end, max_bytes, durable_only=True)
-        except DataDamaged as e:
-            raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
+        values = replica.log.read(offset, end, max_bytes, durable_only=True)
         return [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in values if v.end <= end]
 
     def _confirm(self, poll: Poll) -> None:
@@ -179,23 +191,20 @@ class Reads:
 def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
     """First record at or after a time, below the HWM; call it after a barrier.
 
-    Raises NOT_LEADER where this replica does not reach the HWM yet and cannot tell, DATA_DAMAGED where the batch
-    that it points to fails its checksum.
+    Raises NOT_LEADER where this replica does not reach the HWM yet and cannot tell, BatchDamaged where the batch that
+    it points to, or a row on the way, fails its checksum.
     """
     part, log = replica.part, replica.log
     end = replica.readable_end
-    try:
-        if kind is TimeKind.MAX_TIMESTAMP:
-            kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
-        info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
-        while info is not None and info.end <= end:
-            match = _within(replica, info, kind, value)
-            if match is not None:
-                return match
-            # Only where log_start cut the batch after its matching record: the next batches decide.
-            info = log.find_timestamp(value, after=info)
-    except DataDamaged as e:
-        raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
+    if kind is TimeKind.MAX_TIMESTAMP:
+        kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
+    info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
+    while info is not None and info.end <= end:
+        match = _within(replica, info, kind, value)
+        if match is not None:
+            return match
+        # Only where log_start cut the batch after its matching record: the next batches decide.
+        info = log.find_timestamp(value, after=info)
     if end < part.hwm:
         raise replica.not_leader()
     return TimeOffset(part.hwm, TsNs(-1), -1)

@@ -99,7 +99,10 @@ class Replica:
         has them, so neither a count nor an election needs this replica before it has adopted them."""
         if self._lacks_producers:
             return Offset(0)
-        return Offset(min(self._judged_end, self.log.durable_end))
+        end = Offset(min(self._judged_end, self.log.durable_end))
+        # Rotten below the mark: others have it, and it is fetched from them. Beyond, it counts as what it is: not here.
+        rotten = self.log.first_rotten(self.part.hwm) if self.log.rotten else None
+        return end if rotten is None else min(end, rotten)
 
     @property
     def readable_end(self) -> Offset:
@@ -162,8 +165,14 @@ class Replica:
         if self._judged_end < start or not is_whole:
             self._host.resign(self.pid, self.part.epoch)  # rule 12
             return
-        if self.log.damaged is not None:
-            self.log.truncate(self.log.appended_end)  # rotten bytes beyond the epoch's start: never committed
+        rotten = self.log.first_rotten(start)
+        if self.log.damaged is not None or rotten is not None:
+            # Rotten bytes beyond the epoch's start: never committed.
+            self.log.truncate(rotten if rotten is not None else self.log.appended_end)
+            self._judged_end = self.log.appended_end
+            if self._judged_end < start:
+                self._host.resign(self.pid, self.part.epoch)
+                return
         self.leading = self.part.epoch
         for node in self.part.replicas:
             if node != self._host.node_id:

@@ -11,7 +11,7 @@ from typing import Final
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.replication import wire
 from smq.replication.host import ReplicaHost
-from smq.replication.log_store import PartitionLog
+from smq.replication.log_store import BatchDamaged, PartitionLog
 from smq.replication.ports import Channel, DataDamaged
 
 APPEND_BYTES_MAX: Final = 1 << 20  # one Append message, unless a single batch is larger: keeps links responsive
@@ -81,6 +81,10 @@ class FollowerStream:
         self.pump()
         return True
 
+    def _on_repair(self, is_whole: bool) -> None:
+        """Where nobody could help, the replica decides what that means."""
+        self.is_unreadable = not is_whole
+
     def _send_producers(self, at: Offset) -> None:
         """Ahead of the first append: a log that never held the batches before `at` cannot know whose they were."""
         try:
@@ -108,9 +112,9 @@ class FollowerStream:
                 return
             try:
                 values = self._log.read(self._next, self._log.appended_end, APPEND_BYTES_MAX, durable_only=False)
-            except DataDamaged:
-                self.is_unreadable = True  # the replica decides what that means; producers must not suffer for it
-                self._restart(None)
+            except BatchDamaged as e:
+                self._restart(None)  # producers must not suffer for it: the probe after the repair goes on here
+                self._host.repair(e, self._on_repair)
                 return
             self.is_unreadable = False
             if not values:

@@ -141,6 +141,24 @@ class Append:
     values: Sequence[Buffer]
 
 
+@dataclass(frozen=True, slots=True)
+class FetchBatch:
+    """DATA, to another replica: send the one batch that contains `offset`; mine has rotted."""
+
+    partition: PartitionId
+    request: int
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """DATA, the answer: the stored value as it lies in the log of the asked; empty where it cannot serve it either."""
+
+    partition: PartitionId
+    request: int
+    value: Buffer
+
+
 Message: TypeAlias = (
     Heartbeat
     | Propose
@@ -154,6 +172,8 @@ Message: TypeAlias = (
     | Ack
     | Append
     | Producers
+    | FetchBatch
+    | FoundBatch
 )
 
 _HEARTBEAT: Final = struct.Struct(">Bq")
@@ -169,6 +189,8 @@ _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
 _ACK: Final = struct.Struct(">B20siqqqI??")
 _PRODUCERS: Final = struct.Struct(">B20siIq")
+_FETCH_BATCH: Final = struct.Struct(">B20sQq")
+_FOUND_BATCH: Final = struct.Struct(">B20sQ")
 _APPEND: Final = struct.Struct(">B20siII")
 _LENGTH: Final = struct.Struct(">I")
 
@@ -183,6 +205,10 @@ def encode(message: Message) -> list[Buffer]:
             return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, resync, needs_producers)]
         case Producers(pid, epoch, stream, at, table):
             return [_PRODUCERS.pack(20, pid, epoch, stream, at), table]
+        case FetchBatch(pid, request, offset):
+            return [_FETCH_BATCH.pack(21, pid, request, offset)]
+        case FoundBatch(pid, request, value):
+            return [_FOUND_BATCH.pack(22, pid, request), value]
         case Probe(pid, epoch, stream):
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
@@ -289,6 +315,16 @@ def _producers(payload: memoryview) -> Message:
     return Producers(PartitionId(pid), Epoch(epoch), stream, Offset(at), bytes(payload[_PRODUCERS.size :]))
 
 
+def _fetch_batch(payload: memoryview) -> Message:
+    _, pid, request, offset = _FETCH_BATCH.unpack(payload)
+    return FetchBatch(PartitionId(pid), request, Offset(offset))
+
+
+def _found_batch(payload: memoryview) -> Message:
+    _, pid, request = _FOUND_BATCH.unpack_from(payload)
+    return FoundBatch(PartitionId(pid), request, payload[_FOUND_BATCH.size :])
+
+
 def _append(payload: memoryview) -> Message:
     _, pid, epoch, stream, count = _APPEND.unpack_from(payload)
     body = _APPEND.size + count * _LENGTH.size
@@ -317,4 +353,6 @@ _DECODERS: Final = {
     18: _append,
     19: _ping,
     20: _producers,
+    21: _fetch_batch,
+    22: _found_batch,
 }

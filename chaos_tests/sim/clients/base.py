@@ -14,10 +14,11 @@ from chaos_tests.sim.rng import Streams
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
-from smq.records import CRC_START, check_crc, decode_batch, parse_header
+from smq.records import CRC_START, BatchCorrupt, BatchHeader, check_crc, decode_batch, parse_header
 from smq.replication.api import NodeApi, StoredBatch
 
 RpcResult = Any  # a result of the handler, SmqError or Lost
+ROTTEN = -2  # the value of a record in a batch that was served although its CRC fails
 DECODED_MAX = 200_000  # batches remembered by content: a run has a few thousand
 
 
@@ -65,18 +66,27 @@ class World:
         return self.scheduler.now_ns / 1e6
 
     def describe(self, node: NodeId, batch: StoredBatch) -> list[Any]:
-        """A stored batch as the history has it; damage is reported and ends the run."""
+        """A stored batch as the history has it; served rot is a value that nobody sent."""
         header = parse_header(batch.data)
         content = bytes(batch.data[CRC_START:])
         values = self._decoded.get(content)
         if values is None:
-            check_crc(batch.data, header)
+            if not _is_whole(batch.data, header):
+                return [batch.base_offset, batch.ts_ns, [ROTTEN] * header.count, -1, -1, -1]
             values = [int(r.value or b"-1") for r in decode_batch(batch.data)]
             if len(self._decoded) < DECODED_MAX:
                 self._decoded[content] = values
         if header.base_offset != batch.base_offset or header.last_offset != batch.last_offset:
             self.complain(node, f"a batch at {batch.base_offset} whose header says {header.base_offset}")
         return [batch.base_offset, batch.ts_ns, values, header.producer_id, header.base_sequence, header.producer_epoch]
+
+
+def _is_whole(data: memoryview, header: BatchHeader) -> bool:
+    try:
+        check_crc(data, header)
+    except BatchCorrupt:
+        return False
+    return True
 
 
 class Client:

@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
 from chaos_tests.sim.rpc import Call, Script, Sleep
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset
 from smq.replication.api import Fetched, NodeApi
 
@@ -25,7 +25,6 @@ class Consumer(Client):
         super().__init__(world, name)
         self.think_ms = think_ms
         self.positions: dict[str, int] = {}
-        self.met_damage = False  # the last poll was refused because the replica's own bytes are damaged
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -61,7 +60,6 @@ class Consumer(Client):
         asked = {"k": partition.key, "o": position, "n": node, **({"final": True} if final else {})}
         self.world.recorder.invoke(self.process, "poll", **asked)
         result = yield Call(node, request, max_wait_ms + PATIENCE_MS, max_wait_ms)
-        self.met_damage = isinstance(result, SmqError) and result.code is ErrorCode.DATA_DAMAGED
         if isinstance(result, Fetched):
             return self._took(partition, node, position, result)
         if is_unknown(result):
@@ -79,14 +77,14 @@ class Consumer(Client):
         return batches[-1][0] + len(batches[-1][2]) if batches else position
 
     def read_all(self, partition: Known, node: NodeId) -> Script:
-        """The replica's whole log, from its log start to its HWM, for the judges. Ends at damaged bytes, too."""
+        """The replica's whole log, from its log start to its HWM, for the judges."""
         position, attempts = partition.lo, 0
         while attempts < FINAL_POLLS_MAX:
             attempts += 1
             before = position
             position = yield from self.poll(partition, node, position, max_wait_ms=0, final=True)
             if position == before:
-                if position >= partition.hwm or self.met_damage:
+                if position >= partition.hwm:
                     return
                 yield Sleep(20)
 

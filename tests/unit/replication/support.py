@@ -26,9 +26,10 @@ from smq.replication import wire
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.config import NodeConfig
 from smq.replication.deadlines import Deadlines
-from smq.replication.log_store import LogStore
+from smq.replication.log_store import BatchDamaged, LogStore
 from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
+from smq.replication.repair import Outcome, Repairs
 from smq.replication.replica import Replica
 
 ME, PEER_A, PEER_B = NodeId(1), NodeId(2), NodeId(3)
@@ -67,6 +68,7 @@ class Host:
         self.deadlines = Deadlines()
         self.machine = Machine()
         self.store = LogStore(self.disk)
+        self.repairs = Repairs(self)
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.due: list[PartitionId] = []
         self.resigned: list[tuple[PartitionId, Epoch]] = []
@@ -108,6 +110,9 @@ class Host:
     def mark_durable(self, pid: PartitionId) -> None:
         if self.replica is not None:
             self.clock.call_soon(self.replica.after_durable)
+
+    def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
+        self.repairs.want(self.live, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
 
     def resign(self, pid: PartitionId, epoch: Epoch) -> None:
         self.resigned.append((pid, epoch))

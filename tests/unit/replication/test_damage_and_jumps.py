@@ -6,12 +6,14 @@ import pytest
 from chaos_tests.sim.disk import DiskImage
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
+from smq.raft_state.ids import Epoch, NodeId, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import parse_header
 from smq.replication import wire
+from smq.replication.log_codec import BatchDamaged, base_of_key, parse_value
 from smq.replication.partition_log import TAIL_BYTES_KEPT
 from smq.replication.ports import Table
 from smq.replication.producers import CachedBatch, ProducerTable
+from smq.replication.repair import Outcome
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
@@ -24,16 +26,19 @@ def advance_log_start(host: Host, to: int) -> None:
     host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(to)))
 
 
-def rot(image: DiskImage, batch_number: int) -> None:
-    """One bit of the batch with this number, counted from the first on the disk."""
+def rot(image: DiskImage, batch_number: int, *, with_row: bool = True) -> None:
+    """One bit of the batch with this number, counted from the first on the disk; its index row may be gone, too."""
     rows = image.tables[Table.BATCHES]
     key = list(rows)[batch_number]
     rows[key] = rows[key][:-1] + bytes([rows[key][-1] ^ 1])
+    if with_row:
+        times = image.tables[Table.TIMES]
+        del times[next(row for row in times if times[row] and base_of_key(row) == base_of_key(key))]
 
 
-def restart_with_rot(host: Host, batch_number: int) -> None:
+def restart_with_rot(host: Host, batch_number: int, *, with_row: bool = True) -> None:
     image = host.disk.crash()
-    rot(image, batch_number)
+    rot(image, batch_number, with_row=with_row)
     host.reopen(INCARNATION, image)
 
 
@@ -78,6 +83,107 @@ def test_a_leader_gives_up_rotten_bytes_that_were_never_committed() -> None:
     assert answer.offsets == (1, 1)
 
 
+def answer_fetches(host: Host, values: dict[int, bytes], peers: tuple[NodeId, ...] = (PEER_A, PEER_B)) -> list[int]:
+    """The others answer what they are asked for, with what is in `values`; whom it asked, in order."""
+    asked: list[int] = []
+    seen: set[int] = set()
+    while True:
+        new = [(p, m) for p, m in host.sent if isinstance(m, wire.FetchBatch) and m.request not in seen and p in peers]
+        if not new:
+            host.settle()
+            return asked
+        for peer, message in new:
+            assert isinstance(message, wire.FetchBatch)
+            seen.add(message.request)
+            asked.append(peer)
+            value = values.get(message.offset, b"")
+            host.repairs.on_found(peer, wire.FoundBatch(message.partition, message.request, memoryview(value)))
+
+
+def want(host: Host, offset: int) -> list[bool]:
+    """Asks for a repair; what its outcome was will be in the list."""
+    told: list[bool] = []
+    host.repair(BatchDamaged(host.part.pid, Offset(offset), "rotten"), told.append)
+    return told
+
+
+def test_rotten_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanwhile() -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    assert host.live.durable_verified_end == 3
+    told = want(host, 1)
+    assert answer_fetches(host, {1: values[1]}) == [PEER_A]
+    assert told == [True]
+    assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
+
+
+def test_rotten_bytes_beyond_the_mark_count_for_nothing_until_they_are_whole_on_disk() -> None:
+    host, values = follower_with(3)
+    restart_with_rot(host, 1, with_row=False)
+    assert (host.live.durable_verified_end, host.live.log.appended_end) == (1, 3)
+    want(host, 1)
+    fetch = host.messages(wire.FetchBatch)[-1]
+    assert isinstance(fetch, wire.FetchBatch)
+    host.repairs.on_found(PEER_A, wire.FoundBatch(fetch.partition, fetch.request, memoryview(values[1])))
+    assert host.live.durable_verified_end == 1, "it has been submitted only"
+    host.settle()
+    assert host.live.durable_verified_end == 3
+
+
+def test_a_rotten_first_batch_beyond_the_mark_leaves_nothing_that_counts() -> None:
+    host, _ = follower_with(3)
+    restart_with_rot(host, 0, with_row=False)
+    assert host.live.durable_verified_end == 0
+
+
+def test_bytes_that_fail_or_are_of_another_epoch_are_not_taken_and_the_next_replica_is_asked() -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    told = want(host, 1)
+    assert answer_fetches(host, {1: stored(batch(b"other"), 1, 7, ts_ns=11)}) == [PEER_A, PEER_B]
+    assert told == [False]
+    told = want(host, 1)
+    answer_fetches(host, {1: values[1][:-1] + b"?"})
+    assert told == [False]
+    assert host.live.log.rotten == {1}
+
+
+def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_open() -> None:
+    host, _ = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes: list[Outcome] = []
+    host.repairs.want(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host.settle(2_000)  # the leader does not answer
+    assert answer_fetches(host, {}, peers=(PEER_B,)) == [PEER_B]
+    assert outcomes == [Outcome.UNKNOWN]
+
+
+def test_a_replica_gives_only_what_is_right_and_whole_and_durable_here() -> None:
+    host, values = follower_with(3)
+    for offset in (1, 3):
+        host.repairs.on_fetch(PEER_B, host.live, wire.FetchBatch(host.part.pid, 5, Offset(offset)))
+    host.repairs.on_fetch(PEER_B, None, wire.FetchBatch(host.part.pid, 5, Offset(1)))
+    found = [bytes(m.value) for m in host.messages(wire.FoundBatch) if isinstance(m, wire.FoundBatch)]
+    assert found == [values[1], b"", b""]
+
+
+def test_an_elected_leader_gives_up_rotten_bytes_beyond_its_start() -> None:
+    host, _ = follower_with(3)
+    host.advance(1)
+    restart_with_rot(host, 2, with_row=False)
+    host.elect(ME, end=1)
+    assert (host.live.log.appended_end, host.live.log.rotten) == (1, set())
+    answer = host.produce()
+    host.settle()
+    host.ack(PEER_A, 2)
+    host.advance(2)
+    host.settle(10)
+    assert answer.offsets == (1, 1)
+
+
 def leader_with_rot() -> Host:
     """It leads epoch 1 with PEER_A level; PEER_B asks for a batch that has rotted under the running process."""
     host = Host()
@@ -108,10 +214,23 @@ def test_rot_at_the_leader_does_not_fail_producers() -> None:
     assert answer.offsets == (end, end)
 
 
-def test_a_leader_that_cannot_supply_a_follower_makes_way_for_one_that_can() -> None:
+def test_a_leader_that_nobody_can_help_makes_way_for_a_follower_that_is_level() -> None:
     host = leader_with_rot()
     host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == [], "it asks first"
+    answer_fetches(host, {})
+    host.live.on_tick(host.clock.monotonic_ns())
     assert host.resigned == [(host.part.pid, Epoch(1))]
+
+
+def test_a_leader_that_was_helped_supplies_the_follower_and_goes_on_leading() -> None:
+    host = leader_with_rot()
+    ts_ns = parse_value(host.disk.image.tables[Table.BATCHES].values()[0], verify=False).ts_ns
+    whole = stored(batch(b"x" * 4_000), 0, 1, ts_ns=ts_ns)
+    answer_fetches(host, {0: whole})
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == []
+    assert [v.value for v in host.live.log.read(Offset(0), Offset(1), 1)] == [whole]
 
 
 def test_a_leader_whose_bytes_nobody_else_has_goes_on_leading() -> None:

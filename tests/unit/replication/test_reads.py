@@ -33,7 +33,7 @@ class Reader:
         self.host = Host()
         self.host.create_partition()
         self.barriers = HeldBarriers()
-        self.reads = Reads(self.host, self.barriers)  # type: ignore[arg-type]  # the part of Barriers that Reads uses
+        self.reads = Reads(self.host, self.barriers, self.host.repairs)  # type: ignore[arg-type]  # the part of Barriers that Reads uses
         self.results: list[Fetched | SmqError] = []
 
     def commit(self, *batches: bytes) -> None:

@@ -9,7 +9,7 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, parse_header, validate_produced
 from smq.replication import partition_log
 from smq.replication.lineage import EpochRun
-from smq.replication.log_codec import batch_key, build_value
+from smq.replication.log_codec import BatchDamaged, base_of_key, batch_key, build_value
 from smq.replication.log_store import LogStore, PartitionLog, StoredValue, parse_value
 from smq.replication.ports import DataDamaged, Delete, Put, Table
 from smq.replication.producers import ProducerTable
@@ -103,6 +103,14 @@ def test_an_emptied_log_goes_on_where_it_was_told_to(harness: Harness) -> None:
     assert append(log, 2).end == (1 << 42) + 2
 
 
+def lose_row(harness: Harness, base: int) -> None:
+    """The index row of a batch is gone, too."""
+    keys = harness.disk.scan_keys(Table.TIMES, PID + b"\x00", PID + b"\x01")
+    (key,) = [key for key in keys if base_of_key(key) == base]
+    harness.disk.submit([Delete(Table.TIMES, key, key + b"\x00")])
+    harness.settle()
+
+
 # ------------------------------------------------------------------------------------------------ bytes
 def test_the_stored_value_is_the_object_that_goes_to_disk_and_holds_the_producers_bytes() -> None:
     harness = FakeHarness()
@@ -128,9 +136,10 @@ def test_damage_names_partition_and_offset_and_is_never_served(harness: Harness)
     stored = [append(log, 5, payload=bytes(partition_log.TAIL_BYTES_KEPT // 2)) for _ in range(4)]
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 5), flipped(stored[1].value, 1000))
-    with pytest.raises(DataDamaged, match=r"partition 000102030405060708090a0b0c0d0e0f-\d+, offset 5"):
-        log.read(Offset(0), ALL, 1 << 30)
-    assert log.read(Offset(0), Offset(5), 1 << 30) == [stored[0]]
+    assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "what lies before it is served"
+    with pytest.raises(BatchDamaged, match=r"partition 000102030405060708090a0b0c0d0e0f-\d+, offset 5") as raised:
+        log.read(Offset(7), ALL, 1 << 30)
+    assert (raised.value.pid, raised.value.offset) == (PID, 5)
 
 
 def test_a_batch_under_the_wrong_key_is_damage(harness: Harness) -> None:
@@ -140,6 +149,7 @@ def test_a_batch_under_the_wrong_key_is_damage(harness: Harness) -> None:
     append(log)
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 1), value)
+    lose_row(harness, 1)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert log.appended_end == 1
     assert "offset 1" in str(log.damaged)
@@ -150,6 +160,8 @@ def test_a_missing_batch_is_damage(harness: Harness) -> None:
     for _ in range(5):
         append(log)
     harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 3))])
+    harness.settle()
+    lose_row(harness, 2)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert log.appended_end == 2
     assert "offset 2" in str(log.damaged)
@@ -160,6 +172,7 @@ def test_a_log_with_a_damaged_tail_takes_nothing_until_it_is_cut_there(harness: 
     stored = [append(log, 2) for _ in range(5)]
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 4), flipped(stored[2].value, 500))
+    lose_row(harness, 4)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert (log.appended_end, log.durable_end) == (4, 4)
     with pytest.raises(DataDamaged, match="offset 4"):
@@ -179,6 +192,7 @@ def test_a_damaged_first_batch_leaves_an_empty_log_that_can_be_repaired(harness:
     log.advance_log_start(Offset(6))
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 4), flipped(stored[1].value, 500))
+    lose_row(harness, 4)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert (log.log_start, log.appended_end) == (6, 6)
     assert log.damaged is not None
@@ -186,6 +200,47 @@ def test_a_damaged_first_batch_leaves_an_empty_log_that_can_be_repaired(harness:
     log.append_stored(stored[1], nothing)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert (log.log_start, log.appended_end, log.damaged) == (6, 8, None)
+
+
+@pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
+@pytest.mark.parametrize("which", [0, 2, 3], ids=["first", "middle", "two in a row"])
+def test_a_damaged_batch_behind_the_checkpoint_is_known_by_its_row_and_can_be_put_right(
+    harness: Harness, which: int, is_missing: bool
+) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(5)]
+    harness.settle()
+    rotten = [stored[which]] if which < 3 else stored[2:4]
+    for value in rotten:
+        if is_missing:
+            harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, value.base), batch_key(PID, value.end))])
+        else:
+            replace(harness, Table.BATCHES, batch_key(PID, value.base), flipped(value.value, 700))
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert recovered.damaged is None
+    assert (recovered.appended_end, recovered.rotten) == (10, {value.base for value in rotten})
+    assert (recovered.runs, recovered.producers, recovered.last_ts_ns) == (log.runs, log.producers, log.last_ts_ns)
+    for value in rotten:
+        assert recovered.replace(value, None, nothing)
+    harness.settle()
+    assert recovered.rotten == set()
+    assert recovered.read(Offset(0), ALL, 1 << 30) == stored
+
+
+def test_only_the_very_batch_takes_the_place_of_a_damaged_one(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2) for _ in range(3)]
+    harness.settle()
+    replace(harness, Table.BATCHES, batch_key(PID, 2), flipped(stored[1].value, 700))
+    log = LogStore(harness.reopen()).open_all()[PID]
+    other = make_batch(2)
+    wrong = [
+        parse_value(build_value(other, parse_header(other), Offset(2), Epoch(9), stored[1].ts_ns)),  # another epoch
+        parse_value(build_value(other, parse_header(other), Offset(6), Epoch(1), TsNs(99))),  # beyond the end
+    ]
+    assert [log.replace(value, None, nothing) for value in wrong] == [False, False]
+    log.truncate(Offset(2))
+    assert not log.replace(stored[1], None, nothing), "it is not part of the log any more"
 
 
 def test_a_damaged_checkpoint_only_means_more_to_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

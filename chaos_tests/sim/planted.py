@@ -427,7 +427,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="DESIGN 5: every value carries a CRC that is checked on every read",
         mutations=(
             Mutation(
-                "smq.replication.partition_log:parse_stored", "parse_value(value)", "parse_value(value, verify=False)"
+                "smq.replication.log_reader:parse_stored", "parse_value(value)", "parse_value(value, verify=False)"
             ),
         ),
         scenario="rot",

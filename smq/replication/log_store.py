@@ -23,6 +23,7 @@ from smq.replication.log_codec import (
     partition_stop,
     times_range,
 )
+from smq.replication.log_reader import parse_stored
 from smq.replication.log_state import (
     LogState,
     checkpoint_key,
@@ -32,7 +33,7 @@ from smq.replication.log_state import (
     encode_partition,
     partition_key,
 )
-from smq.replication.partition_log import PartitionLog, TailBudget, delete_partition, parse_stored
+from smq.replication.partition_log import PartitionLog, TailBudget, delete_partition
 from smq.replication.ports import DataDamaged, Disk, Put, Table
 
 __all__ = ["BatchDamaged", "BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]

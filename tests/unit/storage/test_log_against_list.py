@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
-from smq.replication import partition_log
+from smq.replication import log_reader, partition_log
 from smq.replication.lineage import EpochRun, extend_runs
 from smq.replication.log_codec import build_value
 from smq.replication.log_store import LogStore, PartitionLog, StoredValue, parse_value
@@ -88,9 +88,9 @@ class LogAgainstList(RuleBasedStateMachine):
             "CHECKPOINT_BATCHES": 3,
             "CHECKPOINT_BATCHES_A_PRODUCER": 1,
             "TAIL_BYTES_KEPT": 200,
-            "INDEX_ROWS_A_SCAN": 2,
         }.items():
             self.patch.setattr(partition_log, name, value)
+        self.patch.setattr(log_reader, "INDEX_ROWS_A_SCAN", 2)
         self.model = Model(Offset(FAR), (), (), 0)
         self.log: PartitionLog
         self.count = 0

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import failover, latency, rates, recovery
+from benchmarks import failover, kafka, latency, rates, recovery
 from benchmarks.report import Report, machine
 from tests.cluster.harness import Cluster
 
@@ -20,6 +20,7 @@ def _sections(quick: bool) -> dict[str, Section]:
     return {
         "latency": lambda c, r: latency.measure(c, r, count=300 if quick else 3_000),
         "rates": lambda c, r: rates.measure(c, r, records=records),
+        "kafka": lambda c, r: kafka.measure(c, r, records=records * 3, singles=300 if quick else 1_000),
         "failover": lambda c, r: failover.measure(c, r, kills=3 if quick else 20),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256]),
     }

@@ -1,0 +1,155 @@
+"""Produce and consume rates of the Kafka port by librdkafka, and what they cost the nodes.
+
+Owns the Kafka figures: records of 100 bytes and of 1 KB, acks=all, idempotent, uncompressed, three partitions, on three
+nodes and on one. librdkafka runs in this process, on the same cores as the nodes; the nodes' own share is told beside
+each rate, summed over all of them, from /proc.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+
+from benchmarks.report import Report, percentile
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster
+
+PARTITIONS = 3
+CHUNK = 1_000  # records handed to librdkafka at once
+VALUES = {"100 B": 100, "1 KB": 1_000}
+TIMEOUT_S = 60.0
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+def measure(cluster: Cluster, report: Report, *, records: int, singles: int) -> None:
+    """`records` of 100 bytes, and a third as many of 1 KB; `singles` one at a time. The cluster is stopped on the way,
+    so that its nodes take nothing from the single one's."""
+    _measure(cluster, report, records, singles)
+    cluster.stop()
+    alone = Cluster(cluster.root / "one", 1)
+    try:
+        _measure(alone.start(), report, records, singles)
+    finally:
+        alone.stop()
+
+
+def _measure(cluster: Cluster, report: Report, records: int, singles: int) -> None:
+    for name, size in VALUES.items():
+        _measure_size(cluster, report, name, size, records if size <= 100 else records // 3, singles)
+
+
+def _measure_size(cluster: Cluster, report: Report, name: str, size: int, count: int, singles: int) -> None:
+    topic = make_topic(cluster, PARTITIONS)
+    label = f"{name}, {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''}"
+    _rate(cluster, report, f"produce {label}", count, size, lambda: _produce(cluster, topic, count, size))
+    _rate(cluster, report, f"consume {label}", count, size, lambda: _consume(cluster, topic, count))
+    taken = _one_at_a_time(cluster, topic, singles, size)
+    p50, p99 = percentile(taken, 50), percentile(taken, 99)
+    told = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+    report.add(f"produce {label}, one at a time", told, p50_ms=p50, p99_ms=p99, count=singles)
+
+
+def _rate(cluster: Cluster, report: Report, what: str, count: int, size: int, work: Callable[[], list[float]]) -> None:
+    cpu, began = _cpu_s(cluster), time.perf_counter()
+    latencies = work()
+    taken = time.perf_counter() - began
+    share = (_cpu_s(cluster) - cpu) / taken
+    numbers: dict[str, Any] = {"records_per_s": count / taken, "records": count, "node_cores": share}
+    told = f"{count / taken:,.0f} records/s, {count * size / taken / 1e6:.1f} MB/s, nodes {100 * share:.0f} % of a core"
+    if latencies:
+        numbers["p99_ms"] = percentile(latencies, 99)
+        told += f", p99 {numbers['p99_ms']:.0f} ms"
+    report.add(what, told, **numbers)
+
+
+def _cpu_s(cluster: Cluster) -> float:
+    """What all nodes have used so far: fields 14 and 15 of stat, behind the name in brackets."""
+    ticks = 0
+    for node in cluster.alive():
+        fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS_S
+
+
+def _bootstrap(cluster: Cluster) -> str:
+    return ",".join(node.kafka for node in cluster.alive())
+
+
+def _producer(cluster: Cluster, linger_ms: float) -> confluent_kafka.Producer:
+    return confluent_kafka.Producer(
+        {
+            "bootstrap.servers": _bootstrap(cluster),
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": linger_ms,
+            "batch.size": 500_000,
+            "queue.buffering.max.messages": 200_000,
+        }
+    )
+
+
+def _produce(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
+    """As fast as the queue empties. Milliseconds from the queue to the acknowledgement, of the last of each chunk."""
+    producer, taken, failed = _producer(cluster, 5), list[float](), list[str]()
+
+    def on_delivery(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            failed.append(str(error))
+        else:
+            taken.append((message.latency() or 0.0) * 1_000)
+
+    value = b"v" * size
+    for at in range(0, count, CHUNK):
+        partition = at // CHUNK % PARTITIONS
+        chunk = [{"value": value} for _ in range(min(CHUNK, count - at))]
+        chunk[-1]["callback"] = on_delivery  # type: ignore[assignment] # a dict of values, and of this
+        while True:
+            producer.produce_batch(topic, chunk, partition=partition)
+            chunk = [message for message in chunk if "_error" in message]
+            if not chunk:
+                break
+            for message in chunk:
+                del message["_error"]
+            producer.poll(0.01)  # the queue is full
+        producer.poll(0)
+    if producer.flush(TIMEOUT_S) or failed:
+        raise RuntimeError(f"not all records were acknowledged: {failed[:3]}")
+    return taken
+
+
+def _consume(cluster: Cluster, topic: str, count: int) -> list[float]:
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": _bootstrap(cluster), "group.id": "bench", "enable.auto.commit": False}
+    )
+    consumer.assign(
+        [confluent_kafka.TopicPartition(topic, p, confluent_kafka.OFFSET_BEGINNING) for p in range(PARTITIONS)]
+    )
+    left = count
+    while left:
+        found = consumer.consume(10_000, TIMEOUT_S)
+        if not found or found[0].error():
+            raise RuntimeError(f"{left} records are missing: {found[0].error() if found else 'nothing came'}")
+        left -= len(found)
+    consumer.close()
+    return []
+
+
+def _one_at_a_time(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
+    """Milliseconds from produce to acknowledgement, each record alone."""
+    producer, value, taken = _producer(cluster, 0), b"v" * size, list[float]()
+
+    def on_delivery(error: confluent_kafka.KafkaError | None, _message: confluent_kafka.Message) -> None:
+        if error is not None:
+            raise RuntimeError(str(error))
+
+    for i in range(count + count // 10):
+        began = time.perf_counter()
+        producer.produce(topic, value, partition=0, on_delivery=on_delivery)
+        if producer.flush(TIMEOUT_S):
+            raise RuntimeError("a record was not acknowledged")
+        if i >= count // 10:  # before, connections and imports
+            taken.append((time.perf_counter() - began) * 1_000)
+    return taken

@@ -48,7 +48,7 @@ def test_random_messages_mean_the_same_to_kio(message: Message, version: int) ->
     read = entity_reader(_kio_type(message, version))
     encode, decode = compile_encoder(message, version), compile_decoder(message, version)
     for _ in range(MESSAGES_A_VERSION):
-        value = _random_struct(rng, message.fields, version, is_flexible=version in message.flexible)
+        value = random_struct(rng, message.fields, version)
         data = b"".join(encode(value))
         entity, size = read(data, 0)
         assert size == len(data)
@@ -63,30 +63,27 @@ def _kio_type(message: Message, version: int) -> Any:
     return getattr(module, message.name)
 
 
-def _random_struct(rng: random.Random, fields: tuple[Field, ...], version: int, *, is_flexible: bool) -> Struct:
+def random_struct(rng: random.Random, fields: tuple[Field, ...], version: int) -> Struct:
     out = {}
     for field in fields:
         if version not in field.versions or (version in field.tagged and rng.random() < 0.5):
             continue
-        out[field.name] = _random_value(rng, field, version, is_flexible=is_flexible)
+        out[field.name] = _random_value(rng, field, version)
     return out
 
 
-def _random_value(rng: random.Random, field: Field, version: int, *, is_flexible: bool) -> Any:
+def _random_value(rng: random.Random, field: Field, version: int) -> Any:
     if version in field.nullable and rng.random() < 0.2:
         return None
     if field.is_array:
-        return [
-            _random_one(rng, field, version, is_flexible=is_flexible)
-            for _ in range(rng.choice((0, 1, 2, 3 if not field.type else 130)))
-        ]
-    return _random_one(rng, field, version, is_flexible=is_flexible)
+        return [_random_one(rng, field, version) for _ in range(rng.choice((0, 1, 2, 3 if not field.type else 130)))]
+    return _random_one(rng, field, version)
 
 
-def _random_one(rng: random.Random, field: Field, version: int, *, is_flexible: bool) -> Any:
+def _random_one(rng: random.Random, field: Field, version: int) -> Any:
     match field.type:
         case "":
-            return _random_struct(rng, field.fields, version, is_flexible=is_flexible)
+            return random_struct(rng, field.fields, version)
         case "bool":
             return rng.random() < 0.5
         case "string":
@@ -170,7 +167,7 @@ def test_garbage_is_a_codec_error_or_a_message(case: int, data: bytes) -> None:
 @given(st.sampled_from(range(len(CASES))), st.integers(0, 2**32), st.data())
 def test_a_damaged_message_is_a_codec_error_or_a_message(case: int, seed: int, data: st.DataObject) -> None:
     message, version = CASES[case]
-    value = _random_struct(random.Random(seed), message.fields, version, is_flexible=version in message.flexible)
+    value = random_struct(random.Random(seed), message.fields, version)
     whole = bytearray(b"".join(compile_encoder(message, version)(value)))
     if whole:
         for _ in range(data.draw(st.integers(1, 3))):
@@ -196,7 +193,7 @@ def test_a_garbled_request_is_a_codec_error_or_a_request(key: int, version: int,
 def test_every_cut_of_a_request_is_refused(key: int) -> None:
     for version in range(SERVED[key].versions.lo, SERVED[key].versions.hi + 1):
         message = request_message(key)
-        value = _random_struct(random.Random(version), message.fields, version, is_flexible=version in message.flexible)
+        value = random_struct(random.Random(version), message.fields, version)
         whole = b"".join(compile_encoder(message, version)(value))
         for cut in range(0, len(whole), max(1, len(whole) // 50)):
             with pytest.raises(CodecError):

@@ -1,4 +1,4 @@
-"""Blocking calls to a cluster from Spark's Python workers: what topics there are, and up to where they can be read.
+"""Blocking calls to a cluster from Spark's Python workers: what topics there are, and what of them can be read.
 
 Owns the connections of one worker process, and the patience: whichever node fails, another is asked until
 `retry_timeout_ms` is over. One thread uses a Cluster at a time. Imported by `reader` and `fetching` only.
@@ -7,7 +7,7 @@ Owns the connections of one worker process, and the patience: whichever node fai
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -19,7 +19,8 @@ from smq.clients.pb import smq_pb2_grpc as pb_grpc
 from smq.clients.retry import Backoff
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import ReadError
-from smq.spark_connector.planning import PartitionKey
+from smq.spark_connector.options import TimeUnit
+from smq.spark_connector.positions import PartitionKey, PartitionView
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,6 +29,8 @@ FETCH_TIMEOUT_S: Final = 10.0  # a node that answers nothing this long is taken 
 VIEW_TIMEOUT_S: Final = 4.0  # the same for a question about the cluster: an election takes a second or two
 FAILED_LAST_S: Final = 30.0  # a node that gave no answer is asked last for this long
 BACKOFF: Final = Backoff(first_ms=50.0, max_ms=1000.0)  # tasks are many and in no hurry
+LIST_PARTITIONS_MAX: Final = 500  # of one ListOffsets request: below the server's cap
+REPLICAS_TRIED_AT_ONCE: Final = 3  # before the first pause: as many as a partition has as a rule
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 128 << 20),  # a batch comes whole, and may be configured up to 100 MiB
     ("grpc.enable_http_proxy", 0),  # the nodes are in this network; a web proxy of the environment is not meant
@@ -37,10 +40,11 @@ CHANNEL_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Partition counts of all topics there are, and the gRPC addresses of each partition's replicas, live first."""
+    """All topics there are: each one's id (which a topic that is deleted and made again does not keep), and each
+    partition's ends and replicas."""
 
-    counts: dict[str, int]
-    replicas: dict[PartitionKey, tuple[str, ...]]
+    topic_ids: dict[str, str]
+    views: dict[PartitionKey, PartitionView]
 
 
 class Cluster:
@@ -66,55 +70,109 @@ class Cluster:
         self._failed_at[address] = time.monotonic()
 
     def failed_last(self, addresses: Iterable[str]) -> list[str]:
-        """The same addresses in the same order, but those that gave no answer lately come last."""
+        """The same addresses in the same order, but those that gave no answer lately come last, the latest at the
+        very end: whoever always takes the first goes through them all."""
         since = time.monotonic() - FAILED_LAST_S
-        return sorted(addresses, key=lambda address: self._failed_at.get(address, since) > since)
+        return sorted(addresses, key=lambda address: max(since, self._failed_at.get(address, since)))
 
-    def layout(self) -> Layout:
-        """As of a linearizable point: a topic created before the call is there."""
+    def layout(self, timeout_s: float | None = None) -> Layout:
+        """As of a linearizable point: a topic created before the call is there. ReadError where no node has answered
+        within `timeout_s` (as a rule the retry time-out)."""
         request = pb.DescribeClusterRequest(linearizable=True, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
         answer = self._anywhere(
-            lambda address: pb_grpc.AdminStub(self._channel(address)).DescribeCluster(request, timeout=VIEW_TIMEOUT_S)
+            lambda address: pb_grpc.AdminStub(self._channel(address)).DescribeCluster(request, timeout=VIEW_TIMEOUT_S),
+            timeout_s,
         )
         addresses = {node.node: node.grpc_address for node in answer.nodes if node.grpc_address}
-        fenced = {node.node for node in answer.nodes if node.fenced}
-        replicas = {}
-        for topic in answer.topics:
-            for p in topic.partitions:
-                live_first = sorted(p.replicas, key=lambda node: node in fenced)
-                replicas[topic.name, p.partition] = tuple(addresses[n] for n in live_first if n in addresses)
-        return Layout(counts={t.name: len(t.partitions) for t in answer.topics}, replicas=replicas)
+        live = {node.node for node in answer.nodes if not node.fenced}
+        views = {
+            (topic.name, p.partition): PartitionView(
+                lo=p.log_start, hi=p.lso, replicas=_addresses(p.replicas, addresses, live)
+            )
+            for topic in answer.topics
+            for p in topic.partitions
+        }
+        return Layout(topic_ids={t.name: t.topic_id.hex() for t in answer.topics}, views=views)
 
-    def ends(self, keys: Sequence[PartitionKey]) -> dict[PartitionKey, tuple[int, int]]:
-        """[lo, hi) of what a read-committed reader may see of each partition, as of a linearizable point."""
-        if not keys:
-            return {}
-        request = pb.ListOffsetsRequest(timeout_ms=int(VIEW_TIMEOUT_S * 1000))
-        for topic, partition in keys:
-            request.partitions.add(topic=topic, partition=partition, offset_type=pb.RESET_TO_LATEST)
+    def offsets_at(
+        self, unit: TimeUnit, times: Mapping[PartitionKey, int], views: Mapping[PartitionKey, PartitionView]
+    ) -> dict[PartitionKey, int | None]:
+        """The first readable offset of each partition at or after its time; None where there is none that young."""
 
-        def call(address: str) -> dict[PartitionKey, tuple[int, int]]:
-            answer = self.broker(address).ListOffsets(request, timeout=VIEW_TIMEOUT_S)
-            for listed in answer.offsets:
-                if listed.HasField("error"):
-                    raise error_from_detail(listed.error)
-            return {(listed.topic, listed.partition): (listed.lo, listed.offset) for listed in answer.offsets}
+        def ask(key: PartitionKey) -> pb.ListOffsetsPartition:
+            topic, partition = key
+            if unit is TimeUnit.APPEND_NS:
+                return pb.ListOffsetsPartition(
+                    topic=topic, partition=partition, offset_type=pb.EXACT_TS_NS, offset_value=times[key]
+                )
+            return pb.ListOffsetsPartition(topic=topic, partition=partition, timestamp_ms=times[key])
 
-        return self._anywhere(call)
+        listed = self._list_offsets({key: ask(key) for key in times}, views)
+        return {key: found.offset if found.offset < found.hi else None for key, found in listed.items()}
 
-    def _anywhere(self, call: Callable[[str], T]) -> T:
-        """`call` with one address after another. SmqError where trying again cannot help, ReadError in the end."""
+    def sized_ends(
+        self, asked: Mapping[PartitionKey, tuple[int, int]], views: Mapping[PartitionKey, PartitionView]
+    ) -> dict[PartitionKey, tuple[int, int]]:
+        """(end, stored bytes) of what fits, for (start, most bytes) of each partition: whole batches, one at least."""
+        asks = {
+            (topic, partition): pb.ListOffsetsPartition(
+                topic=topic, partition=partition, offset_value=start, max_bytes=bytes_max
+            )
+            for (topic, partition), (start, bytes_max) in asked.items()
+        }
+        listed = self._list_offsets(asks, views)
+        return {key: (found.offset, found.size_bytes) for key, found in listed.items()}
+
+    def _list_offsets(
+        self, asks: Mapping[PartitionKey, pb.ListOffsetsPartition], views: Mapping[PartitionKey, PartitionView]
+    ) -> dict[PartitionKey, pb.ListedOffset]:
+        """Each partition's answer, from one of its replicas."""
         patience = Patience(self.retry_timeout_s)
+        listed: dict[PartitionKey, pb.ListedOffset] = {}
+        tries = 0
+        while left := [key for key in asks if key not in listed]:
+            by_address: dict[str, list[PartitionKey]] = {}
+            for key in left:
+                by_address.setdefault(self.failed_last(views[key].replicas or self._servers)[0], []).append(key)
+            for address, keys in by_address.items():
+                for start in range(0, len(keys), LIST_PARTITIONS_MAX):
+                    some = [asks[key] for key in keys[start : start + LIST_PARTITIONS_MAX]]
+                    listed |= self._list_some(address, some, patience)
+            tries += 1
+            if tries % REPLICAS_TRIED_AT_ONCE == 0 and len(listed) < len(asks):
+                patience.pause("the partitions' offsets could not be looked up")
+        return listed
+
+    def _list_some(
+        self, address: str, asks: Sequence[pb.ListOffsetsPartition], patience: "Patience"
+    ) -> dict[PartitionKey, pb.ListedOffset]:
+        """What one node answers; nothing of what it cannot answer. SmqError where trying again cannot help."""
+        request = pb.ListOffsetsRequest(partitions=asks, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
+        errors: list[grpc.RpcError | SmqError] = []
+        listed = {}
+        try:
+            for found in self.broker(address).ListOffsets(request, timeout=VIEW_TIMEOUT_S).offsets:
+                if found.HasField("error"):
+                    errors.append(error_from_detail(found.error))
+                else:
+                    listed[found.topic, found.partition] = found
+        except grpc.RpcError as e:
+            errors.append(e)
+        for error in errors:
+            patience.note(address, _retriable(as_smq_error(error, address)))
+            self.failed(address)
+        return listed
+
+    def _anywhere(self, call: Callable[[str], T], timeout_s: float | None = None) -> T:
+        """`call` with one address after another. SmqError where trying again cannot help, ReadError in the end."""
+        patience = Patience(self.retry_timeout_s if timeout_s is None else timeout_s)
         while True:
             for address in self.failed_last(self._servers):
                 try:
                     return call(address)
                 except (grpc.RpcError, SmqError) as e:
-                    error = as_smq_error(e, address)
-                    if not error.code.is_retriable:
-                        raise error from e
                     self.failed(address)
-                    patience.note(address, error)
+                    patience.note(address, _retriable(as_smq_error(e, address)))
             patience.pause("the cluster could not be asked")
 
     def _channel(self, address: str) -> grpc.Channel:
@@ -148,6 +206,19 @@ class Patience:
             raise ReadError(f"{what} within {self._timeout_s:g} s ({reasons or 'no node had anything new'})")
         self._pauses += 1
         time.sleep(BACKOFF.delay_ms(self._pauses, random.random) / 1000)
+
+
+def _addresses(replicas: Iterable[int], addresses: Mapping[int, str], live: Container[int]) -> tuple[str, ...]:
+    """Where to read: the live replicas, or all where none is (they may be back before the read begins)."""
+    known = [node for node in replicas if node in addresses]
+    return tuple(addresses[node] for node in [n for n in known if n in live] or known)
+
+
+def _retriable(error: SmqError) -> SmqError:
+    """The same error where another try may help; raises it where none can."""
+    if not error.code.is_retriable:
+        raise error
+    return error
 
 
 def as_smq_error(error: grpc.RpcError | SmqError, address: str) -> SmqError:

@@ -16,7 +16,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import BatchCorrupt, check_crc, parse_header
 from smq.spark_connector.cluster import FETCH_TIMEOUT_S, GONE, Cluster, Patience, as_smq_error
 from smq.spark_connector.decode import RawBatch
-from smq.spark_connector.errors import DataLossError, OptionError
+from smq.spark_connector.errors import OptionError, report_loss
 from smq.spark_connector.planning import Range
 
 log = logging.getLogger(__name__)
@@ -117,9 +117,7 @@ class RangeFetcher:
 
     def _lost(self, lo: int, hi: int, reason: str) -> None:
         message = f"offsets [{lo}, {hi}) of {self._range.topic}-{self._range.partition} are gone: {reason}"
-        if self._fail_on_data_loss:
-            raise DataLossError(message)
-        log.warning("%s; they are left out, as failOnDataLoss is false", message)
+        report_loss(message, fail=self._fail_on_data_loss)
 
     def _next_replica(self) -> None:
         """Turns to another replica; after all of them have failed, waits and asks where they are now."""
@@ -131,11 +129,11 @@ class RangeFetcher:
             self._look_up_replicas()
 
     def _look_up_replicas(self) -> None:
-        replicas = self._cluster.layout().replicas.get((self._range.topic, self._range.partition))
-        if replicas is None:
+        view = self._cluster.layout().views.get((self._range.topic, self._range.partition))
+        if view is None:
             self._lost(self._position, self._range.hi, "the topic or the partition is gone")
             self._position = self._range.hi
-        elif replicas:
-            self._replicas = self._cluster.failed_last(replicas)
+        elif view.replicas:
+            self._replicas = self._cluster.failed_last(view.replicas)
         elif not self._replicas:
             raise OptionError(f"no replica of {self._range} tells a gRPC address: set it in the nodes' configuration")

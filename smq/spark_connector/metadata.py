@@ -25,10 +25,9 @@ from smq.clients.sync import SyncAdmin
 from smq.clients.types import ClusterDescription, PartitionDescription, ReplicaStatus
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import OptionError
-from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT
-from smq.spark_connector.options import _parse_topics as topics_of
-from smq.spark_connector.options import _positive as whole_number
-from smq.spark_connector.options import _servers as servers_of
+from smq.spark_connector.option_values import topics as topics_of
+from smq.spark_connector.option_values import whole_number
+from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT, servers_of
 
 Row: TypeAlias = tuple[Any, ...]
 NODE_TIMEOUT_MS: Final = 2_000.0  # a node that hangs leaves nulls, and does not hold up the rest

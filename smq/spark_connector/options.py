@@ -1,229 +1,268 @@
-"""The options of `format("smq")`: Spark's Kafka connector's names and meanings, parsed and validated on the driver.
+"""The options of `format("smq")`: Spark's Kafka connector's names and meanings, validated on the driver.
 
-Owns their names, defaults and error sentences. Does no I/O and knows no cluster. Option keys arrive lower-cased
-from Spark. What is merely missing is judged by `read_options`, because `CREATE TABLE ... USING smq` builds a
-source without options and gives them at the SELECT.
+Owns their names, defaults, precedence and what of them a batch or a stream takes. Does no I/O and knows no cluster.
+Option keys arrive lower-cased from Spark. What is merely missing is judged by `read_options` and `stream_options`,
+because `CREATE TABLE ... USING smq` builds a source without options and gives them at the SELECT.
 """
 
 import difflib
-import json
+import enum
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from smq.spark_connector import option_values as values
 from smq.spark_connector.errors import OptionError
+from smq.spark_connector.option_values import EARLIEST, LATEST, OffsetSpec, TopicOffsets, flag
+
+__all__ = ["EARLIEST", "LATEST", "OffsetSpec", "TopicOffsets", "flag"]
 
 log = logging.getLogger(__name__)
 
-EARLIEST: Final = -2  # as in the Kafka connector's JSON
-LATEST: Final = -1
-_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
-
-TopicOffsets: TypeAlias = dict[str, dict[int, int]]
-OffsetSpec: TypeAlias = int | TopicOffsets  # EARLIEST or LATEST for all, or one offset for each partition
-
-KNOWN: Final = (
-    "servers",
-    "bootstrap.servers",
-    "kafka.bootstrap.servers",
-    "subscribe",
-    "assign",
-    "startingOffsets",
-    "endingOffsets",
-    "includeHeaders",
-    "includeIndex",
-    "failOnDataLoss",
+_SERVER_KEYS: Final = ("servers", "bootstrap.servers", "kafka.bootstrap.servers")
+_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+_FLAGS: Final = ("includeHeaders", "includeIndex", "failOnDataLoss", "pushdown")
+_NUMBERS: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
     "retryTimeoutMs",
-    "groupIdPrefix",
 )
-_SERVER_KEYS: Final = ("servers", "bootstrap.servers", "kafka.bootstrap.servers")
+_BATCH_ONLY: Final = (
+    "endingOffsets",
+    "endingTimestamp",
+    "endingTimestampNs",
+    "endingOffsetsByTimestamp",
+    "endingOffsetsByTimestampNs",
+)
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_STARTS: Final = (
+    "startingOffsets",
+    "startingTimestamp",
+    "startingTimestampNs",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampNs",
+)
+_NO_EFFECT: Final = {
+    "groupIdPrefix": "a query of smq joins no consumer group; its position is in its checkpoint",
+    "kafkaConsumer.pollTimeoutMs": "set retryTimeoutMs, which says how long a read goes on trying",
+    "fetchOffset.numRetries": "set retryTimeoutMs, which says how long a read goes on trying",
+    "fetchOffset.retryIntervalMs": "set retryTimeoutMs, which says how long a read goes on trying",
+    "kafka.group.id": "a query of smq joins no consumer group; its position is in its checkpoint",
+    "kafka.isolation.level": "reads of smq are always read_committed",
+}
+KNOWN: Final = (
+    *_SERVER_KEYS,
+    *_SELECTIONS,
+    *_STARTS,
+    "startingOffsetsByTimestampStrategy",
+    *_BATCH_ONLY,
+    *_FLAGS,
+    *_NUMBERS,
+    "maxTriggerDelay",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
 _BY_LOWER_NAME: Final = {name.lower(): name for name in KNOWN}
+_NO_EFFECT_BY_LOWER_NAME: Final = {name.lower(): why for name, why in _NO_EFFECT.items()}
 _IGNORED_BY_SPARK: Final = frozenset({"path", "__datasource__"})
 RETRY_TIMEOUT_MS_DEFAULT: Final = 60_000  # outlasts a failover (seconds) and a node's restart with recovery
-_SERVERS_ADVICE: Final = (
-    "set .option('servers', 'host:port[,host:port]') to the gRPC addresses that `smq status` or the ready file names"
-)
-_TOPICS_ADVICE: Final = (
-    "set .option('subscribe', 'topic[,topic]'), or .option('assign', '{\"topic\": [0, 1]}') for single partitions"
-)
+TRIGGER_DELAY_MS_DEFAULT: Final = 15 * 60_000  # the Kafka connector's
 _LOST_OPTIONS_ADVICE: Final = (
     "(OPTIONS of CREATE TABLE do not reach a Python source in Spark: use CREATE TEMPORARY VIEW ... USING smq "
     "OPTIONS (...), or SELECT ... FROM t WITH (option = 'value'))"
 )
 
 
+class TimeUnit(enum.Enum):
+    """Which of a record's two times, and in what unit."""
+
+    CREATE_MS = "timestamp"  # the producer's, in milliseconds: the first record that is not older
+    APPEND_NS = "ts_ns"  # the leader's, in nanoseconds: strictly increasing, so that it cuts exactly
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """A validated batch read. Exactly one of `topics` and `assigned` is not empty."""
+class TimeSpec:
+    """A start or an end by time: one for all partitions, or one for each. `name` is the option it came from."""
+
+    name: str
+    unit: TimeUnit
+    times: int | TopicOffsets
+
+
+PositionSpec: TypeAlias = OffsetSpec | TimeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What batch and stream share. Exactly one of `topics`, `pattern` and `assigned` says what is read."""
 
     servers: tuple[str, ...]
     topics: tuple[str, ...]
+    pattern: str | None
     assigned: dict[str, tuple[int, ...]]
-    starting: OffsetSpec
-    ending: OffsetSpec
+    starting: PositionSpec
+    latest_if_no_match: bool  # startingOffsetsByTimestampStrategy: where no record is that young
     fail_on_data_loss: bool
     partitions_min: int | None
     records_per_partition_max: int | None
     retry_timeout_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """A validated batch read."""
+
+    source: SourceOptions
+    ending: PositionSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """A validated streaming read; the limits are of one micro-batch."""
+
+    source: SourceOptions
+    rows_max: int | None
+    bytes_max: int | None
+    rows_min: int | None
+    delay_ms_max: int  # how long a micro-batch is put off for `rows_min`
+
+
 def check_given(options: Mapping[str, str]) -> None:
     """OptionError for keys nobody knows and for values that cannot be right, before anything is read."""
     for key in options:
         _check_key(key)
-    if options.get("subscribe") is not None and options.get("assign") is not None:
-        raise OptionError(f"'subscribe' and 'assign' exclude each other: {_TOPICS_ADVICE}")
-    if (subscribe := options.get("subscribe")) is not None:
-        _parse_topics(subscribe)
-    if (assign := options.get("assign")) is not None:
-        _parse_assign(assign)
-    for name, refused in (("startingOffsets", LATEST), ("endingOffsets", EARLIEST)):
-        if (text := options.get(name.lower())) is not None:
-            _parse_offsets(name, text, refused=refused)
-    for name in ("includeHeaders", "includeIndex", "failOnDataLoss"):
+    _selection(options)
+    for name in _FLAGS:
         flag(options, name, default=False)
-    for name in ("minPartitions", "maxRecordsPerPartition", "retryTimeoutMs"):
-        _positive(options, name)
+    for name in _NUMBERS:
+        values.whole_number(options, name)
+    values.duration_ms(options, "maxTriggerDelay")
+    _latest_if_no_match(options)
+    _position(options, "starting", EARLIEST)
+    _position(options, "ending", LATEST, refused=EARLIEST)
     if any(options.get(key) is not None for key in _SERVER_KEYS):
-        _servers(options)
+        servers_of(options)
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """All that a batch read needs. OptionError where something is missing or wrong."""
     check_given(options)
-    subscribe, assign = options.get("subscribe"), options.get("assign")
-    if subscribe is None and assign is None:
-        raise OptionError(f"format('smq') does not know what to read: {_TOPICS_ADVICE} {_LOST_OPTIONS_ADVICE}")
-    starting = options.get("startingoffsets", "earliest")
-    ending = options.get("endingoffsets", "latest")
-    return ReadOptions(
-        servers=_servers(options),
-        topics=_parse_topics(subscribe) if subscribe is not None else (),
-        assigned=_parse_assign(assign) if assign is not None else {},
-        starting=_parse_offsets("startingOffsets", starting, refused=LATEST),
-        ending=_parse_offsets("endingOffsets", ending, refused=EARLIEST),
-        fail_on_data_loss=flag(options, "failOnDataLoss", default=True),
-        partitions_min=_positive(options, "minPartitions"),
-        records_per_partition_max=_positive(options, "maxRecordsPerPartition"),
-        retry_timeout_ms=_positive(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
+    for name in _STREAM_ONLY:
+        if options.get(name.lower()) is not None:
+            log.warning("option %r has no effect in a batch read", name)
+    starting = _position(options, "starting", EARLIEST, refused=LATEST)
+    ending = _position(options, "ending", LATEST, refused=EARLIEST)
+    return ReadOptions(source=_source_options(options, starting), ending=ending)
+
+
+def stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """All that a streaming read needs. OptionError where something is missing or wrong, or is of batches only."""
+    if "metadata" in options:
+        raise OptionError("option 'metadata' is of batch reads: it shows one moment, so read it with spark.read")
+    check_given(options)
+    for name in _BATCH_ONLY:
+        if options.get(name.lower()) is not None:
+            raise OptionError(f"option {name!r} is of batch reads: a stream has no end, so leave it out")
+    if flag(options, "pushdown", default=False):
+        raise OptionError("option 'pushdown' is of batch reads: Spark pushes no filters into a stream, so leave it out")
+    rows_max = values.whole_number(options, "maxOffsetsPerTrigger")
+    rows_min = values.whole_number(options, "minOffsetsPerTrigger")
+    if rows_max is not None and rows_min is not None and rows_min > rows_max:
+        raise OptionError(f"minOffsetsPerTrigger {rows_min} is more than maxOffsetsPerTrigger {rows_max}: swap them")
+    delay_ms = values.duration_ms(options, "maxTriggerDelay")
+    return StreamOptions(
+        source=_source_options(options, _position(options, "starting", LATEST)),
+        rows_max=rows_max,
+        bytes_max=values.whole_number(options, "maxBytesPerTrigger"),
+        rows_min=rows_min,
+        delay_ms_max=TRIGGER_DELAY_MS_DEFAULT if delay_ms is None else delay_ms,
     )
 
 
-def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """A true/false option. OptionError for any other word."""
-    text = options.get(name.lower())
-    if text is None:
-        return default
-    word = text.strip().lower()
-    if word not in ("true", "false"):
-        raise OptionError(f"option {name!r} is true or false, not {text!r}")
-    return word == "true"
+def _source_options(options: Mapping[str, str], starting: PositionSpec) -> SourceOptions:
+    topics, pattern, assigned = _selection(options)
+    if not (topics or pattern or assigned):
+        raise OptionError(f"format('smq') does not know what to read: {values.TOPICS_ADVICE} {_LOST_OPTIONS_ADVICE}")
+    return SourceOptions(
+        servers=servers_of(options),
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        starting=starting,
+        latest_if_no_match=_latest_if_no_match(options),
+        fail_on_data_loss=flag(options, "failOnDataLoss", default=True),
+        partitions_min=values.whole_number(options, "minPartitions"),
+        records_per_partition_max=values.whole_number(options, "maxRecordsPerPartition"),
+        retry_timeout_ms=values.whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
+    )
 
 
 def _check_key(key: str) -> None:
     lower = key.lower()
-    if lower in _BY_LOWER_NAME:
-        if lower == "groupidprefix":
-            log.warning("option 'groupIdPrefix' has no effect: batch reads of smq join no consumer group")
+    if lower in _SERVER_KEYS or lower in _IGNORED_BY_SPARK:
         return
-    if lower.startswith("kafka."):
+    if lower in _NO_EFFECT_BY_LOWER_NAME:
+        log.warning("option %r has no effect: %s", key, _NO_EFFECT_BY_LOWER_NAME[lower])
+    elif lower.startswith("kafka."):
         log.warning("option %r has no effect: smq is read over gRPC, not by a Kafka client", key)
-        return
-    if lower in _IGNORED_BY_SPARK:
-        return
-    near = difflib.get_close_matches(lower, list(_BY_LOWER_NAME), n=1)
-    hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"known options: {', '.join(KNOWN)}"
-    raise OptionError(f"format('smq') has no option {key!r}; {hint}")
+    elif lower not in _BY_LOWER_NAME:
+        near = difflib.get_close_matches(lower, list(_BY_LOWER_NAME), n=1)
+        hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"known options: {', '.join(KNOWN)}"
+        raise OptionError(f"format('smq') has no option {key!r}; {hint}")
 
 
-def _servers(options: Mapping[str, str]) -> tuple[str, ...]:
+def servers_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The cluster's addresses. OptionError where they are missing, or are none."""
     given = [options[key] for key in _SERVER_KEYS if options.get(key) is not None]
     if not given:
-        raise OptionError(f"format('smq') does not know where the cluster is: {_SERVERS_ADVICE} {_LOST_OPTIONS_ADVICE}")
+        raise OptionError(
+            f"format('smq') does not know where the cluster is: {values.SERVERS_ADVICE} {_LOST_OPTIONS_ADVICE}"
+        )
     if len(set(given)) > 1:
         raise OptionError(f"{', '.join(_SERVER_KEYS)} mean the same, but differ here: give one of them")
-    servers = tuple(part.strip() for part in given[0].split(",") if part.strip())
-    for server in servers:
-        host, _, port = server.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise OptionError(f"server {server!r} is not host:port; {_SERVERS_ADVICE}")
-    if not servers:
-        raise OptionError(f"option 'servers' is empty: {_SERVERS_ADVICE}")
-    return servers
+    return values.servers(given[0])
 
 
-def _parse_topics(text: str) -> tuple[str, ...]:
-    topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not topics:
-        raise OptionError(f"option 'subscribe' names no topic: {_TOPICS_ADVICE}")
-    return topics
+def _selection(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, dict[str, tuple[int, ...]]]:
+    """Topics, pattern, assigned partitions: one of them at most."""
+    given = [name for name in _SELECTIONS if options.get(name.lower()) is not None]
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(map(repr, given))} exclude each other: {values.TOPICS_ADVICE}")
+    text = options[given[0].lower()] if given else ""
+    return (
+        values.topics(text) if given == ["subscribe"] else (),
+        values.pattern(text) if given == ["subscribePattern"] else None,
+        values.assigned(text) if given == ["assign"] else {},
+    )
 
 
-def _parse_assign(text: str) -> dict[str, tuple[int, ...]]:
-    value = _json_object("assign", text)
-    assigned: dict[str, tuple[int, ...]] = {}
-    for topic, partitions in value.items():
-        if not isinstance(partitions, list) or not partitions or not all(map(_is_partition, partitions)):
-            raise OptionError(f"option 'assign' wants a list of partitions >= 0 for topic {topic!r}: {_TOPICS_ADVICE}")
-        assigned[topic] = tuple(sorted(set(partitions)))
-    if not assigned:
-        raise OptionError(f"option 'assign' names no partition: {_TOPICS_ADVICE}")
-    return assigned
+def _latest_if_no_match(options: Mapping[str, str]) -> bool:
+    return values.one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest"
 
 
-def _parse_offsets(name: str, text: str, *, refused: int) -> OffsetSpec:
-    """A word, or JSON {"topic": {"0": offset}} with -2 earliest and -1 latest; `refused` is the senseless one."""
-    word = _WORDS.get(text.strip().lower())
-    if word is not None:
-        if word == refused:
-            raise OptionError(f"a batch read cannot have {name} = {text!r}: {_offsets_advice(name, refused)}")
-        return word
-    spec: TopicOffsets = {}
-    for topic, offsets in _json_object(name, text).items():
-        if not isinstance(offsets, dict):
-            raise OptionError(f"option {name!r}: topic {topic!r} wants an object; {_offsets_advice(name, refused)}")
-        spec[topic] = {_partition(name, key): _offset(name, value, refused) for key, value in offsets.items()}
-    return spec
-
-
-def _partition(name: str, key: str) -> int:
-    if not (key.isascii() and key.isdigit()):
-        raise OptionError(f"option {name!r}: {key!r} is not a partition's number")
-    return int(key)
-
-
-def _offset(name: str, value: object, refused: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value < 2**63 or value == refused:
-        raise OptionError(f"option {name!r}: offset {value!r} cannot be used here; {_offsets_advice(name, refused)}")
-    return value
-
-
-def _offsets_advice(name: str, refused: int) -> str:
-    word, number = ("earliest", EARLIEST) if refused == LATEST else ("latest", LATEST)
-    return f'write \'{word}\', or JSON such as {{"topic": {{"0": 23, "1": {number}}}}} where {number} means {word}'
-
-
-def _json_object(name: str, text: str) -> dict[str, object]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise OptionError(f"option {name!r} is not JSON ({e}): {text[:200]!r}") from e
-    if not isinstance(value, dict):
-        raise OptionError(f"option {name!r} must be a JSON object, not {text[:200]!r}")
-    return value
-
-
-def _is_partition(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _positive(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name.lower())
-    if text is None:
-        return None
-    if not (text.strip().isascii() and text.strip().isdigit()) or int(text) < 1:
-        raise OptionError(f"option {name!r} is a whole number of at least 1, not {text!r}")
-    return int(text)
+def _position(options: Mapping[str, str], side: str, default: int, *, refused: int | None = None) -> PositionSpec:
+    """Where a read starts or ends (`side`). As in the Kafka connector a time for all goes before a time for each
+    partition, and that before offsets; a time in milliseconds and its twin in nanoseconds exclude each other."""
+    chosen: PositionSpec | None = None
+    for form, is_each in ((f"{side}Timestamp", False), (f"{side}OffsetsByTimestamp", True)):
+        given = [name for name in (form, f"{form}Ns") if options.get(name.lower()) is not None]
+        if len(given) > 1:
+            raise OptionError(f"{' and '.join(map(repr, given))} exclude each other: give one of them")
+        for name in given:
+            unit = TimeUnit.APPEND_NS if name.endswith("Ns") else TimeUnit.CREATE_MS
+            found: int | TopicOffsets | None
+            if is_each:
+                found = values.times(name, options[name.lower()])
+            else:
+                found = values.whole_number(options, name, least=0)
+            assert found is not None
+            chosen = chosen or TimeSpec(name=name, unit=unit, times=found)
+    text = options.get(f"{side}offsets")
+    offsets = default if text is None else values.offsets(f"{side}Offsets", text, refused=refused)
+    return offsets if chosen is None else chosen

@@ -52,17 +52,22 @@ class SmqDataSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """A batch reader. OptionError where an option is missing or wrong, or `schema` names no column of ours."""
-        from smq.spark_connector.options import read_options
-        from smq.spark_connector.reader import SmqReader
+        from smq.spark_connector.options import flag, read_options
+        from smq.spark_connector.reader import SmqPushdownReader, SmqReader
 
         if "metadata" in self.options:
             from smq.spark_connector.metadata import MetadataReader, metadata_options
 
             return MetadataReader(metadata_options(self.options), schema)
-        return SmqReader(read_options(self.options), schema)
+        is_pushdown = flag(self.options, "pushdown", default=False)
+        return (SmqPushdownReader if is_pushdown else SmqReader)(read_options(self.options), schema)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
-        self._not_there("spark.readStream", "read in batches with spark.read and startingOffsets")
+        """A stream reader. OptionError where an option is missing or wrong, or `schema` names no column of ours."""
+        from smq.spark_connector.options import stream_options
+        from smq.spark_connector.stream import SmqStreamReader
+
+        return SmqStreamReader(stream_options(self.options), schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         self._not_there("df.write", "publish with smq.clients")

@@ -17,7 +17,7 @@ from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
-from smq.records import NewRecord, encode_batch, parse_header, patched_prefix
+from smq.records import NewRecord, decode_batch, encode_batch, parse_header, patched_prefix
 
 
 @dataclass
@@ -40,16 +40,43 @@ class FakePartition:
         self.next_offset = last + 1
         return base
 
+    def times(self) -> Iterator[tuple[int, int, int]]:
+        """(offset, create time, append time) of what can be read."""
+        for batch in self.batches:
+            for record in decode_batch(batch.data):
+                if record.offset < self.end:
+                    yield record.offset, record.timestamp_ms, batch.ts_ns
+
+    def sized_end(self, start: int, bytes_max: int) -> tuple[int, int]:
+        end, size = start, 0
+        for batch in self.batches:
+            if start <= batch.last_offset < self.end:
+                if size and size + len(batch.data) > bytes_max:
+                    break
+                end, size = batch.last_offset + 1, size + len(batch.data)
+        return end, size
+
 
 @dataclass
 class FakeLog:
     """What all nodes share: topics, and each partition's batches."""
 
     partitions: dict[tuple[str, int], FakePartition] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)  # how often a topic of that name has been created
 
     def create(self, topic: str, count: int) -> None:
+        self.made[topic] = self.made.get(topic, 0) + 1
+        self.grow(topic, count)
+
+    def grow(self, topic: str, count: int) -> None:
         for p in range(count):
-            self.partitions[topic, p] = FakePartition()
+            self.partitions.setdefault((topic, p), FakePartition())
+
+    def delete(self, topic: str) -> None:
+        self.partitions = {key: log for key, log in self.partitions.items() if key[0] != topic}
+
+    def topic_id(self, topic: str) -> bytes:
+        return f"{topic}#{self.made[topic]}".encode()
 
     def append(self, topic: str, partition: int, records: list[NewRecord], codec: str = "none") -> int:
         log = self.partitions[topic, partition]
@@ -57,12 +84,13 @@ class FakeLog:
 
 
 class FakeNode:
-    """One node, as far as the connector asks. `on_fetch` may raise SmqError, or change the answer."""
+    """One node, as far as the connector asks. `on_fetch` and `on_list` may raise SmqError, or change the answer."""
 
     def __init__(self, cluster: "FakeCluster", node: int) -> None:
         self.node = node
         self.fetches: list[tuple[str, int, int]] = []
         self.on_fetch: Callable[[pb.FetchedPartition], None] = lambda part: None
+        self.on_list: Callable[[pb.ListedOffset], None] = lambda listed: None
         self._cluster = cluster
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
         self._serve("smq.v1.Admin", "DescribeCluster", self._describe, pb.DescribeClusterRequest)
@@ -89,18 +117,37 @@ class FakeNode:
             answer.nodes.add(node=node.node, grpc_address=node.address, fenced=node.node in self._cluster.fenced)
         topics: dict[str, pb.TopicInfo] = {}
         for (topic, partition), log in sorted(self._cluster.log.partitions.items()):
-            info = topics.setdefault(topic, pb.TopicInfo(name=topic))
-            info.partitions.add(partition=partition, replicas=[n.node for n in nodes], hwm=log.end)
+            info = topics.setdefault(topic, pb.TopicInfo(name=topic, topic_id=self._cluster.log.topic_id(topic)))
+            replicas = [n.node for n in nodes]
+            info.partitions.add(
+                partition=partition, replicas=replicas, log_start=log.log_start, hwm=log.end, lso=log.end
+            )
         answer.topics.extend(topics.values())
         return answer
 
     def _list_offsets(self, request: pb.ListOffsetsRequest, context: grpc.ServicerContext) -> pb.ListOffsetsResponse:
         answer = pb.ListOffsetsResponse()
         for p in request.partitions:
-            assert p.offset_type == pb.RESET_TO_LATEST
-            log = self._cluster.log.partitions[p.topic, p.partition]
-            answer.offsets.add(topic=p.topic, partition=p.partition, offset=log.end, lo=log.log_start, hi=log.end)
+            listed = answer.offsets.add(topic=p.topic, partition=p.partition)
+            try:
+                self.on_list(listed)
+                self._list(p, listed)
+            except SmqError as e:
+                listed.error.CopyFrom(detail_from_error(e))
         return answer
+
+    def _list(self, asked: pb.ListOffsetsPartition, listed: pb.ListedOffset) -> None:
+        log = self._cluster.log.partitions[asked.topic, asked.partition]
+        listed.lo, listed.hi = log.log_start, log.end
+        if asked.HasField("timestamp_ms"):
+            found = [o for o, created_ms, _ in log.times() if created_ms >= asked.timestamp_ms]
+        elif asked.HasField("max_bytes"):
+            listed.offset, listed.size_bytes = log.sized_end(asked.offset_value, asked.max_bytes)
+            return
+        else:
+            assert asked.offset_type == pb.EXACT_TS_NS
+            found = [o for o, _, ts_ns in log.times() if ts_ns >= asked.offset_value]
+        listed.offset = next((o for o in found if o >= log.log_start), log.end)
 
     def _fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> pb.FetchResponse:
         answer = pb.FetchResponse()

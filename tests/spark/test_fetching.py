@@ -79,11 +79,13 @@ def test_slices_prefer_different_replicas(cluster: FakeCluster) -> None:
     assert first == {node.address for node in cluster.nodes}
 
 
-def test_fenced_node_is_the_last_choice(cluster: FakeCluster) -> None:
+def test_fenced_node_is_no_choice_while_others_live(cluster: FakeCluster) -> None:
     cluster.fenced.add(1)
-    slices = reader_of(cluster).partitions()
-    assert isinstance(slices[0], SmqSlice)
-    assert slices[0].ranges[0].replicas[-1] == cluster.nodes[0].address
+    (part,) = reader_of(cluster).partitions()
+    assert isinstance(part, SmqSlice)
+    assert sorted(part.ranges[0].replicas) == sorted(node.address for node in cluster.nodes[1:])
+    cluster.fenced.update((2, 3))
+    assert offsets_of(reader_of(cluster)) == list(range(1000))
 
 
 def test_replica_that_dies_in_the_middle_is_left_for_another(cluster: FakeCluster) -> None:

@@ -6,7 +6,17 @@ from collections.abc import Callable
 import pytest
 
 from smq.spark_connector.errors import OptionError
-from smq.spark_connector.options import EARLIEST, LATEST, ReadOptions, check_given, read_options
+from smq.spark_connector.options import (
+    EARLIEST,
+    LATEST,
+    ReadOptions,
+    StreamOptions,
+    TimeSpec,
+    TimeUnit,
+    check_given,
+    read_options,
+    stream_options,
+)
 from smq.spark_connector.source import SmqDataSource
 
 BASE = {"servers": "h:1", "subscribe": "t"}
@@ -16,23 +26,34 @@ def parsed(**more: str) -> ReadOptions:
     return read_options({**BASE, **{k.lower(): v for k, v in more.items()}})
 
 
+def streamed(**more: str) -> StreamOptions:
+    return stream_options({**BASE, **{k.lower(): v for k, v in more.items()}})
+
+
 def test_defaults_are_those_of_the_kafka_connector_for_batches() -> None:
     options = parsed()
-    assert (options.starting, options.ending) == (EARLIEST, LATEST)
-    assert options.fail_on_data_loss
-    assert options.partitions_min is None
-    assert options.records_per_partition_max is None
+    assert (options.source.starting, options.ending) == (EARLIEST, LATEST)
+    assert options.source.fail_on_data_loss
+    assert options.source.partitions_min is None
+    assert options.source.records_per_partition_max is None
+
+
+def test_defaults_are_those_of_the_kafka_connector_for_streams() -> None:
+    options = streamed()
+    assert options.source.starting == LATEST
+    assert (options.rows_max, options.bytes_max, options.rows_min) == (None, None, None)
+    assert options.delay_ms_max == 15 * 60_000
 
 
 def test_servers_and_topics_are_lists() -> None:
-    options = read_options({"servers": " a:1, b:2 ,", "subscribe": "x, y ,x"})
+    options = read_options({"servers": " a:1, b:2 ,", "subscribe": "x, y ,x"}).source
     assert options.servers == ("a:1", "b:2")
     assert options.topics == ("x", "y")
 
 
 @pytest.mark.parametrize("key", ["bootstrap.servers", "kafka.bootstrap.servers"])
 def test_kafka_names_of_servers_are_aliases(key: str) -> None:
-    assert read_options({key: "a:1", "subscribe": "t"}).servers == ("a:1",)
+    assert read_options({key: "a:1", "subscribe": "t"}).source.servers == ("a:1",)
 
 
 def test_aliases_that_differ_are_refused() -> None:
@@ -66,7 +87,7 @@ def test_subscribe_and_assign_exclude_each_other() -> None:
 
 
 def test_assign_is_sorted_and_without_repeats() -> None:
-    assert read_options({"servers": "h:1", "assign": '{"t":[3,1,3]}'}).assigned == {"t": (1, 3)}
+    assert read_options({"servers": "h:1", "assign": '{"t":[3,1,3]}'}).source.assigned == {"t": (1, 3)}
 
 
 @pytest.mark.parametrize(
@@ -79,12 +100,12 @@ def test_assign_that_is_no_map_of_partitions_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("word", "expected"), [("earliest", EARLIEST), ("EARLIEST", EARLIEST)])
 def test_starting_word(word: str, expected: int) -> None:
-    assert parsed(startingOffsets=word).starting == expected
+    assert parsed(startingOffsets=word).source.starting == expected
 
 
 def test_json_offsets_with_marks() -> None:
     options = parsed(startingOffsets='{"t":{"0":23,"1":-2}}', endingOffsets='{"t":{"0":9223372036854775807,"1":-1}}')
-    assert options.starting == {"t": {0: 23, 1: EARLIEST}}
+    assert options.source.starting == {"t": {0: 23, 1: EARLIEST}}
     assert options.ending == {"t": {0: 2**63 - 1, 1: LATEST}}
 
 
@@ -114,13 +135,92 @@ def test_offsets_that_make_no_sense_are_refused_by_name(name: str, text: str) ->
         parsed(**{name: text})
 
 
-@pytest.mark.parametrize("name", ["includeHeaders", "includeIndex", "failOnDataLoss"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingTimestamp": "7"}, TimeSpec(name="startingTimestamp", unit=TimeUnit.CREATE_MS, times=7)),
+        ({"startingTimestampNs": "7"}, TimeSpec(name="startingTimestampNs", unit=TimeUnit.APPEND_NS, times=7)),
+        (
+            {"startingOffsetsByTimestampNs": '{"t":{"0":7}}'},
+            TimeSpec(name="startingOffsetsByTimestampNs", unit=TimeUnit.APPEND_NS, times={"t": {0: 7}}),
+        ),
+    ],
+)
+def test_times_are_in_milliseconds_or_by_name_in_nanoseconds(options: dict[str, str], expected: TimeSpec) -> None:
+    assert parsed(**options).source.starting == expected
+    assert streamed(**options).source.starting == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("startingTimestamp", "-1"),
+        ("endingTimestamp", "yesterday"),
+        ("startingTimestampNs", "9223372036854775808"),
+        ("startingOffsetsByTimestamp", '{"t":{"0":-1}}'),
+        ("endingOffsetsByTimestamp", '{"t":[0]}'),
+        ("startingOffsetsByTimestampNs", "latest"),
+        ("startingOffsetsByTimestampStrategy", "earliest"),
+        ("subscribePattern", "["),
+        ("maxTriggerDelay", "soon"),
+        ("maxTriggerDelay", "5y"),
+        ("maxTriggerDelay", "-5s"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:
+    given = {name.lower(): text} if name == "subscribePattern" else {**BASE, name.lower(): text}
+    for check in (check_given, stream_options if not name.startswith("ending") else read_options):
+        with pytest.raises(OptionError, match=name):
+            check(given)
+
+
+def test_milliseconds_and_nanoseconds_of_one_place_exclude_each_other() -> None:
+    with pytest.raises(OptionError, match="'startingTimestamp' and 'startingTimestampNs' exclude each other"):
+        parsed(startingTimestamp="1", startingTimestampNs="1")
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("250", 250), ("500ms", 500), ("10s", 10_000), ("15m", 900_000), ("2 min", 120_000), ("1H", 3_600_000)],
+)
+def test_trigger_delay_is_written_as_spark_writes_times(text: str, ms: int) -> None:
+    assert streamed(maxTriggerDelay=text).delay_ms_max == ms
+
+
+def test_limits_of_a_micro_batch() -> None:
+    options = streamed(maxOffsetsPerTrigger="10", minOffsetsPerTrigger="10", maxBytesPerTrigger="5")
+    assert (options.rows_max, options.rows_min, options.bytes_max) == (10, 10, 5)
+    with pytest.raises(OptionError, match="minOffsetsPerTrigger 11 is more than maxOffsetsPerTrigger 10"):
+        streamed(maxOffsetsPerTrigger="10", minOffsetsPerTrigger="11")
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestampNs", "pushdown"])
+def test_what_only_a_batch_can_have_is_refused_in_a_stream(name: str) -> None:
+    value = {"endingOffsets": "latest", "pushdown": "true"}.get(name, "{}" if "By" in name else "1")
+    with pytest.raises(OptionError, match=f"'{name}' is of batch reads"):
+        streamed(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"])
+def test_what_only_a_stream_can_have_is_ignored_in_a_batch_with_a_warning(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parsed(**{name: "5"})
+    assert f"'{name}' has no effect in a batch" in caplog.text
+
+
+def test_stream_may_start_at_latest_by_word_and_by_mark() -> None:
+    assert streamed(startingOffsets="latest").source.starting == LATEST
+    assert streamed(startingOffsets='{"t":{"0":-1}}').source.starting == {"t": {0: LATEST}}
+
+
+@pytest.mark.parametrize("name", ["includeHeaders", "includeIndex", "failOnDataLoss", "pushdown"])
 def test_flags_are_true_or_false_only(name: str) -> None:
     with pytest.raises(OptionError, match=rf"'{name}' is true or false, not 'yes'"):
         parsed(**{name: "yes"})
 
 
-@pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition", "retryTimeoutMs"])
+@pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition", "retryTimeoutMs", "maxBytesPerTrigger"])
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "", "٣"])
 def test_numbers_are_whole_and_positive(name: str, text: str) -> None:
     with pytest.raises(OptionError, match=rf"'{name}' is a whole number"):
@@ -137,7 +237,16 @@ def test_unknown_option_far_from_any_lists_them() -> None:
         check_given({"zzz": "1"})
 
 
-@pytest.mark.parametrize("key", ["kafka.group.id", "kafka.security.protocol", "groupidprefix"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "kafka.group.id",
+        "kafka.security.protocol",
+        "groupidprefix",
+        "kafkaconsumer.polltimeoutms",
+        "fetchoffset.numretries",
+    ],
+)
 def test_kafka_options_without_meaning_here_are_accepted_with_a_warning(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,13 +256,12 @@ def test_kafka_options_without_meaning_here_are_accepted_with_a_warning(
 
 
 CALLS: list[Callable[[SmqDataSource], object]] = [
-    lambda source: source.streamReader(source.schema()),
     lambda source: source.writer(source.schema(), False),
     lambda source: source.streamWriter(source.schema(), False),
 ]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=["streamReader", "writer", "streamWriter"])
+@pytest.mark.parametrize("call", CALLS, ids=["writer", "streamWriter"])
 def test_what_is_not_there_yet_says_so(call: Callable[[SmqDataSource], object]) -> None:
     with pytest.raises(OptionError, match="does not support"):
         call(SmqDataSource(dict(BASE)))

@@ -2,6 +2,7 @@
 
 import pickle
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,23 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.spark_connector.errors import DataLossError, OptionError
-from smq.spark_connector.options import ReadOptions, read_options
+from smq.spark_connector.options import ReadOptions, TimeUnit, read_options
 from smq.spark_connector.planning import (
     MERGED_RECORDS_MAX,
     SLICES_MAX,
-    PartitionView,
     Range,
     SmqSlice,
     plan_slices,
     resolve_ranges,
-    select_partitions,
 )
+from smq.spark_connector.positions import PartitionKey, PartitionView, select_partitions
 
 NODES = ("a:1", "b:1", "c:1")
 
 
 def options(**more: str) -> ReadOptions:
-    base = {"servers": "h:1"} if "assign" in more else {"servers": "h:1", "subscribe": "t"}
+    base = {"servers": "h:1"}
+    if not {"subscribe", "assign", "subscribePattern"} & more.keys():
+        base["subscribe"] = "t"
     return read_options({**base, **{k.lower(): v for k, v in more.items()}})
 
 
@@ -37,61 +39,145 @@ def views(*ends: tuple[int, int]) -> dict[tuple[str, int], PartitionView]:
     return {("t", i): PartitionView(lo=lo, hi=hi, replicas=NODES) for i, (lo, hi) in enumerate(ends)}
 
 
+def look_up(unit: TimeUnit, times: Mapping[PartitionKey, int]) -> dict[PartitionKey, int | None]:
+    """A record every 10 ms (and every 20 ns) from offset 0 on, 100 records in each partition."""
+    step = 10 if unit is TimeUnit.CREATE_MS else 20
+    found = {key: -(-time // step) for key, time in times.items()}
+    return {key: offset if offset < 100 else None for key, offset in found.items()}
+
+
+def resolved(options: ReadOptions, views: dict[tuple[str, int], PartitionView]) -> list[Range]:
+    return resolve_ranges(options, views, look_up)
+
+
 def bounds(ranges: list[Range]) -> list[tuple[int, int, int]]:
     return [(r.partition, r.lo, r.hi) for r in ranges]
 
 
 # ------------------------------------------------------------------------------------------------ ranges
 def test_defaults_read_all_there_is() -> None:
-    assert bounds(resolve_ranges(options(), views((0, 10), (5, 7)))) == [(0, 0, 10), (1, 5, 7)]
+    assert bounds(resolved(options(), views((0, 10), (5, 7)))) == [(0, 0, 10), (1, 5, 7)]
 
 
 def test_empty_partitions_are_left_out() -> None:
-    assert bounds(resolve_ranges(options(), views((4, 4), (0, 1)))) == [(1, 0, 1)]
+    assert bounds(resolved(options(), views((4, 4), (0, 1)))) == [(1, 0, 1)]
 
 
 def test_json_offsets_and_marks_together() -> None:
     chosen = options(startingOffsets='{"t":{"0":3,"1":-2}}', endingOffsets='{"t":{"0":-1,"1":6}}')
-    assert bounds(resolve_ranges(chosen, views((0, 10), (5, 7)))) == [(0, 3, 10), (1, 5, 6)]
+    assert bounds(resolved(chosen, views((0, 10), (5, 7)))) == [(0, 3, 10), (1, 5, 6)]
 
 
 @pytest.mark.parametrize("json", ['{"t":{"0":1}}', '{"t":{"0":1,"1":1,"2":1}}', '{"u":{"0":1,"1":1}}', "{}"])
 def test_json_that_names_other_partitions_than_are_read_is_refused(json: str) -> None:
     with pytest.raises(OptionError, match="must name every partition that is read"):
-        resolve_ranges(options(startingOffsets=json), views((0, 9), (0, 9)))
+        resolved(options(startingOffsets=json), views((0, 9), (0, 9)))
 
 
 def test_start_beyond_end_is_refused() -> None:
     chosen = options(startingOffsets='{"t":{"0":5}}', endingOffsets='{"t":{"0":4}}')
     with pytest.raises(OptionError, match="swap them"):
-        resolve_ranges(chosen, views((0, 9)))
+        resolved(chosen, views((0, 9)))
 
 
 @pytest.mark.parametrize("start", [1, 10])
 def test_start_outside_of_the_log_is_data_loss(start: int) -> None:
     chosen = options(startingOffsets=f'{{"t":{{"0":{start}}}}}')
     with pytest.raises(DataLossError, match=rf"startingOffsets {start} of t-0 is outside of \[2, 9\]"):
-        resolve_ranges(chosen, views((2, 9)))
+        resolved(chosen, views((2, 9)))
 
 
 def test_end_beyond_the_high_water_mark_is_data_loss() -> None:
     with pytest.raises(DataLossError, match=r"endingOffsets 10 of t-0 is outside of \[2, 9\]"):
-        resolve_ranges(options(endingOffsets='{"t":{"0":10}}'), views((2, 9)))
+        resolved(options(endingOffsets='{"t":{"0":10}}'), views((2, 9)))
 
 
 def test_offsets_outside_are_clamped_where_data_loss_is_accepted() -> None:
     chosen = options(startingOffsets='{"t":{"0":1}}', endingOffsets='{"t":{"0":10}}', failOnDataLoss="false")
-    assert bounds(resolve_ranges(chosen, views((2, 9)))) == [(0, 2, 9)]
+    assert bounds(resolved(chosen, views((2, 9)))) == [(0, 2, 9)]
 
 
 def test_start_beyond_the_end_of_the_log_reads_nothing_where_accepted() -> None:
     chosen = options(startingOffsets='{"t":{"0":12}}', failOnDataLoss="false")
-    assert resolve_ranges(chosen, views((2, 9))) == []
+    assert resolved(chosen, views((2, 9))) == []
+
+
+HUNDRED = views((0, 100), (0, 100))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"startingTimestamp": "95"}, (10, 100)),
+        ({"startingTimestampNs": "95"}, (5, 100)),
+        ({"endingTimestamp": "95"}, (0, 10)),
+        ({"endingTimestampNs": "95"}, (0, 5)),
+        ({"endingTimestamp": "5000"}, (0, 100)),
+        ({"startingTimestamp": "100", "endingTimestamp": "200"}, (10, 20)),
+        ({"startingTimestamp": "100", "startingOffsets": "earliest"}, (10, 100)),
+        ({"startingTimestamp": "100", "startingOffsetsByTimestamp": '{"t":{"0":1}}'}, (10, 100)),
+        ({"startingOffsetsByTimestamp": '{"t":{"0":100,"1":100}}', "startingOffsets": "earliest"}, (10, 100)),
+        ({"startingOffsetsByTimestampNs": '{"t":{"0":100,"1":100}}'}, (5, 100)),
+        ({"endingOffsetsByTimestamp": '{"t":{"0":100,"1":100}}', "endingOffsets": "latest"}, (0, 10)),
+        ({"endingOffsetsByTimestampNs": '{"t":{"0":100,"1":100}}'}, (0, 5)),
+        ({"startingTimestamp": "200", "endingTimestamp": "100"}, None),
+    ],
+)
+def test_times_choose_offsets_with_the_kafka_connectors_precedence(
+    chosen: dict[str, str], expected: tuple[int, int] | None
+) -> None:
+    ranges = bounds(resolved(options(**chosen), HUNDRED))
+    assert ranges == ([] if expected is None else [(0, *expected), (1, *expected)])
+
+
+def test_time_for_each_partition() -> None:
+    chosen = options(startingOffsetsByTimestamp='{"t":{"0":100,"1":300}}')
+    assert bounds(resolved(chosen, HUNDRED)) == [(0, 10, 100), (1, 30, 100)]
+
+
+def test_times_must_name_every_partition() -> None:
+    with pytest.raises(OptionError, match=r"startingOffsetsByTimestamp must name every.*missing: t-1"):
+        resolved(options(startingOffsetsByTimestamp='{"t":{"0":100}}'), HUNDRED)
+
+
+def test_time_that_no_record_has_reached_is_refused_with_both_ways_out() -> None:
+    with pytest.raises(OptionError, match=r"startingTimestamp: no record of t-0 .* earlier time, .*'latest'"):
+        resolved(options(startingTimestamp="5000"), HUNDRED)
+
+
+def test_time_that_no_record_has_reached_starts_at_the_end_where_asked_for() -> None:
+    chosen = options(startingTimestamp="5000", startingOffsetsByTimestampStrategy="latest")
+    assert resolved(chosen, HUNDRED) == []
+
+
+def test_time_before_the_log_start_begins_at_the_log_start() -> None:
+    assert bounds(resolved(options(startingTimestamp="0"), views((30, 100)))) == [(0, 30, 100)]
 
 
 def test_subscribe_selects_all_partitions_and_assign_some() -> None:
-    assert select_partitions(options(), {"t": 2, "other": 1}) == [("t", 0), ("t", 1)]
-    assert select_partitions(options(assign='{"t":[1]}'), {"t": 2}) == [("t", 1)]
+    there = dict.fromkeys((("t", 0), ("t", 1), ("other", 0)), HUNDRED["t", 0])
+    assert select_partitions(options().source, there) == [("t", 0), ("t", 1)]
+    assert select_partitions(options(assign='{"t":[1]}').source, there) == [("t", 1)]
+
+
+def test_pattern_selects_whole_names() -> None:
+    there = dict.fromkeys((("a1", 0), ("a2", 1), ("a2", 0), ("xa1", 0), ("a11", 0)), HUNDRED["t", 0])
+    assert select_partitions(options(subscribePattern="a.").source, there) == [("a1", 0), ("a2", 0), ("a2", 1)]
+
+
+def test_pattern_that_matches_nothing_reads_nothing_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    assert select_partitions(options(subscribePattern="zzz").source, HUNDRED) == []
+    assert "matches no topic" in caplog.text
+
+
+def test_topic_that_is_not_there_is_named() -> None:
+    with pytest.raises(OptionError, match=r"no topic 'u' \(topics there: t\).*smq topic create"):
+        select_partitions(options(subscribe="t,u").source, HUNDRED)
+
+
+def test_partition_that_is_not_there_is_named() -> None:
+    with pytest.raises(OptionError, match=r"topic 't' has 2 partitions, 'assign' names \[7\]"):
+        select_partitions(options(assign='{"t":[0,7]}').source, HUNDRED)
 
 
 # ------------------------------------------------------------------------------------------------ slices
@@ -129,6 +215,17 @@ def test_pieces_of_a_range_prefer_different_replicas() -> None:
     slices = plan_slices([span(0, 300)], partitions_min=3)
     assert {s.ranges[0].replicas[0] for s in slices} == set(NODES)
     assert all(set(s.ranges[0].replicas) == set(NODES) for s in slices)
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 6, 7])
+def test_partitions_are_read_from_all_nodes_alike(partitions: int) -> None:
+    """Whatever order the replicas come in: with two of them, as with three."""
+    for nodes in (NODES, NODES[:2]):
+        turned = [nodes[p % len(nodes) :] + nodes[: p % len(nodes)] for p in range(partitions)]
+        size = MERGED_RECORDS_MAX
+        pieces = [Range(topic="t", partition=p, lo=0, hi=size, replicas=turned[p]) for p in range(partitions)]
+        served = Counter(s.ranges[0].replicas[0] for s in plan_slices(pieces))
+        assert max(served.values()) <= -(-partitions // len(nodes))
 
 
 def test_slice_survives_pickling() -> None:

@@ -12,27 +12,13 @@ from pyspark.sql import functions as f
 from smq.clients.pb import smq_pb2 as pb
 from smq.records import CODECS, NewRecord
 from tests.cluster.harness import Cluster
+from tests.spark.support import numbered, offsets, span
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
 ReadFn = Callable[..., DataFrame]
 PublishFn = Callable[..., None]
 TopicFn = Callable[..., str]
-
-
-def numbered(count: int, first: int = 0) -> list[NewRecord]:
-    return [
-        NewRecord(key=b"k%d" % (i % 5), value=b"v%d" % i, timestamp_ms=1000 + i) for i in range(first, first + count)
-    ]
-
-
-def offsets(frame: DataFrame) -> list[tuple[int, int]]:
-    rows = frame.select("partition", "offset").collect()
-    return sorted((row["partition"], row["offset"]) for row in rows)
-
-
-def span(partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
-    return [(partition, offset) for offset in range(lo, hi)]
 
 
 def test_whole_topic_comes_record_by_record(new_topic: TopicFn, publish: PublishFn, read: ReadFn) -> None:
@@ -244,13 +230,6 @@ def test_offsets_that_retention_has_passed_are_refused_with_the_range(
 def test_cluster_that_does_not_answer_is_named(spark: SparkSession) -> None:
     reader = spark.read.format("smq").options(servers="127.0.0.1:9", subscribe="t", retryTimeoutMs="300")
     fails(lambda: reader.load(), r"127\.0\.0\.1:9")
-
-
-def test_stream_says_that_it_is_not_there(spark: SparkSession, servers: str) -> None:
-    stream = spark.readStream.format("smq").options(servers=servers, subscribe="t").load()
-    query = stream.writeStream.format("noop").start()
-    with pytest.raises(PySparkException, match=r"does not support spark\.readStream"):
-        query.awaitTermination(60)
 
 
 def test_write_says_that_it_is_not_there(spark: SparkSession, servers: str) -> None:

@@ -1,0 +1,157 @@
+"""Which partitions a read is of, and where in each it starts or ends: names, patterns, offsets and times.
+
+Owns the check of what was asked against what the cluster says it has. Pure: a look-up by time is a function that the
+caller brings. Batch and stream readers import it.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from smq.spark_connector.errors import OptionError, report_loss
+from smq.spark_connector.options import EARLIEST, LATEST, PositionSpec, SourceOptions, TimeSpec, TimeUnit
+
+log = logging.getLogger(__name__)
+
+PartitionKey: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """What the cluster says of a partition: `lo` first offset there, `hi` first offset not yet readable, and the
+    gRPC addresses of the replicas, live ones first."""
+
+    lo: int
+    hi: int
+    replicas: tuple[str, ...]
+
+
+Views: TypeAlias = Mapping[PartitionKey, PartitionView]
+# The first offset at or after each partition's time; None where no readable record is that young.
+LookUp: TypeAlias = Callable[[TimeUnit, Mapping[PartitionKey, int]], Mapping[PartitionKey, int | None]]
+
+
+# ------------------------------------------------------------------------------------------------ partitions
+def select_partitions(options: SourceOptions, views: Views) -> list[PartitionKey]:
+    """The partitions that `subscribe`, `subscribePattern` or `assign` name.
+
+    OptionError for a topic or a partition that does not exist. A pattern may match nothing (yet), with a warning.
+    """
+    counts = partition_counts(views)
+    if options.pattern is not None:
+        return matching_partitions(options, views)
+    wanted = options.assigned or dict.fromkeys(options.topics, ())
+    missing = [topic for topic in wanted if topic not in counts]
+    if missing:
+        there = ", ".join(sorted(counts)[:20]) or "none"
+        raise OptionError(
+            f"the cluster has no topic {', '.join(map(repr, missing))} (topics there: {there}); create it with "
+            "`smq topic create`, or correct 'subscribe' or 'assign'"
+        )
+    selected: list[PartitionKey] = []
+    for topic, partitions in wanted.items():
+        far = [p for p in partitions if p >= counts[topic]]
+        if far:
+            raise OptionError(
+                f"topic {topic!r} has {counts[topic]} partitions, 'assign' names {far}: use 0..{counts[topic] - 1}"
+            )
+        selected += [(topic, p) for p in partitions or range(counts[topic])]
+    return selected
+
+
+def matching_partitions(options: SourceOptions, views: Views) -> list[PartitionKey]:
+    """Of the partitions that are there, those that the options name: what a stream reads from now on."""
+    if options.pattern is not None:
+        matches = re.compile(options.pattern).fullmatch
+        topics = {topic for topic, _ in views if matches(topic)}
+        if not topics:
+            log.warning("subscribePattern %r matches no topic of the cluster", options.pattern)
+        return sorted(key for key in views if key[0] in topics)
+    if options.assigned:
+        return sorted(key for key in views if key[1] in options.assigned.get(key[0], ()))
+    return sorted(key for key in views if key[0] in options.topics)
+
+
+def partition_counts(views: Views) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for topic, _ in views:
+        counts[topic] = counts.get(topic, 0) + 1
+    return counts
+
+
+# ------------------------------------------------------------------------------------------------ places
+def starting_offsets(options: SourceOptions, views: Views, look_up: LookUp) -> dict[PartitionKey, int]:
+    """Where a new read starts in each partition of `views`, within what is there.
+
+    OptionError where the option does not name exactly these partitions, or where no record is as young as the asked
+    time and the strategy is "error". Offsets outside of what is there are a DataLossError, or are clamped (with a
+    warning) where failOnDataLoss is false.
+    """
+    spec = options.starting
+    if isinstance(spec, TimeSpec):
+        found = look_up(spec.unit, per_partition(spec.name, spec.times, views))
+        return {key: _after_time(options, spec, key, view, found[key]) for key, view in views.items()}
+    return _offsets("startingOffsets", spec, views, fail=options.fail_on_data_loss)
+
+
+def ending_offsets(
+    options: SourceOptions, spec: PositionSpec, views: Views, look_up: LookUp
+) -> dict[PartitionKey, int]:
+    """Where a batch read ends (exclusive) in each partition of `views`; a time that no record has reached is the
+    end of the log, as in the Kafka connector. Errors as for the start."""
+    if isinstance(spec, TimeSpec):
+        found = look_up(spec.unit, per_partition(spec.name, spec.times, views))
+        ends = {key: view.hi if (offset := found[key]) is None else offset for key, view in views.items()}
+        return {key: min(max(ends[key], view.lo), view.hi) for key, view in views.items()}
+    return _offsets("endingOffsets", spec, views, fail=options.fail_on_data_loss)
+
+
+def per_partition(
+    name: str, spec: int | Mapping[str, Mapping[int, int]], keys: Iterable[PartitionKey]
+) -> dict[PartitionKey, int]:
+    """`spec` for each partition. OptionError where it does not name exactly these."""
+    if isinstance(spec, int):
+        return dict.fromkeys(keys, spec)
+    given = {(topic, p): value for topic, by_partition in spec.items() for p, value in by_partition.items()}
+    wanted = set(keys)
+    if given.keys() != wanted:
+        missing = ", ".join(f"{t}-{p}" for t, p in sorted(wanted - given.keys())) or "none"
+        extra = ", ".join(f"{t}-{p}" for t, p in sorted(given.keys() - wanted)) or "none"
+        marks = f"; use {EARLIEST} for earliest and {LATEST} for latest" if name.endswith("Offsets") else ""
+        raise OptionError(
+            f"{name} must name every partition that is read and no other (missing: {missing}; not read: {extra}){marks}"
+        )
+    return given
+
+
+def _after_time(
+    options: SourceOptions, spec: TimeSpec, key: PartitionKey, view: PartitionView, found: int | None
+) -> int:
+    if found is not None:
+        return min(max(found, view.lo), view.hi)
+    if options.latest_if_no_match:
+        return view.hi
+    raise OptionError(
+        f"{spec.name}: no record of {key[0]}-{key[1]} has that {spec.unit.value} or a later one; give an earlier time, "
+        "or set .option('startingOffsetsByTimestampStrategy', 'latest') to start such partitions at their end"
+    )
+
+
+def _offsets(
+    name: str, spec: int | Mapping[str, Mapping[int, int]], views: Views, *, fail: bool
+) -> dict[PartitionKey, int]:
+    asked = per_partition(name, spec, views)
+    return {key: _within(name, key, _literal(asked[key], view), view, fail=fail) for key, view in views.items()}
+
+
+def _literal(offset: int, view: PartitionView) -> int:
+    return view.lo if offset == EARLIEST else view.hi if offset == LATEST else offset
+
+
+def _within(name: str, key: PartitionKey, offset: int, view: PartitionView, *, fail: bool) -> int:
+    if view.lo <= offset <= view.hi:
+        return offset
+    report_loss(f"{name} {offset} of {key[0]}-{key[1]} is outside of [{view.lo}, {view.hi}]", fail=fail)
+    return min(max(offset, view.lo), view.hi)

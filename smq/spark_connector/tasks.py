@@ -1,0 +1,65 @@
+"""What a task does on an executor: one slice, from the cluster to Arrow.
+
+Owns the connections of a worker process, since Spark reuses its workers but not the readers, and a worker's garbage
+collector. Batch and stream readers hand their `read` on to it.
+"""
+
+import gc
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pyspark.sql.types import StructType
+
+from smq.records import BatchCorrupt
+from smq.spark_connector.cluster import Cluster
+from smq.spark_connector.decode import Decoder
+from smq.spark_connector.errors import ReadError
+from smq.spark_connector.fetching import RangeFetcher
+from smq.spark_connector.options import SourceOptions
+from smq.spark_connector.planning import Range
+from smq.spark_connector.schema import arrow_schema, check_projection
+
+CLUSTERS_MAX: Final = 8  # clusters one worker keeps connections to; a session that reads more than that is rare
+
+_clusters: OrderedDict[tuple[tuple[str, ...], int], Cluster] = OrderedDict()
+_is_frozen = False
+
+
+def cluster_of(options: SourceOptions) -> Cluster:
+    """This process's connections for these options, kept for the next task."""
+    key = (options.servers, options.retry_timeout_ms)
+    cluster = _clusters.pop(key, None) or Cluster(options.servers, options.retry_timeout_ms)
+    _clusters[key] = cluster
+    while len(_clusters) > CLUSTERS_MAX:
+        _clusters.popitem(last=False)[1].close()
+    return cluster
+
+
+def read_slice(options: SourceOptions, schema: StructType, ranges: Sequence[Range]) -> Iterator[Any]:
+    """Arrow batches of `ranges`, in order. A range's rows are all there, or it raises."""
+    _freeze_once()
+    columns = check_projection(schema)
+    arrow = arrow_schema(schema)
+    for wanted in ranges:
+        fetcher = RangeFetcher(cluster_of(options), wanted, fail_on_data_loss=options.fail_on_data_loss)
+        decoder = Decoder(wanted.topic, wanted.partition, columns, arrow)
+        try:
+            for raw in fetcher:
+                yield from decoder.add(raw, wanted.lo, wanted.hi)
+        except BatchCorrupt as e:
+            raise ReadError(
+                f"{wanted.topic}-{wanted.partition}: {e}. Its checksum is right, so its producer wrote it this "
+                "way: read around it with startingOffsets and endingOffsets"
+            ) from e
+        yield from decoder.flush()
+
+
+def _freeze_once() -> None:
+    """Takes what is loaded by now out of the garbage collector's sight: Spark's worker collects after every task,
+    which costs 25-45 ms of walking over modules that never go away."""
+    global _is_frozen
+    if not _is_frozen:
+        gc.collect()
+        gc.freeze()
+        _is_frozen = True

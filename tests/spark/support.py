@@ -1,0 +1,36 @@
+"""What several Spark tests say of records: numbered ones to publish, and which offsets a DataFrame has."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from pyspark.sql import DataFrame
+
+from smq.records import NewRecord
+from smq.spark_connector import decode, fetching
+
+
+def numbered(count: int, first: int = 0) -> list[NewRecord]:
+    """Record i has the value b"v<i>" and the create time 1000 + i ms."""
+    return [
+        NewRecord(key=b"k%d" % (i % 5), value=b"v%d" % i, timestamp_ms=1000 + i) for i in range(first, first + count)
+    ]
+
+
+def offsets(frame: DataFrame) -> list[tuple[int, int]]:
+    """(partition, offset) of every row, in order."""
+    rows = frame.select("partition", "offset").collect()
+    return sorted((row["partition"], row["offset"]) for row in rows)
+
+
+def span(partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
+    return [(partition, offset) for offset in range(lo, hi)]
+
+
+@contextmanager
+def small_answers() -> Iterator[None]:
+    """Readers of this process ask for little at a time and hand it on at once, so that a short read takes many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetching, "FETCH_BYTES", 20_000)
+        patch.setattr(decode, "ROWS_PER_BATCH", 1_000)
+        yield

@@ -46,6 +46,8 @@ _STARTS: Final = (
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampNs",
 )
+# A write brings these, and must be told that there is no sink, not that it has misspelt something.
+_OF_WRITES: Final = {"topic": "name topics by 'subscribe'", "checkpointlocation": "set it on writeStream"}
 _NO_EFFECT: Final = {
     "groupIdPrefix": "a query of smq joins no consumer group; its position is in its checkpoint",
     "kafkaConsumer.pollTimeoutMs": "set retryTimeoutMs, which says how long a read goes on trying",
@@ -186,6 +188,9 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
 
 
 def _source_options(options: Mapping[str, str], starting: PositionSpec) -> SourceOptions:
+    for name, advice in _OF_WRITES.items():
+        if options.get(name) is not None:
+            raise OptionError(f"option {name!r} is of writes: {advice}")
     topics, pattern, assigned = _selection(options)
     if not (topics or pattern or assigned):
         raise OptionError(f"format('smq') does not know what to read: {values.TOPICS_ADVICE} {_LOST_OPTIONS_ADVICE}")
@@ -205,7 +210,7 @@ def _source_options(options: Mapping[str, str], starting: PositionSpec) -> Sourc
 
 def _check_key(key: str) -> None:
     lower = key.lower()
-    if lower in _SERVER_KEYS or lower in _IGNORED_BY_SPARK:
+    if lower in _SERVER_KEYS or lower in _IGNORED_BY_SPARK or lower in _OF_WRITES:
         return
     if lower in _NO_EFFECT_BY_LOWER_NAME:
         log.warning("option %r has no effect: %s", key, _NO_EFFECT_BY_LOWER_NAME[lower])

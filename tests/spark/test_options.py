@@ -255,6 +255,14 @@ def test_kafka_options_without_meaning_here_are_accepted_with_a_warning(
     assert "no effect" in caplog.text
 
 
+def test_options_of_a_write_are_refused_in_a_read_with_what_to_write_instead() -> None:
+    check_given({"topic": "t", "checkpointlocation": "/tmp/c"})
+    with pytest.raises(OptionError, match="'topic' is of writes: name topics by 'subscribe'"):
+        parsed(topic="t")
+    with pytest.raises(OptionError, match="'checkpointlocation' is of writes: set it on writeStream"):
+        streamed(checkpointLocation="/tmp/c")
+
+
 CALLS: list[Callable[[SmqDataSource], object]] = [
     lambda source: source.writer(source.schema(), False),
     lambda source: source.streamWriter(source.schema(), False),

@@ -30,10 +30,13 @@ from smq.raft_state.binary import (
 )
 from smq.raft_state.commands import (
     AddPartitions,
+    AdvanceExternalHwms,
     AdvanceHwms,
     AdvanceLogStart,
     AllocateProducerId,
     AlterTopicConfig,
+    Assignment,
+    AssignOffsets,
     Barrier,
     Command,
     CommitOffsets,
@@ -41,16 +44,21 @@ from smq.raft_state.commands import (
     DeleteTopic,
     Done,
     ElectLeader,
+    ExternalAdvance,
+    ExternalHwm,
     FenceNode,
     HwmAdvance,
     HwmsAdvanced,
     InitCluster,
     LeaderElected,
     OffsetCommit,
+    OffsetsAssigned,
     ProducerIdAllocated,
     RegisterNode,
     Rejected,
     Reply,
+    Results,
+    SetNodeDrained,
     TopicCreated,
     UnfenceNode,
 )
@@ -102,6 +110,26 @@ class _Code:
 
     def read(self, reader: Reader) -> ErrorCode:
         return ErrorCode.from_number(reader.unpack(U16)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A reply inside of another, by its tag."""
+
+    tags: tuple[int, ...]
+
+    def write(self, out: bytearray, value: Reply) -> None:
+        tag = _REPLY_TAGS[type(value)]
+        if tag not in self.tags:
+            raise CodecError(f"{type(value).__name__} is no result of an item")
+        out.append(tag)
+        REPLIES[tag].write(out, value)
+
+    def read(self, reader: Reader) -> Reply:
+        tag = reader.unpack(U8)[0]
+        if tag not in self.tags:
+            raise CodecError(f"a reply with the tag {tag} as the result of an item")
+        return cast(Reply, REPLIES[tag].read(reader))
 
 
 COMMANDS: Final[dict[int, Record]] = {
@@ -169,6 +197,22 @@ COMMANDS: Final[dict[int, Record]] = {
         ),
     ),
     14: Record(Barrier),
+    40: Record(SetNodeDrained, (_REQUEST, ("node", INT32), ("drained", FLAG))),
+    41: Record(
+        AssignOffsets,
+        (
+            (
+                "items",
+                Many(
+                    Record(Assignment, (_REQUEST, ("partition", _PARTITION), ("count", INT64), ("not_before", INT64)))
+                ),
+            ),
+        ),
+    ),
+    42: Record(
+        AdvanceExternalHwms,
+        (("items", Many(Record(ExternalAdvance, (("partition", _PARTITION), ("offset", INT64))))),),
+    ),
 }
 
 REPLIES: Final[dict[int, Record]] = {
@@ -178,6 +222,9 @@ REPLIES: Final[dict[int, Record]] = {
     4: Record(LeaderElected, (("epoch", INT32), ("start", INT64))),
     5: Record(HwmsAdvanced, (("accepted", Many(FLAG)),)),
     6: Record(ProducerIdAllocated, (("producer_id", INT64), ("producer_epoch", INT16))),
+    40: Record(OffsetsAssigned, (("base", INT64), ("last", INT64))),
+    41: Record(ExternalHwm, (("hwm", INT64),)),
+    42: Record(Results, (("items", Many(_Result((2, 40, 41)))),)),
 }
 
 _COMMAND_TAGS: Final = {record.cls: tag for tag, record in COMMANDS.items()}

@@ -64,8 +64,19 @@ class UnfenceNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetNodeDrained:
+    """An operator's wish, which outlives the node's process: lead nothing here, and place nothing new."""
+
+    request_id: RequestId = NO_REQUEST
+    node: NodeId
+    drained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic:
-    """Creates a topic; replicas are placed by the machine, evenly, on unfenced nodes first."""
+    """Creates a topic; replicas are placed by the machine, evenly, on nodes that are neither fenced nor drained first.
+
+    With storage=external its replication factor is 0: Raft holds all that there is of it, on every node."""
 
     request_id: RequestId = NO_REQUEST
     name: str
@@ -165,6 +176,37 @@ class CommitOffsets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """`count` offsets of one partition of external storage, for one caller. `not_before` is a next_offset of the
+    partition that was true before the request was first made: what an earlier attempt got lies at or above it."""
+
+    request_id: RequestId
+    partition: PartitionId
+    count: int
+    not_before: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignOffsets:
+    """Of all callers that one node had waiting. Each item is answered for itself, and a repeated one as at first."""
+
+    items: tuple[Assignment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalAdvance:
+    partition: PartitionId
+    offset: Offset  # everything below it can be read, wherever it is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceExternalHwms:
+    """The high water marks of external storage, of all callers that one node had waiting. Never back."""
+
+    items: tuple[ExternalAdvance, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
     """Changes nothing: whoever sees it applied has seen everything committed before it was proposed."""
 
@@ -184,6 +226,9 @@ Command: TypeAlias = (
     | AllocateProducerId
     | CommitOffsets
     | Barrier
+    | SetNodeDrained
+    | AssignOffsets
+    | AdvanceExternalHwms
 )
 
 
@@ -224,7 +269,37 @@ class ProducerIdAllocated:
     producer_epoch: ProducerEpoch
 
 
-Reply: TypeAlias = Done | Rejected | TopicCreated | LeaderElected | HwmsAdvanced | ProducerIdAllocated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsAssigned:
+    """[base, last] are the caller's alone, and nobody else's ever."""
+
+    base: Offset
+    last: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalHwm:
+    hwm: Offset  # the one in force, which may be above what was asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """One reply an item of a command that carries the wishes of several callers."""
+
+    items: tuple[OffsetsAssigned | ExternalHwm | Rejected, ...]
+
+
+Reply: TypeAlias = (
+    Done
+    | Rejected
+    | TopicCreated
+    | LeaderElected
+    | HwmsAdvanced
+    | ProducerIdAllocated
+    | OffsetsAssigned
+    | ExternalHwm
+    | Results
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

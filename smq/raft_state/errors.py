@@ -69,6 +69,12 @@ class ErrorCode(enum.Enum):
     INTERNAL = _Traits(35, False, False, "report it with the node's log")
     INVALID_OFFSET = _Traits(36, True, False, "correct the offset: it must be >= 0 and within what the message names")
     ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialised")
+    REQUEST_EXPIRED = _Traits(
+        58, False, False, "too many requests came after it to tell whether it took effect; ask anew under a new id"
+    )
+    WRONG_STORAGE = _Traits(
+        59, True, False, "publish to and read from topics of storage=log; assign offsets in those of storage=external"
+    )
 
     @property
     def number(self) -> int:

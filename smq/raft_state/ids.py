@@ -26,6 +26,7 @@ RequestId = NewType("RequestId", bytes)  # 16 random bytes chosen by the caller;
 NO_EPOCH: Final = Epoch(-1)
 NO_PRODUCER: Final = ProducerId(-1)
 NO_REQUEST: Final = RequestId(b"")
+NO_NODE: Final = NodeId(0)  # leads a partition of external storage: nobody has to
 
 RING_SLOTS_PER_PARTITION: Final = 32  # SeaweedMQ's ring has 4096 slots in ranges; ours has 32 a partition (DESIGN 2)
 

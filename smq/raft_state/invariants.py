@@ -6,9 +6,10 @@ Owns InvariantBroken and the full check, which tests run after every apply and a
 
 from itertools import pairwise
 
-from smq.raft_state.ids import partition_id, split_partition_id
-from smq.raft_state.limits import DISK_ID_BYTES, NODES_MAX, PRODUCERS_MAX, REQUEST_ID_BYTES
+from smq.raft_state.ids import NO_NODE, Offset, partition_id, split_partition_id
+from smq.raft_state.limits import ASSIGNED_MAX, DISK_ID_BYTES, NODES_MAX, PRODUCERS_MAX, REQUEST_ID_BYTES
 from smq.raft_state.state import ClusterState, PartitionState, TopicState
+from smq.raft_state.topic_config import is_external
 
 
 class InvariantBroken(Exception):
@@ -31,6 +32,7 @@ def check(state: ClusterState) -> None:
     _require(partition_count <= state.partitions_max, "more partitions than partitions_max")
     _check_groups(state)
     _check_producers(state)
+    _check_assigned(state)
     _require(len(state.replies) <= state.replies_max, "more replies than replies_max")
     _require(all(len(request_id) == REQUEST_ID_BYTES for request_id in state.replies), "a request id's length")
 
@@ -64,6 +66,7 @@ def _check_topic(state: ClusterState, topic: TopicState) -> None:
         _require(partition.pid == partition_id(topic.topic_id, partition.index), f"{where}: its id")
         _require(partition.topic_id == topic.topic_id and partition.index == index, f"{where} is in a wrong place")
         _require(len(partition.replicas) == topic.replication_factor, f"{where}: number of replicas")
+        _require(partition.is_external == is_external(topic.config), f"{where}: replicas do not fit the storage")
         _check_partition(state, partition, where)
 
 
@@ -71,9 +74,12 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
     replicas = partition.replicas
     _require(len(set(replicas)) == len(replicas), f"{where}: a replica twice")
     _require(all(node in state.nodes for node in replicas), f"{where}: a replica that never registered")
-    _require(partition.leader in replicas, f"{where}: its leader is no replica")
-    incarnation = state.nodes[partition.leader].incarnation
-    _require(partition.leader_incarnation <= incarnation, f"{where}: a leader from the future")
+    if partition.is_external:
+        _require(partition.leader == NO_NODE and partition.epoch == 0, f"{where}: external storage with a leader")
+    else:
+        _require(partition.leader in replicas, f"{where}: its leader is no replica")
+        incarnation = state.nodes[partition.leader].incarnation
+        _require(partition.leader_incarnation <= incarnation, f"{where}: a leader from the future")
     check_offsets(partition)
     _require(partition.ts_ns >= 0, f"{where}: ts_ns {partition.ts_ns}")
     history = partition.history
@@ -101,3 +107,26 @@ def _check_producers(state: ClusterState) -> None:
     _require(len(state.producers) <= PRODUCERS_MAX, "more producers than PRODUCERS_MAX")
     for producer_id, epoch in state.producers.items():
         _require(0 <= producer_id < state.next_producer_id and epoch > 0, f"producer {producer_id}, epoch {epoch}")
+
+
+def _check_assigned(state: ClusterState) -> None:
+    """Of a partition, the assignments that are known lie one behind another, up to its next offset."""
+    _require(len(state.assigned) <= ASSIGNED_MAX, "more assignments than ASSIGNED_MAX")
+    ends = dict(state.assigned_before)
+    for pid, end in ends.items():
+        partition = state.partition(pid)
+        _require(partition is not None and partition.is_external and end > 0, f"assignments of {pid.hex()} forgotten")
+    for request_id, assigned in state.assigned.items():
+        _require(len(request_id) == REQUEST_ID_BYTES, "a request id's length")
+        partition = state.partition(assigned.partition)
+        if partition is None:
+            continue  # the topic was deleted; its answers are still those that were given
+        where = f"assignment {assigned.base} of {assigned.partition.hex()}"
+        _require(partition.is_external and assigned.count >= 1, where)
+        expected = ends.get(assigned.partition, assigned.base)
+        _require(assigned.base == expected, f"{where} does not follow the one before it")
+        ends[assigned.partition] = Offset(assigned.base + assigned.count)
+    for pid, end in ends.items():
+        partition = state.partition(pid)
+        assert partition is not None  # so it was above
+        _require(partition.next_offset == end, f"assignments of {pid.hex()} end before its next offset")

@@ -33,6 +33,9 @@ REQUEST_ID_BYTES: Final = 16  # random; 2**128 makes collisions within the cache
 NODES_MAX: Final = 64  # far above any sane Raft group; it bounds what a misconfigured starter can register
 COMMIT_ITEMS_MAX: Final = 10_000  # of one CommitOffsets: a member of a group with 10k partitions, in one entry
 PRODUCERS_MAX: Final = 100_000  # ids with a bumped epoch; a dropped one only has to start a new session
+ASSIGN_ITEMS_MAX: Final = 5_000  # callers that share one AssignOffsets: 270 KB, a few ms to apply
+ASSIGN_COUNT_MAX: Final = 1_000_000  # offsets of one request: a loop gone wild must not use an int64 up
+ASSIGNED_MAX: Final = 20_000  # requests whose answer is known: 1 MB of a snapshot; an older one is refused
 PRODUCER_EPOCH_RETIRED: Final = 2**15 - 1  # never handed out: an id that would reach it is replaced by a fresh one
 
 # --- offsets: half of int64 is left to grow into, so no sum of an offset and a batch can overflow

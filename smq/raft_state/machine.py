@@ -10,15 +10,17 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, Final
 
-from smq.raft_state import groups, nodes, partitions, producer_ids, topics
+from smq.raft_state import external, groups, nodes, partitions, producer_ids, topics
 from smq.raft_state.codec import decode_reply, encode_reply
 from smq.raft_state.commands import (
     AddPartitions,
+    AdvanceExternalHwms,
     AdvanceHwms,
     AdvanceLogStart,
     AllocateProducerId,
     AlterTopicConfig,
     Applied,
+    AssignOffsets,
     Barrier,
     Command,
     CommitOffsets,
@@ -30,6 +32,7 @@ from smq.raft_state.commands import (
     RegisterNode,
     Rejected,
     Reply,
+    SetNodeDrained,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
@@ -58,6 +61,9 @@ _HANDLERS: Final[dict[type, Callable[[ClusterState, Any], Applied]]] = {
     AllocateProducerId: producer_ids.allocate_producer_id,
     CommitOffsets: groups.commit_offsets,
     Barrier: nodes.barrier,
+    SetNodeDrained: nodes.set_node_drained,
+    AssignOffsets: external.assign_offsets,
+    AdvanceExternalHwms: external.advance_external_hwms,
 }
 _BEFORE_INIT: Final = (InitCluster, Barrier)
 

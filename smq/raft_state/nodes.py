@@ -1,10 +1,20 @@
-"""Handlers of the cluster's start and of its nodes: InitCluster, RegisterNode, FenceNode, UnfenceNode, Barrier.
+"""Handlers of the cluster's start and of its nodes: InitCluster, RegisterNode, FenceNode, UnfenceNode, SetNodeDrained,
+Barrier.
 
-Owns who is registered with which incarnation, and who is fenced. Never touches a partition: a fenced leader is
-replaced by an ElectLeader that the controller proposes. Only `machine` imports it.
+Owns who is registered with which incarnation, who is fenced, and who is drained. Never touches a partition: a fenced
+leader is replaced by an ElectLeader that the controller proposes. Only `machine` imports it.
 """
 
-from smq.raft_state.commands import Applied, Barrier, Done, FenceNode, InitCluster, RegisterNode, UnfenceNode
+from smq.raft_state.commands import (
+    Applied,
+    Barrier,
+    Done,
+    FenceNode,
+    InitCluster,
+    RegisterNode,
+    SetNodeDrained,
+    UnfenceNode,
+)
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import (
     ADDRESS_BYTES_MAX,
@@ -56,6 +66,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
         fenced=False,
     )
     old = state.nodes.get(command.node)
+    new.drained = old is not None and old.drained
     if old is None and len(state.nodes) >= NODES_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes, the most there can be")
     if old is not None and old.incarnation >= new.incarnation and not _is_retry(old, new):
@@ -76,6 +87,15 @@ def fence_node(state: ClusterState, command: FenceNode) -> Applied:
 def unfence_node(state: ClusterState, command: UnfenceNode) -> Applied:
     """Inverse of `fence_node`, for the same incarnation only."""
     find_node(state, command.node, command.incarnation).fenced = False
+    return _DONE
+
+
+def set_node_drained(state: ClusterState, command: SetNodeDrained) -> Applied:
+    """Whatever the node is doing, and whether it runs at all. It still leads what no other replica can."""
+    node = state.nodes.get(command.node)
+    if node is None:
+        raise Refused(ErrorCode.UNKNOWN_NODE, f"node {command.node} has not registered")
+    node.drained = command.drained
     return _DONE
 
 

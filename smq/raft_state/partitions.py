@@ -55,7 +55,7 @@ def advance_hwms(state: ClusterState, command: AdvanceHwms) -> Applied:
     touched: dict[PartitionId, None] = {}
     for item in command.items:
         partition = state.partition(item.partition) if len(item.partition) == PARTITION_ID_BYTES else None
-        is_current = partition is not None and partition.epoch == item.epoch
+        is_current = partition is not None and partition.epoch == item.epoch and not partition.is_external
         accepted.append(is_current)
         if partition is not None and is_current and _advance(partition, item):
             check_offsets(partition)

@@ -41,6 +41,17 @@ def find_partition(state: ClusterState, pid: PartitionId) -> PartitionState:
     return partition
 
 
+def find_external(state: ClusterState, pid: PartitionId) -> PartitionState:
+    """As `find_partition`; WRONG_STORAGE where its records lie in the log."""
+    partition = find_partition(state, pid)
+    if not partition.is_external:
+        raise Refused(
+            ErrorCode.WRONG_STORAGE,
+            f"the records of partition {_shown(state, pid)} lie in smq's log, which numbers them itself",
+        )
+    return partition
+
+
 def find_node(state: ClusterState, node: NodeId, incarnation: Incarnation) -> NodeState:
     """The node, if this is its registered incarnation; else UNKNOWN_NODE or STALE_INCARNATION."""
     found = state.nodes.get(node)

@@ -35,6 +35,7 @@ from smq.raft_state.limits import (
     TOPIC_ID_BYTES,
 )
 from smq.raft_state.state import (
+    Assigned,
     ClusterState,
     CommittedOffset,
     EpochStart,
@@ -46,7 +47,8 @@ from smq.raft_state.state import (
 
 __all__ = ["SCHEMA_VERSION", "Bytes", "decode_state", "encode_state"]
 
-FORMAT_VERSION: Final = 1  # of these bytes
+FORMAT_VERSION: Final = 2  # of these bytes
+_FIRST_VERSION: Final = 1  # the oldest that is read: nodes could not be drained, nor offsets be assigned
 SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
 
 _MAGIC: Final = b"smqS"
@@ -68,25 +70,25 @@ _CLUSTER: Final = Record(
         ("next_producer_id", INT64),
     ),
 )
-_NODE: Final = Record(
-    NodeState,
-    (
-        ("node", INT32),
-        ("incarnation", INT64),
-        ("disk", Fixed(DISK_ID_BYTES)),
-        ("grpc_address", TEXT),
-        ("http_address", TEXT),
-        ("kafka_address", TEXT),
-        ("fenced", FLAG),
-    ),
+_NODE_V1: Final = (
+    ("node", INT32),
+    ("incarnation", INT64),
+    ("disk", Fixed(DISK_ID_BYTES)),
+    ("grpc_address", TEXT),
+    ("http_address", TEXT),
+    ("kafka_address", TEXT),
+    ("fenced", FLAG),
 )
-_NODES: Final = Many(_NODE)
+_NODES: Final = Many(Record(NodeState, (*_NODE_V1, ("drained", FLAG))))
+_NODES_V1: Final = Many(Record(NodeState, _NODE_V1))
 _TOPIC: Final = (
     ("name", TEXT),
     ("topic_id", Fixed(TOPIC_ID_BYTES)),
     ("replication_factor", INT32),
     ("created_ms", INT64),
 )
+_ASSIGNED: Final = struct.Struct(f">{REQUEST_ID_BYTES}s{PARTITION_ID_BYTES}sqq")  # request, partition, base, count
+_ASSIGNED_BEFORE: Final = Many(Group((Fixed(PARTITION_ID_BYTES), INT64)))
 _PRODUCERS: Final = Many(Group((INT64, INT16)))
 _REPLIES: Final = Many(Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX))))
 
@@ -104,6 +106,10 @@ def encode_state(state: ClusterState) -> bytes:
     for name in sorted(state.groups):
         _write_group(out, state.groups[name])
     _REPLIES.write(out, tuple(state.replies.items()))
+    write_count(out, len(state.assigned))
+    for request_id, assigned in state.assigned.items():
+        out += _ASSIGNED.pack(request_id, assigned.partition, assigned.base, assigned.count)
+    _ASSIGNED_BEFORE.write(out, tuple(sorted(state.assigned_before.items())))
     return bytes(out)
 
 
@@ -113,10 +119,11 @@ def decode_state(data: Bytes) -> ClusterState:
     magic, version, schema_version = reader.unpack(_HEAD)
     if magic != _MAGIC:
         raise CodecError("this is no snapshot of smq")
-    if version != FORMAT_VERSION or schema_version > SCHEMA_VERSION:
+    if not _FIRST_VERSION <= version <= FORMAT_VERSION or schema_version > SCHEMA_VERSION:
         raise CodecError(f"a snapshot of format {version}, schema {schema_version}, from another smq: upgrade this one")
     state = ClusterState(schema_version=schema_version, **{name: kind.read(reader) for name, kind in _CLUSTER.fields})
-    state.nodes = {node.node: node for node in _NODES.read(reader)}
+    nodes = _NODES if version == FORMAT_VERSION else _NODES_V1
+    state.nodes = {node.node: node for node in nodes.read(reader)}
     topics = [_read_topic(reader) for _ in range(read_count(reader))]
     state.topics = {topic.name: topic for topic in topics}
     state.topic_names = {topic.topic_id: topic.name for topic in topics}
@@ -124,10 +131,19 @@ def decode_state(data: Bytes) -> ClusterState:
     groups = [_read_group(reader) for _ in range(read_count(reader))]
     state.groups = {group.name: group for group in groups}
     state.replies = dict(_REPLIES.read(reader))
+    if version == FORMAT_VERSION:
+        _read_assigned(reader, state)
     reader.finish()
-    if encode_state(state) != data:
+    if version == FORMAT_VERSION and encode_state(state) != data:
         raise CodecError("the snapshot is not in canonical form: something is in it twice, or out of order")
     return state
+
+
+def _read_assigned(reader: Reader, state: ClusterState) -> None:
+    assigned = reader.take(read_count(reader) * _ASSIGNED.size)
+    for request_id, pid, base, count in _ASSIGNED.iter_unpack(assigned):
+        state.assigned[request_id] = Assigned(pid, base, count)
+    state.assigned_before = dict(_ASSIGNED_BEFORE.read(reader))
 
 
 def _write_topic(out: bytearray, topic: TopicState) -> None:

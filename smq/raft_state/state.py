@@ -4,6 +4,7 @@ Everybody on the node may read them between two applies; nobody but the machine 
 Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never goes back.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from smq.raft_state.ids import (
@@ -32,6 +33,7 @@ class NodeState:
     http_address: str
     kafka_address: str
     fenced: bool
+    drained: bool = False  # by an operator; a new process of the node keeps it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class EpochStart:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionState:
-    """`history` ascends in epoch, its last entry is the current epoch; starts never descend and may be equal."""
+    """`history` ascends in epoch, its last entry is the current epoch; starts never descend and may be equal.
+
+    Of external storage there are no records here: no replicas, no leader, epoch 0 for ever (rule 19)."""
 
     topic_id: TopicId
     index: PartitionIndex
@@ -59,6 +63,10 @@ class PartitionState:
     @property
     def pid(self) -> PartitionId:
         return partition_id(self.topic_id, self.index)
+
+    @property
+    def is_external(self) -> bool:
+        return not self.replicas
 
     @property
     def lso(self) -> Offset:
@@ -85,6 +93,15 @@ class TopicState:
     config: dict[str, str]  # only the keys that differ from the default
     created_ms: int
     partitions: list[PartitionState]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What a request id was given: `count` offsets from `base` on."""
+
+    partition: PartitionId
+    base: Offset
+    count: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +132,9 @@ class ClusterState:
     next_producer_id: ProducerId = ProducerId(0)
     groups: dict[str, GroupState] = field(default_factory=dict)
     replies: dict[RequestId, bytes] = field(default_factory=dict)  # encoded replies, oldest first
+    assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the last ones, oldest first
+    # Of a partition, the end of the newest assignment that is no longer in `assigned`.
+    assigned_before: dict[PartitionId, Offset] = field(default_factory=dict)
 
     def partition(self, pid: PartitionId) -> PartitionState | None:
         """The partition with this id, or None once its topic is deleted."""

@@ -35,6 +35,7 @@ def _between(lo: int, hi: int) -> Callable[[str], bool]:
 
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 STORAGE: Final = "storage"
+EXTERNAL: Final = "external"
 
 TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     MAX_MESSAGE_BYTES: ConfigKey(
@@ -45,9 +46,9 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     ),
     STORAGE: ConfigKey(
         default="log",
-        values='"log" only: this version of smq keeps every topic\'s records in its own log',
+        values='"log" (smq keeps the records) or "external" (smq numbers them only), chosen when the topic is created',
         meaning="where the records lie",
-        accepts=lambda value: value == "log",
+        accepts=lambda value: value in ("log", EXTERNAL),
     ),
 }
 
@@ -89,3 +90,8 @@ def config_value(config: Mapping[str, str], key: str) -> str:
 def max_message_bytes(config: Mapping[str, str]) -> int:
     """The largest record batch a topic takes, in bytes."""
     return int(config_value(config, MAX_MESSAGE_BYTES))
+
+
+def is_external(config: Mapping[str, str]) -> bool:
+    """Whether the topic's records are kept elsewhere, and only its offsets here."""
+    return config_value(config, STORAGE) == EXTERNAL

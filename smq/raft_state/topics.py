@@ -23,7 +23,7 @@ from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES, TOPIC_NAME_C
 from smq.raft_state.placement import new_partition, place
 from smq.raft_state.refusal import Refused, find_topic, quoted
 from smq.raft_state.state import ClusterState, TopicState
-from smq.raft_state.topic_config import check_key, checked_config, differing
+from smq.raft_state.topic_config import EXTERNAL, STORAGE, check_key, checked_config, differing, is_external
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 
@@ -35,13 +35,8 @@ def create_topic(state: ClusterState, command: CreateTopic) -> Applied:
         raise Refused(
             ErrorCode.INVALID_PARTITION_COUNT, f"partition_count must be at least 1, not {command.partition_count}"
         )
-    if not 1 <= command.replication_factor <= len(state.nodes):
-        raise Refused(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"replication_factor must be from 1 to the {len(state.nodes)} nodes there are,"
-            f" not {command.replication_factor}",
-        )
     config = differing(checked_config(command.config))
+    _check_replication_factor(state, command, config)
     if not 0 <= command.start_offset <= START_OFFSET_MAX:
         raise Refused(
             ErrorCode.INVALID_OFFSET, f"start_offset must be from 0 to {START_OFFSET_MAX}, not {command.start_offset}"
@@ -69,6 +64,8 @@ def delete_topic(state: ClusterState, command: DeleteTopic) -> Applied:
     del state.topics[topic.name]
     del state.topic_names[topic.topic_id]
     forget_topic(state, topic.topic_id)
+    for partition in topic.partitions:
+        state.assigned_before.pop(partition.pid, None)
     return Applied(reply=Done(), touched=tuple(partition.pid for partition in topic.partitions))
 
 
@@ -96,7 +93,10 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
         if key in changes:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is both set and unset")
     kept = {key: value for key, value in topic.config.items() if key not in command.unset}
-    topic.config = differing({**kept, **changes})
+    config = differing({**kept, **changes})
+    if is_external(config) != is_external(topic.config):
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} is chosen when a topic is created, and stays")
+    topic.config = config
     return Applied(reply=Done())
 
 
@@ -111,6 +111,22 @@ def _check_name(state: ClusterState, command: CreateTopic) -> None:
         )
     if command.topic_id in state.topic_names:
         raise Refused(ErrorCode.INVALID_REQUEST, f"topic_id {command.topic_id.hex()} belongs to another topic")
+
+
+def _check_replication_factor(state: ClusterState, command: CreateTopic, config: dict[str, str]) -> None:
+    if is_external(config):
+        if command.replication_factor != 0:
+            raise Refused(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"a topic with {STORAGE}={EXTERNAL} has no records to replicate: its replication_factor is 0,"
+                f" not {command.replication_factor}",
+            )
+    elif not 1 <= command.replication_factor <= len(state.nodes):
+        raise Refused(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication_factor must be from 1 to the {len(state.nodes)} nodes there are,"
+            f" not {command.replication_factor}",
+        )
 
 
 def _check_room(state: ClusterState, *, topics: int, partitions: int) -> None:

@@ -17,16 +17,42 @@ from smq.raft_state.commands import (
     DeleteTopic,
     FenceNode,
     OffsetCommit,
+    SetNodeDrained,
     UnfenceNode,
 )
 from smq.raft_state.ids import Incarnation, LogIndex, NodeId, Offset, ProducerEpoch, ProducerId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from tests.unit.raft_state.support import advance, advances, commit, elect, pid, register, rid, topic
+from tests.unit.raft_state.support import (
+    advance,
+    advance_external,
+    advances,
+    assign,
+    commit,
+    elect,
+    external_topic,
+    pid,
+    register,
+    rid,
+    topic,
+)
 
 
 def commands() -> list[Command]:
     """The life, in order."""
+    return [
+        *commands_of_v1(),
+        SetNodeDrained(node=NodeId(3), drained=True),
+        register(3, incarnation=2),
+        external_topic(4, "elsewhere", partitions=2, start=50),
+        assign((rid(100), pid(4), 5), (rid(101), pid(4, 1), 1), (rid(102), pid(4), 3), (rid(103), pid(2), 1)),
+        assign((rid(100), pid(4), 5)),
+        advance_external((pid(4), 57), (pid(4), 51), (pid(4, 1), 99)),
+    ]
+
+
+def commands_of_v1() -> list[Command]:
+    """What there was when the first format was made: its fixtures end here."""
     return [
         default_init("life"),
         *(register(node) for node in (3, 1, 4, 2)),

@@ -6,10 +6,13 @@ from hypothesis import strategies as st
 
 from smq.raft_state.commands import (
     AddPartitions,
+    AdvanceExternalHwms,
     AdvanceHwms,
     AdvanceLogStart,
     AllocateProducerId,
     AlterTopicConfig,
+    Assignment,
+    AssignOffsets,
     Barrier,
     Command,
     CommitOffsets,
@@ -17,16 +20,21 @@ from smq.raft_state.commands import (
     DeleteTopic,
     Done,
     ElectLeader,
+    ExternalAdvance,
+    ExternalHwm,
     FenceNode,
     HwmAdvance,
     HwmsAdvanced,
     InitCluster,
     LeaderElected,
     OffsetCommit,
+    OffsetsAssigned,
     ProducerIdAllocated,
     RegisterNode,
     Rejected,
     Reply,
+    Results,
+    SetNodeDrained,
     TopicCreated,
     UnfenceNode,
 )
@@ -82,11 +90,21 @@ commands: st.SearchStrategy[Command] = st.one_of(
         committed_ms=i64,
     ),
     st.just(Barrier()),
+    st.builds(SetNodeDrained, request_id=ids, node=i32, drained=st.booleans()),
+    st.builds(
+        AssignOffsets,
+        items=_many(st.builds(Assignment, request_id=ids, partition=pids, count=i64, not_before=i64)),
+    ),
+    st.builds(AdvanceExternalHwms, items=_many(st.builds(ExternalAdvance, partition=pids, offset=i64))),
 )
+
+_rejections: Any_ = st.builds(Rejected, code=st.sampled_from(ErrorCode), message=text, lo=i64, hi=i64)
+_results: Any_ = st.one_of(st.builds(OffsetsAssigned, base=i64, last=i64), st.builds(ExternalHwm, hwm=i64), _rejections)
 
 replies: st.SearchStrategy[Reply] = st.one_of(
     st.just(Done()),
-    st.builds(Rejected, code=st.sampled_from(ErrorCode), message=text, lo=i64, hi=i64),
+    _results,
+    st.builds(Results, items=_many(_results)),
     st.builds(TopicCreated, topic_id=ids),
     st.builds(LeaderElected, epoch=i32, start=i64),
     st.builds(HwmsAdvanced, accepted=_many(st.booleans())),

@@ -1,13 +1,19 @@
 """Short ways to drive a Machine in tests: every command goes through the codec, every state through the invariants."""
 
+from dataclasses import replace
+
 from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
+    AdvanceExternalHwms,
     AdvanceHwms,
     Applied,
+    Assignment,
+    AssignOffsets,
     Command,
     CommitOffsets,
     CreateTopic,
     ElectLeader,
+    ExternalAdvance,
     HwmAdvance,
     OffsetCommit,
     RegisterNode,
@@ -97,6 +103,24 @@ def advance(partition: PartitionId, epoch: int, hwm: int, next_offset: int = -1,
 
 def advances(*items: HwmAdvance) -> AdvanceHwms:
     return AdvanceHwms(items=items)
+
+
+def external_topic(n: int, name: str = "", partitions: int = 1, start: int = 0) -> CreateTopic:
+    return replace(topic(n, name, partitions, replicas=0, start=start), config=(("storage", "external"),))
+
+
+def assign(*items: tuple[RequestId, PartitionId, int], not_before: int = 0) -> AssignOffsets:
+    """(request id, partition, count) each."""
+    return AssignOffsets(
+        items=tuple(
+            Assignment(request_id=request, partition=p, count=count, not_before=Offset(not_before))
+            for request, p, count in items
+        )
+    )
+
+
+def advance_external(*items: tuple[PartitionId, int]) -> AdvanceExternalHwms:
+    return AdvanceExternalHwms(items=tuple(ExternalAdvance(partition=p, offset=Offset(o)) for p, o in items))
 
 
 def commit(group: str, *items: tuple[PartitionId, int], request: RequestId = RequestId(b"")) -> CommitOffsets:

@@ -19,6 +19,7 @@ from tests.unit.raft_state.support import cluster, commit, pid, register, topic
 
 ROOT = Path(__file__).parents[3]
 FIXTURE_V1 = ROOT / "tests" / "transcripts" / "snapshot_v1.hex"
+FIXTURE_V2 = ROOT / "tests" / "transcripts" / "snapshot_v2.hex"
 
 SNAPSHOT = life.end_of_life().snapshot()
 
@@ -132,6 +133,14 @@ def test_snapshot_of_something_else_is_refused_with_the_reason(at: int, reason: 
 
 def test_snapshot_of_version_1_reads_for_ever() -> None:
     """The fixture was written when version 1 was made. Where the format changes, it stays and a new one joins it."""
-    fixture = bytes.fromhex(FIXTURE_V1.read_text())
+    machine = Machine()
+    life.run(machine, life.commands_of_v1())
+    restored = Machine.restore(bytes.fromhex(FIXTURE_V1.read_text()))
+    assert restored.state == machine.state
+    assert restored.digest() == machine.digest()
+
+
+def test_snapshot_of_version_2_reads_for_ever() -> None:
+    fixture = bytes.fromhex(FIXTURE_V2.read_text())
     assert Machine.restore(fixture).state == life.end_of_life().state
     assert fixture == SNAPSHOT

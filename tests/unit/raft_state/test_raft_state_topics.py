@@ -282,9 +282,14 @@ def test_possible_message_size_is_taken(value: str) -> None:
     assert max_message_bytes(config_of(driver)) == int(value)
 
 
-def test_storage_other_than_log_is_refused_saying_so() -> None:
-    reply = cluster().refused(with_config(("storage", "external")), ErrorCode.INVALID_CONFIG)
-    assert '"log" only' in reply.message
+def test_storage_that_is_neither_log_nor_external_is_refused_naming_them() -> None:
+    reply = cluster().refused(with_config(("storage", "tape")), ErrorCode.INVALID_CONFIG)
+    assert '"log"' in reply.message
+    assert '"external"' in reply.message
+
+
+def test_external_storage_with_replicas_is_refused() -> None:
+    cluster().refused(with_config(("storage", "external")), ErrorCode.INVALID_REPLICATION_FACTOR)
 
 
 def test_key_given_twice_is_an_invalid_config() -> None:

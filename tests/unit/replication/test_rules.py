@@ -461,7 +461,7 @@ def test_rule_17_nothing_changes_a_partitions_replicas_in_this_version(host: Hos
     assert host.part.replicas == before
 
 
-def test_rule_19_topics_that_keep_their_records_elsewhere_are_refused_in_this_version(host: Host) -> None:
+def test_rule_19_topic_that_keeps_its_records_cannot_become_one_that_does_not(host: Host) -> None:
     with pytest.raises(SmqError) as e:
         host.apply(AlterTopicConfig(name="t", set_=(("storage", "external"),)))
     assert e.value.code is ErrorCode.INVALID_CONFIG

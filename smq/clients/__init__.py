@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from smq.clients.admin import Admin as Admin
     from smq.clients.bulk import BatchMetadata as BatchMetadata
     from smq.clients.consumer import Consumer as Consumer
+    from smq.clients.offset_assigner import OffsetAssigner as OffsetAssigner
     from smq.clients.positions import OFFSET_TYPES as OFFSET_TYPES
     from smq.clients.positions import StartAt as StartAt
     from smq.clients.producer import Producer as Producer
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from smq.clients.producer import RecordMetadata as RecordMetadata
     from smq.clients.sync import SyncAdmin as SyncAdmin
     from smq.clients.sync import SyncConsumer as SyncConsumer
+    from smq.clients.sync import SyncOffsetAssigner as SyncOffsetAssigner
     from smq.clients.sync import SyncProducer as SyncProducer
     from smq.clients.types import ConsumerRecord as ConsumerRecord
     from smq.clients.types import RawBatch as RawBatch
@@ -31,6 +33,7 @@ _HOMES: Final = {
     "ConsumerRecord": "smq.clients.types",
     "ErrorCode": "smq.raft_state.errors",
     "OFFSET_TYPES": "smq.clients.positions",
+    "OffsetAssigner": "smq.clients.offset_assigner",
     "Producer": "smq.clients.producer",
     "ProducerStats": "smq.clients.producer",
     "RawBatch": "smq.clients.types",
@@ -39,6 +42,7 @@ _HOMES: Final = {
     "StartAt": "smq.clients.positions",
     "SyncAdmin": "smq.clients.sync",
     "SyncConsumer": "smq.clients.sync",
+    "SyncOffsetAssigner": "smq.clients.sync",
     "SyncProducer": "smq.clients.sync",
 }
 

@@ -141,6 +141,18 @@ class Admin:
 
         return await self._call(run)
 
+    # -- nodes
+
+    async def set_node_drained(self, node: int, drained: bool) -> None:
+        """A drained node leads nothing that another replica can, until it is undrained. UNKNOWN_NODE."""
+        request_id = _new_request_id()
+
+        async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = pb.SetNodeDrainedRequest(node=node, drained=drained, request_id=request_id, timeout_ms=node_ms)
+            await stubs.admin.SetNodeDrained(request, timeout=call_s)
+
+        await self._call(run)
+
     # -- views
 
     async def describe_cluster(self, topics: Iterable[str] = (), *, is_linearizable: bool = True) -> ClusterDescription:

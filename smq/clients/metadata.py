@@ -189,6 +189,8 @@ class Metadata:
         known = self.partition(topic, partition)
         if known is None:
             return None
+        if not known.replicas:  # its records are not here: any node refuses them as well as another
+            return next(iter(self._addresses.values()), None)
         key = (topic, partition)
         hinted = self._hints.get(key)
         if hinted is not None:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from smq.clients.admin import Admin
 from smq.clients.bulk import BatchMetadata
 from smq.clients.consumer import Assignment, Consumer
+from smq.clients.offset_assigner import OffsetAssigner
 from smq.clients.positions import Start
 from smq.clients.producer import Producer, ProducerStats, RecordMetadata
 from smq.clients.types import (
@@ -298,6 +299,9 @@ class SyncAdmin(_Shell):
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
         return self._run(self._admin.delete_records(topic, partition, before_offset))
 
+    def set_node_drained(self, node: int, drained: bool) -> None:
+        self._run(self._admin.set_node_drained(node, drained))
+
     def describe_cluster(self, topics: Iterable[str] = (), *, is_linearizable: bool = True) -> ClusterDescription:
         return self._run(self._admin.describe_cluster(topics, is_linearizable=is_linearizable))
 
@@ -328,3 +332,32 @@ class SyncAdmin(_Shell):
 
     def close(self) -> None:
         self._run(self._admin.close())
+
+
+class SyncOffsetAssigner(_Shell):
+    """`with SyncOffsetAssigner("host:port") as a: base, last = a.assign("t", 0, 5)`. Options as OffsetAssigner's."""
+
+    def __init__(self, bootstrap: str | Iterable[str], **options: Any) -> None:
+        super().__init__()
+        self._run(self._make(bootstrap, options))
+
+    async def _make(self, bootstrap: str | Iterable[str], options: dict[str, Any]) -> None:
+        self._assigner = OffsetAssigner(bootstrap, **options)
+        await self._assigner.__aenter__()
+
+    def __enter__(self) -> "SyncOffsetAssigner":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def assign(self, topic: str, partition: int, count: int = 1) -> tuple[int, int]:
+        return self._run(self._assigner.assign(topic, partition, count))
+
+    def advance(self, topic: str, partition: int, offset: int) -> int:
+        return self._run(self._assigner.advance(topic, partition, offset))
+
+    def close(self) -> None:
+        self._run(self._assigner.close())

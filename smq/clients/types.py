@@ -54,6 +54,7 @@ class NodeDescription:
     kafka_address: str
     fenced: bool
     incarnation: int
+    drained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +159,7 @@ def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
             kafka_address=n.kafka_address,
             fenced=n.fenced,
             incarnation=n.incarnation,
+            drained=n.drained,
         )
         for n in m.nodes
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from smq.coordinator.limits import TIMEOUT_GRACE_MS, TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX
-from smq.raft_state.commands import Command, OffsetCommit, Reply
+from smq.raft_state.commands import Command, OffsetCommit, OffsetsAssigned, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, PartitionId
 from smq.replication.api import Cancel, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
@@ -136,6 +136,26 @@ class NodeCalls:
     ) -> Reply:
         answer = Answer[Reply](self.patience)
         self.node.commit_offsets(group, items, request_id, timeout_ms, answer.done)
+        return await answer.result(timeout_ms)
+
+    async def assign_offsets(
+        self, topic: str, partition: int, count: int, *, request_id: bytes, not_before: int | None, timeout_ms: int
+    ) -> OffsetsAssigned:
+        answer = Answer[OffsetsAssigned](self.patience)
+        self.node.assign_offsets(
+            topic,
+            partition,
+            count,
+            request_id=request_id,
+            not_before=not_before,
+            timeout_ms=timeout_ms,
+            done=answer.done,
+        )
+        return await answer.result(timeout_ms)
+
+    async def advance_external_hwm(self, topic: str, partition: int, offset: int, timeout_ms: int) -> Offset:
+        answer = Answer[Offset](self.patience)
+        self.node.advance_external_hwm(topic, partition, offset, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def fetch_offsets(

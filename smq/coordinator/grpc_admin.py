@@ -20,11 +20,13 @@ from smq.raft_state.commands import (
     AlterTopicConfig,
     CreateTopic,
     DeleteTopic,
+    SetNodeDrained,
     TopicCreated,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, TopicId, split_partition_id
+from smq.raft_state.ids import NodeId, Offset, TopicId, split_partition_id
 from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
+from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi
 
 _REPLICATION_FACTOR_DEFAULT = 3
@@ -49,7 +51,9 @@ class AdminService(smq_pb2_grpc.AdminServicer):
         if request.start_offset < 0:
             raise SmqError(ErrorCode.INVALID_OFFSET, f"start_offset is {request.start_offset}: it must be >= 0")
         timeout_ms = deadline_ms(request.timeout_ms, context)
-        factor = request.replication_factor or min(_REPLICATION_FACTOR_DEFAULT, max(1, len(self._state.nodes)))
+        factor = request.replication_factor
+        if not factor and not is_external(request.config):
+            factor = min(_REPLICATION_FACTOR_DEFAULT, max(1, len(self._state.nodes)))
         command = CreateTopic(
             request_id=request_id_of(request.request_id),
             name=request.name,
@@ -113,6 +117,15 @@ class AdminService(smq_pb2_grpc.AdminServicer):
         after = self._state.partition(state.pid)
         return pb.DeleteRecordsResponse(log_start=after.log_start if after is not None else before)
 
+    # -------------------------------------------------------------------------------------------------- nodes
+    @guarded
+    async def SetNodeDrained(self, request: pb.SetNodeDrainedRequest, context: Context) -> pb.SetNodeDrainedResponse:
+        command = SetNodeDrained(
+            request_id=request_id_of(request.request_id), node=NodeId(request.node), drained=request.drained
+        )
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.SetNodeDrainedResponse()
+
     # -------------------------------------------------------------------------------------------------- views
     @guarded
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
@@ -174,6 +187,7 @@ def _node_info(node: NodeState) -> pb.NodeInfo:
         kafka_address=node.kafka_address,
         fenced=node.fenced,
         incarnation=node.incarnation,
+        drained=node.drained,
     )
 
 

@@ -146,6 +146,27 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             replicas=r.replicas,
         )
 
+    # --------------------------------------------------------------------------------- offsets without records
+    @guarded
+    async def AssignOffsets(self, request: pb.AssignOffsetsRequest, context: Context) -> pb.AssignOffsetsResponse:
+        given = await self._calls.assign_offsets(
+            request.topic,
+            request.partition,
+            request.count,
+            request_id=request_id_of(request.request_id),
+            not_before=request.not_before if request.HasField("not_before") else None,
+            timeout_ms=deadline_ms(request.timeout_ms, context),
+        )
+        return pb.AssignOffsetsResponse(base_offset=given.base, last_offset=given.last)
+
+    @guarded
+    async def AdvanceHighWaterMark(
+        self, request: pb.AdvanceHighWaterMarkRequest, context: Context
+    ) -> pb.AdvanceHighWaterMarkResponse:
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        hwm = await self._calls.advance_external_hwm(request.topic, request.partition, request.offset, timeout_ms)
+        return pb.AdvanceHighWaterMarkResponse(hwm=hwm)
+
     # ------------------------------------------------------------------------------------------------- groups
     @guarded
     async def CommitOffsets(self, request: pb.CommitOffsetsRequest, context: Context) -> pb.CommitOffsetsResponse:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from smq.raft_state.commands import Command, OffsetCommit, Reply
+from smq.raft_state.commands import Command, OffsetCommit, OffsetsAssigned, Reply
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import ClusterState
@@ -191,6 +191,25 @@ class NodeApi(Protocol):
     def commit_offsets(
         self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]
     ) -> None: ...
+
+    def assign_offsets(
+        self,
+        topic: str,
+        partition: int,
+        count: int,
+        *,
+        request_id: bytes,
+        not_before: int | None,
+        timeout_ms: int,
+        done: DoneFn[OffsetsAssigned],
+    ) -> None:
+        """`count` offsets of a topic with storage=external, at any node. Repeated under its request id it is answered
+        as at first; `not_before` is a next_offset from before the first attempt (None: this is the first)."""
+
+    def advance_external_hwm(
+        self, topic: str, partition: int, offset: int, timeout_ms: int, done: DoneFn[Offset]
+    ) -> None:
+        """Moves the high water mark of a topic with storage=external up to `offset`; answers with the one in force."""
 
     def fetch_offsets(
         self,

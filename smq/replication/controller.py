@@ -150,7 +150,7 @@ class Controller:
         seen: set[PartitionId] = set()
         for topic in self._host.state.topics.values():
             for part in topic.partitions:
-                if not self._needs_election(part):
+                if part.is_external or not self._needs_election(part):
                     continue
                 pid = part.pid
                 seen.add(pid)
@@ -251,6 +251,8 @@ class Controller:
         moved = 0
         for topic in self._host.state.topics.values():
             for part in topic.partitions:
+                if part.is_external:
+                    break  # as all of this topic
                 preferred = part.replicas[0]
                 if part.leader == preferred or self._needs_election(part) or not self._is_well(preferred, now_ns):
                     continue

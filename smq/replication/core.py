@@ -46,6 +46,7 @@ from smq.replication.config import NodeConfig
 from smq.replication.controller import Controller
 from smq.replication.deadlines import Deadlines
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
+from smq.replication.external_offsets import ExternalOffsets
 from smq.replication.identity import claim_identity
 from smq.replication.liveness import Liveness
 from smq.replication.log_store import BatchDamaged, LogStore, PartitionLog
@@ -129,6 +130,9 @@ class NodeCore:
         )
         self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock, deadlines=self.deadlines)
         self._advancer = Advancer(clock=clock, propose=self.propose, advance_of=self._hwm_advance_of)
+        self._external = ExternalOffsets(
+            proposer=self._proposer, clock=clock, deadlines=self.deadlines, deliver=self.deliver
+        )
         self._controller = Controller(self, _log.warning)
         self.repairs = Repairs(self)
         self._reads = Reads(self, self._barriers, self.repairs)
@@ -175,6 +179,7 @@ class NodeCore:
         for pid, replica in self._replicas.items():
             replica.close(STOPPING)
             self._reads.fail_all(pid, STOPPING)
+        self._external.close(STOPPING)
         self._proposer.close(STOPPING)
         self._flush_outbox()
         self.engine.stop()

@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from smq.raft_state.commands import (
+    Assignment,
     CommitOffsets,
+    ExternalAdvance,
     OffsetCommit,
+    OffsetsAssigned,
     Reply,
 )
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -21,6 +24,7 @@ from smq.raft_state.ids import (
     RequestId,
     TopicId,
 )
+from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import max_message_bytes
 from smq.replication.api import (
@@ -43,6 +47,11 @@ from smq.replication.repair import Outcome, told
 from smq.replication.replica import leader_error
 
 T = TypeVar("T")
+
+
+def check_has_records(part: PartitionState, topic: str) -> None:
+    if part.is_external:
+        raise SmqError(ErrorCode.WRONG_STORAGE, f"topic {topic!r} keeps its records elsewhere (storage=external)")
 
 
 class Node(NodeCore):
@@ -120,6 +129,7 @@ class Node(NodeCore):
         def use(part: PartitionState) -> None:
             replica = self._replicas.get(part.pid)
             if replica is None:
+                check_has_records(part, topic)
                 raise leader_error(self.node_id, self.state, part)
             limit = max_message_bytes(self.state.topics[topic].config)
             replica.produce(batch, acks, clipped(timeout_ms), limit, done)
@@ -147,6 +157,7 @@ class Node(NodeCore):
                 return
             replica = self._replicas.get(part.pid)
             if replica is None:
+                check_has_records(part, topic)
                 raise self._not_replica(part)
             size = min(max_bytes, self.config.fetch_bytes_max)
             poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done)
@@ -191,6 +202,7 @@ class Node(NodeCore):
             part = self._find(topic, partition)
             replica = self._replicas.get(part.pid)
             if replica is None:
+                check_has_records(part, topic)
                 raise self._not_replica(part)
             return find_time(replica, kind, value)
 
@@ -238,6 +250,40 @@ class Node(NodeCore):
         now_ms = self.clock.wall_ns() // 1_000_000
         command = CommitOffsets(request_id=RequestId(request_id), group=group, items=tuple(items), committed_ms=now_ms)
         self.propose(command, timeout_ms, done)
+
+    def assign_offsets(
+        self,
+        topic: str,
+        partition: int,
+        count: int,
+        *,
+        request_id: bytes,
+        not_before: int | None,
+        timeout_ms: int,
+        done: DoneFn[OffsetsAssigned],
+    ) -> None:
+        if len(request_id) != REQUEST_ID_BYTES:  # what does not fit a command must not spoil one that others share
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"request_id has {len(request_id)} bytes, not {REQUEST_ID_BYTES}")
+
+        def use(part: PartitionState) -> None:
+            item = Assignment(
+                request_id=RequestId(request_id),
+                partition=part.pid,
+                count=count,
+                not_before=part.next_offset if not_before is None else Offset(not_before),
+            )
+            self._external.assign(item, clipped(timeout_ms), done)
+
+        self._with_part(topic, partition, timeout_ms, done, use)
+
+    def advance_external_hwm(
+        self, topic: str, partition: int, offset: int, timeout_ms: int, done: DoneFn[Offset]
+    ) -> None:
+        def use(part: PartitionState) -> None:
+            item = ExternalAdvance(partition=part.pid, offset=Offset(offset))
+            self._external.advance(item, clipped(timeout_ms), done)
+
+        self._with_part(topic, partition, timeout_ms, done, use)
 
     def fetch_offsets(
         self,

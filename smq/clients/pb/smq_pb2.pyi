@@ -685,6 +685,120 @@ class StartedAt(_message.Message):
 Global___StartedAt: _TypeAlias = StartedAt  # noqa: Y015
 
 @_typing.final
+class AssignOffsetsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NOT_BEFORE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    count: _builtins.int
+    """from 1"""
+    request_id: _builtins.bytes
+    """16 bytes; a retry with the same id gets the same offsets"""
+    not_before: _builtins.int
+    """Only in a retry: a next_offset of the partition that was true before the first attempt (from an earlier answer, or
+    GetPartitionRangeInfo). The cluster knows the last 20,000 requests; with this bound it refuses a retry that may lie
+    before them (REQUEST_EXPIRED), without it such a retry would be taken for a new request.
+    """
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        count: _builtins.int = ...,
+        request_id: _builtins.bytes = ...,
+        not_before: _builtins.int | None = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "not_before", b"not_before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "count", b"count", "not_before", b"not_before", "partition", b"partition", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__not_before: _TypeAlias = _typing.Literal["not_before"]  # noqa: Y015
+    _WhichOneofArgType__not_before: _TypeAlias = _typing.Literal["_not_before", b"_not_before"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__not_before) -> _WhichOneofReturnType__not_before | None: ...
+
+Global___AssignOffsetsRequest: _TypeAlias = AssignOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class AssignOffsetsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_OFFSET_FIELD_NUMBER: _builtins.int
+    LAST_OFFSET_FIELD_NUMBER: _builtins.int
+    base_offset: _builtins.int
+    last_offset: _builtins.int
+    """base_offset + count - 1"""
+    def __init__(
+        self,
+        *,
+        base_offset: _builtins.int = ...,
+        last_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "last_offset", b"last_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignOffsetsResponse: _TypeAlias = AssignOffsetsResponse  # noqa: Y015
+
+@_typing.final
+class AdvanceHighWaterMarkRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    offset: _builtins.int
+    """at most next_offset; everything below it can be read, wherever it is kept"""
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceHighWaterMarkRequest: _TypeAlias = AdvanceHighWaterMarkRequest  # noqa: Y015
+
+@_typing.final
+class AdvanceHighWaterMarkResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HWM_FIELD_NUMBER: _builtins.int
+    hwm: _builtins.int
+    """in force now; above `offset` where it was there already"""
+    def __init__(
+        self,
+        *,
+        hwm: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hwm", b"hwm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceHighWaterMarkResponse: _TypeAlias = AdvanceHighWaterMarkResponse  # noqa: Y015
+
+@_typing.final
 class FetchPartition(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1191,6 +1305,49 @@ class FetchOffsetsResponse(_message.Message):
 Global___FetchOffsetsResponse: _TypeAlias = FetchOffsetsResponse  # noqa: Y015
 
 @_typing.final
+class SetNodeDrainedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    node: _builtins.int
+    drained: _builtins.bool
+    request_id: _builtins.bytes
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        node: _builtins.int = ...,
+        drained: _builtins.bool = ...,
+        request_id: _builtins.bytes = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "node", b"node", "request_id", b"request_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetNodeDrainedRequest: _TypeAlias = SetNodeDrainedRequest  # noqa: Y015
+
+@_typing.final
+class SetNodeDrainedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetNodeDrainedResponse: _TypeAlias = SetNodeDrainedResponse  # noqa: Y015
+
+@_typing.final
 class CreateTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1224,7 +1381,7 @@ class CreateTopicRequest(_message.Message):
     name: _builtins.str
     partition_count: _builtins.int
     replication_factor: _builtins.int
-    """0 = 3, or the number of nodes where that is fewer"""
+    """0 = 3, or the number of nodes where that is fewer; storage=external: always 0"""
     start_offset: _builtins.int
     """first offset of every partition"""
     request_id: _builtins.bytes
@@ -1510,12 +1667,14 @@ class NodeInfo(_message.Message):
     KAFKA_ADDRESS_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     grpc_address: _builtins.str
     http_address: _builtins.str
     kafka_address: _builtins.str
     fenced: _builtins.bool
     incarnation: _builtins.int
+    drained: _builtins.bool
     def __init__(
         self,
         *,
@@ -1525,10 +1684,11 @@ class NodeInfo(_message.Message):
         kafka_address: _builtins.str = ...,
         fenced: _builtins.bool = ...,
         incarnation: _builtins.int = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced", b"fenced", "grpc_address", b"grpc_address", "http_address", b"http_address", "incarnation", b"incarnation", "kafka_address", b"kafka_address", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "fenced", b"fenced", "grpc_address", b"grpc_address", "http_address", b"http_address", "incarnation", b"incarnation", "kafka_address", b"kafka_address", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -271,6 +271,16 @@ class BrokerStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.FromString,
                 _registered_method=True)
+        self.AssignOffsets = channel.unary_unary(
+                '/smq.v1.Broker/AssignOffsets',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsResponse.FromString,
+                _registered_method=True)
+        self.AdvanceHighWaterMark = channel.unary_unary(
+                '/smq.v1.Broker/AdvanceHighWaterMark',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer:
@@ -309,6 +319,19 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AssignOffsets(self, request, context):
+        """Topics with storage=external: their records lie elsewhere, their offsets are assigned here. Any node takes both.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdvanceHighWaterMark(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -336,6 +359,16 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.FetchOffsets,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.SerializeToString,
+            ),
+            'AssignOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssignOffsets,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsResponse.SerializeToString,
+            ),
+            'AdvanceHighWaterMark': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdvanceHighWaterMark,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -485,6 +518,60 @@ class Broker:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def AssignOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Broker/AssignOffsets',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdvanceHighWaterMark(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Broker/AdvanceHighWaterMark',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class AdminStub:
     """------------------------------------------------------------------------------------------------ admin
@@ -531,6 +618,11 @@ class AdminStub:
                 '/smq.v1.Admin/NodeStatus',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.NodeStatusRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.NodeStatusResponse.FromString,
+                _registered_method=True)
+        self.SetNodeDrained = channel.unary_unary(
+                '/smq.v1.Admin/SetNodeDrained',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetNodeDrainedRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetNodeDrainedResponse.FromString,
                 _registered_method=True)
 
 
@@ -583,6 +675,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetNodeDrained(self, request, context):
+        """A drained node leads nothing that another replica can, and is given no new replicas while others can take them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -620,6 +719,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.NodeStatus,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.NodeStatusRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.NodeStatusResponse.SerializeToString,
+            ),
+            'SetNodeDrained': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetNodeDrained,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetNodeDrainedRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetNodeDrainedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -813,6 +917,33 @@ class Admin:
             '/smq.v1.Admin/NodeStatus',
             smq_dot_clients_dot_pb_dot_smq__pb2.NodeStatusRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.NodeStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetNodeDrained(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/SetNodeDrained',
+            smq_dot_clients_dot_pb_dot_smq__pb2.SetNodeDrainedRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.SetNodeDrainedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -109,6 +109,9 @@ class BrokerStub:
     GetPartitionRangeInfo: _grpc.UnaryUnaryMultiCallable[_smq_pb2.GetPartitionRangeInfoRequest, _smq_pb2.GetPartitionRangeInfoResponse]
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]
     FetchOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]
+    AssignOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]
+    """Topics with storage=external: their records lie elsewhere, their offsets are assigned here. Any node takes both."""
+    AdvanceHighWaterMark: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AdvanceHighWaterMarkRequest, _smq_pb2.AdvanceHighWaterMarkResponse]
 
 @_typing.type_check_only
 class BrokerAsyncStub(BrokerStub):
@@ -121,6 +124,9 @@ class BrokerAsyncStub(BrokerStub):
     GetPartitionRangeInfo: _aio.UnaryUnaryMultiCallable[_smq_pb2.GetPartitionRangeInfoRequest, _smq_pb2.GetPartitionRangeInfoResponse]  # type: ignore[assignment]
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
     FetchOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]  # type: ignore[assignment]
+    AssignOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]  # type: ignore[assignment]
+    """Topics with storage=external: their records lie elsewhere, their offsets are assigned here. Any node takes both."""
+    AdvanceHighWaterMark: _aio.UnaryUnaryMultiCallable[_smq_pb2.AdvanceHighWaterMarkRequest, _smq_pb2.AdvanceHighWaterMarkResponse]  # type: ignore[assignment]
 
 class BrokerServicer(metaclass=_abc_1.ABCMeta):
     """------------------------------------------------------------------------------------------------ broker"""
@@ -161,6 +167,21 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.FetchOffsetsResponse, _abc.Awaitable[_smq_pb2.FetchOffsetsResponse]]: ...
 
+    @_abc_1.abstractmethod
+    def AssignOffsets(
+        self,
+        request: _smq_pb2.AssignOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AssignOffsetsResponse, _abc.Awaitable[_smq_pb2.AssignOffsetsResponse]]:
+        """Topics with storage=external: their records lie elsewhere, their offsets are assigned here. Any node takes both."""
+
+    @_abc_1.abstractmethod
+    def AdvanceHighWaterMark(
+        self,
+        request: _smq_pb2.AdvanceHighWaterMarkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AdvanceHighWaterMarkResponse, _abc.Awaitable[_smq_pb2.AdvanceHighWaterMarkResponse]]: ...
+
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class AdminStub:
@@ -179,6 +200,8 @@ class AdminStub:
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _grpc.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]
     """This node's own view: Raft, digest, and its copy of every partition."""
+    SetNodeDrained: _grpc.UnaryUnaryMultiCallable[_smq_pb2.SetNodeDrainedRequest, _smq_pb2.SetNodeDrainedResponse]
+    """A drained node leads nothing that another replica can, and is given no new replicas while others can take them."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -194,6 +217,8 @@ class AdminAsyncStub(AdminStub):
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _aio.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]  # type: ignore[assignment]
     """This node's own view: Raft, digest, and its copy of every partition."""
+    SetNodeDrained: _aio.UnaryUnaryMultiCallable[_smq_pb2.SetNodeDrainedRequest, _smq_pb2.SetNodeDrainedResponse]  # type: ignore[assignment]
+    """A drained node leads nothing that another replica can, and is given no new replicas while others can take them."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """------------------------------------------------------------------------------------------------ admin"""
@@ -248,5 +273,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.NodeStatusResponse, _abc.Awaitable[_smq_pb2.NodeStatusResponse]]:
         """This node's own view: Raft, digest, and its copy of every partition."""
+
+    @_abc_1.abstractmethod
+    def SetNodeDrained(
+        self,
+        request: _smq_pb2.SetNodeDrainedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.SetNodeDrainedResponse, _abc.Awaitable[_smq_pb2.SetNodeDrainedResponse]]:
+        """A drained node leads nothing that another replica can, and is given no new replicas while others can take them."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

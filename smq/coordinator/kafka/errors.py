@@ -85,7 +85,10 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.UNKNOWN_GROUP: KafkaError.GROUP_ID_NOT_FOUND,
     ErrorCode.NO_COMMITTED_OFFSET: KafkaError.GROUP_ID_NOT_FOUND,
     ErrorCode.INVALID_OFFSET: KafkaError.OFFSET_OUT_OF_RANGE,
+    # Not "unknown", which clients would go on asking for: there is such a topic, and it is not for them.
+    ErrorCode.WRONG_STORAGE: KafkaError.INVALID_TOPIC_EXCEPTION,
     # No Kafka client can cause these.
+    ErrorCode.REQUEST_EXPIRED: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.SESSION_EXISTS: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.UNKNOWN_SESSION: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.STALE_INCARNATION: KafkaError.UNKNOWN_SERVER_ERROR,

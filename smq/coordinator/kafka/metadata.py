@@ -14,12 +14,13 @@ from smq.coordinator.kafka.cluster import (
     live_leader,
 )
 from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.errors import CODES, KafkaError, code_of
 from smq.coordinator.kafka.keys import SERVED
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
 from smq.raft_state.state import ClusterState, PartitionState, TopicState
+from smq.raft_state.topic_config import is_external
 
 _AUTO_CREATE_VERSION: Final = 4  # before, clients could not say, and meant yes
 _ENDPOINTS_OF_BROKERS: Final = 1
@@ -44,7 +45,8 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
     asked = request["topics"]
     is_all = asked is None or (version == 0 and not asked)
     if is_all:
-        topics = [_topic(gateway.state, gateway.state.topics[name]) for name in sorted(gateway.state.topics)]
+        known = gateway.state.topics
+        topics = [_topic(gateway.state, known[name]) for name in sorted(known) if not is_external(known[name].config)]
     else:
         may_create = gateway.auto_create and (version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"])
         await _confirm_unknown(gateway, asked)
@@ -83,6 +85,8 @@ async def _named_topic(gateway: Gateway, asked: Struct, *, may_create: bool) -> 
         except SmqError as e:
             return _unknown(name, NO_TOPIC_ID, code_of(e))
     found = state.topics.get(name)
+    if found is not None and is_external(found.config):
+        return _unknown(name, found.topic_id, CODES[ErrorCode.WRONG_STORAGE])
     return _topic(state, found) if found is not None else _unknown(name, NO_TOPIC_ID, _code_of_unknown(name))
 
 

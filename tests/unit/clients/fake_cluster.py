@@ -83,6 +83,8 @@ class FakeCluster:
         self.replies: dict[bytes, Message | SmqError] = {}
         self.applied: list[str] = []  # names of the changes that took effect, in order
         self.next_producer_id = 100
+        self.assigned: dict[tuple[str, int], int] = {}  # next offsets of external storage
+        self.drained: set[int] = set()
 
     def partition(self, topic: str, partition: int) -> FakePartition:
         partitions = self.topics.get(topic)
@@ -111,6 +113,16 @@ class FakeCluster:
         if isinstance(found, SmqError):
             raise found
         return found
+
+    def assign(self, request: pb.AssignOffsetsRequest) -> Message:
+        key = (request.topic, request.partition)
+
+        def change() -> Message:
+            base = self.assigned.get(key, 0)
+            self.assigned[key] = base + request.count
+            return pb.AssignOffsetsResponse(base_offset=base, last_offset=base + request.count - 1)
+
+        return self.once(request.request_id, "assign", change)
 
     def not_leader(self, log: FakePartition) -> SmqError:
         address = self.nodes[log.leader].address
@@ -344,6 +356,17 @@ class _Broker(BrokerServicer):
         return self.node.cluster.once(request.request_id, "commit", change)
 
     @call
+    async def AssignOffsets(self, request: pb.AssignOffsetsRequest) -> Message:
+        return self.node.cluster.assign(request)
+
+    @call
+    async def AdvanceHighWaterMark(self, request: pb.AdvanceHighWaterMarkRequest) -> Message:
+        end = self.node.cluster.assigned.get((request.topic, request.partition), 0)
+        if request.offset > end:
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"assigned are {end}")
+        return pb.AdvanceHighWaterMarkResponse(hwm=request.offset)
+
+    @call
     async def FetchOffsets(self, request: pb.FetchOffsetsRequest) -> Message:
         wanted = {(p.topic, p.partition) for p in request.partitions}
         answer = pb.FetchOffsetsResponse()
@@ -390,6 +413,14 @@ class _Admin(AdminServicer):
     @call
     async def AlterTopic(self, request: pb.AlterTopicRequest) -> Message:
         return self.node.cluster.once(request.request_id, "alter", pb.AlterTopicResponse)
+
+    @call
+    async def SetNodeDrained(self, request: pb.SetNodeDrainedRequest) -> Message:
+        def change() -> Message:
+            (self.node.cluster.drained.add if request.drained else self.node.cluster.drained.discard)(request.node)
+            return pb.SetNodeDrainedResponse()
+
+        return self.node.cluster.once(request.request_id, "drain", change)
 
     @call
     async def DeleteRecords(self, request: pb.DeleteRecordsRequest) -> Message:

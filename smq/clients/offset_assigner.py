@@ -1,0 +1,110 @@
+"""The asyncio client of offsets without records: ranges of a topic with storage=external, and its high water mark.
+
+Owns what makes a repeated attempt safe: one request id a call, and a bound from before its first attempt. Users,
+`sync` and the command line import it.
+"""
+
+import uuid
+from collections.abc import Iterable
+from types import TracebackType
+
+from smq.clients.channels import NodeStubs
+from smq.clients.cluster import ClusterClient
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import ErrorCode, SmqError
+
+
+class OffsetAssigner:
+    """`async with OffsetAssigner("host:port") as a: base, last = await a.assign("t", 0, 5)`.
+
+    Any number of tasks may call it at once; those that reach one node together share one round of Raft. `timeout_ms`
+    bounds every call whole, attempts at other nodes included."""
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        timeout_ms: float = 30_000.0,
+        connect_timeout_ms: float = 10_000.0,
+    ) -> None:
+        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms)
+        self._timeout_ms = timeout_ms
+        self._bounds: dict[tuple[str, int], int] = {}  # a next_offset that has been; one for each partition used
+
+    async def start(self) -> None:
+        await self._cluster.start()
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+    async def __aenter__(self) -> "OffsetAssigner":
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def assign(
+        self,
+        topic: str,
+        partition: int,
+        count: int = 1,
+        *,
+        request_id: bytes | None = None,
+        not_before: int | None = None,
+    ) -> tuple[int, int]:
+        """(base, last): `count` offsets that nobody else gets. WRONG_STORAGE, REQUEST_EXPIRED.
+
+        A later call with the same `request_id` (16 bytes of the caller's own) is answered with the same offsets; with
+        `not_before`, a next_offset from before the first such call, it is refused rather than given others where the
+        cluster has forgotten it."""
+        key, asked_under = (topic, partition), request_id or uuid.uuid4().bytes
+        if key not in self._bounds:
+            self._bounds[key] = await self._next_offset(topic, partition)
+        bound = not_before if not_before is not None else self._bounds[key]
+        is_first = True
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.AssignOffsetsResponse:
+            nonlocal is_first
+            known = not_before if is_first else bound  # at a first attempt the node knows a better one
+            is_first = False
+            request = pb.AssignOffsetsRequest(
+                topic=topic,
+                partition=partition,
+                count=count,
+                request_id=asked_under,
+                not_before=known,
+                timeout_ms=node_ms,
+            )
+            return await node.broker.AssignOffsets(request, timeout=call_s)
+
+        given = await self._cluster.call(run, timeout_ms=self._timeout_ms)
+        if given.last_offset - given.base_offset + 1 != count:
+            raise SmqError(ErrorCode.INTERNAL, f"{count} offsets were asked for, and {given} answered")
+        self._bounds[key] = given.last_offset + 1
+        return given.base_offset, given.last_offset
+
+    async def _next_offset(self, topic: str, partition: int) -> int:
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
+            request = pb.GetPartitionRangeInfoRequest(topic=topic, partition=partition, timeout_ms=node_ms)
+            return (await node.broker.GetPartitionRangeInfo(request, timeout=call_s)).next_offset
+
+        return await self._cluster.call(run, timeout_ms=self._timeout_ms)
+
+    async def advance(self, topic: str, partition: int, offset: int) -> int:
+        """Tells readers that everything below `offset` is there; the mark in force, which never goes back.
+        OFFSET_OUT_OF_RANGE above what has been assigned."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
+            request = pb.AdvanceHighWaterMarkRequest(
+                topic=topic, partition=partition, offset=offset, timeout_ms=node_ms
+            )
+            return (await node.broker.AdvanceHighWaterMark(request, timeout=call_s)).hwm
+
+        return await self._cluster.call(run, timeout_ms=self._timeout_ms)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smq.clients.sync import SyncConsumer as SyncConsumer
     from smq.clients.sync import SyncOffsetAssigner as SyncOffsetAssigner
     from smq.clients.sync import SyncProducer as SyncProducer
+    from smq.clients.tls import Tls as Tls
     from smq.clients.types import ConsumerRecord as ConsumerRecord
     from smq.clients.types import RawBatch as RawBatch
     from smq.raft_state.errors import ErrorCode as ErrorCode
@@ -44,6 +45,7 @@ _HOMES: Final = {
     "SyncConsumer": "smq.clients.sync",
     "SyncOffsetAssigner": "smq.clients.sync",
     "SyncProducer": "smq.clients.sync",
+    "Tls": "smq.clients.tls",
 }
 
 

@@ -12,6 +12,7 @@ from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_start, resolve_starts
+from smq.clients.tls import Tls
 from smq.clients.types import (
     ClusterDescription,
     CommittedOffset,
@@ -38,8 +39,9 @@ class Admin:
         *,
         timeout_ms: float = 30_000.0,
         connect_timeout_ms: float = 10_000.0,
+        tls: Tls | None = None,
     ) -> None:
-        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms)
+        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
         self._timeout_ms = timeout_ms
 
     async def start(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from grpc import aio
 
 from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub
+from smq.clients.tls import Tls
 
 if TYPE_CHECKING:  # these exist for the type checker alone
     from smq.clients.pb.smq_pb2_grpc import AdminAsyncStub, AgentAsyncStub, BrokerAsyncStub
@@ -38,13 +39,17 @@ class NodeStubs:
 class Channels:
     """One channel an address, made on first use. Bounded by the number of nodes of the cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Tls | None = None) -> None:
+        self._credentials = tls.credentials() if tls is not None else None
         self._nodes: dict[str, NodeStubs] = {}
 
     def node(self, address: str) -> NodeStubs:
         found = self._nodes.get(address)
         if found is None:
-            channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if self._credentials is not None:
+                channel = aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+            else:
+                channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             found = self._nodes[address] = NodeStubs(
                 channel=channel, agent=AgentStub(channel), broker=BrokerStub(channel), admin=AdminStub(channel)
             )

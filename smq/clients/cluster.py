@@ -17,6 +17,7 @@ from smq.clients.errors import error_from_rpc
 from smq.clients.metadata import Metadata, parse_bootstrap, view_from_message
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.retry import Backoff, RandomFn, Step, decide_call
+from smq.clients.tls import Tls, tls_from_environment
 from smq.raft_state.errors import ErrorCode, SmqError
 
 T = TypeVar("T")
@@ -44,9 +45,10 @@ class ClusterClient:
         connect_timeout_ms: float = CONNECT_TIMEOUT_MS,
         backoff: Backoff | None = None,
         random_source: RandomFn = random.random,
+        tls: Tls | None = None,
     ) -> None:
         self.metadata = Metadata(parse_bootstrap(bootstrap))
-        self.channels = Channels()
+        self.channels = Channels(tls or tls_from_environment())
         self.backoff = backoff or Backoff()
         self.random = random_source
         self._connect_timeout_ms = connect_timeout_ms

@@ -18,6 +18,7 @@ from smq.clients.fetching import FetchPlanner, FetchSettings, PartitionFetch, Pl
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, StartAt, parse_start, resolve_starts
 from smq.clients.retry import RandomFn
+from smq.clients.tls import Tls
 from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch
@@ -47,6 +48,7 @@ class Consumer:
         request_timeout_ms: float = 30_000.0,
         stall_timeout_ms: float = 60_000.0,
         connect_timeout_ms: float = 10_000.0,
+        tls: Tls | None = None,
         random_source: RandomFn = random.random,
     ) -> None:
         if auto_offset_reset not in ("none", "earliest", "latest"):
@@ -54,7 +56,9 @@ class Consumer:
             raise SmqError(ErrorCode.INVALID_REQUEST, told)
         self._group = group
         self._timeout_ms = request_timeout_ms
-        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source)
+        self._cluster = ClusterClient(
+            bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
+        )
         settings = FetchSettings(
             partition_bytes_max=partition_max_bytes,
             response_bytes_max=fetch_max_bytes,

@@ -22,6 +22,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.publisher import PRODUCER_BACKOFF, Publisher
 from smq.clients.publisher import ProducerStats as ProducerStats
 from smq.clients.retry import RandomFn
+from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import CODECS, Headers
 
@@ -54,6 +55,7 @@ class Producer:
         max_in_flight: int = IN_FLIGHT_MAX,
         buffer_bytes: int = 32 << 20,
         connect_timeout_ms: float = 10_000.0,
+        tls: Tls | None = None,
         random_source: RandomFn = random.random,
     ) -> None:
         idempotent = idempotent and acks != "none"
@@ -61,7 +63,9 @@ class Producer:
         # Without sequences only one batch at a time keeps the order when it has to be sent again.
         in_flight_max = max_in_flight if idempotent or acks == "none" else 1
         self._request_timeout_ms = request_timeout_ms
-        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source)
+        self._cluster = ClusterClient(
+            bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
+        )
         settings = BatchingSettings(
             batch_bytes=batch_bytes,
             linger_ms=linger_ms,

@@ -16,6 +16,7 @@ from typing import Final
 
 import click
 
+from smq.coordinator.certificates import secure_cluster
 from smq.coordinator.cluster_dir import NODES_MAX, Ports, find_nodes, hold_directory, prepare_cluster
 from smq.coordinator.config import ServerConfig, format_address, load_config
 from smq.coordinator.server import Server, run_server
@@ -30,6 +31,9 @@ _PORT_HELP = "of node 1, then +10 a node; 0 takes free ports. Without it: as las
 grpc_port = click.option("--grpc-port", type=int, help="gRPC port " + _PORT_HELP.format(7401))
 http_port = click.option("--http-port", type=int, help="HTTP port " + _PORT_HELP.format(7402))
 kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_HELP.format(9092))
+tls_option = click.option(
+    "--tls", is_flag=True, help="Make certificates under D/tls and use them; a directory that has TLS keeps it."
+)
 ready_file = click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -50,6 +54,7 @@ ready_file = click.option(
 @grpc_port
 @http_port
 @kafka_port
+@tls_option
 @ready_file
 def dev(
     data_dir: Path,
@@ -58,6 +63,7 @@ def dev(
     grpc_port: int | None,
     http_port: int | None,
     kafka_port: int | None,
+    tls: bool,
     ready_file: Path | None,
 ) -> None:
     """Runs one node in the foreground, for development."""
@@ -68,13 +74,15 @@ def dev(
         stack.enter_context(hold_directory(data_dir))
         remove_ready_file(ready_file)
         code = _with_other_ports(
-            lambda is_retry: _dev(data_dir, ports, is_retry, ready_file, logging.INFO if verbose else logging.WARNING)
+            lambda is_retry: _dev(
+                data_dir, ports, is_retry, tls, ready_file, logging.INFO if verbose else logging.WARNING
+            )
         )
     raise SystemExit(code)
 
 
-def _dev(data_dir: Path, ports: Ports, is_retry: bool, ready_file: Path | None, log_level: int) -> int:
-    path = prepare_cluster(data_dir, 1, ports, new_peer_ports=is_retry)[0]
+def _dev(data_dir: Path, ports: Ports, is_retry: bool, tls: bool, ready_file: Path | None, log_level: int) -> int:
+    path = prepare_cluster(data_dir, 1, ports, new_peer_ports=is_retry, secure=secure_cluster if tls else None)[0]
     config = load_config(path)
 
     async def announce(server: Server) -> None:
@@ -84,6 +92,7 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, ready_file: Path | None, 
             f"smq is ready: gRPC {_grpc(config)}, HTTP {_http(config)}, Kafka {_kafka(config)}, data in {data_dir}; "
             "Ctrl-C stops it"
         )
+        _say_tls(config, data_dir)
         write_ready_file(ready_file, [describe_node(config, os.getpid())])
 
     return run_server(config, on_started=announce, log_level=log_level)
@@ -100,6 +109,7 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, ready_file: Path | None, 
 @grpc_port
 @http_port
 @kafka_port
+@tls_option
 @ready_file
 def cluster(
     nodes: int | None,
@@ -107,6 +117,7 @@ def cluster(
     grpc_port: int | None,
     http_port: int | None,
     kafka_port: int | None,
+    tls: bool,
     ready_file: Path | None,
 ) -> None:
     """Runs a cluster of several node processes on this machine, in the foreground."""
@@ -114,16 +125,22 @@ def cluster(
     with hold_directory(data_dir):
         remove_ready_file(ready_file)
         count = nodes or len(find_nodes(data_dir)) or _NODES_DEFAULT
-        code = _with_other_ports(lambda is_retry: asyncio.run(_cluster(data_dir, count, ports, is_retry, ready_file)))
+
+        def start(is_retry: bool) -> int:
+            secure = secure_cluster if tls else None
+            paths = prepare_cluster(data_dir, count, ports, new_peer_ports=is_retry, secure=secure)
+            return asyncio.run(_cluster(paths, data_dir, ready_file))
+
+        code = _with_other_ports(start)
     raise SystemExit(code)
 
 
-async def _cluster(data_dir: Path, count: int, ports: Ports, is_retry: bool, ready_file: Path | None) -> int:
+async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    supervisor = Supervisor(prepare_cluster(data_dir, count, ports, new_peer_ports=is_retry), say)
+    supervisor = Supervisor(config_paths, say)
     stopped = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(supervisor.start())
     await asyncio.wait({stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +154,8 @@ async def _cluster(data_dir: Path, count: int, ports: Ports, is_retry: bool, rea
             f"node {child.config.node_id}: pid {child.pid}, gRPC {_grpc(child.config)}, HTTP {_http(child.config)}, "
             f"Kafka {_kafka(child.config)}, log {child.log_path}"
         )
-    say(f"smq is ready: {count} nodes, data in {data_dir}; Ctrl-C stops them")
+    say(f"smq is ready: {len(config_paths)} nodes, data in {data_dir}; Ctrl-C stops them")
+    _say_tls(supervisor.children[0].config, data_dir)
     write_ready_file(ready_file, [child.describe() for child in supervisor.children])
     dead = asyncio.create_task(supervisor.wait_all_dead())
     await asyncio.wait({stopped, dead}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,6 +210,11 @@ def write_ready_file(path: Path | None, nodes: Sequence[dict[str, object]]) -> N
 def say(line: str) -> None:
     """One line for the operator; stdout is left to data."""
     click.echo(line, err=True)
+
+
+def _say_tls(config: ServerConfig, data_dir: Path) -> None:
+    if config.tls is not None:
+        say(f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates")
 
 
 def _grpc(config: ServerConfig) -> str:

@@ -9,13 +9,14 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from smq.coordinator.config import Address, ServerConfig, load_config, write_config
+from smq.coordinator.config import Address, ServerConfig, TlsConfig, format_address, load_config, write_config
+from smq.coordinator.tls_layout import Identity, client_identity, tls_dir
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
 
@@ -29,6 +30,9 @@ _LOCK_FILE: Final = "cluster.lock"
 _LOCK_CHARS_MAX: Final = 32  # a process id
 # Below the ports of outgoing connections: Linux takes those from 32768 on, gVisor (containers) from 16000.
 _FREE_PORTS: Final = range(10_000, 16_000)
+
+
+Secure: TypeAlias = Callable[[Path, Sequence[ServerConfig]], list[ServerConfig]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +49,13 @@ class Ports:
         return 0 in (self.grpc, self.http, self.kafka)
 
 
-def prepare_cluster(directory: Path, node_count: int, ports: Ports, *, new_peer_ports: bool = False) -> list[Path]:
+def prepare_cluster(
+    directory: Path, node_count: int, ports: Ports, *, new_peer_ports: bool = False, secure: Secure | None = None
+) -> list[Path]:
     """Makes or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError where the
     directory holds another cluster than the one asked for. The ports between nodes are nobody's business: they are
-    chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile."""
+    chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile. `secure` gives TLS to
+    nodes that have none."""
     found = find_nodes(directory)
     configs = [load_config(path) for path in found] if found else _new_cluster(node_count)
     if node_count != len(configs):
@@ -59,10 +66,12 @@ def prepare_cluster(directory: Path, node_count: int, ports: Ports, *, new_peer_
     _check_ports(ports, len(configs))
     configs = _with_kafka(configs, is_free=ports.are_free)
     configs = _with_ports(configs, ports, new_peer_ports)
+    if secure is not None:
+        configs = secure(directory, configs)
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
     for path, config in zip(paths, configs, strict=True):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_config(replace(config, data_dir=Path("data")), path)
+        write_config(replace(config, data_dir=Path("data"), tls=_relative(config.tls, path.parent)), path)
     return paths
 
 
@@ -96,6 +105,25 @@ def find_nodes(directory: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How a client reaches the cluster of a directory: gRPC addresses, and the operator's certificate under TLS."""
+
+    bootstrap: str
+    identity: Identity | None
+
+
+def reach_of(directory: Path) -> Reach:
+    """ConfigError where the directory holds no cluster."""
+    configs = [load_config(path) for path in find_nodes(directory)]
+    if not configs:
+        raise ConfigError(f"{directory} holds no cluster: name the --data-dir of `smq cluster` or `smq dev`")
+    return Reach(
+        bootstrap=",".join(format_address(c.grpc_address) for c in configs),
+        identity=client_identity(tls_dir(directory)) if configs[0].tls is not None else None,
+    )
+
+
 def _node_dir(directory: Path, node_id: NodeId) -> Path:
     return directory / f"node-{node_id}"
 
@@ -117,6 +145,14 @@ def _new_cluster(node_count: int) -> list[ServerConfig]:
         )
         for n in ids
     ]
+
+
+def _relative(tls: TlsConfig | None, home: Path) -> TlsConfig | None:
+    """As its data, so that the directory may be moved as a whole."""
+    if tls is None:
+        return None
+    files = {name: Path(os.path.relpath(getattr(tls, name), home)) for name in ("ca", "certificate", "key")}
+    return replace(tls, **files)
 
 
 def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[ServerConfig]:

@@ -1,8 +1,8 @@
 """node.toml: the settings of one server process, read once at start.
 
 Owns the file's format, its checks and its writer. Unknown keys are refused with the list of known ones; an address
-that is not loopback is refused unless the operator says `insecure`. It must never open a socket or the data
-directory. The composition root and the CLI import it.
+that is not loopback is refused without TLS and client certificates, unless the operator says `insecure`. It must never
+open a socket, a certificate or the data directory. The composition root and the CLI import it.
 """
 
 import dataclasses
@@ -27,6 +27,17 @@ _TUNABLE: Final = {f.name: f.type for f in dataclasses.fields(NodeConfig) if f.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """PEM files: `ca` (one or more certificates that are trusted), this node's `certificate` and its `key`. Between
+    nodes both sides always show one; `client_certificates` says whether clients must, too."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+    client_certificates: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """`peers` names every node with its address for the other nodes; this node listens at its own entry. Ports of
     `grpc_address`, `http_address` and `kafka_address` may be 0: a free one is taken and told to the cluster. Without a
@@ -41,6 +52,7 @@ class ServerConfig:
     kafka_address: Address | None = None
     kafka_auto_create: bool = False  # whether a Kafka client that names an unknown topic creates it
     insecure: bool = False
+    tls: TlsConfig | None = None
     request_bytes_max: int = REQUEST_BYTES_DEFAULT
     tuning: dict[str, int] = field(default_factory=dict)
 
@@ -62,6 +74,7 @@ class ServerConfig:
 
 
 _KEYS: Final = tuple(f.name for f in dataclasses.fields(ServerConfig))
+_TLS_KEYS: Final = tuple(f.name for f in dataclasses.fields(TlsConfig))
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -99,6 +112,7 @@ def parse_config(text: str, *, base_dir: Path, insecure: bool = False) -> Server
         kafka_address=parse_address("kafka_address", raw["kafka_address"]) if "kafka_address" in raw else None,
         kafka_auto_create=_bool("kafka_auto_create", raw.get("kafka_auto_create", False)),
         insecure=_bool("insecure", raw.get("insecure", False)) or insecure,
+        tls=_tls(_table(raw, "tls"), base_dir) if "tls" in raw else None,
         request_bytes_max=_integer("request_bytes_max", raw.get("request_bytes_max", defaults["request_bytes_max"])),
         tuning={k: _integer(f"tuning.{k}", v) for k, v in _table(raw, "tuning").items()},
     )
@@ -125,11 +139,25 @@ def check_config(config: ServerConfig) -> None:
         listens["kafka_address"] = config.kafka_address
     for key, address in listens.items():
         if not config.insecure and not is_loopback(address[0]):
-            raise ConfigError(
-                f"{key} is {format_address(address)}, which is not a loopback address: this version has neither TLS "
-                "nor authentication, so anybody who reaches that port could read and delete everything. Use 127.0.0.1, "
-                "or say insecure = true (--insecure) on a network that you trust"
-            )
+            _refuse_open_door(key, address, config.tls)
+
+
+def _refuse_open_door(key: str, address: Address, tls: TlsConfig | None) -> None:
+    """ConfigError where others reach the address, and nothing keeps strangers out. Between nodes TLS is always mutual;
+    of clients only a certificate tells who they are."""
+    if tls is None:
+        lacks = (
+            "without TLS anybody who reaches that port could read and delete everything. Make certificates (`smq cert "
+        )
+        lacks += "--help`) and name them under [tls]"
+    elif not tls.client_certificates and not key.startswith("peers."):
+        lacks = "TLS without client certificates lets anybody in who reaches that port. Set client_certificates = true"
+    else:
+        return
+    raise ConfigError(
+        f"{key} is {format_address(address)}, which is not a loopback address: {lacks}, use 127.0.0.1, or say "
+        "insecure = true (--insecure) on a network that you trust"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -150,6 +178,15 @@ def dump_config(config: ServerConfig) -> str:
         "[peers]",
         *(f"{peer} = {_quoted(format_address(address))}" for peer, address in sorted(config.peers.items())),
     ]
+    if config.tls is not None:
+        lines += [
+            "",
+            "[tls]",
+            f"ca = {_quoted(str(config.tls.ca))}",
+            f"certificate = {_quoted(str(config.tls.certificate))}",
+            f"key = {_quoted(str(config.tls.key))}",
+            f"client_certificates = {str(config.tls.client_certificates).lower()}",
+        ]
     if config.tuning:
         lines += ["", "[tuning]", *(f"{key} = {value}" for key, value in sorted(config.tuning.items()))]
     return "\n".join(lines) + "\n"
@@ -199,6 +236,18 @@ def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{key} must be a table: [{key}]")
     return value
+
+
+def _tls(table: Mapping[str, Any], base_dir: Path) -> TlsConfig:
+    """Its files may be relative to `base_dir`, as `data_dir`."""
+    _refuse_unknown("settings under [tls]", table, _TLS_KEYS)
+    for key in ("ca", "certificate", "key"):
+        if key not in table:
+            raise ConfigError(f"tls.{key} is missing: name a PEM file")
+    files = {key: base_dir / _string(f"tls.{key}", table[key]) for key in ("ca", "certificate", "key")}
+    return TlsConfig(
+        **files, client_certificates=_bool("tls.client_certificates", table.get("client_certificates", True))
+    )
 
 
 def _string(key: str, value: object) -> str:

@@ -3,14 +3,17 @@
 Owns status codes and bodies. It never changes anything. Only the composition root imports it.
 """
 
+import asyncio
 import os
 import socket
+import ssl
 from collections.abc import Callable
 
 from aiohttp import web
 
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.coordinator.metrics import make_registry, render
+from smq.replication.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.api import NodeApi
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -19,23 +22,44 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class HttpServer:
     """`is_stopping` makes /readyz say no while the node hands over, so that nobody new is sent here."""
 
-    def __init__(self, node: NodeApi, listener: socket.socket, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        node: NodeApi,
+        listener: socket.socket,
+        is_stopping: Callable[[], bool],
+        *,
+        limits: AcceptLimits,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         self._node = node
-        self._listener = listener
         self._is_stopping = is_stopping
-        self._registry = make_registry(node)
+        self.registry = make_registry(node)
         app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self.acceptor = Acceptor(
+            listener,
+            self._make_protocol,
+            loop=asyncio.get_running_loop(),
+            purpose="HTTP",
+            limits=limits,
+            tls=tls,
+        )
 
     async def start(self) -> None:
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listener).start()
+        self.acceptor.start()
 
     async def stop(self) -> None:
+        self.acceptor.close()
         await self._runner.cleanup()
+
+    def _make_protocol(self, ticket: Ticket) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        assert server is not None  # set up before the first connection
+        return _Counted(server(), ticket)
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         """The process runs and its loop turns: that is all an answer can prove."""
@@ -63,4 +87,21 @@ class HttpServer:
         return "the node is joining: it is not registered yet, or is fenced"
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=render(self._registry), headers={"Content-Type": _METRICS_TYPE})
+        return web.Response(body=render(self.registry), headers={"Content-Type": _METRICS_TYPE})
+
+
+class _Counted(asyncio.Protocol):
+    """aiohttp's protocol, and the end of its connection told to the acceptor."""
+
+    def __init__(self, inner: asyncio.Protocol, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._lost = inner.connection_lost
+        self.connection_made = inner.connection_made  # type: ignore[method-assign] # as it is: no call between
+        self.data_received = inner.data_received  # type: ignore[method-assign]
+        self.eof_received = inner.eof_received  # type: ignore[method-assign]
+        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ticket.close()
+        self._lost(exc)

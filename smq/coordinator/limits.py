@@ -12,6 +12,9 @@ REQUEST_BYTES_MAX: Final = 100 * MIB
 
 # One HTTP/2 connection multiplexes a client process: one subscription per partition of a large topic fits.
 GRPC_STREAMS_PER_CONNECTION_MAX: Final = 1024
+GRPC_CONNECTIONS_MAX: Final = 5_000  # a client process needs one to a node; gRPC counts them in total alone
+GRPC_HANDSHAKE_MS: Final = 10_000  # of TLS and HTTP/2 together: who says nothing is dropped
+GRPC_IDLE_MS: Final = 600_000  # without any call; a client that wants another connects again by itself
 GRPC_KEEPALIVE_MS: Final = 10_000  # a dead client's streams end within about half a minute
 GRPC_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 GRPC_CLIENT_PING_INTERVAL_MS_MIN: Final = 5_000  # what a client may ping: below gRPC's default of 5 min, ours use 10 s
@@ -66,4 +69,11 @@ KAFKA_STUCK_S_MAX: Final = 60  # a consumer that is held up this long has been g
 KAFKA_STUCK_FULL_S_MAX: Final = 5  # where such answers have filled the node: others wait for their room
 KAFKA_IDLE_S_MAX: Final = 600  # as Kafka's connections.max.idle.ms
 
+# File descriptors of this process that no client gets: the disk, the listeners, the log, what Python and gRPC hold
+# (some 50), and the sessions of 9 nodes (2 each, old and new) with 64 strangers on their port.
+DESCRIPTORS_RESERVED: Final = 192
+DESCRIPTORS_MIN: Final = 256  # less leaves hardly a client: the node says so instead of starting
+
+HTTP_CONNECTIONS_MAX: Final = 256  # probes, scrapes, a few browsers
+HTTP_CONNECTIONS_PER_ADDRESS_MAX: Final = 64
 HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing posts here

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Final, NoReturn
@@ -21,13 +22,16 @@ import uvloop
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
 from smq.coordinator.config import Address, ServerConfig, format_address
+from smq.coordinator.descriptors import take_descriptors
 from smq.coordinator.grpc_admin import AdminService
 from smq.coordinator.grpc_agent import AgentService
 from smq.coordinator.grpc_broker import BrokerService
 from smq.coordinator.http import HttpServer
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.logs import configure_logs
+from smq.coordinator.tls import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
+from smq.replication.acceptor import AcceptLimits
 from smq.replication.asyncio_runtime import AsyncioClock, SystemRng
 from smq.replication.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk
 from smq.replication.identity import StartRefused
@@ -41,6 +45,8 @@ _GRPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
     ("grpc.max_concurrent_streams", limits.GRPC_STREAMS_PER_CONNECTION_MAX),
+    ("grpc.server_handshake_timeout_ms", limits.GRPC_HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", limits.GRPC_IDLE_MS),
     ("grpc.keepalive_time_ms", limits.GRPC_KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", limits.GRPC_KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", limits.GRPC_CLIENT_PING_INTERVAL_MS_MIN),
@@ -71,12 +77,15 @@ class Server:
 
     async def _start(self, clock: AsyncioClock) -> None:
         config = self._config
+        connections = take_descriptors()
+        self._tls = load_tls(config.tls, cluster_id=config.cluster_id, node_id=config.node_id)
         peer_listener = _listener("other nodes", config.peers[config.node_id])
         http_listener = _listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
         kafka_listener = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
         self.kafka_address = _bound(config.kafka_address, kafka_listener)
-        self._grpc = grpc.aio.server(options=_GRPC_OPTIONS)
+        options = (*_GRPC_OPTIONS, ("grpc.max_allowed_incoming_connections", connections.grpc))
+        self._grpc = grpc.aio.server(options=options)
         self.grpc_address: Address = (config.grpc_address[0], self._bind_grpc())
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),
@@ -84,6 +93,7 @@ class Server:
             cluster_id=config.cluster_id,
             peers=config.peers,
             listener=peer_listener,
+            tls=self._tls,
             on_error=die,
         )
         node_config = config.node_config(
@@ -94,8 +104,11 @@ class Server:
         except ValueError as e:
             raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
         self._add_services()
-        self._http = HttpServer(self.node, http_listener, lambda: self._is_stopping)
-        self._kafka = self._kafka_server(kafka_listener)
+        context = self._tls.clients if self._tls is not None else None
+        self._http = HttpServer(
+            self.node, http_listener, lambda: self._is_stopping, limits=connections.http_limits, tls=context
+        )
+        self._kafka = self._kafka_server(kafka_listener, connections.kafka_limits, context)
         try:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
@@ -104,11 +117,14 @@ class Server:
         await self._http.start()
         if self._kafka is not None:
             await self._kafka.start()
+        if self._tls is not None:
+            self._tls.start()
         log.info(
             "serving",
             grpc=format_address(self.grpc_address),
             http=format_address(self.http_address),
             kafka=format_address(self.kafka_address) if self.kafka_address is not None else "",
+            tls=self._tls is not None,
             data_dir=str(config.data_dir),
             pid=os.getpid(),
         )
@@ -116,6 +132,8 @@ class Server:
     def _bind_grpc(self) -> int:
         address = format_address(self._config.grpc_address)
         try:
+            if self._tls is not None:
+                return self._grpc.add_secure_port(address, self._tls.grpc_credentials())
             return self._grpc.add_insecure_port(address)
         except RuntimeError as e:
             raise _port_taken("gRPC", address, "it is in use, or is not an address of this machine") from e
@@ -127,7 +145,9 @@ class Server:
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
         smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node), self._grpc)
 
-    def _kafka_server(self, listener: socket.socket | None) -> KafkaServer | None:
+    def _kafka_server(
+        self, listener: socket.socket | None, accept: AcceptLimits, tls: Callable[[], ssl.SSLContext] | None
+    ) -> KafkaServer | None:
         if listener is None:
             return None
         return KafkaServer(
@@ -136,7 +156,14 @@ class Server:
             auto_create=self._config.kafka_auto_create,
             request_bytes_max=self._config.request_bytes_max,
             response_bytes_max=self._config.request_bytes_max,
+            limits=accept,
+            tls=tls,
         )
+
+    def reload(self) -> None:
+        """Reads the certificates again, as their change would do a little later."""
+        if self._tls is not None:
+            self._tls.reload()
 
     async def stop(self) -> None:
         """Hands leaderships over, ends the streams with typed errors, then closes everything. Once."""
@@ -156,6 +183,8 @@ class Server:
         if self._kafka is not None:
             await self._kafka.stop()
         await self._http.stop()
+        if self._tls is not None:
+            self._tls.stop()
         self._disk.close()
         log.info("stopped")
 
@@ -182,6 +211,8 @@ def run_server(
 ) -> int:
     """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code."""
     configure_logs(config.node_id, log_level)
+    # gRPC writes a line for every handshake that fails: strangers could fill the disk with them.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # With Python's 5 ms a busy loop would hold up the disk's writer thread (see disk_lmdb).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -206,6 +237,7 @@ async def _run(
         loop.add_reader(sys.stdin.fileno(), stop.set)
     server = Server(config)
     await server.start()
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
     # What has been built lives as long as the process: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()

@@ -16,6 +16,7 @@ from typing import IO, Final
 import aiohttp
 
 from smq.coordinator.config import ServerConfig, format_address, load_config
+from smq.coordinator.tls import client_context
 from smq.coordinator.user_errors import EXIT_PORT_TAKEN, PortTaken, StartError
 
 READY_POLL_S: Final = 0.05
@@ -166,9 +167,11 @@ def _start_failure(child: Child) -> StartError:
 
 async def _is_ready(session: aiohttp.ClientSession, child: Child) -> bool:
     """Whether this very process says so: another may hold its port, while it is about to find that out."""
-    url = f"http://{format_address(child.config.http_address)}/readyz"
+    tls = child.config.tls
+    url = f"{'http' if tls is None else 'https'}://{format_address(child.config.http_address)}/readyz"
     try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as response:
+        context = client_context(tls) if tls is not None else True
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=2), ssl=context) as response:
             return response.status == 200 and (await response.json())["pid"] == child.pid
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError):
         return False

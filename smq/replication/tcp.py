@@ -2,7 +2,8 @@
 
 Owns listening, dialling, who may speak, and when a session is dead. It never looks into a message. Of two nodes
 the one with the lower id dials, so that there is one connection per pair and channel and no race between two.
-Only the composition root imports it. Plain TCP: the address it binds is loopback unless the operator insists.
+Under TLS both sides show a certificate, and a node may speak only as the one that its certificate names. Only the
+composition root imports it.
 """
 
 import asyncio
@@ -17,9 +18,11 @@ from typing import Final
 import structlog
 
 from smq.raft_state.ids import NodeId
+from smq.replication.acceptor import AcceptLimits, Acceptor
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.tcp_connection import Connection
 from smq.replication.tcp_frames import FrameError, FrameKind, Hello, decode_hello, encode_hello
+from smq.replication.tls import PeerContexts, node_uri
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +39,7 @@ class TcpSettings:
     replication windows allow: only a peer that has stopped reading gets there."""
 
     connect_timeout_ms: int = 1_000
+    tls_connect_timeout_ms: int = 3_000  # the handshake included, on a machine that is busy
     hello_timeout_ms: int = 2_000
     redial_min_ms: int = 20
     redial_max_ms: int = 500
@@ -73,6 +77,7 @@ class TcpNetwork:
         peers: Mapping[NodeId, tuple[str, int]],
         listener: socket.socket | None = None,
         settings: TcpSettings | None = None,
+        tls: PeerContexts | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         """`listener` is bound to this node's address in `peers` where it is not given. `on_error` takes what the
@@ -83,14 +88,22 @@ class TcpNetwork:
         self._peers = {peer: address for peer, address in peers.items() if peer != node_id}
         self._listener = listener or bind_listener(*peers[node_id])
         self._settings = settings or TcpSettings()
+        self._tls = tls
         self._on_error = on_error
         self._process = secrets.token_bytes(16)
         self._serial = 0
         self._handler: NetworkHandler | None = None
         self._sessions: dict[Key, Connection] = {}
-        self._pending: set[Connection] = set()  # connected, and not yet known
+        self._pending: dict[Connection, None] = {}  # connected, and not yet known; oldest first
         self._tasks: list[asyncio.Task[None]] = []
-        self._server: asyncio.AbstractServer | None = None
+        self._acceptor = Acceptor(
+            self._listener,
+            lambda ticket: Connection(self, dialled=None, serial=0, ticket=ticket),
+            loop=loop,
+            purpose="nodes",
+            limits=self._accept_limits(),
+            tls=(lambda: tls.listening) if tls is not None else None,
+        )
         self._sweeper: asyncio.TimerHandle | None = None
         self._swept_s = 0.0
 
@@ -102,7 +115,7 @@ class TcpNetwork:
     # -------------------------------------------------------------------------------------------------- port
     def start(self, handler: NetworkHandler) -> None:
         self._handler = handler
-        self._tasks.append(self._loop.create_task(self._listen()))
+        self._acceptor.start()
         for peer in self._peers:
             if self._node_id < peer:
                 self._tasks.extend(self._loop.create_task(self._keep_dialling(peer, c)) for c in Channel)
@@ -136,16 +149,19 @@ class TcpNetwork:
             task.cancel()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._server is not None:
-            self._server.close()
-        self._listener.close()
+        self._acceptor.close()
         for connection in [*self._pending, *self._sessions.values()]:
             connection.abort()
 
     # --------------------------------------------------------------------------------------------- connecting
-    async def _listen(self) -> None:
-        self._server = await self._loop.create_server(
-            lambda: Connection(self, dialled=None, serial=0), sock=self._listener
+    def _accept_limits(self) -> AcceptLimits:
+        """Strangers have places of their own beside those of the peers' sessions, old and new: they cannot take all."""
+        places = self._settings.pending_connections_max + 2 * len(Channel) * len(self._peers)
+        return AcceptLimits(
+            connections_max=2 * places,
+            per_address_max=2 * places,
+            handshakes_max=self._settings.pending_connections_max,
+            handshake_timeout_s=self._settings.hello_timeout_ms / 1000,
         )
 
     async def _keep_dialling(self, peer: NodeId, channel: Channel) -> None:
@@ -167,22 +183,45 @@ class TcpNetwork:
         host, port = self._peers[peer]
         self._serial += 1
         connection = Connection(self, dialled=(peer, channel), serial=self._serial)
+        timeout_ms = self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
+        context = self._tls.dialling if self._tls is not None else None
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
-                await self._loop.create_connection(lambda: connection, host, port)
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._loop.create_connection(lambda: connection, host, port, ssl=context)
         except (OSError, TimeoutError) as e:
             return 0.0, str(e) or "timed out"
         await connection.closed
         return (self._loop.time() - connection.born_s, "") if connection.key else (0.0, "closed during the hello")
 
+    def _check_name(self, connection: Connection, peer: NodeId) -> None:
+        """FrameError where the certificate does not say that this is `peer`."""
+        name = node_uri(self._cluster_id, peer)
+        if self._tls is not None and name not in connection.uris:
+            said = ", ".join(connection.uris) or "no node"
+            raise FrameError(f"the certificate names {said}, and a peer that speaks as node {peer} must be {name}")
+
     # ------------------------------------------------------------------------------------- owner of connections
     def on_connected(self, connection: Connection) -> None:
-        if self._handler is None or len(self._pending) >= self._settings.pending_connections_max:
+        if self._handler is None:
             connection.abort()
             return
-        self._pending.add(connection)
+        if connection.dialled is None:
+            self._make_room()
+        self._pending[connection] = None
         if connection.dialled is not None:
+            try:
+                self._check_name(connection, connection.dialled[0])
+            except FrameError as e:
+                self._drop(connection, str(e))
+                return
             self._say_hello(connection, *connection.dialled, connection.serial)
+
+    def _make_room(self) -> None:
+        """The stranger that has been silent longest goes: a peer says its hello at once, and is never refused."""
+        strangers = [c for c in self._pending if c.dialled is None]
+        if len(strangers) >= self._settings.pending_connections_max:
+            self._drop(strangers[0], "no hello yet, and others want its place")
+            self._pending.pop(strangers[0])
 
     def on_frame(self, connection: Connection, kind: FrameKind, payload: memoryview) -> None:
         if connection.key is not None:
@@ -199,7 +238,7 @@ class TcpNetwork:
         self._drop(connection, reason)
 
     def on_lost(self, connection: Connection) -> None:
-        self._pending.discard(connection)
+        self._pending.pop(connection, None)
         self._retire(connection)
 
     # ------------------------------------------------------------------------------------------------ sessions
@@ -225,7 +264,7 @@ class TcpNetwork:
             log.info("session_replaced", peer=hello.sender, channel=hello.channel.name)
             self._retire(older)
             older.abort()
-        self._pending.discard(connection)
+        self._pending.pop(connection, None)
         if connection.dialled is None:
             self._say_hello(connection, hello.sender, hello.channel, hello.serial)
         connection.process, connection.serial, connection.key = hello.process, hello.serial, key
@@ -243,6 +282,7 @@ class TcpNetwork:
             raise FrameError(f"the peer looks for node {hello.receiver}, this is node {self._node_id}")
         if hello.sender not in self._peers:
             raise FrameError(f"node {hello.sender} is not among this node's peers")
+        self._check_name(connection, hello.sender)
         if connection.dialled is None:
             if hello.sender > self._node_id:
                 raise FrameError(f"node {hello.sender} must not dial: the lower id does")

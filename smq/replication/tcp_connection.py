@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
 from smq.raft_state.ids import NodeId
+from smq.replication.acceptor import Ticket
 from smq.replication.ports import Buffer, Channel
 from smq.replication.tcp_frames import HEADER, FrameError, FrameKind, FrameReader
+from smq.replication.tls import uris_of
 
 _JOIN_BYTES_MAX: Final = 16 << 10  # below it one copy is cheaper than one more entry of writev
 
@@ -29,8 +31,17 @@ class ConnectionOwner(Protocol):
 class Connection(asyncio.Protocol):
     """`key` is set once the peer is known. After `abort` nothing is delivered any more."""
 
-    def __init__(self, owner: ConnectionOwner, *, dialled: tuple[NodeId, Channel] | None, serial: int) -> None:
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        *,
+        dialled: tuple[NodeId, Channel] | None,
+        serial: int,
+        ticket: Ticket | None = None,
+    ) -> None:
+        """`ticket` of the acceptor, for a connection that was not dialled."""
         self._owner = owner
+        self._ticket = ticket
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
@@ -47,6 +58,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.is_alive = True
+        self.born_s = self.heard_s = self.spoke_s = self._loop.time()  # a TLS handshake has its own time
         self._owner.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +74,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_alive = False
+        if self._ticket is not None:
+            self._ticket.close()
         self._owner.on_lost(self)
         if not self.closed.done():
             self.closed.set_result(None)
@@ -91,6 +105,12 @@ class Connection(asyncio.Protocol):
     def remote(self) -> str:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         return f"{peer[0]}:{peer[1]}" if peer else "unknown"
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Those of the peer's certificate; none where the connection is not under TLS."""
+        tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        return uris_of(tls.getpeercert()) if tls is not None else ()
 
     def abort(self) -> None:
         """Drops the connection, unsent bytes and all; `on_lost` follows in a callback of its own."""

@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         *,
         inflight: InflightBytes,
         request_bytes_max: int,
-        on_open: Callable[["Connection"], bool],
+        on_open: Callable[["Connection"], None],
         on_close: Callable[["Connection"], None],
     ) -> None:
         self._gateway = gateway
@@ -83,13 +83,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the base
         peer = self._transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if peer else "?"
-        if not self._on_open(self):
-            self._transport.abort()
-
-    @property
-    def address(self) -> str:
-        """The peer's, without its port."""
-        return self._peer.rpartition(":")[0]
+        self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -1,24 +1,21 @@
-"""The Kafka port of a node: accepts connections, bounds their number, sweeps the dead ones.
+"""The Kafka port of a node: makes a connection of what the acceptor lets in, and sweeps the dead ones.
 
-Owns the listening socket and the set of connections. Only the composition root imports it.
+Owns the set of connections. Only the composition root imports it.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections import Counter
+import ssl
+from collections.abc import Callable
 from typing import Final
-
-import structlog
 
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.limits import KAFKA_CONNECTIONS_MAX, KAFKA_CONNECTIONS_PER_ADDRESS_MAX
+from smq.replication.acceptor import Acceptor, AcceptLimits, Ticket
 from smq.replication.api import NodeApi
-
-log = structlog.get_logger(__name__)
 
 _SWEEP_S: Final = 1.0  # how late a dead connection may be found
 
@@ -34,6 +31,8 @@ class KafkaServer:
         auto_create: bool,
         request_bytes_max: int,
         response_bytes_max: int,
+        limits: AcceptLimits,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._inflight = InflightBytes()
         self._gateway = Gateway(
@@ -42,16 +41,20 @@ class KafkaServer:
             response_bytes_max=response_bytes_max,
             inflight=self._inflight,
         )
-        self._listener = listener
         self._request_bytes_max = request_bytes_max
         self._connections: set[Connection] = set()
-        self._per_address: Counter[str] = Counter()
-        self._server: asyncio.Server | None = None
+        self.acceptor = Acceptor(
+            listener,
+            self._new_connection,
+            loop=asyncio.get_running_loop(),
+            purpose="Kafka",
+            limits=limits,
+            tls=tls,
+        )
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._new_connection, sock=self._listener)
+        self.acceptor.start()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def stop(self) -> None:
@@ -59,38 +62,22 @@ class KafkaServer:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
-        if self._server is not None:
-            self._server.close()
+        self.acceptor.close()
         for connection in list(self._connections):
             connection.close()
 
-    def _new_connection(self) -> Connection:
+    def _new_connection(self, ticket: Ticket) -> Connection:
+        def on_close(connection: Connection) -> None:
+            self._connections.discard(connection)
+            ticket.close()
+
         return Connection(
             self._gateway,
             inflight=self._inflight,
             request_bytes_max=self._request_bytes_max,
-            on_open=self._on_open,
-            on_close=self._on_close,
+            on_open=self._connections.add,  # once a TLS handshake is over, not before
+            on_close=on_close,
         )
-
-    def _on_open(self, connection: Connection) -> bool:
-        """False where there are too many already."""
-        address = connection.address
-        is_full = len(self._connections) >= KAFKA_CONNECTIONS_MAX
-        if is_full or self._per_address[address] >= KAFKA_CONNECTIONS_PER_ADDRESS_MAX:
-            log.warning("kafka_connection_refused", address=address, connections=len(self._connections))
-            return False
-        self._connections.add(connection)
-        self._per_address[address] += 1
-        return True
-
-    def _on_close(self, connection: Connection) -> None:
-        if connection not in self._connections:
-            return  # it was refused
-        self._connections.remove(connection)
-        self._per_address[connection.address] -= 1
-        if not self._per_address[connection.address]:
-            del self._per_address[connection.address]
 
     async def _sweep_for_ever(self) -> None:
         loop = asyncio.get_running_loop()

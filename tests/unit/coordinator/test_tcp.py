@@ -374,19 +374,21 @@ def test_a_connection_that_says_nothing_is_closed() -> None:
     with_pair(body, settings=TcpSettings(hello_timeout_ms=20, idle_ping_ms=10, redial_min_ms=1))
 
 
-def test_connections_without_a_hello_are_bounded() -> None:
+def test_of_connections_without_a_hello_the_oldest_goes_when_there_is_one_too_many() -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
-        silent = [await _connect(pair) for _ in range(2)]
-        third, _ = await _connect(pair)
+        first, _second, _third = [await _connect(pair) for _ in range(3)]
         async with asyncio.timeout(PATIENCE_S):
             try:
-                assert await third.read() == b""
+                assert await first[0].read() == b""
             except ConnectionResetError:
                 pass  # dropped before it was read: as good
-        assert len(silent) == 2
+        reader, writer = await _connect(pair)
+        writer.write(_hello(process=b"z" * 16))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read(1), "who says hello is answered, however many strangers are silent"
 
-    with_pair(body, settings=TcpSettings(pending_connections_max=2, redial_min_ms=1))
+    with_pair(body, settings=TcpSettings(pending_connections_max=2, redial_min_ms=1, hello_timeout_ms=60_000))
 
 
 # ------------------------------------------------------------------------------------------- keepalive, backlog

@@ -86,7 +86,7 @@ class Rig:
             gateway,
             inflight=inflight,
             request_bytes_max=8 * MIB,
-            on_open=lambda _: True,
+            on_open=lambda _: None,
             on_close=lambda _: None,
         )
         self.connection.connection_made(cast(Any, self.wire))

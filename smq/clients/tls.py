@@ -1,0 +1,57 @@
+"""TLS as a client sees it: whom it trusts, and who it is.
+
+Owns the three files, where they are named in the environment, and gRPC's credentials of them. The files are read when
+a client is made, so one that is made later has renewed ones. Users, every client and the Spark connector
+import it.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from smq.raft_state.errors import ErrorCode, SmqError
+
+CA_VARIABLE: Final = "SMQ_TLS_CA"
+CERTIFICATE_VARIABLE: Final = "SMQ_TLS_CERTIFICATE"
+KEY_VARIABLE: Final = "SMQ_TLS_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files: `ca` signs the nodes' certificates; `certificate` and `key` are the client's own, where nodes ask for
+    one (they do unless told otherwise). INVALID_REQUEST where only one of the two is given."""
+
+    ca: str | Path
+    certificate: str | Path | None = None
+    key: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise SmqError(ErrorCode.INVALID_REQUEST, "TLS: a client's certificate and its key are given together")
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """INVALID_REQUEST where a file cannot be read."""
+        certificate = _read(self.certificate) if self.certificate is not None else None
+        key = _read(self.key) if self.key is not None else None
+        made: grpc.ChannelCredentials = grpc.ssl_channel_credentials(_read(self.ca), key, certificate)
+        return made
+
+
+def tls_from_environment() -> Tls | None:
+    """What SMQ_TLS_CA, SMQ_TLS_CERTIFICATE and SMQ_TLS_KEY name: for clients that are told nothing else, as programs
+    of PostgreSQL take PGSSLROOTCERT. None without SMQ_TLS_CA."""
+    ca = os.environ.get(CA_VARIABLE)
+    if not ca:
+        return None
+    certificate, key = os.environ.get(CERTIFICATE_VARIABLE), os.environ.get(KEY_VARIABLE)
+    return Tls(ca=ca, certificate=certificate or None, key=key or None)
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as e:
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"TLS: cannot read {path}: {e.strerror or e}") from e

@@ -1,0 +1,76 @@
+"""How many connections each port may have, by the file descriptors that this process may open.
+
+Owns the division: the disk and the other nodes first, clients share the rest. A node whose clients have taken every
+descriptor could not open its journal or answer a peer, and its cluster would lose it to its clients. The composition
+root imports it.
+"""
+
+import resource
+from dataclasses import dataclass
+
+import structlog
+
+from smq.coordinator import limits
+from smq.coordinator.user_errors import StartError
+from smq.replication.acceptor import AcceptLimits
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """Of clients, at most, by port. `descriptor_max` is the first number of a descriptor that is not theirs."""
+
+    grpc: int
+    kafka: int
+    http: int
+    descriptor_max: int
+
+    @property
+    def kafka_limits(self) -> AcceptLimits:
+        per_address = min(limits.KAFKA_CONNECTIONS_PER_ADDRESS_MAX, self.kafka)
+        return AcceptLimits(connections_max=self.kafka, per_address_max=per_address, descriptor_max=self.descriptor_max)
+
+    @property
+    def http_limits(self) -> AcceptLimits:
+        per_address = min(limits.HTTP_CONNECTIONS_PER_ADDRESS_MAX, self.http)
+        return AcceptLimits(connections_max=self.http, per_address_max=per_address, descriptor_max=self.descriptor_max)
+
+
+def divide(descriptors: int) -> Connections:
+    """StartError where there are too few. Where all the caps do not fit, each is cut by the same part."""
+    if descriptors < limits.DESCRIPTORS_MIN:
+        raise StartError(
+            f"this process may open {descriptors} files only, and a node needs {limits.DESCRIPTORS_MIN} and one for "
+            "each connection of a client: raise the limit (ulimit -n, LimitNOFILE= of systemd)"
+        )
+    rest = descriptors - limits.DESCRIPTORS_RESERVED
+    caps = (limits.GRPC_CONNECTIONS_MAX, limits.KAFKA_CONNECTIONS_MAX, limits.HTTP_CONNECTIONS_MAX)
+    scale = min(1.0, rest / sum(caps))
+    grpc, kafka, http = (max(1, int(cap * scale)) for cap in caps)
+    return Connections(grpc=grpc, kafka=kafka, http=http, descriptor_max=rest)
+
+
+def take_descriptors() -> Connections:
+    """Raises this process's limit as far as it may, and divides it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _wanted()
+    if soft < wanted:
+        soft = min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    connections = divide(soft)
+    if soft < wanted:
+        log.warning(
+            "few_file_descriptors",
+            limit=soft,
+            wanted=wanted,
+            grpc_connections_max=connections.grpc,
+            kafka_connections_max=connections.kafka,
+            advice="raise the hard limit of open files (ulimit -Hn, LimitNOFILE= of systemd) for more connections",
+        )
+    return connections
+
+
+def _wanted() -> int:
+    caps = limits.GRPC_CONNECTIONS_MAX + limits.KAFKA_CONNECTIONS_MAX + limits.HTTP_CONNECTIONS_MAX
+    return caps + limits.DESCRIPTORS_RESERVED

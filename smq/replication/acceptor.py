@@ -1,0 +1,219 @@
+"""One listening socket: who is let in, how many at a time, and how long a TLS handshake may take.
+
+Owns the accepting of connections, their number in total and by address, and the handshakes under way. It never reads
+a byte of what is said afterwards, and never waits for anybody: a stranger that does not finish its handshake is
+dropped in time, and sooner where others want its place. TCP between nodes, the Kafka port and HTTP accept by it.
+"""
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_ACCEPTS_PER_WAKE: Final = 64  # then the loop's other work has its turn
+_PAUSE_S: Final = 0.1  # after the system had no descriptor or memory for us: it may have some soon
+_LOG_INTERVAL_S: Final = 1.0  # refusals beyond one a second are counted, and told with the next
+# Of accept(2): this one connection is gone, or the system has nothing left. Neither ends the listener.
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptLimits:
+    """`descriptor_max`: a socket that gets this number or a higher one is refused. The kernel gives the lowest free
+    number, so as many descriptors are in use, and what is left belongs to the other nodes and the disk."""
+
+    connections_max: int
+    per_address_max: int
+    descriptor_max: int | None = None
+    handshakes_max: int = 256  # some 50 KB each, and a millisecond of CPU: more at a time only take longer each
+    handshake_patient_s: float = 1.0  # one that takes longer loses its place where others want it
+    handshake_timeout_s: float = 5.0  # several round trips around the world
+
+
+@dataclass(slots=True)
+class AcceptCounts:
+    """For metrics."""
+
+    refused: int = 0
+    handshakes_failed: int = 0
+
+
+class Ticket:
+    """The place of one connection. Whoever serves it calls `close` when it ends."""
+
+    __slots__ = ("_acceptor", "address")
+
+    def __init__(self, acceptor: "Acceptor", address: str) -> None:
+        self._acceptor: Acceptor | None = acceptor
+        self.address = address
+
+    def close(self) -> None:
+        """Gives the place back; once, however often it is called."""
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            acceptor._leave(self.address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opening:
+    """A connection that is let in, and not yet with its protocol: a TLS handshake, or one turn of the loop."""
+
+    sock: socket.socket
+    ticket: Ticket
+    since_s: float
+
+
+class Acceptor:
+    """All of it runs on the loop given. `make_protocol` is called for each connection that is let in; its protocol
+    must close the ticket when the connection is lost. `tls` gives the context of the next handshake."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[Ticket], asyncio.BaseProtocol],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        purpose: str,
+        limits: AcceptLimits,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._loop = loop
+        self._purpose = purpose
+        self._limits = limits
+        self._tls = tls
+        self._per_address: Counter[str] = Counter()
+        self._opening: dict[asyncio.Task[None], _Opening] = {}  # oldest first
+        self._pause: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._told_s = -_LOG_INTERVAL_S
+        self._untold = 0
+        self.open = 0
+        self.counts = AcceptCounts()
+
+    def start(self) -> None:
+        self._loop.add_reader(self._listener.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        """Nobody is let in any more, and unfinished handshakes end. Connections that are open are their owner's."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        for task in self._opening:
+            task.cancel()
+
+    # -------------------------------------------------------------------------------------------- accepting
+    def _on_readable(self) -> None:
+        for _ in range(_ACCEPTS_PER_WAKE):
+            if len(self._opening) >= self._limits.handshakes_max:
+                self._evict()
+                self._rest()  # until one has ended
+                return
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as e:
+                if e.errno not in _EXHAUSTED:
+                    continue  # that one went away while it waited
+                log.error("accept_failed", purpose=self._purpose, error=str(e), connections=self.open)
+                self._rest()
+                return
+            self._admit(sock, str(address[0]))
+
+    def _rest(self) -> None:
+        """The waiting connection keeps the listener readable: without a pause the loop would spin."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._pause = self._loop.call_later(_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._pause is not None and not self._is_closed:
+            self._pause.cancel()
+            self._pause = None
+            self.start()
+
+    def _admit(self, sock: socket.socket, address: str) -> None:
+        reason = self._refusal(sock, address)
+        if reason:
+            sock.close()
+            self.counts.refused += 1
+            self._tell("connection_refused", address, reason)
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.open += 1
+        self._per_address[address] += 1
+        opening = _Opening(sock=sock, ticket=Ticket(self, address), since_s=self._loop.time())
+        task = self._loop.create_task(self._open(opening))
+        self._opening[task] = opening
+        task.add_done_callback(self._opened)
+
+    def _refusal(self, sock: socket.socket, address: str) -> str:
+        limits = self._limits
+        if self.open >= limits.connections_max:
+            return f"{self.open} connections are open, which is the limit"
+        if self._per_address[address] >= limits.per_address_max:
+            return f"{self._per_address[address]} connections of this address are open, which is the limit"
+        if limits.descriptor_max is not None and sock.fileno() >= limits.descriptor_max:
+            return (
+                f"all but the last file descriptors are in use, and those are kept for the other nodes and the disk: "
+                f"raise the limit of open files (ulimit -n, LimitNOFILE=) above {limits.descriptor_max}"
+            )
+        return ""
+
+    def _leave(self, address: str) -> None:
+        self.open -= 1
+        self._per_address[address] -= 1
+        if not self._per_address[address]:
+            del self._per_address[address]
+
+    # ------------------------------------------------------------------------------------------- handshakes
+    async def _open(self, opening: _Opening) -> None:
+        context = self._tls() if self._tls is not None else None
+        await self._loop.connect_accepted_socket(
+            lambda: self._make_protocol(opening.ticket),
+            opening.sock,
+            ssl=context,
+            ssl_handshake_timeout=self._limits.handshake_timeout_s if context is not None else None,
+        )
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        """In place of a `finally` in the task: one that is cancelled before it begins runs none."""
+        opening = self._opening.pop(task)
+        error = "others wanted its place" if task.cancelled() else task.exception()
+        if error is not None:
+            opening.ticket.close()
+            opening.sock.close()
+            self.counts.handshakes_failed += 1
+            if not self._is_closed:
+                self._tell("handshake_failed", opening.ticket.address, str(error) or repr(error))
+        self._resume()
+
+    def _evict(self) -> None:
+        """Ends the oldest handshake, if it is old enough, of the address that has most: who floods us loses its own."""
+        busiest = Counter(o.ticket.address for o in self._opening.values()).most_common(1)[0][0]
+        task, oldest = next((t, o) for t, o in self._opening.items() if o.ticket.address == busiest)
+        if self._loop.time() - oldest.since_s >= self._limits.handshake_patient_s:
+            task.cancel()
+
+    def _tell(self, event: str, address: str, reason: str) -> None:
+        """At most once a second: strangers shall not fill the log."""
+        now = self._loop.time()
+        if now - self._told_s < _LOG_INTERVAL_S:
+            self._untold += 1
+            return
+        log.warning(event, purpose=self._purpose, address=address, reason=reason, not_told=self._untold)
+        self._told_s, self._untold = now, 0

@@ -112,6 +112,7 @@ class NodeStatus:
     commit_index: int
     digest: str
     replicas: tuple[ReplicaStatus, ...]
+    certificate_ends_ms: int | None = None  # Unix time; None where the node has no TLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +222,7 @@ def node_status_from_message(m: pb.NodeStatusResponse) -> NodeStatus:
         commit_index=m.commit_index,
         digest=m.digest,
         replicas=replicas,
+        certificate_ends_ms=m.certificate_ends_ms if m.HasField("certificate_ends_ms") else None,
     )
 
 

@@ -6,6 +6,7 @@ Owns what these commands print. Whatever they do goes through smq.clients. `cli`
 import asyncio
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Final
 
 import click
@@ -30,6 +31,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ring_range
 
 _STATUS_TIMEOUT_MS: Final = 2_000.0  # a node that hangs is shown as such, soon
+_CERTIFICATE_DAYS_FEW: Final = 14
 
 
 def register(group: click.Group) -> None:
@@ -215,6 +217,7 @@ def status(as_json: bool, bootstrap: str) -> None:
         _status_table(cluster, nodes)
         partitions = sum(len(t.partitions) for t in cluster.topics)
         click.echo(f"{len(cluster.topics)} topics, {partitions} partitions, {len(headless)} without a leader")
+        _certificates(nodes)
         for name in headless[:10]:
             click.echo(f"  no leader: {name} (no replica that holds all committed records is up)")
     if not is_well:
@@ -245,6 +248,20 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
             state += ", fenced"
         table.add_row(str(described.node), state, described.grpc_address, described.http_address, *cells)
     _print(table)
+
+
+def _certificates(nodes: list[NodeStatus | SmqError]) -> None:
+    """When those of the nodes end, the first to end first; nothing without TLS."""
+    ends = sorted(
+        (n.certificate_ends_ms, n.node)
+        for n in nodes
+        if isinstance(n, NodeStatus) and n.certificate_ends_ms is not None
+    )
+    for end_ms, node in ends:
+        end = datetime.fromtimestamp(end_ms / 1000, UTC)
+        left = (end - datetime.now(UTC)).days
+        hint = "; renew it now" if left < _CERTIFICATE_DAYS_FEW else ""
+        click.echo(f"TLS certificate of node {node} ends {end:%Y-%m-%d %H:%M} UTC, in {left} days{hint}")
 
 
 def _status_json(

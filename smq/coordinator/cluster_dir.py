@@ -151,8 +151,8 @@ def _relative(tls: TlsConfig | None, home: Path) -> TlsConfig | None:
     """As its data, so that the directory may be moved as a whole."""
     if tls is None:
         return None
-    files = {name: Path(os.path.relpath(getattr(tls, name), home)) for name in ("ca", "certificate", "key")}
-    return replace(tls, **files)
+    ca, certificate, key = (Path(os.path.relpath(path, home)) for path in (tls.ca, tls.certificate, tls.key))
+    return replace(tls, ca=ca, certificate=certificate, key=key)
 
 
 def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[ServerConfig]:

@@ -14,6 +14,7 @@ from smq.coordinator.calls import NodeCalls
 from smq.coordinator.grpc_service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import PARTITION_COUNT_MAX
 from smq.coordinator.lookup import find_partition, find_topic
+from smq.coordinator.tls import NodeTls
 from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
@@ -33,8 +34,9 @@ _REPLICATION_FACTOR_DEFAULT = 3
 
 
 class AdminService(smq_pb2_grpc.AdminServicer):
-    def __init__(self, node: NodeApi) -> None:
+    def __init__(self, node: NodeApi, tls: NodeTls | None) -> None:
         self._calls = NodeCalls(node)
+        self._tls = tls
 
     @property
     def _state(self) -> ClusterState:
@@ -155,6 +157,7 @@ class AdminService(smq_pb2_grpc.AdminServicer):
             applied_index=status.applied_index,
             commit_index=status.commit_index,
             digest=status.digest,
+            certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )
         for r in status.replicas:
             topic_id, index = split_partition_id(r.pid)

@@ -10,9 +10,10 @@ import ssl
 from collections.abc import Callable
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
-from smq.coordinator.metrics import make_registry, render
+from smq.coordinator.metrics import render
 from smq.replication.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.api import NodeApi
 
@@ -27,13 +28,14 @@ class HttpServer:
         node: NodeApi,
         listener: socket.socket,
         is_stopping: Callable[[], bool],
+        registry: CollectorRegistry,
         *,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._node = node
         self._is_stopping = is_stopping
-        self.registry = make_registry(node)
+        self._registry = registry
         app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -87,7 +89,7 @@ class HttpServer:
         return "the node is joining: it is not registered yet, or is fenced"
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=render(self.registry), headers={"Content-Type": _METRICS_TYPE})
+        return web.Response(body=render(self._registry), headers={"Content-Type": _METRICS_TYPE})
 
 
 class _Counted(asyncio.Protocol):

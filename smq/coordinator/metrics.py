@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from smq.coordinator.limits import METRICS_PARTITIONS_MAX
 from smq.raft_state.ids import NodeId, PartitionId
@@ -38,12 +39,14 @@ _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaSt
 )
 
 
-def make_registry(node: NodeApi) -> CollectorRegistry:
-    """One registry a server: two servers in one process (tests) do not share it."""
+def make_registry(node: NodeApi, *others: Collector) -> CollectorRegistry:
+    """One registry a server: two servers in one process (tests) do not share it. `others` tell of what is not the
+    node's."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    registry.register(NodeCollector(node))
+    for own in (NodeCollector(node), *others):
+        registry.register(own)
     return registry
 
 
@@ -51,7 +54,7 @@ def render(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
 
-class NodeCollector:
+class NodeCollector(Collector):
     def __init__(self, node: NodeApi) -> None:
         self._node = node
 

@@ -29,9 +29,11 @@ from smq.coordinator.grpc_broker import BrokerService
 from smq.coordinator.http import HttpServer
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.logs import configure_logs
+from smq.coordinator.metrics import make_registry
+from smq.coordinator.metrics_doors import DoorCollector
 from smq.coordinator.tls import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
-from smq.replication.acceptor import AcceptLimits
+from smq.replication.acceptor import AcceptLimits, Acceptor
 from smq.replication.asyncio_runtime import AsyncioClock, SystemRng
 from smq.replication.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk
 from smq.replication.identity import StartRefused
@@ -105,10 +107,19 @@ class Server:
             raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
-        self._http = HttpServer(
-            self.node, http_listener, lambda: self._is_stopping, limits=connections.http_limits, tls=context
-        )
         self._kafka = self._kafka_server(kafka_listener, connections.kafka_limits, context)
+        doors: dict[str, Acceptor] = {"nodes": network.acceptor}
+        if self._kafka is not None:
+            doors["kafka"] = self._kafka.acceptor
+        self._http = HttpServer(
+            self.node,
+            http_listener,
+            lambda: self._is_stopping,
+            make_registry(self.node, DoorCollector(doors, self._tls)),
+            limits=connections.http_limits,
+            tls=context,
+        )
+        doors["http"] = self._http.acceptor
         try:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
@@ -143,7 +154,7 @@ class Server:
         broker = BrokerService(self.node, response_bytes_max=self._config.request_bytes_max)
         smq_pb2_grpc.add_AgentServicer_to_server(agent, self._grpc)
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
-        smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node), self._grpc)
+        smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node, self._tls), self._grpc)
 
     def _kafka_server(
         self, listener: socket.socket | None, accept: AcceptLimits, tls: Callable[[], ssl.SSLContext] | None
@@ -159,6 +170,11 @@ class Server:
             limits=accept,
             tls=tls,
         )
+
+    @property
+    def tls_ends_s(self) -> float | None:
+        """Unix time at which the node's certificate ends; None without TLS."""
+        return self._tls.ends_s if self._tls is not None else None
 
     def reload(self) -> None:
         """Reads the certificates again, as their change would do a little later."""

@@ -96,7 +96,7 @@ class TcpNetwork:
         self._sessions: dict[Key, Connection] = {}
         self._pending: dict[Connection, None] = {}  # connected, and not yet known; oldest first
         self._tasks: list[asyncio.Task[None]] = []
-        self._acceptor = Acceptor(
+        self.acceptor = Acceptor(
             self._listener,
             lambda ticket: Connection(self, dialled=None, serial=0, ticket=ticket),
             loop=loop,
@@ -115,7 +115,7 @@ class TcpNetwork:
     # -------------------------------------------------------------------------------------------------- port
     def start(self, handler: NetworkHandler) -> None:
         self._handler = handler
-        self._acceptor.start()
+        self.acceptor.start()
         for peer in self._peers:
             if self._node_id < peer:
                 self._tasks.extend(self._loop.create_task(self._keep_dialling(peer, c)) for c in Channel)
@@ -149,7 +149,7 @@ class TcpNetwork:
             task.cancel()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._acceptor.close()
+        self.acceptor.close()
         for connection in [*self._pending, *self._sessions.values()]:
             connection.abort()
 

@@ -17,6 +17,7 @@ from smq.clients.errors import error_from_detail, error_from_rpc
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc as pb_grpc
 from smq.clients.retry import Backoff
+from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import ReadError
 from smq.spark_connector.options import TimeUnit
@@ -50,7 +51,8 @@ class Layout:
 class Cluster:
     """One worker's connections to the nodes of one cluster."""
 
-    def __init__(self, servers: Sequence[str], retry_timeout_ms: int) -> None:
+    def __init__(self, servers: Sequence[str], retry_timeout_ms: int, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._servers = list(servers)
         self.retry_timeout_s: Final = retry_timeout_ms / 1000
         self._channels: dict[str, grpc.Channel] = {}
@@ -178,7 +180,11 @@ class Cluster:
     def _channel(self, address: str) -> grpc.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if self._tls is not None:
+                channel = grpc.secure_channel(address, self._tls.credentials(), options=CHANNEL_OPTIONS)
+            else:
+                channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = channel
         return channel
 
 

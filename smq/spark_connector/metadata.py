@@ -22,16 +22,17 @@ from pyspark.sql.types import (
 )
 
 from smq.clients.sync import SyncAdmin
+from smq.clients.tls import Tls
 from smq.clients.types import ClusterDescription, PartitionDescription, ReplicaStatus
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.option_values import topics as topics_of
 from smq.spark_connector.option_values import whole_number
-from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT, servers_of
+from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT, TLS_KEYS, servers_of, tls_of
 
 Row: TypeAlias = tuple[Any, ...]
 NODE_TIMEOUT_MS: Final = 2_000.0  # a node that hangs leaves nulls, and does not hold up the rest
-KNOWN: Final = ("metadata", "servers", "subscribe", "group", "retryTimeoutMs")
+KNOWN: Final = ("metadata", "servers", "subscribe", "group", "retryTimeoutMs", *TLS_KEYS)
 _BY_LOWER_NAME: Final = {
     name.lower(): name for name in (*KNOWN, "bootstrap.servers", "kafka.bootstrap.servers", "path", "__datasource__")
 }
@@ -68,6 +69,7 @@ class MetadataOptions:
 
     kind: str
     servers: tuple[str, ...]
+    tls: Tls | None
     topics: tuple[str, ...]
     groups: tuple[str, ...]
     timeout_ms: int
@@ -92,6 +94,7 @@ def metadata_options(options: Mapping[str, str]) -> MetadataOptions:
     return MetadataOptions(
         kind=kind,
         servers=servers_of(options),
+        tls=tls_of(options),
         topics=topics_of(subscribe) if subscribe is not None else (),
         groups=groups,
         timeout_ms=whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
@@ -129,7 +132,9 @@ class MetadataReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        with SyncAdmin(options.servers, timeout_ms=options.timeout_ms, connect_timeout_ms=options.timeout_ms) as admin:
+        with SyncAdmin(
+            options.servers, tls=options.tls, timeout_ms=options.timeout_ms, connect_timeout_ms=options.timeout_ms
+        ) as admin:
             cluster = admin.describe_cluster(options.topics)
             known = {topic.name for topic in cluster.topics}
             for name in options.topics:
@@ -174,7 +179,12 @@ def _replica_states(
         if node.fenced or not node.grpc_address:
             continue
         try:
-            with SyncAdmin([node.grpc_address], timeout_ms=NODE_TIMEOUT_MS, connect_timeout_ms=NODE_TIMEOUT_MS) as one:
+            with SyncAdmin(
+                [node.grpc_address],
+                tls=options.tls,
+                timeout_ms=NODE_TIMEOUT_MS,
+                connect_timeout_ms=NODE_TIMEOUT_MS,
+            ) as one:
                 status = one.node_status(node.grpc_address)
         except SmqError:
             continue  # shown as silent

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from smq.clients.tls import Tls, tls_from_environment
 from smq.spark_connector import option_values as values
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.option_values import EARLIEST, LATEST, OffsetSpec, TopicOffsets, flag
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _SERVER_KEYS: Final = ("servers", "bootstrap.servers", "kafka.bootstrap.servers")
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+TLS_KEYS: Final = ("tls.ca", "tls.certificate", "tls.key")
 _FLAGS: Final = ("includeHeaders", "includeIndex", "failOnDataLoss", "pushdown")
 _NUMBERS: Final = (
     "minPartitions",
@@ -69,6 +71,7 @@ KNOWN: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
+    *TLS_KEYS,
 )
 _BY_LOWER_NAME: Final = {name.lower(): name for name in KNOWN}
 _NO_EFFECT_BY_LOWER_NAME: Final = {name.lower(): why for name, why in _NO_EFFECT.items()}
@@ -114,6 +117,7 @@ class SourceOptions:
     partitions_min: int | None
     records_per_partition_max: int | None
     retry_timeout_ms: int
+    tls: Tls | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,7 @@ def check_given(options: Mapping[str, str]) -> None:
     _position(options, "ending", LATEST, refused=EARLIEST)
     if any(options.get(key) is not None for key in _SERVER_KEYS):
         servers_of(options)
+    tls_of(options)
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -205,6 +210,7 @@ def _source_options(options: Mapping[str, str], starting: PositionSpec) -> Sourc
         partitions_min=values.whole_number(options, "minPartitions"),
         records_per_partition_max=values.whole_number(options, "maxRecordsPerPartition"),
         retry_timeout_ms=values.whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
+        tls=tls_of(options),
     )
 
 
@@ -271,3 +277,16 @@ def _position(options: Mapping[str, str], side: str, default: int, *, refused: i
     text = options.get(f"{side}offsets")
     offsets = default if text is None else values.offsets(f"{side}Offsets", text, refused=refused)
     return offsets if chosen is None else chosen
+
+
+def tls_of(options: Mapping[str, str]) -> Tls | None:
+    """The files' paths, good on the driver and on every executor; what the driver's environment names where no option
+    does. OptionError where some are missing."""
+    ca, certificate, key = (options.get(name) for name in TLS_KEYS)
+    if ca is None and certificate is None and key is None:
+        return tls_from_environment()
+    if ca is None:
+        raise OptionError("option 'tls.certificate' needs 'tls.ca': the certificates (PEM) that sign the nodes'")
+    if (certificate is None) != (key is None):
+        raise OptionError("options 'tls.certificate' and 'tls.key' are given together: a certificate and its key")
+    return Tls(ca=ca, certificate=certificate, key=key)

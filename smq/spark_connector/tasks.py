@@ -12,6 +12,7 @@ from typing import Any, Final
 from pyspark.sql.types import StructType
 
 from smq.records import BatchCorrupt
+from smq.clients.tls import Tls
 from smq.spark_connector.cluster import Cluster
 from smq.spark_connector.decode import Decoder
 from smq.spark_connector.errors import ReadError
@@ -22,14 +23,14 @@ from smq.spark_connector.schema import arrow_schema, check_projection
 
 CLUSTERS_MAX: Final = 8  # clusters one worker keeps connections to; a session that reads more than that is rare
 
-_clusters: OrderedDict[tuple[tuple[str, ...], int], Cluster] = OrderedDict()
+_clusters: OrderedDict[tuple[tuple[str, ...], int, Tls | None], Cluster] = OrderedDict()
 _is_frozen = False
 
 
 def cluster_of(options: SourceOptions) -> Cluster:
     """This process's connections for these options, kept for the next task."""
-    key = (options.servers, options.retry_timeout_ms)
-    cluster = _clusters.pop(key, None) or Cluster(options.servers, options.retry_timeout_ms)
+    key = (options.servers, options.retry_timeout_ms, options.tls)
+    cluster = _clusters.pop(key, None) or Cluster(*key)
     _clusters[key] = cluster
     while len(_clusters) > CLUSTERS_MAX:
         _clusters.popitem(last=False)[1].close()

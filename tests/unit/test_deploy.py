@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config import ServerConfig, load_config, parse_config
+from smq.coordinator.config import ServerConfig, TlsConfig, load_config, parse_config
 from smq.replication.config import NodeConfig
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -25,10 +25,12 @@ def test_sample_configuration_is_accepted_by_the_server() -> None:
 def test_sample_configuration_shows_every_key_and_its_real_default() -> None:
     text = (DEPLOY / "node.toml").read_text()
     for field in dataclasses.fields(ServerConfig):
-        assert re.search(rf"^(# )?{field.name} =|^\[{field.name}\]", text, re.MULTILINE), field.name
-    uncommented = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+        assert re.search(rf"^(# )?{field.name} =|^(# )?\[{field.name}\]", text, re.MULTILINE), field.name
+    uncommented = re.sub(r"^# (\w+ = |\[)", r"\1", text, flags=re.MULTILINE)
     config = parse_config(uncommented, base_dir=DEPLOY)
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+    assert config.tls is not None
+    assert config.tls.client_certificates is TlsConfig.__dataclass_fields__["client_certificates"].default
     assert config.insecure is defaults["insecure"]
     assert config.request_bytes_max == defaults["request_bytes_max"]
     tuned = {field.name: field.default for field in dataclasses.fields(NodeConfig)}

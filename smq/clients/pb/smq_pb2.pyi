@@ -1906,6 +1906,7 @@ class NodeStatusResponse(_message.Message):
     COMMIT_INDEX_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_ENDS_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     incarnation: _builtins.int
     is_ready: _builtins.bool
@@ -1915,6 +1916,8 @@ class NodeStatusResponse(_message.Message):
     commit_index: _builtins.int
     digest: _builtins.str
     """of the state machine at applied_index"""
+    certificate_ends_ms: _builtins.int
+    """Unix time; absent where the node has no TLS"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]: ...
     def __init__(
@@ -1929,13 +1932,19 @@ class NodeStatusResponse(_message.Message):
         commit_index: _builtins.int = ...,
         digest: _builtins.str = ...,
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
+        certificate_ends_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_raft_leader", b"_raft_leader", "raft_leader", b"raft_leader"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "certificate_ends_ms", b"certificate_ends_ms", "raft_leader", b"raft_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "commit_index", b"commit_index", "digest", b"digest", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "certificate_ends_ms", b"certificate_ends_ms", "commit_index", b"commit_index", "digest", b"digest", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__certificate_ends_ms: _TypeAlias = _typing.Literal["certificate_ends_ms"]  # noqa: Y015
+    _WhichOneofArgType__certificate_ends_ms: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms"]  # noqa: Y015
     _WhichOneofReturnType__raft_leader: _TypeAlias = _typing.Literal["raft_leader"]  # noqa: Y015
     _WhichOneofArgType__raft_leader: _TypeAlias = _typing.Literal["_raft_leader", b"_raft_leader"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__certificate_ends_ms) -> _WhichOneofReturnType__certificate_ends_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__raft_leader) -> _WhichOneofReturnType__raft_leader | None: ...
 
 Global___NodeStatusResponse: _TypeAlias = NodeStatusResponse  # noqa: Y015

@@ -99,6 +99,56 @@ def test_wrong_settings_are_refused_and_named(text: str, says: str) -> None:
         parse(text)
 
 
+TLS = '\n[tls]\nca = "tls/ca.crt"\ncertificate = "tls/tls.crt"\nkey = "/k/tls.key"\n'
+OPEN = {
+    "grpc_address": 'grpc_address = "0.0.0.0:7401"\n' + GOOD,
+    "http_address": 'http_address = "[::]:7402"\n' + GOOD,
+    "kafka_address": 'kafka_address = "10.1.2.3:9092"\n' + GOOD,
+    "peers.1": GOOD.replace("127.0.0.1:9001", "example.org:9001"),
+}
+
+
+@pytest.mark.parametrize("listener", OPEN)
+def test_every_listener_refuses_other_machines_without_tls(listener: str) -> None:
+    says = f"{listener} is .*not a loopback address: without TLS anybody .*smq cert.*insecure = true"
+    with pytest.raises(ConfigError, match=says):
+        parse(OPEN[listener])
+    parse("insecure = true\n" + OPEN[listener])
+    parse(OPEN[listener] + TLS)
+
+
+@pytest.mark.parametrize("listener", OPEN)
+def test_tls_without_client_certificates_opens_only_the_port_of_the_nodes(listener: str) -> None:
+    text = OPEN[listener] + TLS + "client_certificates = false\n"
+    if listener.startswith("peers."):
+        parse(text)  # between nodes both sides show a certificate, whatever clients do
+        return
+    with pytest.raises(ConfigError, match=f"{listener} is .*lets anybody in.*client_certificates = true"):
+        parse(text)
+    parse("insecure = true\n" + text)
+
+
+def test_tls_files_are_relative_to_the_configuration() -> None:
+    tls = parse(GOOD + TLS).tls
+    assert tls is not None
+    assert (tls.ca, tls.key) == (Path("/d/tls/ca.crt"), Path("/k/tls.key"))
+    assert tls.client_certificates
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('[tls]\nca = "a"\nkey = "k"\n', "tls.certificate is missing"),
+        (TLS + "verify = false\n", r"unknown settings under \[tls\]: verify"),
+        (TLS + 'client_certificates = "no"\n', "true or false"),
+        ("tls = 1\n" + GOOD, r"must be a table"),
+    ],
+)
+def test_wrong_tls_settings_are_refused_and_named(table: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(table if table.startswith("tls =") else GOOD + "\n" + table)
+
+
 def test_insecure_allows_addresses_that_others_reach() -> None:
     text = GOOD.replace("127.0.0.1:9001", "10.0.0.1:9001")
     assert parse("insecure = true\n" + text).peers[NodeId(1)] == ("10.0.0.1", 9001)

@@ -274,7 +274,7 @@ def test_a_new_process_of_a_peer_replaces_the_session_of_the_old_one() -> None:
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def _hello(**changes: object) -> bytes:
+def hello_frame(**changes: object) -> bytes:
     fields: dict[str, object] = {
         "sender": ONE,
         "receiver": TWO,
@@ -295,15 +295,15 @@ async def _connect(pair: Pair) -> Connection:
 
 async def _dial(pair: Pair, *, serial: int, process: bytes = b"p" * 16) -> Connection:
     reader, writer = await _connect(pair)
-    writer.write(_hello(serial=serial, process=process))
+    writer.write(hello_frame(serial=serial, process=process))
     return reader, writer
 
 
 STRANGERS = {
-    "another cluster": _hello(cluster_id="other"),
-    "another receiver": _hello(receiver=NodeId(3)),
-    "an unknown sender": _hello(sender=NodeId(3)),
-    "itself": _hello(sender=TWO),
+    "another cluster": hello_frame(cluster_id="other"),
+    "another receiver": hello_frame(receiver=NodeId(3)),
+    "an unknown sender": hello_frame(sender=NodeId(3)),
+    "itself": hello_frame(sender=TWO),
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
     "a message before hello": HEADER.pack(1, FrameKind.MESSAGE) + b"x",
@@ -311,10 +311,10 @@ STRANGERS = {
     "an unknown kind": HEADER.pack(1, 9) + b"x",
     "a huge hello": HEADER.pack(HELLO_BYTES_MAX + 1, FrameKind.HELLO),
     "a short hello": HEADER.pack(3, FrameKind.HELLO) + b"abc",
-    "a wrong magic": _hello().replace(b"SMQP", b"XXXX"),
-    "another version": _hello().replace(b"SMQP\x00\x01", b"SMQP\x00\x09"),
-    "an unknown channel": _hello()[:19] + b"\x07" + _hello()[20:],
-    "a broken cluster id": _hello()[:-1] + b"\xff",
+    "a wrong magic": hello_frame().replace(b"SMQP", b"XXXX"),
+    "another version": hello_frame().replace(b"SMQP\x00\x01", b"SMQP\x00\x09"),
+    "an unknown channel": hello_frame()[:19] + b"\x07" + hello_frame()[20:],
+    "a broken cluster id": hello_frame()[:-1] + b"\xff",
 }
 
 
@@ -341,7 +341,7 @@ def test_garbage_on_an_open_session_closes_that_session_alone() -> None:
     async def body(pair: Pair) -> None:
         await pair.handlers[TWO].wait_count("open", 1, DATA)
         reader, writer = await _connect(pair)
-        writer.write(_hello(process=b"z" * 16) + HEADER.pack(0xFFFFFFFF, FrameKind.MESSAGE))
+        writer.write(hello_frame(process=b"z" * 16) + HEADER.pack(0xFFFFFFFF, FrameKind.MESSAGE))
         await pair.handlers[TWO].wait_count("open", 1, CONTROL)
         await pair.handlers[TWO].wait_count("close", 1, CONTROL)
         assert pair.networks[TWO].is_open(ONE, DATA)
@@ -355,7 +355,7 @@ def test_garbage_on_an_open_session_closes_that_session_alone() -> None:
 def test_nodes_of_different_clusters_never_open_a_session() -> None:
     async def body(pair: Pair) -> None:
         reader, writer = await _connect(pair)
-        writer.write(_hello())
+        writer.write(hello_frame())
         async with asyncio.timeout(PATIENCE_S):
             await reader.read()
         assert pair.handlers[ONE].events == []
@@ -384,7 +384,7 @@ def test_of_connections_without_a_hello_the_oldest_goes_when_there_is_one_too_ma
             except ConnectionResetError:
                 pass  # dropped before it was read: as good
         reader, writer = await _connect(pair)
-        writer.write(_hello(process=b"z" * 16))
+        writer.write(hello_frame(process=b"z" * 16))
         async with asyncio.timeout(PATIENCE_S):
             assert await reader.read(1), "who says hello is answered, however many strangers are silent"
 
@@ -411,7 +411,7 @@ def test_idle_sessions_are_kept_open_by_pings() -> None:
         reader, _ = await _dial(pair, serial=1)
         await handler.wait_count("open", 1)
         async with asyncio.timeout(PATIENCE_S):
-            hello = len(_hello())
+            hello = len(hello_frame())
             data = await reader.readexactly(hello + 3 * HEADER.size)
         assert data[hello:] == HEADER.pack(0, FrameKind.PING) * 3
         network.close()

@@ -98,11 +98,11 @@ class _Counted(asyncio.Protocol):
     def __init__(self, inner: asyncio.Protocol, ticket: Ticket) -> None:
         self._ticket = ticket
         self._lost = inner.connection_lost
-        self.connection_made = inner.connection_made  # type: ignore[method-assign] # as it is: no call between
-        self.data_received = inner.data_received  # type: ignore[method-assign]
-        self.eof_received = inner.eof_received  # type: ignore[method-assign]
-        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
-        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
+        self.connection_made = inner.connection_made  # type: ignore[method-assign] # no call in between
+        self.data_received = inner.data_received  # type: ignore[method-assign] # no call in between
+        self.eof_received = inner.eof_received  # type: ignore[method-assign] # no call in between
+        self.pause_writing = inner.pause_writing  # type: ignore[method-assign] # no call in between
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign] # no call in between
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ticket.close()

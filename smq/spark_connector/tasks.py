@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
-from smq.records import BatchCorrupt
 from smq.clients.tls import Tls
+from smq.records import BatchCorrupt
 from smq.spark_connector.cluster import Cluster
 from smq.spark_connector.decode import Decoder
 from smq.spark_connector.errors import ReadError

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from smq.clients.tls import Tls
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.options import (
     EARLIEST,
@@ -59,6 +60,20 @@ def test_kafka_names_of_servers_are_aliases(key: str) -> None:
 def test_aliases_that_differ_are_refused() -> None:
     with pytest.raises(OptionError, match="mean the same"):
         read_options({"servers": "a:1", "kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+
+
+def test_tls_files_reach_the_reader_and_half_of_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SMQ_TLS_CA", "SMQ_TLS_CERTIFICATE", "SMQ_TLS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert parsed().source.tls is None
+    assert parsed(**{"tls.ca": "/ca"}).source.tls == Tls(ca="/ca")
+    whole = {"tls.ca": "/ca", "tls.certificate": "/c", "tls.key": "/k"}
+    assert parsed(**whole).source.tls == Tls(ca="/ca", certificate="/c", key="/k")
+    for lost, says in (("tls.ca", "needs 'tls.ca'"), ("tls.key", "given together")):
+        with pytest.raises(OptionError, match=says):
+            parsed(**{key: value for key, value in whole.items() if key != lost})
+    monkeypatch.setenv("SMQ_TLS_CA", "/of/the/driver")
+    assert parsed().source.tls == Tls(ca="/of/the/driver")
 
 
 @pytest.mark.parametrize("servers", ["", ",", "host", "host:", ":1", "host:0", "host:70000", "host:x"])

@@ -14,7 +14,7 @@ from smq.coordinator.calls import NodeCalls
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.replication.acceptor import Acceptor, AcceptLimits, Ticket
+from smq.replication.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.api import NodeApi
 
 _SWEEP_S: Final = 1.0  # how late a dead connection may be found

@@ -113,23 +113,30 @@ class Cluster:
         return {key: found.offset if found.offset < found.hi else None for key, found in listed.items()}
 
     def sized_ends(
-        self, asked: Mapping[PartitionKey, tuple[int, int]], views: Mapping[PartitionKey, PartitionView]
+        self,
+        asked: Mapping[PartitionKey, tuple[int, int]],
+        views: Mapping[PartitionKey, PartitionView],
+        timeout_s: float | None = None,
     ) -> dict[PartitionKey, tuple[int, int]]:
-        """(end, stored bytes) of what fits, for (start, most bytes) of each partition: whole batches, one at least."""
+        """(end, stored bytes) of what fits, for (start, most bytes) of each partition: whole batches, one at least.
+        ReadError where not all are known within `timeout_s` (as a rule the retry time-out)."""
         asks = {
             (topic, partition): pb.ListOffsetsPartition(
                 topic=topic, partition=partition, offset_value=start, max_bytes=bytes_max
             )
             for (topic, partition), (start, bytes_max) in asked.items()
         }
-        listed = self._list_offsets(asks, views)
+        listed = self._list_offsets(asks, views, timeout_s)
         return {key: (found.offset, found.size_bytes) for key, found in listed.items()}
 
     def _list_offsets(
-        self, asks: Mapping[PartitionKey, pb.ListOffsetsPartition], views: Mapping[PartitionKey, PartitionView]
+        self,
+        asks: Mapping[PartitionKey, pb.ListOffsetsPartition],
+        views: Mapping[PartitionKey, PartitionView],
+        timeout_s: float | None = None,
     ) -> dict[PartitionKey, pb.ListedOffset]:
         """Each partition's answer, from one of its replicas."""
-        patience = Patience(self.retry_timeout_s)
+        patience = self._patience(timeout_s)
         listed: dict[PartitionKey, pb.ListedOffset] = {}
         tries = 0
         while left := [key for key in asks if key not in listed]:
@@ -167,7 +174,7 @@ class Cluster:
 
     def _anywhere(self, call: Callable[[str], T], timeout_s: float | None = None) -> T:
         """`call` with one address after another. SmqError where trying again cannot help, ReadError in the end."""
-        patience = Patience(self.retry_timeout_s if timeout_s is None else timeout_s)
+        patience = self._patience(timeout_s)
         while True:
             for address in self.failed_last(self._servers):
                 try:
@@ -176,6 +183,9 @@ class Cluster:
                     self.failed(address)
                     patience.note(address, _retriable(as_smq_error(e, address)))
             patience.pause("the cluster could not be asked")
+
+    def _patience(self, timeout_s: float | None) -> "Patience":
+        return Patience(self.retry_timeout_s if timeout_s is None else timeout_s)
 
     def _channel(self, address: str) -> grpc.Channel:
         channel = self._channels.get(address)

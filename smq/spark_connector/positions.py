@@ -63,15 +63,18 @@ def select_partitions(options: SourceOptions, views: Views) -> list[PartitionKey
 
 def matching_partitions(options: SourceOptions, views: Views) -> list[PartitionKey]:
     """Of the partitions that are there, those that the options name: what a stream reads from now on."""
+    found = sorted(key for key in views if is_named(options, key))
+    if options.pattern is not None and not found:
+        log.warning("subscribePattern %r matches no topic of the cluster", options.pattern)
+    return found
+
+
+def is_named(options: SourceOptions, key: PartitionKey) -> bool:
+    """Whether the options mean this partition, be it there or not."""
+    topic, partition = key
     if options.pattern is not None:
-        matches = re.compile(options.pattern).fullmatch
-        topics = {topic for topic, _ in views if matches(topic)}
-        if not topics:
-            log.warning("subscribePattern %r matches no topic of the cluster", options.pattern)
-        return sorted(key for key in views if key[0] in topics)
-    if options.assigned:
-        return sorted(key for key in views if key[1] in options.assigned.get(key[0], ()))
-    return sorted(key for key in views if key[0] in options.topics)
+        return re.fullmatch(options.pattern, topic) is not None
+    return partition in options.assigned.get(topic, ()) if options.assigned else topic in options.topics
 
 
 def partition_counts(views: Views) -> dict[str, int]:

@@ -22,6 +22,7 @@ from smq.spark_connector.planning import SmqSlice, ranges_between, slices_of
 from smq.spark_connector.positions import (
     PartitionKey,
     PartitionView,
+    is_named,
     matching_partitions,
     select_partitions,
     starting_offsets,
@@ -75,7 +76,8 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; `start` itself, to the letter, where there is nothing (worth a trigger)."""
-        for attempt in range(RACES_MAX):
+        races = 0
+        while True:
             try:
                 return self._planned(start, limit)
             except ReadError as e:
@@ -85,13 +87,15 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
             except SmqError as e:
                 # Retention or a deletion came between two questions: the next look at the cluster shows it.
-                if e.code not in (*GONE, ErrorCode.OFFSET_OUT_OF_RANGE) or attempt == RACES_MAX - 1:
+                races += 1
+                if e.code not in (*GONE, ErrorCode.OFFSET_OUT_OF_RANGE) or races == RACES_MAX:
                     raise
-        return start
 
     def _planned(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = StreamOffset.of_json(start)
-        layout = self._cluster().layout(LOOK_TIMEOUT_S if self._target is None else None)
+        cluster = self._cluster()
+        timeout_s = LOOK_TIMEOUT_S if self._target is None else None
+        layout = cluster.layout(timeout_s)
         positions = self._positions(begin, layout)
         self._newest = StreamOffset(
             next_offsets={key: layout.views[key].hi for key in positions}, topic_ids=layout.topic_ids
@@ -101,7 +105,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_put_off(limits, sum(goals[key] - positions[key] for key in positions)):
             return start
         ends = admit(
-            positions, goals, limits, lambda asked: self._cluster().sized_ends(asked, layout.views), self._turn
+            positions, goals, limits, lambda asked: cluster.sized_ends(asked, layout.views, timeout_s), self._turn
         )
         ids = {topic: layout.topic_ids[topic] for topic, _ in positions}
         if ends == begin.next_offsets and ids == begin.topic_ids:
@@ -150,6 +154,9 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where each partition that is there is to be read from: new ones from their beginning."""
         positions: dict[PartitionKey, int] = {}
         for key, offset in begin.next_offsets.items():
+            if not is_named(self._options.source, key):
+                log.warning("%s-%d is not read any more: the options of the restarted query do not name it", *key)
+                continue
             there = self._position(key, offset, begin.topic_ids, layout)
             if there is not None:
                 positions[key] = there

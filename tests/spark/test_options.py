@@ -1,9 +1,14 @@
 """Options of format("smq"): what is accepted, and what each refusal tells the user to do."""
 
 import logging
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from smq.clients.tls import Tls
 from smq.spark_connector.errors import OptionError
@@ -268,6 +273,27 @@ def test_kafka_options_without_meaning_here_are_accepted_with_a_warning(
     with caplog.at_level(logging.WARNING):
         check_given({key: "x"})
     assert "no effect" in caplog.text
+
+
+def test_trap_looking_a_source_up_imports_next_to_nothing() -> None:
+    """Trap: Spark imports every pyspark_* module to find any source, and one that breaks hides them all."""
+    script = (
+        "import pyspark_smq, sys; assert pyspark_smq.DefaultSource.name() == 'smq'; "
+        "print(*sorted({'grpc', 'google', 'pyarrow', 'aiokafka', 'numpy', 'smq.clients'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == ""
+
+
+def test_trap_sources_survive_pickling_and_take_schema_by_keyword() -> None:
+    """Trap: Spark pickles the source, gives option keys in lower case, and calls with `schema=`."""
+    given = {"servers": "h:1", "subscribe": "t", "startingoffsets": "earliest", "maxoffsetspertrigger": "5"}
+    source: SmqDataSource = pickle.loads(pickle.dumps(SmqDataSource(CaseInsensitiveDict(given))))
+    reader = source.reader(schema=source.schema())
+    stream = source.streamReader(schema=source.schema())
+    assert stream.getDefaultReadLimit() == ReadMaxRows(5)
+    for made in (reader, stream):
+        assert type(pickle.loads(pickle.dumps(made))) is type(made)
 
 
 def test_options_of_a_write_are_refused_in_a_read_with_what_to_write_instead() -> None:

@@ -204,6 +204,18 @@ def test_replay_reads_the_same_records_whatever_has_come_since(cluster: FakeClus
 
 
 # ------------------------------------------------------------------------------------------------ admission
+def test_trap_commit_and_stop_may_come_late_or_never(cluster: FakeCluster) -> None:
+    """Trap: commit comes with the next plan, for the last micro-batch never; stop is not called on query.stop()."""
+    plain = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="90")
+    told = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="90")
+    while plain.batch() >= 0:
+        told.batch()
+        told.reader.commit(json.loads(told.offset_log[0]))
+        told.reader.stop()
+    assert told.offset_log == plain.offset_log
+    assert told.rows == plain.rows
+
+
 def test_offsets_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
     query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="64")
     assert query.drain() == [64, 64, 64, 8]
@@ -360,6 +372,18 @@ def test_assign_stays_with_its_partitions(cluster: FakeCluster) -> None:
     fill(cluster, 2, 10)
     query.drain()
     assert query.rows == span(1, 0, 100)
+
+
+def test_restart_with_other_topics_drops_those_and_begins_these(cluster: FakeCluster) -> None:
+    query = Query(cluster, startingOffsets="earliest")
+    query.drain()
+    cluster.log.create("u", 1)
+    fill(cluster, 0, 10)
+    fill(cluster, 0, 20, "u")
+    query.rows.clear()
+    query.restart(subscribe="u")
+    query.drain()
+    assert query.rows == span(0, 0, 20, "u")
 
 
 def test_topic_that_is_not_there_is_refused_before_anything_runs(cluster: FakeCluster) -> None:

@@ -10,8 +10,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.records import encode_batch
 from smq.spark_connector.stream_lag import LagListener, QueryLag
 from tests.cluster.harness import Cluster, wait_for
+from tests.spark.stream_query import Query
 from tests.spark.support import numbered, span
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -117,6 +119,21 @@ def test_retention_passes_a_slow_query(
     else:
         stream.run()
         assert stream.rows() == span(0, 0, 200) + span(0, 350, 400)
+
+
+def test_micro_batches_of_a_real_cluster_hold_no_more_bytes_than_asked(
+    servers: str, new_topic: TopicFn, publish: PublishFn
+) -> None:
+    """Without Spark: the nodes' own answers about sizes and times."""
+    topic = new_topic(2)
+    for partition in range(2):
+        publish(topic, partition, numbered(500), batch_records=50)
+    batch_bytes = len(encode_batch(numbered(50)))
+    query = Query(servers, subscribe=topic, startingTimestamp="1010", maxBytesPerTrigger=str(5 * batch_bytes))
+    sizes = query.drain()
+    assert max(sizes) <= 250
+    assert len(sizes) >= 4
+    assert sorted(query.rows) == [(topic, p, offset) for p in range(2) for offset in range(10, 500)]
 
 
 def test_stream_refuses_what_it_cannot_do_before_any_task_runs(spark: SparkSession, servers: str) -> None:

@@ -1,10 +1,8 @@
 """The stream reader without Spark: it is called as Spark calls it, over a cluster in this process with its faults."""
 
 import json
-import pickle
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -14,14 +12,9 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
 from smq.spark_connector import stream
 from smq.spark_connector.errors import DataLossError, OptionError, ReadError
-from smq.spark_connector.options import stream_options
 from smq.spark_connector.planning import SmqSlice
-from smq.spark_connector.schema import default_schema
-from smq.spark_connector.stream import SmqStreamReader
 from tests.spark.fake_cluster import FakeCluster, fake_cluster, records
-
-SCHEMA = default_schema(include_headers=False, include_index=True)
-Json = dict[str, Any]
+from tests.spark.stream_query import Query
 
 
 @pytest.fixture
@@ -39,83 +32,12 @@ def fill(cluster: FakeCluster, partition: int, count: int, topic: str = "t") -> 
         cluster.log.append(topic, partition, records(10))
 
 
-class Query:
-    """A streaming query, as Spark runs one: its two logs are the checkpoint, which outlives the process."""
-
-    def __init__(self, cluster: FakeCluster, **options: str) -> None:
-        given = {"servers": cluster.servers, "subscribe": "t", "retryTimeoutMs": "2000", **options}
-        if "subscribePattern" in options:
-            del given["subscribe"]
-        self.options = {key.lower(): value for key, value in given.items()}
-        self.offset_log: list[str] = []
-        self.commits = 0
-        self.rows: list[tuple[str, int, int]] = []
-        self.restart()
-
-    def restart(self, **options: str) -> None:
-        """A new process on the same checkpoint."""
-        self.options.update({key.lower(): value for key, value in options.items()})
-        self.reader = SmqStreamReader(stream_options(self.options), SCHEMA)
-
-    def start(self) -> Json:
-        """Where the next micro-batch begins."""
-        if self.commits:
-            found: Json = json.loads(self.offset_log[self.commits - 1])
-            return found
-        return again(self.reader.initialOffset())
-
-    def plan(self) -> bool:
-        """Writes the next micro-batch to the offset log, as Spark does; False where there is nothing new."""
-        start = self.start()
-        end = again(self.reader.latestOffset(start, self.reader.getDefaultReadLimit()))
-        if self.offset_log and json.dumps(end) == json.dumps(start):
-            return False
-        self.offset_log.append(json.dumps(end))
-        return True
-
-    def run(self) -> list[tuple[str, int, int]]:
-        """Runs what is planned and not committed; its rows."""
-        end = json.loads(self.offset_log[self.commits])
-        rows: list[tuple[str, int, int]] = []
-        worker: SmqStreamReader = pickle.loads(pickle.dumps(SmqStreamReader(stream_options(self.options), SCHEMA)))
-        for part in self.reader.partitions(self.start(), end):
-            for batch in worker.read(part):
-                columns = (batch.column(name).to_pylist() for name in ("topic", "partition", "offset"))
-                rows += zip(*columns, strict=True)
-        return rows
-
-    def commit(self) -> None:
-        self.commits += 1
-
-    def batch(self) -> int:
-        """Plans, runs and commits one micro-batch; how many rows it had, -1 where there was nothing to plan."""
-        if not self.plan():
-            return -1
-        rows = self.run()
-        self.rows += rows
-        self.commit()
-        return len(rows)
-
-    def drain(self) -> list[int]:
-        sizes = []
-        while (size := self.batch()) >= 0:
-            sizes.append(size)
-            assert len(sizes) < 100
-        return sizes
-
-
-def again(value: Json) -> Json:
-    """Over the socket and back."""
-    copy: Json = json.loads(json.dumps(value))
-    return copy
-
-
 def span(partition: int, lo: int, hi: int, topic: str = "t") -> list[tuple[str, int, int]]:
     return [(topic, partition, offset) for offset in range(lo, hi)]
 
 
 def test_stream_from_earliest_reads_all_and_then_what_comes(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest")
+    query = Query(cluster.servers, startingOffsets="earliest")
     assert query.drain() == [200]
     fill(cluster, 1, 30)
     assert query.drain() == [30]
@@ -123,7 +45,7 @@ def test_stream_from_earliest_reads_all_and_then_what_comes(cluster: FakeCluster
 
 
 def test_stream_starts_at_latest_by_default(cluster: FakeCluster) -> None:
-    query = Query(cluster)
+    query = Query(cluster.servers)
     assert query.drain() == [0]  # Spark runs a first micro-batch, whatever is in it
     fill(cluster, 0, 20)
     assert query.drain() == [20]
@@ -131,15 +53,15 @@ def test_stream_starts_at_latest_by_default(cluster: FakeCluster) -> None:
 
 
 def test_stream_starts_by_time_and_by_json(cluster: FakeCluster) -> None:
-    assert Query(cluster, startingTimestamp="1700000000005").batch() == 2 * 95
-    mixed = Query(cluster, startingOffsets='{"t":{"0":-1,"1":73}}')
+    assert Query(cluster.servers, startingTimestamp="1700000000005").batch() == 2 * 95
+    mixed = Query(cluster.servers, startingOffsets='{"t":{"0":-1,"1":73}}')
     assert mixed.drain() == [27]
     assert mixed.rows == span(1, 73, 100)
 
 
 def test_trap_latest_of_a_replayed_first_batch_is_where_it_first_was(cluster: FakeCluster) -> None:
     """Trap: initialOffset is asked again when batch 0 is replayed, and by then "latest" has moved."""
-    query = Query(cluster)
+    query = Query(cluster.servers)
     query.start()
     fill(cluster, 0, 40)
     assert query.plan()
@@ -153,7 +75,7 @@ def test_trap_latest_of_a_replayed_first_batch_is_where_it_first_was(cluster: Fa
 
 
 def test_trap_initial_offset_is_asked_twice_and_answers_once(cluster: FakeCluster) -> None:
-    query = Query(cluster)
+    query = Query(cluster.servers)
     first = query.reader.initialOffset()
     fill(cluster, 0, 10)
     assert query.reader.initialOffset() == first
@@ -161,7 +83,7 @@ def test_trap_initial_offset_is_asked_twice_and_answers_once(cluster: FakeCluste
 
 def test_trap_empty_first_batch_replayed_reads_nothing(cluster: FakeCluster) -> None:
     """Trap: a first micro-batch without records is written down as the fresh start itself."""
-    query = Query(cluster)
+    query = Query(cluster.servers)
     assert query.plan()
     fill(cluster, 0, 50)
     query.restart()
@@ -173,12 +95,12 @@ def test_trap_empty_first_batch_replayed_reads_nothing(cluster: FakeCluster) -> 
 
 def test_trap_nothing_new_is_the_start_to_the_letter(cluster: FakeCluster) -> None:
     """Trap: Spark compares positions as text; another text of the same position is an endless row of batches."""
-    query = Query(cluster, startingOffsets="earliest")
+    query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
     end = json.loads(query.offset_log[-1])
     assert "from" in end
     assert query.reader.latestOffset(end, ReadAllAvailable()) == end
-    restarted = Query(cluster, startingOffsets="earliest")
+    restarted = Query(cluster.servers, startingOffsets="earliest")
     assert json.dumps(restarted.reader.latestOffset(end, ReadAllAvailable())) == query.offset_log[-1]
 
 
@@ -188,13 +110,13 @@ def test_trap_offsets_above_two_to_the_53_survive(cluster: FakeCluster) -> None:
     log.batches.clear()
     log.log_start = log.next_offset = far
     fill(cluster, 0, 20)
-    query = Query(cluster, startingOffsets="earliest")
+    query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
     assert [row for row in query.rows if row[1] == 0] == span(0, far, far + 20)
 
 
 def test_replay_reads_the_same_records_whatever_has_come_since(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="60")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="60")
     query.batch()
     query.plan()
     first = query.run()
@@ -206,8 +128,8 @@ def test_replay_reads_the_same_records_whatever_has_come_since(cluster: FakeClus
 # ------------------------------------------------------------------------------------------------ admission
 def test_trap_commit_and_stop_may_come_late_or_never(cluster: FakeCluster) -> None:
     """Trap: commit comes with the next plan, for the last micro-batch never; stop is not called on query.stop()."""
-    plain = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="90")
-    told = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="90")
+    plain = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
+    told = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
     while plain.batch() >= 0:
         told.batch()
         told.reader.commit(json.loads(told.offset_log[0]))
@@ -217,14 +139,14 @@ def test_trap_commit_and_stop_may_come_late_or_never(cluster: FakeCluster) -> No
 
 
 def test_offsets_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="64")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="64")
     assert query.drain() == [64, 64, 64, 8]
     assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
 
 
 def test_bytes_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
     size = len(cluster.log.partitions["t", 0].batches[0].data)
-    query = Query(cluster, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size))
+    query = Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size))
     sizes = query.drain()
     assert len(sizes) >= 4
     assert max(sizes) <= 60
@@ -232,7 +154,7 @@ def test_bytes_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
 
 
 def test_all_available_overrides_the_options(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="10")
     end = query.reader.latestOffset(query.start(), ReadAllAvailable())
     assert end["o"] == {"t": {"0": 100, "1": 100}}
     assert sum(query.reader.latestOffset(query.start(), ReadMaxRows(30))["o"]["t"].values()) == 30
@@ -241,7 +163,7 @@ def test_all_available_overrides_the_options(cluster: FakeCluster) -> None:
 def test_min_offsets_wait_for_rows_or_for_the_delay(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    query = Query(cluster, startingOffsets="earliest", minOffsetsPerTrigger="50", maxTriggerDelay="10s")
+    query = Query(cluster.servers, startingOffsets="earliest", minOffsetsPerTrigger="50", maxTriggerDelay="10s")
     assert query.batch() == 200  # the first comes at once
     fill(cluster, 0, 40)
     assert query.batch() == -1
@@ -262,7 +184,7 @@ def test_sizes_come_from_another_replica_where_one_does_not_know(cluster: FakeCl
 
     for node in cluster.nodes[:2]:
         node.on_list = not_a_replica
-    assert Query(cluster, startingOffsets="earliest", maxBytesPerTrigger="1").batch() == 10
+    assert Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger="1").batch() == 10
 
 
 def test_retention_between_two_questions_is_asked_about_again(cluster: FakeCluster) -> None:
@@ -274,14 +196,16 @@ def test_retention_between_two_questions_is_asked_about_again(cluster: FakeClust
 
     for node in cluster.nodes:
         node.on_list = loses_head
-    query = Query(cluster, startingOffsets='{"t":{"0":-2,"1":100}}', maxBytesPerTrigger="1000", failOnDataLoss="false")
+    query = Query(
+        cluster.servers, startingOffsets='{"t":{"0":-2,"1":100}}', maxBytesPerTrigger="1000", failOnDataLoss="false"
+    )
     query.drain()
     assert query.rows == span(0, 70, 100)
 
 
 # ------------------------------------------------------------------------------------------------ AvailableNow
 def test_available_now_ends_at_what_was_there_when_it_began(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="70")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70")
     query.reader.prepareForTriggerAvailableNow()
     fill(cluster, 0, 500)
     cluster.log.grow("t", 3)
@@ -294,7 +218,7 @@ def test_available_now_ends_at_what_was_there_when_it_began(cluster: FakeCluster
 
 
 def test_available_now_waits_for_no_minimum(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", minOffsetsPerTrigger="1000")
+    query = Query(cluster.servers, startingOffsets="earliest", minOffsetsPerTrigger="1000")
     for expected in ([200], [10]):
         query.restart()
         query.reader.prepareForTriggerAvailableNow()
@@ -303,7 +227,7 @@ def test_available_now_waits_for_no_minimum(cluster: FakeCluster) -> None:
 
 
 def test_available_now_says_that_the_cluster_is_away_instead_of_ending(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="70", retryTimeoutMs="300")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70", retryTimeoutMs="300")
     query.reader.prepareForTriggerAvailableNow()
     query.batch()
     cluster.stop()
@@ -317,7 +241,7 @@ def test_trap_cluster_that_is_away_does_not_end_the_query(
 ) -> None:
     """Trap: any exception of latestOffset kills the query."""
     monkeypatch.setattr(stream, "LOOK_TIMEOUT_S", 0.2)
-    query = Query(cluster, startingOffsets="earliest")
+    query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
     cluster.stop()
     assert query.batch() == -1
@@ -325,7 +249,7 @@ def test_trap_cluster_that_is_away_does_not_end_the_query(
 
 
 def test_partition_added_during_the_stream_is_read_from_its_beginning(cluster: FakeCluster) -> None:
-    query = Query(cluster)
+    query = Query(cluster.servers)
     query.drain()
     cluster.log.grow("t", 3)
     fill(cluster, 2, 20)
@@ -340,14 +264,14 @@ def test_partition_added_during_the_stream_is_read_from_its_beginning(cluster: F
 
 
 def test_partition_that_is_added_without_records_costs_one_batch(cluster: FakeCluster) -> None:
-    query = Query(cluster)
+    query = Query(cluster.servers)
     query.drain()
     cluster.log.grow("t", 3)
     assert query.drain() == [0]
 
 
 def test_pattern_takes_in_topics_that_come_later(cluster: FakeCluster) -> None:
-    query = Query(cluster, subscribePattern="t|new-.*")
+    query = Query(cluster.servers, subscribePattern="t|new-.*")
     query.drain()
     for topic in ("new-1", "other"):
         cluster.log.create(topic, 1)
@@ -357,7 +281,7 @@ def test_pattern_takes_in_topics_that_come_later(cluster: FakeCluster) -> None:
 
 
 def test_pattern_that_matches_nothing_yet_waits(cluster: FakeCluster) -> None:
-    query = Query(cluster, subscribePattern="new-.*")
+    query = Query(cluster.servers, subscribePattern="new-.*")
     assert query.drain() == [0]
     cluster.log.create("new-1", 1)
     fill(cluster, 0, 10, "new-1")
@@ -365,7 +289,7 @@ def test_pattern_that_matches_nothing_yet_waits(cluster: FakeCluster) -> None:
 
 
 def test_assign_stays_with_its_partitions(cluster: FakeCluster) -> None:
-    query = Query(cluster)
+    query = Query(cluster.servers)
     query.options.pop("subscribe")
     query.restart(assign='{"t":[1]}', startingOffsets="earliest")
     cluster.log.grow("t", 3)
@@ -375,7 +299,7 @@ def test_assign_stays_with_its_partitions(cluster: FakeCluster) -> None:
 
 
 def test_restart_with_other_topics_drops_those_and_begins_these(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest")
+    query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
     cluster.log.create("u", 1)
     fill(cluster, 0, 10)
@@ -388,7 +312,7 @@ def test_restart_with_other_topics_drops_those_and_begins_these(cluster: FakeClu
 
 def test_topic_that_is_not_there_is_refused_before_anything_runs(cluster: FakeCluster) -> None:
     with pytest.raises(OptionError, match="no topic 'u'"):
-        Query(cluster, subscribe="t,u").start()
+        Query(cluster.servers, subscribe="t,u").start()
 
 
 # ------------------------------------------------------------------------------------------------ data loss
@@ -397,7 +321,7 @@ def lose_head(cluster: FakeCluster, upto: int) -> None:
 
 
 def test_retention_that_passes_a_slow_query_is_data_loss(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="20")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="20")
     query.batch()
     lose_head(cluster, 70)
     with pytest.raises(DataLossError, match=r"offsets \[10, 70\) of t-0 are gone.*failOnDataLoss"):
@@ -407,7 +331,7 @@ def test_retention_that_passes_a_slow_query_is_data_loss(cluster: FakeCluster) -
 def test_retention_that_passes_a_slow_query_is_skipped_where_accepted(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="20", failOnDataLoss="false")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="20", failOnDataLoss="false")
     query.batch()
     lose_head(cluster, 70)
     query.drain()
@@ -417,7 +341,7 @@ def test_retention_that_passes_a_slow_query_is_skipped_where_accepted(
 
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_retention_that_passes_a_planned_batch(cluster: FakeCluster, fail: str) -> None:
-    query = Query(cluster, startingOffsets="earliest", failOnDataLoss=fail)
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.plan()
     lose_head(cluster, 70)
     if fail == "true":
@@ -429,7 +353,7 @@ def test_retention_that_passes_a_planned_batch(cluster: FakeCluster, fail: str) 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_topic_that_was_made_anew_is_not_taken_for_the_old_one(cluster: FakeCluster, fail: str) -> None:
-    query = Query(cluster, startingOffsets="earliest", failOnDataLoss=fail)
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
     cluster.log.delete("t")
     cluster.log.create("t", 2)
@@ -444,7 +368,7 @@ def test_topic_that_was_made_anew_is_not_taken_for_the_old_one(cluster: FakeClus
 
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_topic_that_is_deleted(cluster: FakeCluster, fail: str) -> None:
-    query = Query(cluster, startingOffsets="earliest", failOnDataLoss=fail)
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
     cluster.log.delete("t")
     if fail == "true":
@@ -457,7 +381,7 @@ def test_topic_that_is_deleted(cluster: FakeCluster, fail: str) -> None:
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_log_that_is_shorter_than_the_query_has_read(cluster: FakeCluster, fail: str) -> None:
     """A cluster that was restored from an older backup."""
-    query = Query(cluster, startingOffsets="earliest", failOnDataLoss=fail)
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
     log = cluster.log.partitions["t", 0]
     log.next_offset = 60
@@ -474,7 +398,7 @@ def test_log_that_is_shorter_than_the_query_has_read(cluster: FakeCluster, fail:
 
 
 def test_report_of_the_latest_offset_shows_the_lag(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="50")
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="50")
     assert query.reader.reportLatestOffset() is None
     query.batch()
     latest = query.reader.reportLatestOffset()
@@ -486,7 +410,7 @@ def test_report_of_the_latest_offset_shows_the_lag(cluster: FakeCluster) -> None
 
 
 def test_tasks_are_cut_as_the_options_say(cluster: FakeCluster) -> None:
-    query = Query(cluster, startingOffsets="earliest", minPartitions="8")
+    query = Query(cluster.servers, startingOffsets="earliest", minPartitions="8")
     query.plan()
     slices = query.reader.partitions(query.start(), json.loads(query.offset_log[0]))
     assert len(slices) >= 8

@@ -13,5 +13,5 @@ def test_every_option_is_on_the_page_and_no_other_is_in_its_table() -> None:
     named = set(re.findall(r"`([A-Za-z.]+)`", text))
     assert set(KNOWN) <= named, f"not on the page: {sorted(set(KNOWN) - named)}"
     rows = [line for line in text.partition("## Options")[2].partition("\n## ")[0].splitlines() if line[:3] == "| `"]
-    in_table = {name for row in rows for name in re.findall(r"`([A-Za-z]+)`", row.split("|")[1])}
-    assert in_table <= {*KNOWN, "metadata"}
+    in_table = {name for row in rows for name in re.findall(r"`([A-Za-z.]+)`", row.split("|")[1])}
+    assert {"subscribe", "tls.ca"} <= in_table <= {*KNOWN, "metadata"}

@@ -26,7 +26,7 @@ class NodeConfig:
     election_timeout_max_ms: int = 600
     raft_heartbeat_ms: int = 50
     leader_isolation_ms: int = 2000  # rule 20: without a majority of followers this long, a leader resigns
-    rebalance_interval_ms: int = 5000  # how often preferred leaders are looked at
+    rebalance_interval_ms: int = 5000  # how long a node has to be well before it gets its leaderships back
     raft_snapshot_entries: int = 5000  # journal entries between two snapshots
 
     append_inflight_bytes_max: int = 64 << 20  # a node's appends that are not yet durable: beyond it OVERLOADED

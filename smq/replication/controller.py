@@ -15,6 +15,7 @@ from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.limits import default_init
 from smq.raft_state.state import NodeState, PartitionState
 from smq.replication import wire
+from smq.replication.balancer import Balancer, is_heard
 from smq.replication.host import ControllerHost
 from smq.replication.ports import Channel
 
@@ -22,7 +23,7 @@ REPORT_WAIT_NS: Final = 150_000_000  # for the reports of replicas that are aliv
 ROUND_NS_MAX: Final = 500_000_000  # a round of reports without a decision is begun again
 PROPOSAL_MS_MAX: Final = 2_000
 SCAN_INTERVAL_NS: Final = 1_000_000_000  # all partitions are looked at this often, and when something happened
-TRANSFERS_MAX: Final = 16  # leaderships moved in one round of rebalancing: each costs its partition a short pause
+ELECTIONS_AT_ONCE: Final = 256  # proposed and not answered: of thousands at once each would hold the loop up
 RESIGNED_NS: Final = 2_000_000_000  # how long another leader is preferred to one that resigned
 
 
@@ -45,9 +46,10 @@ class Controller:
         self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
         self._resigned: dict[PartitionId, tuple[Epoch, NodeId, int]] = {}  # bounded by the partitions
         self._under_way: set[tuple[str, NodeId]] = set()  # fencing proposals without an answer; two a node
+        self._in_flight = 0  # elections proposed and not answered
         self._query = 0
         self._scan_ns = 0
-        self._rebalance_ns = 0
+        self._balancer = Balancer(host)
         self._is_woken = False
         self._told_stuck: set[PartitionId] = set()
 
@@ -58,6 +60,10 @@ class Controller:
         if not self._is_woken and self._host.engine.is_leader:
             self._is_woken = True
             self._host.clock.call_soon(self._look)
+
+    def rebalance_soon(self) -> None:
+        """A node has been drained or undrained."""
+        self._balancer.hurry()
 
     def _look(self) -> None:
         self._is_woken = False
@@ -76,7 +82,7 @@ class Controller:
             return
         if self._led_since_ns is None:
             self._led_since_ns = now_ns
-            self._rebalance_ns = now_ns
+            self._balancer.start(now_ns)
             self._rounds.clear()
         if not self._host.state.cluster_id:
             self._init_cluster()
@@ -87,9 +93,7 @@ class Controller:
             self._scan(now_ns)
         for pid in [p for p, r in self._rounds.items() if not r.proposed]:
             self._decide(pid, now_ns)
-        if now_ns - self._rebalance_ns >= self._host.config.rebalance_interval_ms * 1_000_000:
-            self._rebalance_ns = now_ns
-            self._rebalance(now_ns)
+        self._balancer.on_tick(now_ns)
 
     def _init_cluster(self) -> None:
         self._propose_once("init", self._host.node_id, default_init(self._host.config.cluster_id))
@@ -111,21 +115,23 @@ class Controller:
             if is_silent and not node.fenced:
                 self._warn("node fenced", node=node.node, incarnation=node.incarnation)
                 self._propose_once("fence", node.node, FenceNode(node=node.node, incarnation=node.incarnation))
-            elif node.fenced and not is_silent and self._is_heard(node, now_ns):
+            elif node.fenced and not is_silent and not self._is_leaving(node) and self._is_heard(node, now_ns):
                 self._propose_once("unfence", node.node, UnfenceNode(node=node.node, incarnation=node.incarnation))
+
+    def _is_leaving(self, node: NodeState) -> bool:
+        return self._host.is_leaving(node.node, node.incarnation)
 
     def _is_silent(self, node: NodeState, now_ns: int) -> bool:
         timeout_ms = self._host.config.session_timeout_ms
         if not self._host.is_open(node.node, Channel.CONTROL):
+            if self._is_leaving(node):
+                return True  # it said so
             timeout_ms //= 3  # its connection is gone as well: that is seldom a pause
         since_ns = max(self._host.heard_ns(node.node, node.incarnation), self._led_since_ns or 0)
         return now_ns - since_ns > timeout_ms * 1_000_000
 
     def _is_heard(self, node: NodeState, now_ns: int) -> bool:
-        if node.node == self._host.node_id:
-            return node.incarnation == self._host.incarnation
-        heard_ns = self._host.heard_ns(node.node, node.incarnation)
-        return heard_ns > 0 and now_ns - heard_ns < 4 * self._host.config.heartbeat_interval_ms * 1_000_000
+        return is_heard(self._host, node, now_ns)
 
     def _is_live(self, node: NodeId, incarnation: Incarnation | None = None) -> bool:
         state = self._host.state.nodes.get(node)
@@ -139,27 +145,32 @@ class Controller:
                 self._resigned[pid] = (epoch, peer, now_ns)
         self.wake()
 
-    def _needs_election(self, part: PartitionState) -> bool:
-        if not self._is_live(part.leader, part.leader_incarnation):
-            return True
-        resigned = self._resigned.get(part.pid)
-        return resigned is not None and resigned[0] == part.epoch
+    def _leaderless(self) -> list[PartitionState]:
+        """Partitions whose leader is down, is another process, or has resigned. Cheap: there may be 100,000."""
+        state = self._host.state
+        live = {(n.node, n.incarnation) for n in state.nodes.values() if not n.fenced}
+        found: list[PartitionState] = []
+        for topic in state.topics.values():
+            if not topic.partitions[0].is_external:
+                found += [p for p in topic.partitions if (p.leader, p.leader_incarnation) not in live]
+        for pid, (epoch, _, _) in self._resigned.items():
+            part = state.partition(pid)
+            if part is not None and part.epoch == epoch and (part.leader, part.leader_incarnation) in live:
+                found.append(part)
+        return found
 
     def _scan(self, now_ns: int) -> None:
         wanted: dict[NodeId, list[tuple[PartitionId, Epoch]]] = {}
         seen: set[PartitionId] = set()
-        for topic in self._host.state.topics.values():
-            for part in topic.partitions:
-                if part.is_external or not self._needs_election(part):
-                    continue
-                pid = part.pid
-                seen.add(pid)
-                current = self._rounds.get(pid)
-                if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
-                    continue
-                self._rounds[pid] = _Round(part.epoch, now_ns, self._query)
-                for node in part.replicas:
-                    wanted.setdefault(node, []).append((pid, part.epoch))
+        for part in self._leaderless():
+            pid = part.pid
+            seen.add(pid)
+            current = self._rounds.get(pid)
+            if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
+                continue
+            self._rounds[pid] = _Round(part.epoch, now_ns, self._query)
+            for node in part.replicas:
+                wanted.setdefault(node, []).append((pid, part.epoch))
         self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
         self._resigned = {pid: r for pid, r in self._resigned.items() if pid in seen}
         self._told_stuck &= seen
@@ -199,16 +210,19 @@ class Controller:
             for n in part.replicas
             if n in current.reports and self._is_live(n, current.reports[n][0]) and current.reports[n][1] >= part.hwm
         ]
-        resigned = self._resigned.get(pid)
-        if resigned is not None and now_ns - resigned[2] < RESIGNED_NS and len(eligible) > 1:
-            eligible = [n for n in eligible if n != resigned[1]]
         if not eligible:
             self._tell_stuck(part, current, waited_ns)
-            return
-        # The new epoch starts at the HWM whoever leads it, so a longer log is worth nothing; the order of the
-        # replicas spreads the leaders.
-        current.proposed = True
-        self._elect(pid, current, eligible[0])
+        elif self._in_flight < ELECTIONS_AT_ONCE:
+            # The new epoch starts at the HWM whoever leads it, so a longer log is worth nothing; the order of the
+            # replicas spreads the leaders.
+            current.proposed = True
+            self._elect(pid, current, min(eligible, key=lambda n: self._reluctance(pid, n, now_ns)))
+
+    def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool]:
+        """A node that is about to leave, has just resigned or is drained leads only what nobody else can."""
+        state, resigned = self._host.state.nodes[node], self._resigned.get(pid)
+        has_resigned = resigned is not None and resigned[1] == node and now_ns - resigned[2] < RESIGNED_NS
+        return self._is_leaving(state) or has_resigned, state.drained
 
     def _tell_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
         """Rule 20: unavailable, and says why; never an unsafe election."""
@@ -217,7 +231,7 @@ class Controller:
             ends = {int(n): int(end) for n, (_, end) in current.reports.items()}
             topic = self._host.state.topic_names[part.topic_id]
             self._warn(
-                "no replica of the partition reaches its high water mark",
+                "no replica of the partition reaches its high water mark and a majority of the others",
                 topic=topic,
                 partition=part.index,
                 hwm=part.hwm,
@@ -233,9 +247,13 @@ class Controller:
             incarnation=incarnation,
             verified_end=end,
         )
+        self._in_flight += 1
         self._host.propose(command, PROPOSAL_MS_MAX, lambda reply: self._on_elected(pid, current, reply))
 
     def _on_elected(self, pid: PartitionId, current: _Round, reply: Reply | SmqError) -> None:
+        self._in_flight -= 1
+        if self._in_flight == ELECTIONS_AT_ONCE // 2:
+            self.wake()
         if self._rounds.get(pid) is current:
             del self._rounds[pid]
         if isinstance(reply, SmqError):
@@ -244,27 +262,3 @@ class Controller:
     def _scan_soon(self) -> None:
         """A little later: what was rejected now would be rejected again at once."""
         self._scan_ns = self._host.clock.monotonic_ns() - SCAN_INTERVAL_NS + REPORT_WAIT_NS
-
-    # -------------------------------------------------------------------------------------- balance
-    def _rebalance(self, now_ns: int) -> None:
-        """Moves leaderships back to the preferred replicas, a few at a time, when these are well."""
-        moved = 0
-        for topic in self._host.state.topics.values():
-            for part in topic.partitions:
-                if part.is_external:
-                    break  # as all of this topic
-                preferred = part.replicas[0]
-                if part.leader == preferred or self._needs_election(part) or not self._is_well(preferred, now_ns):
-                    continue
-                if part.leader == self._host.node_id:
-                    self._host.transfer(part.pid, part.epoch, preferred)
-                else:
-                    message = wire.Transfer(part.pid, part.epoch, preferred)
-                    self._host.send(part.leader, Channel.CONTROL, message)
-                moved += 1
-                if moved >= TRANSFERS_MAX:
-                    return
-
-    def _is_well(self, node: NodeId, now_ns: int) -> bool:
-        state = self._host.state.nodes.get(node)
-        return state is not None and not state.fenced and self._is_heard(state, now_ns)

@@ -6,6 +6,7 @@ consumers in `reads`, of elections in `controller`. Runs on one thread; never bl
 data; a failed commit or a broken invariant ends the process through `on_fatal`.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,6 +24,7 @@ from smq.raft_state.commands import (
     HwmAdvance,
     RegisterNode,
     Reply,
+    SetNodeDrained,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -36,7 +38,7 @@ from smq.raft_state.ids import (
     PartitionId,
 )
 from smq.raft_state.machine import Machine
-from smq.raft_state.state import ClusterState, EpochStart
+from smq.raft_state.state import ClusterState, EpochStart, PartitionState
 from smq.replication import wire
 from smq.replication.advancer import Advancer
 from smq.replication.api import (
@@ -45,6 +47,7 @@ from smq.replication.api import (
 from smq.replication.config import NodeConfig
 from smq.replication.controller import Controller
 from smq.replication.deadlines import Deadlines
+from smq.replication.drain import Drain
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.external_offsets import ExternalOffsets
 from smq.replication.identity import claim_identity
@@ -61,6 +64,7 @@ _log = structlog.get_logger("smq.node")
 _MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
 REGISTER_MS_MAX: Final = 2_000
 REGISTER_RETRY_MS: Final = 50
+VISITS_MAX: Final = 200  # replicas looked after in one tick: below a millisecond
 TIMEOUT_MS_MAX: Final = 60_000  # the longest time-out a caller may ask for
 STOPPING: Final = SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping")
 
@@ -94,7 +98,9 @@ class NodeCore:
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._is_registered = False
         self._is_running = False
+        self._is_leaving = False  # from the beginning of a drain on
         self._last_beat_ns = 0
+        self._to_visit: deque[PartitionId] = deque()  # replicas to be looked after in this round
         self._store = LogStore(disk)
         self.liveness = Liveness(clock)
         peers = sorted(n for n in config.peers if n != config.node_id)
@@ -186,22 +192,18 @@ class NodeCore:
         self._network.close()
 
     def drain(self, timeout_ms: int, done: Callable[[], None]) -> None:
-        deadline_ns = self.clock.monotonic_ns() + timeout_ms * 1_000_000
+        self._is_leaving = True
+        self._beat_peers(self.clock.monotonic_ns())
+        Drain(self, timeout_ms, done).start()
 
-        def step() -> None:
-            led = [r for r in self._replicas.values() if r.leading is not None and len(r.part.replicas) > 1]
-            if not led or self.clock.monotonic_ns() >= deadline_ns or not self._is_running:
-                self.engine.transfer_leadership(None)
-                self.clock.call_later(2 * self.config.raft_heartbeat_ms, done)
-                return
-            for replica in led:
-                for target in replica.part.replicas:
-                    node = self.state.nodes.get(target)
-                    if node is not None and not node.fenced and replica.transfer(target):
-                        break
-            self.clock.call_later(self.config.tick_interval_ms, step)
+    def led(self) -> list[Replica]:
+        return [r for r in self._replicas.values() if r.leading is not None]
 
-        step()
+    def is_candidate(self, node: NodeId) -> bool:
+        known = self.state.nodes.get(node)
+        if known is None or known.fenced or known.drained or self.is_leaving(node, known.incarnation):
+            return False
+        return self.liveness.is_heard(node, self.config.session_timeout_ms)
 
     def _register(self) -> None:
         if not self._is_running or self._is_registered:
@@ -256,24 +258,30 @@ class NodeCore:
         self._controller.on_tick(now_ns)
         if now_ns - self._last_beat_ns >= self.config.heartbeat_interval_ms * 1_000_000:
             self._last_beat_ns = now_ns
-            self._beat(now_ns)
+            self._beat_peers(now_ns)
+            if not self._to_visit:
+                self._to_visit = deque(self._replicas)
+        self._look_after_replicas(now_ns)
         self.clock.call_later(self.config.tick_interval_ms, self._tick)
 
-    def _beat(self, now_ns: int) -> None:
-        for peer in self._peers:
-            self.send(peer, Channel.CONTROL, wire.Heartbeat(self.incarnation))
-            self.send(peer, Channel.DATA, wire.Ping(now_ns, False))
-        reachable = self.liveness.answering(self.config.leader_isolation_ms)
-        for replica in self._replicas.values():
-            if replica.log.rotten:
-                self._repair_rotten(replica)
-            if replica.leading is not None:
-                replica.on_tick(now_ns)
-                others = sum(1 for n in replica.part.replicas if n in reachable)
-                if others + 1 <= len(replica.part.replicas) // 2:
-                    replica.resign()  # rule 20
-            elif replica.is_appointed:
-                self.resign(replica.pid, replica.part.epoch)
+    def _look_after_replicas(self, now_ns: int) -> None:
+        """Each once a beat, but never more than some at a time: of thousands, a round takes longer."""
+        due = [self._to_visit.popleft() for _ in range(min(VISITS_MAX, len(self._to_visit)))]
+        reachable = self.liveness.answering(self.config.leader_isolation_ms) if due else frozenset()
+        for pid in due:
+            replica = self._replicas.get(pid)
+            if replica is not None:
+                self._look_after(replica, reachable, now_ns)
+
+    def _look_after(self, replica: Replica, reachable: frozenset[NodeId], now_ns: int) -> None:
+        if replica.log.rotten:
+            self._repair_rotten(replica)
+        if replica.leading is not None:
+            replica.on_tick(now_ns)
+            if not has_majority(replica.part, self.node_id, reachable):
+                replica.resign()  # rule 20
+        elif replica.is_appointed:
+            self.resign(replica.pid, replica.part.epoch)
 
     def _repair_rotten(self, replica: Replica) -> None:
         """What recovery has found. One at a time and partition, and again with the next beat."""
@@ -286,6 +294,11 @@ class NodeCore:
             self.deliver(lambda: done(False))
         else:
             self.repairs.want(replica, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
+
+    def _beat_peers(self, now_ns: int) -> None:
+        for peer in self._peers:
+            self.send(peer, Channel.CONTROL, wire.Heartbeat(self.incarnation, self._is_leaving))
+            self.send(peer, Channel.DATA, wire.Ping(now_ns, False))
 
     def deliver(self, fn: Callable[[], None]) -> None:
         if not self._outbox:
@@ -303,6 +316,8 @@ class NodeCore:
         applied = self._machine.apply(index, decoded)
         if isinstance(decoded, _MAY_NEED_ELECTION):
             self._controller.wake()
+        elif isinstance(decoded, SetNodeDrained):
+            self._controller.rebalance_soon()
         for pid in applied.touched:
             self._reconcile(pid)
         self._proposer.on_applied(index)
@@ -355,6 +370,7 @@ class NodeCore:
             self.engine.on_session_open(peer)
             self._proposer.on_session_open(peer)
         else:
+            self.send(peer, Channel.DATA, wire.Ping(self.clock.monotonic_ns(), False))
             for replica in self._replicas.values():
                 replica.on_session_open(peer)
 
@@ -399,8 +415,8 @@ class NodeCore:
                     self.liveness.on_answer(peer)
                 else:
                     self.send(peer, Channel.DATA, wire.Ping(number, True))
-            case wire.Heartbeat(incarnation):
-                self.liveness.on_heartbeat(peer, incarnation)
+            case wire.Heartbeat(incarnation, is_leaving):
+                self.liveness.on_heartbeat(peer, incarnation, is_leaving=is_leaving)
             case wire.Propose():
                 self._proposer.on_propose(peer, message)
             case wire.Proposed():
@@ -471,14 +487,20 @@ class NodeCore:
     def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
         return self.liveness.heard_ns(peer, incarnation)
 
+    def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
+        return self._is_leaving if node == self.node_id else self.liveness.is_leaving(node, incarnation)
+
     def election_ends(
         self, partitions: tuple[tuple[PartitionId, Epoch], ...]
     ) -> tuple[tuple[PartitionId, Offset], ...]:
+        """Of a partition of which this node reaches no majority for records it reports nothing: elected, it would
+        only resign again (rule 20), and every epoch is kept until the log start has passed it."""
+        reachable = self.liveness.answering(self.config.leader_isolation_ms)
         ends: list[tuple[PartitionId, Offset]] = []
         for pid, epoch in partitions:
             replica = self._replicas.get(pid)
             end = replica.election_end(epoch) if replica is not None else None
-            if end is not None:
+            if end is not None and replica is not None and has_majority(replica.part, self.node_id, reachable):
                 ends.append((pid, end))
         return tuple(ends)
 
@@ -490,6 +512,11 @@ class NodeCore:
     def _on_leader_change(self) -> None:
         self._controller.on_leader_change()
         self._proposer.on_leader_change()
+
+
+def has_majority(part: PartitionState, me: NodeId, reachable: frozenset[NodeId]) -> bool:
+    """Whether a majority of the partition's replicas can be reached for records, this node counted."""
+    return 2 * sum(node == me or node in reachable for node in part.replicas) > len(part.replicas)
 
 
 def clipped(timeout_ms: int) -> int:

@@ -75,6 +75,9 @@ class ControllerHost(NodeView, Protocol):
     def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
         """When this process of a peer was last heard of on CONTROL; 0 for never."""
 
+    def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
+        """Whether this process, of this node or another, is about to end."""
+
     def election_ends(
         self, partitions: tuple[tuple[PartitionId, Epoch], ...]
     ) -> tuple[tuple[PartitionId, Offset], ...]:

@@ -1,7 +1,8 @@
 """Who has been heard of, and when.
 
-Owns two facts a peer: the last heartbeat of each process (for the controller, one way is enough) and the last
-answer to a ping on the DATA channel (for a leader, who needs both ways; rule 20). Holds no judgement.
+Owns three facts a peer: the last heartbeat of each process (for the controller, one way is enough) and the last
+answer to a ping on the DATA channel (for a leader, who needs both ways; rule 20); and which have said that they are
+leaving. Holds no judgement.
 """
 
 from smq.raft_state.ids import Incarnation, NodeId
@@ -13,9 +14,16 @@ class Liveness:
         self._clock = clock
         self._heard: dict[NodeId, tuple[Incarnation, int]] = {}
         self._answered_ns: dict[NodeId, int] = {}
+        self._leaving: dict[NodeId, Incarnation] = {}
 
-    def on_heartbeat(self, peer: NodeId, incarnation: Incarnation) -> None:
+    def on_heartbeat(self, peer: NodeId, incarnation: Incarnation, *, is_leaving: bool) -> None:
         self._heard[peer] = (incarnation, self._clock.monotonic_ns())
+        if is_leaving:
+            self._leaving[peer] = incarnation
+
+    def is_leaving(self, peer: NodeId, incarnation: Incarnation) -> bool:
+        """Whether this process of the peer has said that it will end."""
+        return self._leaving.get(peer) == incarnation
 
     def on_answer(self, peer: NodeId) -> None:
         self._answered_ns[peer] = self._clock.monotonic_ns()

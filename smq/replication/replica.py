@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from smq.raft_state.commands import ElectLeader, HwmAdvance, Reply
+from smq.raft_state.commands import HwmAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import ClusterState, PartitionState
@@ -19,16 +19,15 @@ from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
 from smq.replication import wire
 from smq.replication.api import Acks, DoneFn, Produced, ReplicaStatus
 from smq.replication.deadlines import Deadline
+from smq.replication.handover import HandOver
 from smq.replication.host import ReplicaHost
 from smq.replication.lineage import verified_end
 from smq.replication.log_codec import StoredValue, parse_value
 from smq.replication.log_store import PartitionLog
-from smq.replication.ports import Buffer, Channel, DataDamaged
+from smq.replication.ports import Buffer, Channel
 from smq.replication.streams import FollowerStream
 
 WAITERS_MAX: Final = 10_000  # batches of one partition whose producers wait: with 1 KB each, 10 MB of records
-TRANSFER_LAG_BYTES_MAX: Final = 4 << 20  # a hand-over begins only to a follower this near, to keep the pause short
-TRANSFER_MS_MAX: Final = 2_000  # a hand-over that takes longer is given up, and producers are taken on again
 
 
 @dataclass(slots=True, eq=False)
@@ -73,8 +72,7 @@ class Replica:
         self._waiters: deque[_Waiter] = deque()
         self._leader_waiters: deque[_Waiter] = deque()  # acks=1
         self._repeated: list[_Waiter] = []
-        self._transfer_to: NodeId | None = None
-        self._transfer_proposed = False
+        self._hand_over = HandOver(host, self)
         self._resync_told = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
         self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
@@ -133,6 +131,7 @@ class Replica:
             self._answer_pending_probe()
         if self.leading is not None:
             self._recount()
+            self._hand_over.drive()
 
     def _advance_log_start(self, judged_by: Epoch | None) -> None:
         """Rules 14 and 16. Producer state that is not whole goes with its batches, for a sequence that is known to be
@@ -183,8 +182,7 @@ class Replica:
     def _stop_leading(self) -> None:
         self.leading = None
         self._streams.clear()
-        self._transfer_to = None
-        self._transfer_proposed = False
+        self._hand_over.end()
 
     def resign(self) -> None:
         """Stops accepting at once; what waits is settled when the next epoch is applied."""
@@ -195,6 +193,7 @@ class Replica:
 
     def close(self, error: SmqError) -> None:
         """The partition or the node is going away: everybody who waits is told."""
+        self._hand_over.end(lambda: error)
         self._stop_leading()
         if error.code is ErrorCode.SHUTTING_DOWN:  # definite, but what is appended may yet be committed by the others
             error = SmqError(ErrorCode.TIMED_OUT, error.message)
@@ -207,7 +206,13 @@ class Replica:
     # -------------------------------------------------------------------------------------- producing
     def produce(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> None:
         """Raises SmqError for what is found at once; else `done` is called by rule 10."""
-        self._check_accepts()
+        self._check_leads()
+        if self._hand_over.is_under_way:
+            if self._hand_over.park(batch, acks, timeout_ms, limit, done):
+                return
+            details = ErrorDetails(retry_after_ms=50)
+            raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
+        self._check_has_room()
         header = self._validated(batch, limit)
         cached = self.log.producers.check(header)
         if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
@@ -239,12 +244,11 @@ class Replica:
         else:
             self._waiters.append(waiter)
 
-    def _check_accepts(self) -> None:
+    def _check_leads(self) -> None:
         if self.leading is None or self.leading != self.part.epoch:
             raise self.not_leader()
-        if self._transfer_to is not None:
-            details = ErrorDetails(retry_after_ms=50)
-            raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
+
+    def _check_has_room(self) -> None:
         over = self._host.queued_bytes() > self._host.config.append_inflight_bytes_max
         waiting = len(self._waiters) + len(self._leader_waiters) + len(self._repeated)
         if over or waiting >= WAITERS_MAX:
@@ -336,8 +340,7 @@ class Replica:
             return
         if stream.on_ack(ack):
             self._recount()
-            if self._transfer_to is not None:
-                self._drive_transfer()
+            self._hand_over.drive()
 
     def _majority_end(self) -> Offset:
         ends = [self.durable_verified_end]
@@ -384,47 +387,15 @@ class Replica:
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
-        """Begins a planned hand-over (rule 11): stop accepting, let the target catch up, propose it. False where
-        this node does not lead or the target is too far behind."""
-        stream = self._streams.get(target)
-        if self.leading is None or self._transfer_to is not None or stream is None or stream.acked_end is None:
-            return False
-        try:
-            lag = self.log.read(stream.acked_end, self.log.appended_end, TRANSFER_LAG_BYTES_MAX, durable_only=False)
-        except DataDamaged:
-            return False
-        if lag and lag[-1].end < self.log.appended_end:
-            return False
-        self._transfer_to = target
-        at_ns = self._host.clock.monotonic_ns() + TRANSFER_MS_MAX * 1_000_000
-        epoch = self.leading
-        self._host.deadlines.add(at_ns, lambda: self._give_up_transfer(epoch))
-        self._drive_transfer()
-        return True
+        """Begins a planned hand-over (rule 11). False where this node does not lead or the target is too far behind."""
+        return self._hand_over.begin(target)
 
-    def _drive_transfer(self) -> None:
-        stream = self._streams.get(self._transfer_to) if self._transfer_to is not None else None
-        if stream is None or self._transfer_proposed or self.leading is None:
-            return
-        if stream.acked_end == self.log.appended_end and stream.incarnation is not None:
-            self._transfer_proposed = True
-            command = ElectLeader(
-                partition=self.pid,
-                expected_epoch=self.leading,
-                candidate=stream.peer,
-                incarnation=stream.incarnation,
-                verified_end=stream.acked_end,
-            )
-            self._host.propose(command, TRANSFER_MS_MAX, partial(self._on_transfer_result, self.leading))
+    @property
+    def is_handing_over(self) -> bool:
+        return self._hand_over.is_under_way
 
-    def _on_transfer_result(self, epoch: Epoch, result: Reply | SmqError) -> None:
-        if isinstance(result, SmqError):
-            self._give_up_transfer(epoch)
-
-    def _give_up_transfer(self, epoch: Epoch) -> None:
-        if self.leading == epoch:
-            self._transfer_to = None
-            self._transfer_proposed = False
+    def stream_to(self, peer: NodeId) -> FollowerStream | None:
+        return self._streams.get(peer)
 
     # -------------------------------------------------------------------------------------- following
     def on_probe(self, peer: NodeId, probe: wire.Probe) -> None:

@@ -23,9 +23,10 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """CONTROL: this process lives."""
+    """CONTROL: this process lives. One that `is_leaving` is given nothing more, and fenced when it is gone."""
 
     incarnation: Incarnation
+    is_leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ Message: TypeAlias = (
     | FoundBatch
 )
 
-_HEARTBEAT: Final = struct.Struct(">Bq")
+_HEARTBEAT: Final = struct.Struct(">Bq?")
 _PROPOSE: Final = struct.Struct(">BQ")
 _PROPOSED: Final = struct.Struct(">BQBq")
 _QUERY: Final = struct.Struct(">BQI")
@@ -213,8 +214,8 @@ def encode(message: Message) -> list[Buffer]:
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
             return [_PING.pack(19, number, is_answer)]
-        case Heartbeat(incarnation):
-            return [_HEARTBEAT.pack(1, incarnation)]
+        case Heartbeat(incarnation, is_leaving):
+            return [_HEARTBEAT.pack(1, incarnation, is_leaving)]
         case Propose(request, command):
             return [_PROPOSE.pack(2, request), command]
         case Proposed(request, outcome, index, reply):
@@ -253,7 +254,8 @@ def _pid_epochs(payload: memoryview, offset: int, count: int) -> tuple[tuple[Par
 
 
 def _heartbeat(payload: memoryview) -> Message:
-    return Heartbeat(Incarnation(_HEARTBEAT.unpack(payload)[1]))
+    _, incarnation, is_leaving = _HEARTBEAT.unpack(payload)
+    return Heartbeat(Incarnation(incarnation), is_leaving)
 
 
 def _propose(payload: memoryview) -> Message:

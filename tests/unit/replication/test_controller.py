@@ -1,5 +1,7 @@
 """The Raft leader's watch: who is fenced and when, who is asked, who is proposed, who is moved back."""
 
+from dataclasses import replace
+
 import pytest
 
 from chaos_tests.sim.clock import Machine as Hardware
@@ -12,12 +14,14 @@ from smq.raft_state.commands import (
     InitCluster,
     Rejected,
     Reply,
+    SetNodeDrained,
     UnfenceNode,
 )
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication import controller as controller_module
 from smq.replication import wire
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
@@ -28,6 +32,9 @@ from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, regi
 from tests.unit.replication.test_proposer import ScriptedEngine
 
 STEP_MS = 100
+TOPIC_OF_MANY = CreateTopic(
+    name="many", topic_id=TopicId(b"m" * 16), partition_count=1, replication_factor=3, created_ms=0
+)
 
 
 class World:
@@ -50,6 +57,7 @@ class World:
         self.heard: dict[NodeId, int] = {}
         self.ends: dict[NodeId, int] = {ME: 0, PEER_A: 0, PEER_B: 0}
         self.transferred: list[NodeId] = []
+        self.leaving: set[NodeId] = set()
         self.warnings: list[str] = []
         self.controller = Controller(self, lambda event, **_: self.warnings.append(event))
         if is_initialised:
@@ -91,6 +99,9 @@ class World:
 
     def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
         self.transferred.append(target)
+
+    def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
+        return node in self.leaving
 
     # ---- the test's hands
     def apply(self, command: Command) -> Reply:
@@ -184,7 +195,7 @@ def test_rule_20_a_partition_no_log_of_which_reaches_the_mark_stays_leaderless_a
     world.silent.add(PEER_A)
     world.run(5_000)
     assert world.made(ElectLeader) == []
-    assert "no replica of the partition reaches its high water mark" in world.warnings
+    assert "no replica of the partition reaches its high water mark and a majority of the others" in world.warnings
 
 
 def test_a_node_that_speaks_again_is_unfenced(world: World) -> None:
@@ -248,3 +259,88 @@ def test_a_new_raft_leader_gives_everybody_a_whole_session_before_it_fences(worl
     world.controller.on_leader_change()
     world.run(world.config.session_timeout_ms - STEP_MS)
     assert world.made(FenceNode) == []
+
+
+def test_a_leaving_node_is_fenced_when_its_connection_ends_and_not_before(world: World) -> None:
+    world.leaving.add(PEER_A)
+    world.run(500)
+    assert world.made(FenceNode) == []
+    world.disconnected.add(PEER_A)
+    world.run(100)
+    assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
+
+
+def test_a_leaving_node_that_has_fenced_itself_stays_fenced(world: World) -> None:
+    world.leaving.add(PEER_A)
+    world.apply(FenceNode(node=PEER_A, incarnation=INCARNATION))
+    world.run(2_000)
+    assert world.made(UnfenceNode) == []
+    assert all(world.part(i).leader != PEER_A for i in range(3))
+
+
+def test_leaderships_leave_a_drained_node_at_once_and_come_back_when_it_is_undrained(world: World) -> None:
+    world.run(world.config.rebalance_interval_ms + 500)
+    world.apply(SetNodeDrained(node=PEER_A, drained=True))
+    world.controller.rebalance_soon()
+    world.run(200)
+    asked = [(to, m.partition, m.target) for to, m in world.sent if isinstance(m, wire.Transfer)]
+    led = [world.part(i) for i in range(3) if world.part(i).leader == PEER_A]
+    assert [(to, pid) for to, pid, _ in asked] == [(PEER_A, part.pid) for part in led]
+    assert all(target != PEER_A for _, _, target in asked)
+    for part in led:
+        part.leader = asked[0][2]
+    world.apply(SetNodeDrained(node=PEER_A, drained=False))
+    world.run(world.config.rebalance_interval_ms + 500)
+    back = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)][len(asked) :] + world.transferred
+    assert set(back) == {PEER_A}
+
+
+def test_a_drained_node_is_elected_only_where_nobody_else_can_be(world: World) -> None:
+    world.apply(SetNodeDrained(node=PEER_B, drained=True))
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    assert all(world.part(i).leader == ME for i in range(3) if world.part(i).epoch)
+    world.ends[ME] = -1  # its own log does not reach the mark any more
+    led = next(i for i in range(3) if world.part(i).leader == ME)
+    world.controller.on_resign(
+        ME, wire.Resign(((world.part(led).pid, world.part(led).epoch),)), world.clock.monotonic_ns()
+    )
+    world.run(2_000)
+    assert world.part(led).leader == PEER_B
+
+
+def test_a_drained_node_hands_raft_over(world: World) -> None:
+    world.run(world.config.rebalance_interval_ms + 500)
+    world.apply(SetNodeDrained(node=ME, drained=True))
+    world.controller.rebalance_soon()
+    world.run(200)
+    assert world.engine.handed_to in (PEER_A, PEER_B)
+
+
+def test_a_node_that_keeps_coming_and_going_gets_its_leaderships_back_later_each_time(world: World) -> None:
+    interval_ms = world.config.rebalance_interval_ms
+
+    def waited_ms() -> int:
+        """From its return until it is asked for again."""
+        world.silent.add(PEER_A)
+        world.run(3_000)
+        world.silent.clear()
+        before = len([m for _, m in world.sent if isinstance(m, wire.Transfer)]) + len(world.transferred)
+        for waited in range(0, 20 * interval_ms, 500):
+            world.run(500)
+            if len([m for _, m in world.sent if isinstance(m, wire.Transfer)]) + len(world.transferred) > before:
+                return waited
+        raise AssertionError("never")
+
+    first, second, third = waited_ms(), waited_ms(), waited_ms()
+    assert first < second < third
+
+
+def test_few_elections_are_proposed_at_once_and_all_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "ELECTIONS_AT_ONCE", 2)
+    world.apply(replace(TOPIC_OF_MANY, partition_count=30))
+    world.silent.add(PEER_A)
+    world.run(4_000)
+    parts = world.state.topics["many"].partitions
+    assert all(part.leader != PEER_A for part in parts)
+    assert sum(part.epoch == 1 for part in parts) == 10

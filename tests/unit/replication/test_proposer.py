@@ -27,6 +27,7 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.leader: NodeId | None = None
+        self.handed_to: NodeId | None = None
         self.applied_index = LogIndex(0)
         self.queue: list[tuple[Command, ProposalDone]] = []
 
@@ -42,7 +43,9 @@ class ScriptedEngine:
     def on_session_close(self, peer: NodeId) -> None: ...
     def on_message(self, peer: NodeId, payload: memoryview) -> None: ...
     def tick(self) -> None: ...
-    def transfer_leadership(self, to: NodeId | None) -> None: ...
+    def transfer_leadership(self, to: NodeId | None) -> None:
+        self.handed_to = to
+
     def stop(self) -> None: ...
 
 

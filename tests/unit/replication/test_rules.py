@@ -10,7 +10,7 @@ from smq.raft_state.commands import AddPartitions, AdvanceLogStart, AlterTopicCo
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TsNs
 from smq.records import parse_header
-from smq.replication import wire
+from smq.replication import handover, wire
 from smq.replication.api import Acks
 from smq.replication.log_codec import StoredValue, parse_value
 from smq.replication.ports import Table
@@ -275,26 +275,60 @@ def test_rule_11_an_election_report_is_durable_verified_and_of_the_epoch_asked_f
     assert host.live.election_end(Epoch(1)) is None
 
 
-def test_rule_11_a_hand_over_refuses_producers_until_the_target_has_everything(host: Host) -> None:
+def test_rule_11_a_hand_over_waits_until_the_target_has_everything_and_all_is_committed(host: Host) -> None:
+    before = host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    assert host.live.transfer(PEER_A)
+    assert not host.live.transfer(PEER_B), "one at a time"
+    meanwhile = host.produce()
+    host.ack(PEER_A, 1)
+    assert host.proposed == [], "the new epoch would begin at the mark and cut what is above it"
+    host.advance(1)
+    assert [type(c).__name__ for c in host.proposed] == ["ElectLeader"]
+    host.elect(PEER_A, end=1)
+    host.settle()
+    assert before.offsets == (0, 0)
+    assert meanwhile.error == "NOT_LEADER"
+    assert host.live.log.appended_end == 1, "nothing of it was appended"
+
+
+def test_rule_11_a_hand_over_that_takes_too_long_is_given_up_and_who_waited_is_taken(host: Host) -> None:
     host.produce()
     host.settle()
     host.ack(PEER_A, 0)
     assert host.live.transfer(PEER_A)
+    waiting = [host.produce(), host.produce()]
+    host.settle(ms=3_000)
+    after = host.produce()
+    host.settle()
+    host.ack(PEER_A, 4)
+    host.advance(4)
+    host.settle()
+    assert [w.offsets for w in (*waiting, after)] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_rule_11_producers_that_wait_for_a_hand_over_are_bounded(host: Host) -> None:
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    assert host.live.transfer(PEER_A)
+    for _ in range(handover.PARKED_MAX):
+        host.produce()
     with pytest.raises(SmqError) as e:
         host.produce()
     assert e.value.code is ErrorCode.LEADER_UNAVAILABLE
-    assert host.proposed == []
-    host.ack(PEER_A, 1)
-    assert [type(c).__name__ for c in host.proposed] == ["ElectLeader"]
 
 
-def test_rule_11_a_hand_over_that_takes_too_long_is_given_up(host: Host) -> None:
+def test_rule_11_a_stopping_node_tells_who_waits_for_a_hand_over_that_nothing_was_stored(host: Host) -> None:
     host.produce()
     host.settle()
     host.ack(PEER_A, 0)
     assert host.live.transfer(PEER_A)
-    host.settle(ms=3_000)
-    host.produce()
+    waiting = host.produce()
+    host.live.close(SmqError(ErrorCode.SHUTTING_DOWN, "stopping"))
+    host.settle()
+    assert waiting.error == "SHUTTING_DOWN"
 
 
 def test_rule_12_an_appointed_leader_whose_log_is_short_does_not_lead() -> None:

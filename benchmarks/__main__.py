@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import failover, kafka, latency, rates, recovery
+from benchmarks import failover, handover, kafka, latency, offsets, rates, recovery
 from benchmarks.report import Report, machine
 from tests.cluster.harness import Cluster
 
@@ -22,6 +22,8 @@ def _sections(quick: bool) -> dict[str, Section]:
         "rates": lambda c, r: rates.measure(c, r, records=records),
         "kafka": lambda c, r: kafka.measure(c, r, records=records * 3, singles=300 if quick else 1_000),
         "failover": lambda c, r: failover.measure(c, r, kills=3 if quick else 20),
+        "handover": lambda c, r: handover.measure(c, r, rounds=3 if quick else 9),
+        "offsets": lambda c, r: offsets.measure(c, r, calls=500 if quick else 5_000),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256]),
     }
 

@@ -169,7 +169,9 @@ BUGS: tuple[PlantedBug, ...] = (
             Mutation(_REPLICA + "is_appointed", "and self.part.leader_incarnation == self._host.incarnation", ""),
             # A fresh process has not heard from anybody, and would resign for that (rule 20): a second guard.
             Mutation(
-                "smq.replication.core:NodeCore._beat", "if others + 1 <= len(replica.part.replicas) // 2:", "if False:"
+                "smq.replication.core:NodeCore._look_after",
+                "if not has_majority(replica.part, self.node_id, reachable):",
+                "if False:",
             ),
         ),
         scenario="quick_restarts",

@@ -1,0 +1,126 @@
+"""How long producers wait when a node is stopped on purpose, beside how long they wait when it is killed.
+
+Owns the hand-over figures: the longest pause between two acknowledgements of any partition, with our own idempotent
+producer sending record after record, from the signal until every partition has been acknowledged by somebody else; and
+the longest pause during a rolling restart of all nodes, leaderships that come back included.
+"""
+
+import asyncio
+import itertools
+import signal
+import statistics
+import threading
+import time
+
+from benchmarks.report import Report
+from smq.clients import Producer
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster, wait_for
+
+PARTITIONS = 6  # two led by each node
+SETTLE_S = 1.5  # after a signal, in which pauses are counted; a failover takes half of it
+BALANCED_S = 60.0  # until leaderships have come back to a node that is well again
+
+
+class Senders:
+    """One sender a partition, each waiting for its acknowledgement before it sends the next."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._bootstrap = ",".join(node.grpc for node in cluster.alive())
+        self._topic = topic
+        self.acks: list[list[float]] = [[] for _ in range(PARTITIONS)]
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> "Senders":
+        self._thread.start()
+        wait_for("the first acknowledgements", lambda: all(len(acks) > 20 for acks in self.acks))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+        if self.failure is not None:
+            raise AssertionError("a sender failed") from self.failure
+
+    async def _run(self) -> None:
+        try:
+            async with Producer(self._bootstrap, linger_ms=0) as producer:
+                await asyncio.gather(*(self._send(producer, partition) for partition in range(PARTITIONS)))
+        except BaseException as e:  # noqa: BLE001  # kept, and raised where the benchmark ends
+            self.failure = e
+
+    async def _send(self, producer: Producer, partition: int) -> None:
+        while not self._stopping.is_set():
+            await producer.send(self._topic, b"x" * 100, partition=partition)
+            self.acks[partition].append(time.monotonic())
+
+    def longest_pause_ms(self, since: float, partitions: list[int]) -> float:
+        """Between two acknowledgements of one partition, the second of them after `since`."""
+        longest = 0.0
+        for partition in partitions:
+            acks = self.acks[partition]
+            pauses = [b - max(a, since) for a, b in itertools.pairwise(acks) if b > since]
+            longest = max([longest, *pauses])
+        return longest * 1000
+
+
+def measure(cluster: Cluster, report: Report, *, rounds: int) -> None:
+    """Every node in turn, so each kind of stop meets the Raft leader as well."""
+    topic = make_topic(cluster, PARTITIONS)
+    with Senders(cluster, topic) as senders:
+        taken = {how: _stops(cluster, senders, topic, how, rounds) for how in (signal.SIGTERM, signal.SIGKILL)}
+        rolling = _rolling_restart(cluster, senders)
+    for how, what in ((signal.SIGTERM, "stopped (SIGTERM)"), (signal.SIGKILL, "killed (SIGKILL)")):
+        _add(report, f"longest pause of a partition, its leader {what}, {rounds} times", taken[how])
+    report.add("longest pause of any partition in a rolling restart", f"{rolling:.0f} ms", max_ms=rolling)
+
+
+def _add(report: Report, what: str, taken: list[float]) -> None:
+    smallest, middle, largest = min(taken), statistics.median(taken), max(taken)
+    report.add(
+        what,
+        f"min {smallest:.0f} ms, median {middle:.0f} ms, max {largest:.0f} ms",
+        min_ms=smallest,
+        median_ms=middle,
+        max_ms=largest,
+        all_ms=[round(ms, 1) for ms in taken],
+    )
+
+
+def _stops(cluster: Cluster, senders: Senders, topic: str, how: signal.Signals, rounds: int) -> list[float]:
+    taken = []
+    for number in range(rounds):
+        victim = 1 + number % cluster.size
+        _wait_leads(cluster, topic, victim)
+        led = [p for p in range(PARTITIONS) if cluster.wait_leader(topic, p) == victim]
+        since = time.monotonic()
+        _stop(cluster, victim, how)
+        time.sleep(max(0.0, since + SETTLE_S - time.monotonic()))
+        taken.append(senders.longest_pause_ms(since, led))
+        cluster.restart(victim)
+    return taken
+
+
+def _stop(cluster: Cluster, node: int, how: signal.Signals) -> None:
+    cluster.signal(node, how)
+    cluster.wait_dead(node)
+
+
+def _wait_leads(cluster: Cluster, topic: str, node: int) -> None:
+    def leads() -> bool:
+        return any(cluster.wait_leader(topic, partition) == node for partition in range(PARTITIONS))
+
+    wait_for(f"leaderships that come back to node {node}", leads, BALANCED_S)
+
+
+def _rolling_restart(cluster: Cluster, senders: Senders) -> float:
+    """As docs/operations.md says: one after another, each ready again before the next."""
+    since = time.monotonic()
+    for node in sorted(cluster.nodes):
+        _stop(cluster, node, signal.SIGTERM)
+        cluster.restart(node)
+        time.sleep(SETTLE_S)
+    time.sleep(2 * SETTLE_S)
+    return senders.longest_pause_ms(since, list(range(PARTITIONS)))

@@ -1,0 +1,61 @@
+"""How many offsets without records are assigned in a second: one by one and in batches, by one caller and by a hundred.
+
+Owns the AssignOffsets figures, taken through our own client; every caller waits for its answer before it asks again.
+"""
+
+import asyncio
+import itertools
+import time
+
+from benchmarks.report import Report, percentile
+from smq.clients import Admin, OffsetAssigner
+from tests.cluster.harness import Cluster
+
+BATCH = 100  # offsets of one call in the batched runs
+
+
+def measure(cluster: Cluster, report: Report, *, calls: int) -> None:
+    asyncio.run(_measure(cluster, report, calls))
+
+
+async def _measure(cluster: Cluster, report: Report, calls: int) -> None:
+    addresses = [node.grpc for node in cluster.alive()]
+    async with Admin(addresses) as admin:
+        await admin.create_topic("assigned", config={"storage": "external"})
+    assigners = [OffsetAssigner(address) for address in addresses]
+    try:
+        for assigner in assigners:
+            await assigner.start()
+        for callers in (1, 100):
+            for count in (1, BATCH):
+                await _run(assigners, report, callers=callers, count=count, calls=calls)
+    finally:
+        for assigner in assigners:
+            await assigner.close()
+
+
+async def _run(assigners: list[OffsetAssigner], report: Report, *, callers: int, count: int, calls: int) -> None:
+    taken_ms: list[float] = []
+    given: list[tuple[int, int]] = []
+
+    async def caller(number: int) -> None:
+        assigner = assigners[number % len(assigners)]
+        for _ in range(max(1, calls // callers)):
+            began = time.perf_counter()
+            given.append(await assigner.assign("assigned", 0, count))
+            taken_ms.append((time.perf_counter() - began) * 1000)
+
+    began = time.perf_counter()
+    await asyncio.gather(*map(caller, range(callers)))
+    per_s = len(given) / (time.perf_counter() - began)
+    ordered = sorted(given)
+    assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(ordered)), "an offset twice, or one left out"
+    p50, p99 = percentile(taken_ms, 50), percentile(taken_ms, 99)
+    report.add(
+        f"AssignOffsets, {callers} caller{'s' if callers > 1 else ''}, {count} offset{'s' if count > 1 else ''} a call",
+        f"{per_s:,.0f} calls/s, {per_s * count:,.0f} offsets/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms",
+        calls_per_s=per_s,
+        offsets_per_s=per_s * count,
+        p50_ms=p50,
+        p99_ms=p99,
+    )

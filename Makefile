@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMP := $(VENV)/.setup-stamp
 SEEDS ?= 1000
+MINUTES ?= 480
 PYTEST := $(PY) -m pytest
 # Suites in the order in which they are cheapest to fail; one pytest call, so one closing line and one exit code.
-SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark
+SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/chaos
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup demo test test-full check lint types imports proto proto-check docs sim bench lock clean
+.PHONY: help setup demo test test-full check lint types imports proto proto-check docs sim chaos bench lock clean
 
 help: ## Lists the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -77,9 +78,13 @@ endef
 docs: $(STAMP) ## Generates the pages that come from code
 	$(PY) docs/generate_errors.py
 	$(PY) docs/generate_kafka.py
+	$(PY) -m chaos_tests ledger
 
 sim: $(STAMP) ## Simulates whole clusters under SEEDS seeds
 	$(PY) -m chaos_tests sim --seeds $(SEEDS)
+
+chaos: $(STAMP) ## Live histories with reports until MINUTES are over; goes on where it was stopped
+	$(PY) -m chaos_tests run --minutes $(MINUTES) --out chaos-runs
 
 bench: $(STAMP) ## Measures rates, latencies, failover and recovery on this machine
 	$(PY) -m benchmarks

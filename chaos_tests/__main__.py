@@ -1,4 +1,4 @@
-"""The harness's command line: `python -m chaos_tests sim`, `planted` and `judge`.
+"""The harness's command line: `python -m chaos_tests run`, `report`, `sim`, `planted` and `judge`.
 
 Owns its arguments. It must work from a clone without installation of anything but the dev extras.
 """
@@ -27,12 +27,41 @@ def main(arguments: list[str] | None = None) -> int:
     planted = commands.add_parser("planted", help="hunt for planted bugs and print the table")
     planted.add_argument("names", nargs="*", help="only these (default: all)")
     planted.add_argument("--write", type=Path, help="write the table to this file")
-    options = parser.parse_args(arguments)
+    live = commands.add_parser("run", help="live histories: real processes, real faults, a report")
+    _live_arguments(live)
+    report = commands.add_parser("report", help="make a run's report.html again")
+    report.add_argument("directory", type=Path)
+    ledger = commands.add_parser("ledger", help="keep a campaign's summaries and make docs/reliability.md again")
+    ledger.add_argument("--keep", type=Path, help="directory of the campaign whose histories are to be kept")
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(given)
+    if options.command == "run":
+        from chaos_tests.live.command import run
+
+        return run(options, given)
+    if options.command == "report":
+        from chaos_tests.live.report import write_report
+
+        print(write_report(options.directory))
+        return 0
+    if options.command == "ledger":
+        from chaos_tests.live.ledger import keep, write_page
+
+        if options.keep is not None:
+            print(f"{keep(options.keep)} histories kept")
+        print(write_page(Path()))
+        return 0
     if options.command == "sim":
         return _sim(options)
     if options.command == "planted":
         return _planted(options)
     return _judge(options.history)
+
+
+def _live_arguments(parser: argparse.ArgumentParser) -> None:
+    from chaos_tests.live.command import add_arguments
+
+    add_arguments(parser)
 
 
 def _sim(options: argparse.Namespace) -> int:

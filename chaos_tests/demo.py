@@ -27,7 +27,7 @@ from rich.markup import escape
 from chaos_tests.demo_checks import SparkChecks, check_replicas, failover_seconds, wait_caught_up
 from chaos_tests.demo_publish import DemoFailure, Kill, Published, Publisher
 from chaos_tests.flights import Flights, load_flights
-from chaos_tests.live import LiveCluster, LiveClusterError, live_cluster
+from chaos_tests.live.cluster import LiveCluster, LiveClusterError, live_cluster
 from smq.clients.errors import error_from_rpc
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError

@@ -15,7 +15,7 @@ import numpy as np
 
 from chaos_tests.demo_publish import DemoFailure, Kill, Published
 from chaos_tests.flights import TOTALS, VALUE_SCHEMA, Flights, totals_by_carrier
-from chaos_tests.live import LiveCluster
+from chaos_tests.live.cluster import LiveCluster
 from smq.clients.pb import smq_pb2 as pb
 from smq.records import check_crc, parse_header
 

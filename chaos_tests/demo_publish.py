@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chaos_tests.flights import Flights
-from chaos_tests.live import LiveCluster
+from chaos_tests.live.cluster import LiveCluster
 from smq.clients.bulk import BatchMetadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producer import Producer

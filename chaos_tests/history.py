@@ -15,11 +15,14 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | trim   | k, o                                 |                                                          |
 | commit | g, k, o, tag                         |                                                          |
 | fetch  | g, k, n                              | o, tag (-1 and "" where there is no commit)              |
+| assign | k, c (count)                         | o (base)                                                 |
+| kpoll  | c (consumer)                         | r ([[k, o, v], ...])                                     |
 | create, drop, alloc | name                    |                                                          |
 
 A `fail` carries `err`, and `lo`/`hi` where the error does. Observations (p -1, ty info): `fault` (what, ...),
 `lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,
-epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `topic` (k: known partition).
+epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `topic` (k: known partition), `found` (why: an anomaly
+that an observer met by itself).
 """
 
 import json

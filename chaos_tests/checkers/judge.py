@@ -7,11 +7,22 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from chaos_tests.checkers import groups, liveness, log, losses, marks, raft, reads, sends
+from chaos_tests.checkers import assignments, groups, kafka, liveness, log, losses, marks, raft, reads, sends
 from chaos_tests.checkers.base import Violation, index
 from chaos_tests.history import Event, pair
 
-CHECKS = (log.check, losses.check, reads.check, sends.check, marks.check, groups.check, raft.check, liveness.check)
+CHECKS = (
+    log.check,
+    losses.check,
+    reads.check,
+    sends.check,
+    marks.check,
+    groups.check,
+    assignments.check,
+    kafka.check,
+    raft.check,
+    liveness.check,
+)
 
 
 def judge(events: Iterable[Event]) -> list[Violation]:

@@ -8,7 +8,7 @@ from chaos_tests.demo import _check_kills
 from chaos_tests.demo_checks import Replica, SparkChecks, check_replicas, failover_seconds
 from chaos_tests.demo_publish import Ack, DemoFailure, Kill, Published
 from chaos_tests.flights import load_flights, totals_by_carrier
-from chaos_tests.live import LiveCluster
+from chaos_tests.live.cluster import LiveCluster
 from smq.clients.pb import smq_pb2_grpc as pb_grpc
 from smq.spark_connector.cluster import Cluster
 from tests.spark.fake_cluster import FakeCluster, fake_cluster, records

@@ -1,0 +1,29 @@
+"""What a Kafka consumer was given: poll-skip, nonmonotonic-poll and inconsistent-offsets, as a client sees them.
+
+Owns the judgement of `kpoll` operations: one consumer (`c`) is given each partition's records in order and without a
+gap, and each is the record that the final read has at that offset.
+"""
+
+from chaos_tests.checkers.base import Facts, Findings, Violation
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    following: dict[tuple[str, str], int] = {}
+    for op in facts.history.of("kpoll"):
+        if not op.is_ok:
+            continue
+        consumer = op.asked["c"]
+        for key, offset, value in op.told["r"]:
+            expected = following.get((consumer, key))
+            if expected is not None and offset != expected:
+                anomaly = "poll-skip" if offset > expected else "nonmonotonic-poll"
+                detail = f"{key}: consumer {consumer} was given {offset}, {expected} was next"
+                findings.add(anomaly, detail)
+            following[consumer, key] = offset + 1
+            partition = facts.partitions.get(key)
+            final = partition.final_log.get(offset) if partition is not None else None
+            if final is not None and final[0] != value:
+                detail = f"{key}@{offset} was given to consumer {consumer} as {value} and is {final[0]}"
+                findings.add("inconsistent-offsets", detail, final[2])
+    return findings.found

@@ -1,0 +1,127 @@
+"""Where the nodes of a run keep their data, and how the power of such a disk is cut.
+
+Owns plain directories (anywhere) and disk images (an ext4 file system on a loop device a node, where the machine allows
+it). Cutting the power shuts the file system down without flushing its log: what was not synced is gone, as it is when
+a machine loses power. Mounts are private to the run's own mount namespace. It never looks into a file.
+"""
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Final, Protocol
+
+_EXT4_IOC_SHUTDOWN: Final = 0x8004587D
+_NO_LOG_FLUSH: Final = 2
+_IMAGE_MIB: Final = 1024  # sparse: what is not written takes no room
+_TOOLS: Final = ("mkfs.ext4", "mount", "umount", "losetup")
+
+
+class Disks(Protocol):
+    """The data directories of a run's nodes."""
+
+    name: str
+    can_cut_power: bool
+
+    def prepare(self, node: int, data: Path) -> None:
+        """Before a node's first start; `data` does not exist yet."""
+
+    def cut_power(self, node: int) -> None:
+        """What is not on the disk now never will be. The caller kills the process, then calls `restore_power`."""
+
+    def restore_power(self, node: int) -> None: ...
+
+    def wipe(self, node: int) -> None:
+        """An empty disk in place of the old one. The node is not running."""
+
+    def close(self) -> None: ...
+
+
+class Directories:
+    """Implements Disks: no power cuts, for the kernel keeps what a dead process wrote."""
+
+    name = "directories"
+    can_cut_power = False
+
+    def __init__(self) -> None:
+        self._data: dict[int, Path] = {}
+
+    def prepare(self, node: int, data: Path) -> None:
+        self._data[node] = data
+
+    def cut_power(self, node: int) -> None:
+        raise NotImplementedError("directories have no power to cut")
+
+    def restore_power(self, node: int) -> None:
+        raise NotImplementedError("directories have no power to cut")
+
+    def wipe(self, node: int) -> None:
+        shutil.rmtree(self._data[node], ignore_errors=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Images:
+    """Implements Disks."""
+
+    name = "ext4 images"
+    can_cut_power = True
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._data: dict[int, Path] = {}
+
+    def prepare(self, node: int, data: Path) -> None:
+        self._data[node] = data
+        image = self._image(node)
+        image.parent.mkdir(parents=True, exist_ok=True)
+        with image.open("wb") as f:
+            f.truncate(_IMAGE_MIB << 20)
+        _run("mkfs.ext4", "-q", "-F", str(image))
+        data.mkdir(parents=True)
+        self._mount(node)
+        shutil.rmtree(data / "lost+found")
+
+    def cut_power(self, node: int) -> None:
+        fd = os.open(self._data[node], os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+        finally:
+            os.close(fd)
+
+    def restore_power(self, node: int) -> None:
+        _run("umount", str(self._data[node]))
+        self._mount(node)
+
+    def wipe(self, node: int) -> None:
+        for entry in self._data[node].iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def close(self) -> None:
+        for data in self._data.values():
+            subprocess.run(["umount", "--lazy", str(data)], capture_output=True, check=False)
+        for node in self._data:
+            self._image(node).unlink(missing_ok=True)
+
+    def _image(self, node: int) -> Path:
+        return self._root / f"disk-{node}.img"
+
+    def _mount(self, node: int) -> None:
+        _run("mount", "-o", "loop", str(self._image(node)), str(self._data[node]))
+
+
+def why_no_images() -> str | None:
+    """Why disk images cannot be had here; None where they can."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"the programs {', '.join(missing)} are not installed"
+    return None if os.geteuid() == 0 else "only root may mount a disk image"
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

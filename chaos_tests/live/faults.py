@@ -1,0 +1,434 @@
+"""What a fault is, and how each kind strikes and is undone.
+
+Owns Arena, Fault and their strikes; `catalogue` names the faults. A strike returns the nodes that it struck; between it
+and its undo the run goes on. Waiting for the cluster is the run's business (but for what an operator would wait for).
+"""
+
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from chaos_tests.live.fleet import Fleet
+from chaos_tests.live.network import Link, Links, both
+from chaos_tests.live.raw import Unanswered
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import SmqError
+
+_STORM_KILLS: Final = 3
+_PAGE: Final = 4096
+FLIPS: Final = 10  # bits a fault
+_DAMAGED_START_S: Final = 20.0
+_MEMORY_SLACK: Final = 16 << 20
+_HOSTILE_BYTES: Final = 4096
+_HOSTILE_CONNECTIONS: Final = 20
+
+
+@dataclass(slots=True)
+class Arena:
+    """What a fault may touch."""
+
+    fleet: Fleet
+    rng: random.Random
+    helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)  # strace, burners: ended by `undo`
+    flips: int = 0  # bits turned over
+    told: list[str] = field(default_factory=list)  # what a reader of the report should know of it
+
+    @property
+    def nodes(self) -> list[int]:
+        return sorted(self.fleet.members)
+
+    def any_node(self) -> int:
+        return self.rng.choice(self.nodes)
+
+    def leader(self) -> int:
+        """The node that leads most partitions; any where nobody says."""
+        led = list(self.fleet.leaders().values())
+        return max(self.nodes, key=lambda node: (led.count(node), node)) if led else self.any_node()
+
+    def majority(self) -> list[int]:
+        return sorted(self.rng.sample(self.nodes, len(self.nodes) // 2 + 1))
+
+    def minority(self) -> list[int]:
+        return sorted(self.rng.sample(self.nodes, (len(self.nodes) - 1) // 2))
+
+    def end_helpers(self) -> None:
+        for helper in self.helpers:
+            helper.terminate()
+        for helper in self.helpers:
+            try:
+                helper.wait(5)
+            except subprocess.TimeoutExpired:
+                helper.kill()
+                helper.wait()
+        self.helpers.clear()
+
+
+Strike = Callable[[Arena], list[int]]  # returns the nodes that it struck
+Undo = Callable[[Arena, list[int]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`keeps_majority`: a majority of nodes goes on untouched, so acknowledgements must go on as well."""
+
+    name: str
+    family: str  # kill, isolate, pause, network, disk, clock, pressure, hostile
+    says: str
+    strike: Strike
+    undo: Undo
+    needs: frozenset[str] = frozenset()
+    keeps_majority: bool = True
+    hold_s: tuple[float, float] = (2.0, 5.0)
+
+
+# -------------------------------------------------------------------------------------------- kills and pauses
+def killed(choose: Callable[[Arena], list[int]]) -> Strike:
+    def strike(arena: Arena) -> list[int]:
+        nodes = choose(arena)
+        arena.fleet.kill(*nodes)
+        return nodes
+
+    return strike
+
+
+def started(arena: Arena, nodes: list[int]) -> None:
+    for node in nodes:
+        if not arena.fleet.members[node].is_running:
+            arena.fleet.run(node)
+
+
+def quick_restart(arena: Arena) -> list[int]:
+    """Back before anybody can have noticed: the session time-out is 1.5 s."""
+    node = arena.leader()
+    for _ in range(_STORM_KILLS):
+        arena.fleet.kill(node)
+        arena.fleet.run(node)
+        time.sleep(arena.rng.uniform(0.2, 1.0))
+    return [node]
+
+
+def rolling_restart(arena: Arena) -> list[int]:
+    """SIGTERM, as an upgrade does it: each node hands over, ends, and comes back ready before the next."""
+    for node in arena.nodes:
+        arena.fleet.terminate(node)
+        arena.fleet.run(node)
+        arena.fleet.wait_ready([node])
+    return arena.nodes
+
+
+def paused(choose: Callable[[Arena], list[int]]) -> Strike:
+    def strike(arena: Arena) -> list[int]:
+        nodes = choose(arena)
+        for node in nodes:
+            arena.fleet.pause(node)
+        return nodes
+
+    return strike
+
+
+def resumed(arena: Arena, nodes: list[int]) -> None:
+    for node in nodes:
+        arena.fleet.resume(node)
+
+
+def nothing(arena: Arena, nodes: list[int]) -> None:
+    """The fault is over when it has struck."""
+
+
+# ---------------------------------------------------------------------------------------------------- networks
+def _others(arena: Arena, nodes: list[int]) -> list[int]:
+    return [node for node in arena.nodes if node not in nodes]
+
+
+def isolated(choose: Callable[[Arena], list[int]]) -> Strike:
+    def strike(arena: Arena) -> list[int]:
+        nodes = choose(arena)
+        arena.fleet.network.impose(Links.cut(both(nodes, _others(arena, nodes))))
+        return nodes
+
+    return strike
+
+
+def deaf(arena: Arena) -> list[int]:
+    """Hears nobody, is heard by all: the shape that makes two leaders where leases are careless."""
+    node = arena.leader()
+    arena.fleet.network.impose(Links.cut((other, node) for other in _others(arena, [node])))
+    return [node]
+
+
+def mute(arena: Arena) -> list[int]:
+    node = arena.leader()
+    arena.fleet.network.impose(Links.cut((node, other) for other in _others(arena, [node])))
+    return [node]
+
+
+def bridge(arena: Arena) -> list[int]:
+    """Two sides that only one node connects."""
+    middle = arena.any_node()
+    rest = _others(arena, [middle])
+    arena.rng.shuffle(rest)
+    half = max(1, len(rest) // 2)
+    arena.fleet.network.impose(Links.cut(both(rest[:half], rest[half:])))
+    return [middle]
+
+
+def links(link: Link) -> Strike:
+    def strike(arena: Arena) -> list[int]:
+        arena.fleet.network.impose(Links.all_of(arena.nodes, link))
+        return arena.nodes
+
+    return strike
+
+
+def flapping(arena: Arena) -> list[int]:
+    """A cable that is loose: cut and whole by turns."""
+    node = arena.leader()
+    cut = Links.cut(both([node], _others(arena, [node])))
+    for _ in range(6):
+        arena.fleet.network.impose(cut)
+        time.sleep(arena.rng.uniform(0.1, 0.6))
+        arena.fleet.network.impose(Links())
+        time.sleep(arena.rng.uniform(0.1, 0.6))
+    return [node]
+
+
+def healed(arena: Arena, nodes: list[int]) -> None:
+    arena.fleet.network.impose(Links())
+
+
+def reset(arena: Arena) -> list[int]:
+    for _ in range(5):
+        for node in arena.nodes:
+            arena.fleet.network.reset(node)
+        time.sleep(0.2)
+    return arena.nodes
+
+
+# ------------------------------------------------------------------------------------------------------- disks
+def wiped(arena: Arena) -> list[int]:
+    node = arena.any_node()
+    arena.fleet.kill(node)
+    arena.fleet.wipe(node)
+    return [node]
+
+
+def rotten(change: Callable[[Arena, Path], int]) -> Strike:
+    """The database file of a node that is down is changed behind its back."""
+
+    def strike(arena: Arena) -> list[int]:
+        node = arena.any_node()
+        arena.fleet.kill(node)
+        file = max(arena.fleet.members[node].data.rglob("*.mdb"), key=lambda path: path.stat().st_size)
+        arena.flips += change(arena, file)
+        return [node]
+
+    return strike
+
+
+def flip_bits(arena: Arena, file: Path) -> int:
+    """One bit in each of some pages that are in use."""
+    size = file.stat().st_size
+    flips = 0
+    with file.open("r+b") as f:
+        for _ in range(FLIPS * 50):
+            page = arena.rng.randrange(size // _PAGE) * _PAGE
+            f.seek(page)
+            data = bytearray(f.read(_PAGE))
+            used = [i for i, byte in enumerate(data) if byte]
+            if not used:
+                continue  # a hole
+            data[arena.rng.choice(used)] ^= 1 << arena.rng.randrange(8)
+            f.seek(page)
+            f.write(data)
+            flips += 1
+            if flips == FLIPS:
+                break
+    return flips
+
+
+def truncate(arena: Arena, file: Path) -> int:
+    os.truncate(file, arena.rng.randrange(file.stat().st_size // _PAGE) * _PAGE)
+    return 0
+
+
+def repaired(arena: Arena, nodes: list[int]) -> None:
+    """As the operator's page says: started again; where it refuses or dies, its directory is emptied first."""
+    for node in nodes:
+        member = arena.fleet.members[node]
+        arena.fleet.run(node)
+        give_up = time.monotonic() + _DAMAGED_START_S
+        while member.is_running and time.monotonic() < give_up:
+            status = arena.fleet.status(node)
+            if status is not None and status.is_ready:
+                break
+            time.sleep(0.1)
+        else:
+            code = member.process.poll() if member.process is not None else None
+            arena.told.append(f"node {node} did not come back from its damaged files ({code}): emptied")
+            arena.fleet.kill(node)
+            arena.fleet.wipe(node)
+            arena.fleet.run(node)
+
+
+def power_cut(choose: Callable[[Arena], list[int]]) -> Strike:
+    def strike(arena: Arena) -> list[int]:
+        nodes = choose(arena)
+        for node in nodes:
+            arena.fleet.disks.cut_power(node)
+        arena.fleet.kill(*nodes)
+        for node in nodes:
+            arena.fleet.disks.restore_power(node)
+        return nodes
+
+    return strike
+
+
+def traced(*inject: str) -> Strike:
+    """System calls of one node's process fail or dawdle, by strace."""
+
+    def strike(arena: Arena) -> list[int]:
+        node = arena.leader()
+        pid = str(arena.fleet.members[node].pid)
+        options = [word for rule in inject for word in ("-e", f"inject={rule}")]
+        command = ["strace", "-f", "-qqq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync,pwrite64,msync"]
+        arena.helpers.append(subprocess.Popen([*command, *options, "-p", pid], stderr=subprocess.DEVNULL))
+        return [node]
+
+    return strike
+
+
+def untraced(arena: Arena, nodes: list[int]) -> None:
+    """A node whose disk failed has ended itself, as it must; then it is started again."""
+    arena.end_helpers()
+    started(arena, nodes)
+
+
+# ------------------------------------------------------------------------------------------------------ clocks
+def clock(offset_s: Callable[[random.Random], float], drift_ppm: int = 0) -> Strike:
+    def strike(arena: Arena) -> list[int]:
+        node = arena.leader()
+        assert arena.fleet.clocks is not None
+        arena.fleet.clocks.move(node, offset_s=offset_s(arena.rng), drift_ppm=drift_ppm)
+        return [node]
+
+    return strike
+
+
+def clock_right(arena: Arena, nodes: list[int]) -> None:
+    assert arena.fleet.clocks is not None
+    for node in nodes:
+        arena.fleet.clocks.move(node)
+
+
+# ---------------------------------------------------------------------------------------------------- pressure
+def burn(arena: Arena) -> list[int]:
+    """More busy processes than cores."""
+    for _ in range((os.cpu_count() or 2) * 2):
+        arena.helpers.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+    return arena.nodes
+
+
+def calm(arena: Arena, nodes: list[int]) -> None:
+    arena.end_helpers()
+
+
+def few_descriptors(arena: Arena) -> list[int]:
+    """A node may open no more files or connections than it has open."""
+    node = arena.leader()
+    pid = arena.fleet.members[node].pid
+    used = len(os.listdir(f"/proc/{pid}/fd"))
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
+    return [node]
+
+
+def descriptors_back(arena: Arena, nodes: list[int]) -> None:
+    for node in nodes:
+        member = arena.fleet.members[node]
+        if member.is_running:
+            _, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        else:
+            arena.fleet.run(node)
+
+
+def little_memory(arena: Arena) -> list[int]:
+    """A node's address space may not grow by more than a little."""
+    node = arena.leader()
+    pid = arena.fleet.members[node].pid
+    used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (used + _MEMORY_SLACK, hard))
+    return [node]
+
+
+def memory_back(arena: Arena, nodes: list[int]) -> None:
+    for node in nodes:
+        member = arena.fleet.members[node]
+        if member.is_running:
+            _, hard = resource.prlimit(member.pid, resource.RLIMIT_AS)
+            resource.prlimit(member.pid, resource.RLIMIT_AS, (hard, hard))
+        else:
+            arena.fleet.run(node)
+
+
+# ------------------------------------------------------------------------------------------------- leaderships
+def storm(arena: Arena) -> list[int]:
+    """Every node in turn is told to lead nothing, and may again: all leaderships move, and move back."""
+    for node in arena.nodes:
+        for drained in (True, False):
+            for member in arena.fleet.up():
+                request = pb.SetNodeDrainedRequest(
+                    node=node, drained=drained, request_id=arena.rng.randbytes(16), timeout_ms=2000
+                )
+                try:
+                    member.raw.call(member.raw.admin.SetNodeDrained, request, 3.0)
+                except (SmqError, Unanswered):
+                    continue  # the next may be able to
+                break
+            time.sleep(arena.rng.uniform(0.3, 0.8))
+    return arena.nodes
+
+
+# ----------------------------------------------------------------------------------------------------- hostile
+def hostile(arena: Arena) -> list[int]:
+    """Noise on every port of every node."""
+    for member in arena.fleet.up():
+        for address in (member.grpc, member.http, member.kafka):
+            host, _, port = address.rpartition(":")
+            for _ in range(_HOSTILE_CONNECTIONS):
+                with suppress(OSError), socket.create_connection((host, int(port)), timeout=1) as sock:
+                    sock.settimeout(1)
+                    sock.sendall(arena.rng.randbytes(arena.rng.randint(1, _HOSTILE_BYTES)))
+    return arena.nodes
+
+
+def any_node(arena: Arena) -> list[int]:
+    return [arena.any_node()]
+
+
+def the_leader(arena: Arena) -> list[int]:
+    return [arena.leader()]
+
+
+def every_node(arena: Arena) -> list[int]:
+    return arena.nodes
+
+
+def end_everything(arena: Arena) -> None:
+    """Whatever is still under way is over."""
+    arena.end_helpers()
+    for member in arena.fleet.members.values():
+        if member.is_running and member.is_paused:
+            os.kill(member.pid, signal.SIGCONT)
+    arena.fleet.heal()

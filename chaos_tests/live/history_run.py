@@ -1,0 +1,378 @@
+"""One live history: a cluster, clients, faults one after another, heal, a full read of every replica, the verdict.
+
+Owns the course of a run and what counts as valid. It leaves a directory with the history, the plan, the nodes' logs
+and `summary.json`; `report` makes pictures of it. The judges are those of the simulation.
+"""
+
+import json
+import platform
+import random
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from chaos_tests.checkers.judge import judge
+from chaos_tests.history import OBSERVER, Event
+from chaos_tests.live import sockets
+from chaos_tests.live.faults import Arena, end_everything
+from chaos_tests.live.fleet import Fleet, FleetError
+from chaos_tests.live.kafka_load import kafka_clients
+from chaos_tests.live.plan import Step
+from chaos_tests.live.watcher import Watcher
+from chaos_tests.live.workload import (
+    Client,
+    GroupMember,
+    Partition,
+    Producer,
+    RangeReader,
+    Reader,
+    SharedRecorder,
+    World,
+    grpc_clients,
+    stop,
+)
+
+TOPIC: Final = "chaos"
+PARTITIONS: Final = 3
+WARM_S: Final = 60.0  # until every partition has acknowledged something
+PROGRESS_S: Final = 30.0  # with a majority untouched, every partition acknowledges within this
+RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready
+SETTLE_S: Final = 120.0  # after the heal: all replicas agree
+SETTLED_TRIES: Final = 3
+IN_FLIGHT_NS: Final = 20_000_000  # an acknowledgement this soon after a fault was on its way before it
+ACKED_MIN: Final = 200  # sends; a run with less traffic proves nothing
+FINAL_POLLS_MAX: Final = 20_000
+
+
+@dataclass(slots=True)
+class Struck:
+    """One fault as it went. Times in seconds since the run began; None where there is nothing to measure."""
+
+    name: str
+    family: str
+    nodes: list[int]
+    led: list[str]  # partitions that these nodes led
+    start_s: float
+    end_s: float = 0.0
+    keeps_majority: bool = True
+    acks_during: int = 0
+    failover_ms: float | None = None  # from the fault to an acknowledgement in every partition that was led there
+    flips: int = 0
+    told: list[str] = field(default_factory=list)
+    recovery_ms: float | None = None  # from its end to an acknowledgement in every partition and all nodes ready
+
+
+@dataclass(slots=True)
+class Summary:
+    """summary.json. `violations` are the findings; `is_valid` says whether there was enough to find anything."""
+
+    scenario: str
+    seed: int
+    commit: str
+    nodes: int
+    network: str
+    disks: str
+    python: str
+    planted: str | None
+    started: str  # UTC
+    seconds: float = 0.0
+    fault_seconds: float = 0.0
+    faults: list[Struck] = field(default_factory=list)
+    operations: dict[str, dict[str, int]] = field(default_factory=dict)  # function -> ok, fail, info
+    acked_sends: int = 0
+    acked_records: int = 0
+    records_read: int = 0
+    settle_ms: float | None = None
+    unavailable: dict[str, str] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    anomalies: dict[str, int] = field(default_factory=dict)
+    invalid: list[str] = field(default_factory=list)
+    replay: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.invalid
+
+    @property
+    def holds(self) -> bool:
+        return self.is_valid and not self.violations
+
+
+class HistoryRun:
+    """`say` takes a line of progress."""
+
+    def __init__(
+        self,
+        directory: Path,
+        fleet: Fleet,
+        steps: Sequence[Step],
+        summary: Summary,
+        say: Callable[[str], None],
+        *,
+        with_kafka: bool = True,
+        topic: str = TOPIC,
+    ) -> None:
+        self.directory = directory
+        self.fleet = fleet
+        self.steps = steps
+        self.summary = summary
+        self._tell = say
+        self._with_kafka = with_kafka
+        self.topic = topic
+        self._sink = (directory / "history.jsonl").open("w", encoding="utf-8")
+        self.recorder = SharedRecorder(self._sink)
+        self._start_ns = time.monotonic_ns()
+        self._rng = random.Random(f"run/{summary.seed}")
+        self._failed: list[str] = []
+
+    # ---------------------------------------------------------------------------------------------- the course
+    def run(self) -> Summary:
+        """Never raises for what the cluster did: that is a violation. The cluster is gone afterwards."""
+        watcher: Watcher | None = None
+        clients: list[Client] = []
+        world: World | None = None
+        try:
+            self._say(f"{self.fleet.size} nodes, {self.fleet.network.name}, {self.fleet.disks.name}")
+            self.fleet.start()
+            world = self._world()
+            watcher = Watcher(self.fleet, self.recorder)
+            watcher.start()
+            clients = [*grpc_clients(world), *(kafka_clients(world) if self._with_kafka else [])]
+            for client in clients:
+                client.thread.start()
+            self._wait_acks(world, self._start_ns, WARM_S, "after the start")
+            for step in self.steps:
+                self._strike(world, step, watcher)
+            self._heal(watcher)
+            stop(world, clients)
+            clients = []
+            if self._settle("after the heal"):
+                self._final(world)
+        except FleetError as e:
+            self.recorder.note("settled", ok=False, why=str(e))
+            self._say(f"FAILED: {e}")
+        finally:
+            if world is not None:
+                stop(world, clients)
+                self._failed += world.failures
+            if watcher is not None:
+                watcher.stop()
+            self.fleet.close()
+            self._sink.close()
+        self._conclude(world)
+        return self.summary
+
+    def _world(self) -> World:
+        raws = {node: member.raw for node, member in self.fleet.members.items()}
+        kafka = ",".join(member.kafka for member in self.fleet.members.values())
+        first = next(iter(raws.values()))
+        first.create_topic(self.topic, PARTITIONS, timeout_ms=20_000)
+        first.create_topic(f"{self.topic}-offsets", 1, timeout_ms=20_000, config={"storage": "external"})
+        partitions = [Partition(self.topic, index) for index in range(PARTITIONS)]
+        for found in sockets.beyond(self.fleet):
+            self._violate(f"bound-beyond: {found}")
+        return World(
+            self.recorder, raws, kafka, partitions, self._rng, external=[Partition(f"{self.topic}-offsets", 0)]
+        )
+
+    def _strike(self, world: World, step: Step, watcher: Watcher) -> None:
+        fault = step.fault
+        arena = Arena(self.fleet, self._rng)
+        leaders = self.fleet.leaders()
+        watcher.expect_deaths = True
+        begun_ns = time.monotonic_ns()
+        struck = Struck(fault.name, fault.family, [], [], self._since(begun_ns), keeps_majority=fault.keeps_majority)
+        self.summary.faults.append(struck)
+        self.recorder.note("fault", what=fault.name, phase="begin")
+        try:
+            struck.nodes = fault.strike(arena)
+            struck.led = sorted(key for key, node in leaders.items() if node in struck.nodes)
+            self.recorder.note("fault", what=fault.name, phase="struck", nodes=struck.nodes)
+            time.sleep(step.hold_s)
+            if fault.keeps_majority:
+                self._wait_acks(world, begun_ns + IN_FLIGHT_NS, PROGRESS_S, f"during {fault.name}")
+        finally:
+            ended_ns = time.monotonic_ns()
+            struck.end_s = self._since(ended_ns)
+            struck.acks_during = sum(1 for at, _ in list(world.acks) if begun_ns <= at <= ended_ns)
+            fault.undo(arena, struck.nodes)
+            struck.flips, struck.told = arena.flips, arena.told
+            arena.end_helpers()
+            self.recorder.note("fault", what=fault.name, phase="end", nodes=struck.nodes)
+        self._wait_acks(world, ended_ns, RECOVERY_S, f"after {fault.name}")
+        self._restart_the_dead(fault.name)
+        self.fleet.wait_ready(timeout_s=RECOVERY_S)
+        struck.recovery_ms = (time.monotonic_ns() - ended_ns) / 1e6
+        watcher.expect_deaths = False
+        if fault.family in ("kill", "isolate", "pause") and struck.led and fault.keeps_majority:
+            struck.failover_ms = self._failover_ms(world, struck.led, begun_ns)
+        told = f", failover {struck.failover_ms:.0f} ms" if struck.failover_ms is not None else ""
+        self._say(
+            f"{fault.name} of {struck.nodes}: {struck.end_s - struck.start_s:.1f} s, {struck.acks_during} acks "
+            f"meanwhile{told}, all well {struck.recovery_ms:.0f} ms after it"
+        )
+        time.sleep(step.calm_s)
+
+    def _restart_the_dead(self, fault: str) -> None:
+        """A node that ended itself in a fault (a failed commit must end it) is started again, as a supervisor does."""
+        for node, member in self.fleet.members.items():
+            if not member.is_running:
+                code = member.process.poll() if member.process is not None else None
+                self._say(f"node {node} had ended with {code} in {fault}")
+                self.fleet.run(node)
+
+    def _heal(self, watcher: Watcher) -> None:
+        watcher.expect_deaths = True
+        end_everything(Arena(self.fleet, self._rng))
+        self.recorder.note("heal")
+        self.fleet.wait_ready(timeout_s=RECOVERY_S)
+        watcher.expect_deaths = False
+
+    def _settle(self, when: str) -> bool:
+        begun = time.monotonic()
+        problem: str | None = "it was not looked at"
+        while problem is not None and time.monotonic() - begun < SETTLE_S:
+            time.sleep(0.1)
+            problem = self.fleet.disagreement()
+        took_ms = (time.monotonic() - begun) * 1000
+        if self.summary.settle_ms is None:
+            self.summary.settle_ms = took_ms
+        self.recorder.note("settled", ok=problem is None, why=problem or when, took_ms=took_ms)
+        self._say(f"replicas agree {when}: {took_ms:.0f} ms" if problem is None else f"NO AGREEMENT: {problem}")
+        return problem is None
+
+    def _final(self, world: World) -> None:
+        """Probes of every kind, agreement again, the full read of every replica, the digests."""
+        world.stopping.clear()
+        producer, ranges, member = Producer(world, "probe"), RangeReader(world, "probe"), GroupMember(world, "probe")
+        for client in (producer, ranges, member):
+            for partition in world.partitions:
+                client.any_partition = lambda p=partition: p  # type: ignore[method-assign, misc]  # each in turn
+                client.step()
+        if not self._settle("after the probes"):
+            return
+        reader = Reader(world, "final")
+        for partition in world.partitions:
+            for node in self.fleet.members:
+                self._read_all(reader, partition, node)
+        for node in self.fleet.members:
+            status = self.fleet.status(node, with_digest=True)
+            if status is not None:
+                self.recorder.note("digest", n=node, i=status.applied_index, d=status.digest)
+
+    def _read_all(self, reader: Reader, partition: Partition, node: int) -> None:
+        position = 0
+        for _ in range(FINAL_POLLS_MAX):
+            after = reader.poll(partition, node, position, final=True)
+            if after == position and position >= partition.hwm:
+                return
+            position = after
+        self._violate(f"no-progress: the full read of {partition.key} on node {node} does not end")
+
+    # ----------------------------------------------------------------------------------------------- measuring
+    def _wait_acks(self, world: World, since_ns: int, timeout_s: float, when: str) -> None:
+        """Every partition has acknowledged something since; FleetError where one has not in time."""
+        missing = {partition.key for partition in world.partitions}
+
+        def have_all() -> bool:
+            for at, key in reversed(list(world.acks)):
+                if at <= since_ns:
+                    break
+                missing.discard(key)
+            return not missing or bool(world.failures)
+
+        try:
+            self.fleet.wait(f"acknowledgements {when}", have_all, timeout_s)
+        except FleetError as e:
+            raise FleetError(f"{e}; nothing was acknowledged in {', '.join(sorted(missing))}") from None
+
+    def _failover_ms(self, world: World, led: list[str], begun_ns: int) -> float:
+        first: dict[str, int] = {}
+        for at, key in list(world.acks):
+            if at > begun_ns + IN_FLIGHT_NS:
+                first.setdefault(key, at)
+        return max((first[key] - begun_ns) / 1e6 for key in led if key in first)
+
+    def _conclude(self, world: World | None) -> None:
+        summary, events = self.summary, self.recorder.events
+        summary.seconds = self._since(time.monotonic_ns())
+        summary.fault_seconds = sum(f.end_s - f.start_s for f in summary.faults)
+        violations = judge(events)
+        summary.anomalies = dict(Counter(v.anomaly for v in violations) + Counter(v.split(":")[0] for v in self._found))
+        summary.violations = [str(v) for v in violations] + self._found
+        _count(summary, events)
+        if summary.acked_sends < ACKED_MIN:
+            summary.invalid.append(f"{summary.acked_sends} acknowledged sends, at least {ACKED_MIN} are needed")
+        summary.invalid += self._failed
+        path = self.directory / "summary.json"
+        path.write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
+
+    @property
+    def _found(self) -> list[str]:
+        return [event["why"] for event in self.recorder.events if event["f"] == "found"]
+
+    def _violate(self, what: str) -> None:
+        self.recorder.note("found", why=what)
+        self._say(what)
+
+    def _since(self, at_ns: int) -> float:
+        return (at_ns - self._start_ns) / 1e9
+
+    def _say(self, line: str) -> None:
+        self._tell(f"[{self._since(time.monotonic_ns()):6.1f} s] {line}")
+
+
+def _count(summary: Summary, events: list[Event]) -> None:
+    counts: dict[str, Counter[str]] = {}
+    open_sends: dict[int, Event] = {}
+    for event in events:
+        if event["p"] == OBSERVER:
+            continue
+        if event["ty"] == "invoke":
+            if event["f"] == "send":
+                open_sends[event["p"]] = event
+            continue
+        counts.setdefault(event["f"], Counter())[event["ty"]] += 1
+        if event["f"] == "send":
+            asked = open_sends.pop(event["p"])
+            if event["ty"] == "ok" and asked["acks"] == -1:
+                summary.acked_sends += 1
+                summary.acked_records += len(asked["v"])
+        elif event["f"] == "poll" and event["ty"] == "ok":
+            summary.records_read += sum(len(batch[2]) for batch in event["b"])
+    summary.operations = {function: dict(found) for function, found in sorted(counts.items())}
+
+
+def new_summary(scenario: str, seed: int, fleet: Fleet, planted: str | None) -> Summary:
+    return Summary(
+        scenario=scenario,
+        seed=seed,
+        commit=_commit(),
+        nodes=fleet.size,
+        network=fleet.network.name,
+        disks=fleet.disks.name,
+        python=platform.python_version(),
+        planted=planted,
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _commit() -> str:
+    """The checkout's commit, with a + where it has changes; "" outside of one."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "--short=10", "HEAD")
+    return head + ("+" if head and git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

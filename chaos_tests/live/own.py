@@ -1,0 +1,176 @@
+"""A cluster that somebody else runs: reached by its addresses, struck by his own commands.
+
+Owns the hooks file (TOML) and a Fleet without processes. A hook is a shell command; {node} in it becomes a node's id:
+
+    [[fault]]
+    name = "kill"
+    says = "the service killed on one machine"     # for the report
+    strike = "ssh node{node} sudo systemctl kill -s KILL smq"
+    undo = "ssh node{node} sudo systemctl start smq"
+    target = "leader"                               # or "any"
+    keeps_majority = true                           # whether writing must go on meanwhile
+    hold_s = [2, 5]
+
+Without hooks the run is workload and checkers alone. It writes to a topic of its own and to a group of its own.
+"""
+
+import shlex
+import subprocess
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from chaos_tests.live.faults import Arena, Fault, Undo
+from chaos_tests.live.fleet import Fleet, FleetError, Member
+from chaos_tests.live.network import Links
+from chaos_tests.live.raw import RawNode, Unanswered
+from smq.raft_state.errors import SmqError
+
+_HOOK_S: Final = 120.0
+_KNOWN: Final = {"name", "says", "strike", "undo", "target", "keeps_majority", "hold_s"}
+
+
+class HooksError(ValueError):
+    """The hooks file is wrong; the message says where."""
+
+
+@dataclass
+class TheirNetwork:
+    """Implements network.Network for a cluster whose network is not ours."""
+
+    name: str = "a cluster given by its addresses"
+    can: frozenset[str] = frozenset()
+
+    def prepare(self, configs: list[Path]) -> None: ...
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        raise FleetError("the nodes of this cluster are not started from here")
+
+    def impose(self, links: Links) -> None: ...
+
+    def reset(self, node: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class TheirDisks:
+    """Implements disks.Disks likewise."""
+
+    name: str = "disks of its own"
+    can_cut_power: bool = False
+
+    def prepare(self, node: int, data: Path) -> None: ...
+
+    def cut_power(self, node: int) -> None: ...
+
+    def restore_power(self, node: int) -> None: ...
+
+    def wipe(self, node: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class TheirMember(Member):
+    """A node whose process is none of ours: taken to run, for only asking it can tell."""
+
+    @property
+    def is_running(self) -> bool:
+        return True
+
+
+@dataclass(slots=True)
+class OwnCluster(Fleet):
+    """`servers` are gRPC addresses; the others are learnt from those that answer."""
+
+    servers: tuple[str, ...] = field(default=())
+
+    def start(self) -> None:
+        for server in self.servers:
+            raw = RawNode(server)
+            try:
+                described = raw.describe(linearizable=True)
+            except (SmqError, Unanswered):
+                continue
+            finally:
+                raw.close()
+            for node in described.nodes:
+                self.members[node.node] = TheirMember(
+                    id=node.node,
+                    config=self.root,
+                    data=self.root,
+                    log=self.root / f"node-{node.node}.log",
+                    grpc=node.grpc_address,
+                    http=node.http_address,
+                    kafka=node.kafka_address,
+                    raw=RawNode(node.grpc_address),
+                )
+            self.size = len(self.members)
+            self.wait_ready()
+            return
+        raise FleetError(f"none of {', '.join(self.servers)} answers: name the gRPC addresses of running nodes")
+
+    def run(self, node: int) -> None:
+        """Started by its hook, not from here."""
+
+    def kill(self, *nodes: int) -> None:
+        raise FleetError("the nodes of this cluster are not killed from here")
+
+    def heal(self) -> None:
+        """Each fault's own undo has done it."""
+
+    def close(self) -> None:
+        for member in self.members.values():
+            member.raw.close()
+
+    def discard_data(self) -> None:
+        """There is none of ours."""
+
+
+def read_hooks(path: Path) -> list[Fault]:
+    """HooksError for a file that is missing or wrong."""
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("fault", [])
+    except (OSError, tomllib.TOMLDecodeError) as e:
+        raise HooksError(f"{path}: {e}") from e
+    found = []
+    for number, entry in enumerate(entries, 1):
+        unknown = sorted(entry.keys() - _KNOWN)
+        missing = sorted({"name", "strike", "undo"} - entry.keys())
+        if unknown or missing:
+            told = f"unknown {', '.join(unknown)}" if unknown else f"without {', '.join(missing)}"
+            raise HooksError(f"{path}: fault {number} is {told}; known are {', '.join(sorted(_KNOWN))}")
+        found.append(_fault(entry))
+    return found
+
+
+def _fault(entry: dict[str, Any]) -> Fault:
+    def strike(arena: Arena) -> list[int]:
+        node = arena.leader() if entry.get("target", "any") == "leader" else arena.any_node()
+        _shell(entry["strike"], node)
+        return [node]
+
+    def undo(arena: Arena, nodes: list[int]) -> None:
+        for node in nodes:
+            _shell(entry["undo"], node)
+
+    low, high = entry.get("hold_s", [2.0, 5.0])
+    undone: Undo = undo
+    return Fault(
+        entry["name"],
+        "hook",
+        entry.get("says", entry["strike"]),
+        strike,
+        undone,
+        keeps_majority=bool(entry.get("keeps_majority", True)),
+        hold_s=(float(low), float(high)),
+    )
+
+
+def _shell(command: str, node: int) -> None:
+    told = command.replace("{node}", str(node))
+    done = subprocess.run(told, shell=True, capture_output=True, text=True, timeout=_HOOK_S, check=False)
+    if done.returncode:
+        raise FleetError(f"the hook {shlex.quote(told)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")

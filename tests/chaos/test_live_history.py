@@ -1,0 +1,109 @@
+"""Live histories end to end: what holds is told as such, and what was broken on purpose is found."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos_tests.live import disks, namespaces
+from chaos_tests.live.catalogue import CATALOGUE
+from chaos_tests.live.plan import SCENARIOS, draw
+from chaos_tests.live.planted import PLANTED
+
+ANYWHERE = ("--network", "loopback", "--disks", "directories")
+
+
+def run(out: Path, *arguments: str, timeout_s: float = 900) -> tuple[int, dict[str, Any], str]:
+    """One history in a process of its own: exit code, summary, what it printed."""
+    command = [sys.executable, "-m", "chaos_tests", "run", "--out", str(out), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    found = sorted(out.glob("*/summary.json"))
+    assert found, f"no summary:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.returncode, json.loads(found[-1].read_text()), done.stdout + done.stderr
+
+
+def require_everything() -> None:
+    """Skips, with the reason, where the machine allows neither namespaces nor disk images."""
+    for reason in (namespaces.why_not(), disks.why_no_images()):
+        if reason is not None:
+            pytest.skip(reason)
+
+
+def check_holds(code: int, summary: dict[str, Any], printed: str) -> None:
+    assert summary["violations"] == [], printed[-6000:]
+    assert summary["invalid"] == [], printed[-6000:]
+    assert code == 0
+
+
+def test_a_short_history_without_root_holds_and_makes_its_report(tmp_path: Path) -> None:
+    code, summary, printed = run(tmp_path, *ANYWHERE, "--scenario", "short")
+    check_holds(code, summary, printed)
+    assert len(summary["faults"]) == len(SCENARIOS["short"])
+    assert summary["acked_sends"] >= 200
+    assert {"send", "poll", "hwm", "commit", "fetch", "assign", "kpoll"} <= summary["operations"].keys()
+    assert summary["seed"] == 1
+    assert "--seed 1" in summary["replay"]
+    (report,) = tmp_path.glob("*/report.html")
+    text = report.read_text()
+    assert "everything held" in text
+    assert "<svg" in text
+    assert all(fault["recovery_ms"] is not None for fault in summary["faults"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "short"])
+def test_every_scenario_holds(scenario: str, tmp_path: Path) -> None:
+    require_everything()
+    check_holds(*run(tmp_path, "--scenario", scenario, "--seed", "7"))
+
+
+@pytest.mark.full
+def test_five_nodes_hold(tmp_path: Path) -> None:
+    require_everything()
+    check_holds(*run(tmp_path, "--nodes", "5", "--seed", "11"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found_on_a_real_disk_or_network(name: str, tmp_path: Path) -> None:
+    require_everything()
+    plant = PLANTED[name]
+    code, summary, printed = run(tmp_path, "--plant", name, "--scenario", plant.scenario, "--faults", "3")
+    assert code == 1
+    assert plant.anomaly in summary["anomalies"], printed[-6000:]
+
+
+def test_the_plan_of_a_seed_is_always_the_same() -> None:
+    can = frozenset({"block", "delay"})
+
+    def names(seed: int) -> Sequence[str]:
+        return [step.fault.name for step in draw("all", seed, can)]
+
+    assert names(3) == names(3)
+    assert len({tuple(names(seed)) for seed in range(20)}) > 10
+
+
+def test_every_fault_belongs_to_a_scenario_and_needs_what_is_known() -> None:
+    in_some = {name for scenario, names in SCENARIOS.items() if scenario != "all" for name in names}
+    assert in_some == set(CATALOGUE)
+
+
+def test_an_unknown_scenario_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "chaos_tests",
+        "run",
+        *ANYWHERE,
+        "--scenario",
+        "earthquake",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "kill-leader" in done.stderr

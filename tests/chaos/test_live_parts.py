@@ -1,0 +1,267 @@
+"""The parts of the live harness by themselves: proxies, the switch's rules, listening sockets, hooks, the ledger."""
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos_tests.checkers.judge import judge
+from chaos_tests.history import Recorder
+from chaos_tests.live import ledger, sockets
+from chaos_tests.live.network import Link, Links, both
+from chaos_tests.live.own import HooksError, read_hooks
+from chaos_tests.live.proxies import ProxyNetwork
+from chaos_tests.live.switch import Switch
+from smq.coordinator.cluster_dir import Ports, prepare_cluster
+from smq.coordinator.config import load_config
+from smq.raft_state.ids import NodeId
+
+
+# ------------------------------------------------------------------------------------------------------ proxies
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[tuple[ProxyNetwork, socket.socket, socket.socket]]:
+    """A network of two nodes, and both ends of a connection that node 1 has made to node 2."""
+    paths = prepare_cluster(tmp_path, 2, Ports(grpc=0, http=0, kafka=0))
+    real = load_config(paths[1]).peers
+    network = ProxyNetwork(1)
+    try:
+        network.prepare(paths)
+        dialled = load_config(paths[0]).peers[NodeId(2)]
+        assert dialled != real[NodeId(2)]
+        with closing(socket.create_server(real[NodeId(2)])) as listener:
+            near = socket.create_connection(dialled)
+            far, _ = listener.accept()
+            with closing(near), closing(far):
+                near.settimeout(10)
+                far.settimeout(10)
+                yield network, near, far
+    finally:
+        network.close()
+
+
+def test_a_good_link_carries_both_directions(link: Any) -> None:
+    _, near, far = link
+    near.sendall(b"there")
+    far.sendall(b"back")
+    assert (far.recv(10), near.recv(10)) == (b"there", b"back")
+
+
+def test_a_cut_direction_is_silent_and_delivers_after_the_heal(link: Any) -> None:
+    network, near, far = link
+    network.impose(Links.cut([(1, 2)]))
+    near.sendall(b"held")
+    far.sendall(b"other way")
+    assert near.recv(20) == b"other way"
+    far.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        far.recv(10)
+    far.settimeout(10)
+    network.impose(Links())
+    assert far.recv(10) == b"held"
+
+
+def test_a_slow_link_delays_and_keeps_the_order(link: Any) -> None:
+    network, near, far = link
+    network.impose(Links.all_of([1, 2], Link(delay_ms=200, jitter_ms=50)))
+    begun = time.monotonic()
+    for i in range(20):
+        near.sendall(b"%02d" % i)
+    got = b""
+    while len(got) < 40:
+        got += far.recv(100)
+    assert time.monotonic() - begun >= 0.2
+    assert got == b"".join(b"%02d" % i for i in range(20))
+
+
+def test_a_reset_ends_the_connection(link: Any) -> None:
+    network, near, _ = link
+    near.sendall(b"x")
+    network.reset(2)
+    with pytest.raises(ConnectionError):
+        near.recv(10)
+
+
+# ------------------------------------------------------------------------------------------------------- switch
+def test_the_switch_learns_addresses_and_obeys_the_rules_of_each_direction() -> None:
+    ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
+    for ours, theirs in ends:
+        ours.setblocking(False)
+        theirs.settimeout(10)
+    commands, control = os.pipe()
+    switch = Switch([ours.fileno() for ours, _ in ends], random.Random(1))
+    switch.impose([(0, 1, {"blocked": True})])
+    thread = threading.Thread(target=switch.run, args=(commands,))
+    thread.start()
+    macs = [bytes([2, 0, 0, 0, 0, i]) for i in range(3)]
+    everybody = b"\xff" * 6
+    try:
+        ends[0][1].send(everybody + macs[0] + b"hello")  # nobody is known: to all, but the way to 1 is cut
+        assert ends[2][1].recv(100)[12:] == b"hello"
+        ends[1][1].send(macs[0] + macs[1] + b"one way works")
+        assert ends[0][1].recv(100)[12:] == b"one way works"
+        ends[0][1].send(macs[1] + macs[0] + b"lost")
+        ends[2][1].send(macs[1] + macs[2] + b"whole")
+        assert ends[1][1].recv(100)[12:] == b"whole"
+    finally:
+        os.close(control)
+        thread.join(10)
+        os.close(commands)
+        for pair in ends:
+            for end in pair:
+                end.close()
+    assert not thread.is_alive()
+
+
+def test_both_names_every_pair_between_two_sides() -> None:
+    assert sorted(both([1], [2, 3])) == [(1, 2), (1, 3), (2, 1), (3, 1)]
+
+
+# ------------------------------------------------------------------------------------------------------ sockets
+def test_listening_sockets_are_found_with_their_addresses() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as local:
+        found = sockets.listening(os.getpid())
+        assert ("127.0.0.1", local.getsockname()[1]) in found
+
+
+# -------------------------------------------------------------------------------------------------------- hooks
+def test_hooks_run_the_commands_of_the_file_for_the_node_they_strike(tmp_path: Path) -> None:
+    file = tmp_path / "hooks.toml"
+    told = tmp_path / "told"
+    file.write_text(
+        f'[[fault]]\nname = "mine"\nstrike = "echo strike {{node}} >> {told}"\nundo = "echo undo {{node}} >> {told}"\n'
+    )
+    (fault,) = read_hooks(file)
+
+    class Any3:
+        def any_node(self) -> int:
+            return 3
+
+    arena: Any = Any3()
+    nodes = fault.strike(arena)
+    fault.undo(arena, nodes)
+    assert told.read_text().splitlines() == ["strike 3", "undo 3"]
+
+
+@pytest.mark.parametrize("text", ["[[fault]]\nname = 'x'\n", "[[fault]]\nnmae = 'x'\n", "[[fault"])
+def test_wrong_hooks_are_refused_with_the_file_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "hooks.toml"
+    file.write_text(text)
+    with pytest.raises(HooksError, match=r"hooks\.toml"):
+        read_hooks(file)
+
+
+# ------------------------------------------------------------------------------------------------------- ledger
+def _summary(**changed: Any) -> dict[str, Any]:
+    fault = {"name": "kill-leader", "start_s": 1.0, "end_s": 3.5, "failover_ms": 500.4, "recovery_ms": 90.0, "flips": 0}
+    return {
+        "scenario": "all",
+        "seed": 1,
+        "commit": "abc",
+        "nodes": 3,
+        "network": "n",
+        "disks": "d",
+        "started": "2026-01-01T00:00:00Z",
+        "seconds": 60.0,
+        "fault_seconds": 12.5,
+        "acked_sends": 300,
+        "acked_records": 900,
+        "records_read": 5000,
+        "settle_ms": 100.0,
+        "anomalies": {},
+        "replay": "python -m chaos_tests run",
+        "planted": None,
+        "invalid": [],
+        "operations": {"send": {"ok": 300}},
+        "faults": [fault] * 5,
+        **changed,
+    }
+
+
+def test_the_ledger_keeps_valid_histories_once_and_leaves_planted_ones_out(tmp_path: Path) -> None:
+    for name, summary in {
+        "a": _summary(),
+        "b": _summary(seed=2, anomalies={"lost-write": 1}),
+        "c": _summary(seed=3, planted="ack-before-fsync"),
+        "d": _summary(seed=4, invalid=["too little"]),
+    }.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "summary.json").write_text(json.dumps(summary))
+    kept = tmp_path / "kept.jsonl"
+    assert ledger.keep(tmp_path / "runs", kept) == 2
+    assert ledger.keep(tmp_path / "runs", kept) == 0
+    page = ledger.page(ledger.read(kept))
+    assert "| histories | 2 |" in page
+    assert "| kill | 10 | 500 | 500 | 500 | 500 |" in page
+    assert "lost-write: 1" in page  # a history with a finding is told, never left out
+
+
+def test_the_page_in_the_repository_is_what_the_kept_lines_give() -> None:
+    root = Path(__file__).parents[2]
+    entries = [entry for path in sorted((root / ledger.KEPT.parent).glob("*.jsonl")) for entry in ledger.read(path)]
+    assert (root / ledger.PAGE).read_text() == ledger.page(entries), "run `python -m chaos_tests ledger`"
+
+
+# ------------------------------------------------------------------------------------- checkers of live clients
+def _assign(recorder: Recorder, base: int, count: int) -> None:
+    process = recorder.new_process()
+    recorder.invoke(process, "assign", k="t/0", c=count)
+    recorder.ok(process, "assign", o=base)
+
+
+def _anomalies(recorder: Recorder) -> set[str]:
+    return {violation.anomaly for violation in judge(recorder.events)}
+
+
+def _recorder() -> Recorder:
+    ticks = iter(range(1, 1_000_000))
+    return Recorder(lambda: next(ticks))
+
+
+def test_assignments_one_after_another_are_fine() -> None:
+    recorder = _recorder()
+    for base in (0, 5, 10):
+        _assign(recorder, base, 5)
+    assert _anomalies(recorder) == set()
+
+
+@pytest.mark.parametrize(
+    ("bases", "anomaly"), [((0, 3), "offset-reuse"), ((0, 7), "offset-gap"), ((5, 0), "nonmonotonic-assign")]
+)
+def test_wrong_assignments_are_told(bases: tuple[int, int], anomaly: str) -> None:
+    recorder = _recorder()
+    for base in bases:
+        _assign(recorder, base, 5)
+    assert anomaly in _anomalies(recorder)
+
+
+def test_a_gap_that_an_unknown_outcome_explains_is_fine() -> None:
+    recorder = _recorder()
+    _assign(recorder, 0, 5)
+    process = recorder.new_process()
+    recorder.invoke(process, "assign", k="t/0", c=5)
+    recorder.info(process, "assign")
+    _assign(recorder, 10, 5)
+    assert _anomalies(recorder) == set()
+
+
+def _kpoll(recorder: Recorder, *read: tuple[int, int]) -> None:
+    process = recorder.new_process()
+    recorder.invoke(process, "kpoll", c="c1")
+    recorder.ok(process, "kpoll", r=[["t/0", offset, value] for offset, value in read])
+
+
+def test_a_kafka_consumer_that_is_given_a_hole_or_a_repeat_is_told() -> None:
+    hole, again, good = _recorder(), _recorder(), _recorder()
+    _kpoll(hole, (0, 1), (2, 3))
+    _kpoll(again, (0, 1), (0, 1))
+    _kpoll(good, (0, 1), (1, 2))
+    _kpoll(good, (2, 3))
+    assert (_anomalies(hole), _anomalies(again), _anomalies(good)) == ({"poll-skip"}, {"nonmonotonic-poll"}, set())

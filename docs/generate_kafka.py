@@ -25,7 +25,8 @@ mapping and no translation. What a Kafka client writes, gRPC and Spark read byte
 
 In `node.toml`, `kafka_address` opens the listener (`smq serve` has none without it), and `kafka_auto_create = true`
 lets clients that name an unknown topic create it, with one partition. `smq dev` and `smq cluster` set both.
-`request_bytes_max` bounds a request and the records of a response.
+`request_bytes_max` bounds a request and the records of a response; `kafka_group_initial_delay_ms` is how long an empty
+group waits for more members before its first generation.
 
 ```python
 from confluent_kafka import Producer
@@ -43,11 +44,15 @@ producer.flush()
 - Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
 - ListOffsets by time is exact to the record; earliest, latest and the largest timestamp too. All are linearizable.
 - Errors name the new leader and its address (KIP-951) in Produce from version 10 and Fetch from version 16.
-- Offsets of group `g` are those of group `kafka-cg-g` for gRPC and the command line.
+- Groups are those of Kafka's classic protocol, with the assignors of the clients, static members and incremental
+  rebalancing. Every group has one coordinator at any time, chosen by the replicated state; members, generation and
+  assignment are replicated, so the coordinator's death, or a rolling restart of all nodes, makes nobody rebalance.
+- A commit is a Raft commit, fenced by the member's generation. Without members, anybody may commit, at any node.
+- Group `g` is group `kafka-cg-g` for gRPC and the command line, with the same offsets.
 
 ## What is not there yet
 
-Group membership (JoinGroup and so on: use `assign`, not `subscribe`), transactions, SASL, TLS and ACLs. Keys that are
+Transactions, the new group protocol of KIP-848, SASL, TLS and ACLs. Keys that are
 not in the table below are not advertised; using one closes the connection.
 
 ## Configuration

@@ -166,6 +166,7 @@ def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[Serve
             c,
             kafka_address=(_HOST, 0 if is_free else KAFKA_PORT_DEFAULT + PORT_STEP * i),
             kafka_auto_create=True,
+            kafka_group_initial_delay_ms=0,  # who tries it out does not wait for consumers that never come
         )
         for i, c in enumerate(configs)
     ]

@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from smq.coordinator.limits import MIB, REQUEST_BYTES_DEFAULT, REQUEST_BYTES_MAX
+from smq.coordinator.limits import (
+    GROUP_INITIAL_DELAY_MS_DEFAULT,
+    GROUP_INITIAL_DELAY_MS_MAX,
+    MIB,
+    REQUEST_BYTES_DEFAULT,
+    REQUEST_BYTES_MAX,
+)
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
@@ -51,6 +57,7 @@ class ServerConfig:
     http_address: Address = ("127.0.0.1", 0)
     kafka_address: Address | None = None
     kafka_auto_create: bool = False  # whether a Kafka client that names an unknown topic creates it
+    kafka_group_initial_delay_ms: int = GROUP_INITIAL_DELAY_MS_DEFAULT  # an empty group waits so long for more members
     insecure: bool = False
     tls: TlsConfig | None = None
     request_bytes_max: int = REQUEST_BYTES_DEFAULT
@@ -111,6 +118,10 @@ def parse_config(text: str, *, base_dir: Path, insecure: bool = False) -> Server
         http_address=parse_address("http_address", raw.get("http_address", "127.0.0.1:0")),
         kafka_address=parse_address("kafka_address", raw["kafka_address"]) if "kafka_address" in raw else None,
         kafka_auto_create=_bool("kafka_auto_create", raw.get("kafka_auto_create", False)),
+        kafka_group_initial_delay_ms=_integer(
+            "kafka_group_initial_delay_ms",
+            raw.get("kafka_group_initial_delay_ms", defaults["kafka_group_initial_delay_ms"]),
+        ),
         insecure=_bool("insecure", raw.get("insecure", False)) or insecure,
         tls=_tls(_table(raw, "tls"), base_dir) if "tls" in raw else None,
         request_bytes_max=_integer("request_bytes_max", raw.get("request_bytes_max", defaults["request_bytes_max"])),
@@ -128,6 +139,11 @@ def check_config(config: ServerConfig) -> None:
         raise ConfigError("cluster_id must not be empty: all nodes of a cluster share one")
     if not MIB <= config.request_bytes_max <= REQUEST_BYTES_MAX:
         raise ConfigError(f"request_bytes_max is {config.request_bytes_max}: it must be {MIB} to {REQUEST_BYTES_MAX}")
+    if config.kafka_group_initial_delay_ms > GROUP_INITIAL_DELAY_MS_MAX:
+        raise ConfigError(
+            f"kafka_group_initial_delay_ms is {config.kafka_group_initial_delay_ms}:"
+            f" it must be 0 to {GROUP_INITIAL_DELAY_MS_MAX}"
+        )
     if config.peers[config.node_id][1] == 0:
         raise ConfigError(f"peers.{config.node_id} needs a fixed port: the other nodes must know it")
     listens = {
@@ -171,6 +187,7 @@ def dump_config(config: ServerConfig) -> str:
         f"http_address = {_quoted(format_address(config.http_address))}",
         *([f"kafka_address = {_quoted(format_address(config.kafka_address))}"] if config.kafka_address else []),
         f"kafka_auto_create = {str(config.kafka_auto_create).lower()}",
+        f"kafka_group_initial_delay_ms = {config.kafka_group_initial_delay_ms}",
         f"insecure = {str(config.insecure).lower()}",
         f"request_bytes_max = {config.request_bytes_max}",
         "",

@@ -76,4 +76,17 @@ DESCRIPTORS_MIN: Final = 256  # less leaves hardly a client: the node says so in
 
 HTTP_CONNECTIONS_MAX: Final = 256  # probes, scrapes, a few browsers
 HTTP_CONNECTIONS_PER_ADDRESS_MAX: Final = 64
+# --- groups with members
+GROUP_SESSION_MS_MIN: Final = 1_000  # below it a busy machine evicts who is well; Kafka's own default floor is 6 s
+GROUP_SESSION_MS_MAX: Final = 1_800_000  # as Kafka's group.max.session.timeout.ms
+GROUP_INITIAL_DELAY_MS_DEFAULT: Final = 3_000  # as Kafka's group.initial.rebalance.delay.ms
+GROUP_INITIAL_DELAY_MS_MAX: Final = 60_000  # beyond it a first consumer would seem to hang
+GROUP_QUEUE_MAX: Final = 4_000  # requests that wait for one command: a few of each member there may be
+GROUP_ID_GIVEN_MS_MAX: Final = 30_000  # a member joins under its new id at once, or has gone
+GROUP_TICK_MS: Final = 50  # sessions are of seconds
+GROUP_PAUSE_MS: Final = 1_000  # a tick this late: this process stood still, and heard nobody meanwhile
+GROUP_COMMAND_MS_MAX: Final = 10_000  # of one change of a group: longer than an election
+GROUP_EXPIRY_MS: Final = 600_000  # how often committed offsets are looked at for expiry
+METRICS_GROUPS_MAX: Final = 1_000  # series beyond would make a scrape larger than a batch
+
 HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing posts here

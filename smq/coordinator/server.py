@@ -23,6 +23,7 @@ from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
 from smq.coordinator.config import Address, ServerConfig, format_address
 from smq.coordinator.descriptors import take_descriptors
+from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc_admin import AdminService
 from smq.coordinator.grpc_agent import AgentService
 from smq.coordinator.grpc_broker import BrokerService
@@ -107,6 +108,7 @@ class Server:
             raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
+        self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
         self._kafka = self._kafka_server(kafka_listener, connections.kafka_limits, context)
         doors: dict[str, Acceptor] = {"nodes": network.acceptor}
         if self._kafka is not None:
@@ -126,6 +128,8 @@ class Server:
             raise StartError(str(e)) from e
         await self._grpc.start()
         await self._http.start()
+        if self._groups is not None:
+            self._groups.start()
         if self._kafka is not None:
             await self._kafka.start()
         if self._tls is not None:
@@ -156,13 +160,19 @@ class Server:
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
         smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node, self._tls), self._grpc)
 
+    def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
+        delay_ms = self._config.kafka_group_initial_delay_ms
+        return GroupCoordinator(self.node, clock, SystemRng(), initial_delay_ms=delay_ms)
+
     def _kafka_server(
         self, listener: socket.socket | None, accept: AcceptLimits, tls: Callable[[], ssl.SSLContext] | None
     ) -> KafkaServer | None:
         if listener is None:
             return None
+        assert self._groups is not None, "it is made with the listener"
         return KafkaServer(
             self.node,
+            self._groups,
             listener,
             auto_create=self._config.kafka_auto_create,
             request_bytes_max=self._config.request_bytes_max,
@@ -194,6 +204,8 @@ class Server:
                 await drained.wait()
         except TimeoutError:
             log.warning("drain_timed_out")
+        if self._groups is not None:
+            self._groups.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         if self._kafka is not None:

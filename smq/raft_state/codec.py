@@ -17,6 +17,7 @@ from smq.raft_state.binary import (
     TEXT,
     U8,
     U16,
+    U32,
     Blob,
     Bytes,
     CodecError,
@@ -35,18 +36,26 @@ from smq.raft_state.commands import (
     AdvanceLogStart,
     AllocateProducerId,
     AlterTopicConfig,
+    AssignMembers,
     Assignment,
     AssignOffsets,
     Barrier,
     Command,
+    CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
+    DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
     Done,
     ElectLeader,
+    ExpireOffsets,
     ExternalAdvance,
     ExternalHwm,
     FenceNode,
+    FormGeneration,
+    GenerationFormed,
+    GroupMember,
     HwmAdvance,
     HwmsAdvanced,
     InitCluster,
@@ -56,9 +65,12 @@ from smq.raft_state.commands import (
     ProducerIdAllocated,
     RegisterNode,
     Rejected,
+    RemoveMembers,
+    ReplaceMember,
     Reply,
     Results,
     SetNodeDrained,
+    SetOffsetsRetention,
     TopicCreated,
     UnfenceNode,
 )
@@ -77,6 +89,24 @@ _PARTITION: Final = Fixed(PARTITION_ID_BYTES)
 _REQUEST: Final = ("request_id", _ANY_ID)
 _CONFIG: Final = Many(Group((TEXT, TEXT)))
 _NODE: Final = (("node", INT32), ("incarnation", INT64))
+_COMMITS: Final = (
+    "items",
+    Many(Record(OffsetCommit, (("partition", _PARTITION), ("offset", INT64), ("metadata", TEXT)))),
+)
+_COORDINATED: Final = (_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32))
+NAMED_BLOBS: Final = Many(Group((TEXT, Blob(U32, COMMAND_BYTES_MAX))))
+GROUP_MEMBER: Final = Record(
+    GroupMember,
+    (
+        ("member_id", TEXT),
+        ("instance_id", TEXT),
+        ("client_id", TEXT),
+        ("client_host", TEXT),
+        ("session_timeout_ms", INT32),
+        ("rebalance_timeout_ms", INT32),
+        ("protocols", NAMED_BLOBS),
+    ),
+)
 # partition, epoch, hwm, next_offset, ts_ns
 _HWM_ITEM: Final = struct.Struct(f">{PARTITION_ID_BYTES}siqqq")
 
@@ -189,10 +219,7 @@ COMMANDS: Final[dict[int, Record]] = {
         (
             _REQUEST,
             ("group", TEXT),
-            (
-                "items",
-                Many(Record(OffsetCommit, (("partition", _PARTITION), ("offset", INT64), ("metadata", TEXT)))),
-            ),
+            _COMMITS,
             ("committed_ms", INT64),
         ),
     ),
@@ -213,6 +240,39 @@ COMMANDS: Final[dict[int, Record]] = {
         AdvanceExternalHwms,
         (("items", Many(Record(ExternalAdvance, (("partition", _PARTITION), ("offset", INT64))))),),
     ),
+    20: Record(
+        CommitMemberOffsets,
+        (
+            _REQUEST,
+            ("group", TEXT),
+            ("generation", INT32),
+            ("member_id", TEXT),
+            ("instance_id", TEXT),
+            _COMMITS,
+            ("committed_ms", INT64),
+        ),
+    ),
+    21: Record(
+        FormGeneration,
+        (
+            *_COORDINATED,
+            ("expected_generation", INT32),
+            ("protocol_type", TEXT),
+            ("protocol", TEXT),
+            ("leader", TEXT),
+            ("members", Many(GROUP_MEMBER)),
+        ),
+    ),
+    22: Record(AssignMembers, (*_COORDINATED, ("generation", INT32), ("assignments", NAMED_BLOBS))),
+    23: Record(
+        RemoveMembers,
+        (*_COORDINATED, ("generation", INT32), ("member_ids", Many(TEXT)), ("removed_ms", INT64)),
+    ),
+    24: Record(ReplaceMember, (*_COORDINATED, ("old_member_id", TEXT), ("member", GROUP_MEMBER))),
+    25: Record(DeleteGroup, (_REQUEST, ("group", TEXT))),
+    26: Record(DeleteOffsets, (_REQUEST, ("group", TEXT), ("generation", INT32), ("partitions", Many(_PARTITION)))),
+    27: Record(ExpireOffsets, (("now_ms", INT64),)),
+    28: Record(SetOffsetsRetention, (_REQUEST, ("retention_ms", INT64))),
 }
 
 REPLIES: Final[dict[int, Record]] = {
@@ -225,6 +285,7 @@ REPLIES: Final[dict[int, Record]] = {
     40: Record(OffsetsAssigned, (("base", INT64), ("last", INT64))),
     41: Record(ExternalHwm, (("hwm", INT64),)),
     42: Record(Results, (("items", Many(_Result((2, 40, 41)))),)),
+    20: Record(GenerationFormed, (("generation", INT32),)),
 }
 
 _COMMAND_TAGS: Final = {record.cls: tag for tag, record in COMMANDS.items()}

@@ -12,6 +12,7 @@ from smq.raft_state.ids import (
     NO_REQUEST,
     DiskId,
     Epoch,
+    Generation,
     Incarnation,
     NodeId,
     Offset,
@@ -167,7 +168,7 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOffsets:
-    """All items or none. A group without members takes commits of any caller (generation -1)."""
+    """All items or none. In the name of nobody: refused while the group has members."""
 
     request_id: RequestId = NO_REQUEST
     group: str
@@ -207,6 +208,118 @@ class AdvanceExternalHwms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitMemberOffsets:
+    """A commit in the name of a member: fenced by the group's generation, the member's id and, for a static member,
+    its instance id. All items or none."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    generation: Generation
+    member_id: str
+    instance_id: str = ""  # "" where the member is not static
+    items: tuple[OffsetCommit, ...]
+    committed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """What a member said when it joined. The protocols are in the order of its preference, each with its metadata."""
+
+    member_id: str
+    instance_id: str = ""  # "" where the member is not static
+    client_id: str = ""
+    client_host: str = ""
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormGeneration:
+    """The coordinator's collection of members is over: they are the next generation, which waits for its leader's
+    assignment. Makes the group where there is none (expected generation 0)."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    coordinator_epoch: Epoch
+    expected_generation: Generation
+    protocol_type: str
+    protocol: str
+    leader: str
+    members: tuple[GroupMember, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignMembers:
+    """The leader's assignment of one generation, once. Members that are not named get an empty one."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    coordinator_epoch: Epoch
+    generation: Generation
+    assignments: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveMembers:
+    """These members have left, or were not heard of. Those that stay must rebalance; the last one gone empties the
+    group, in a generation of its own."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    coordinator_epoch: Epoch
+    generation: Generation
+    member_ids: tuple[str, ...]
+    removed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceMember:
+    """A static member is back under a new member id: it takes the old one's place and assignment; the old id is
+    fenced."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    coordinator_epoch: Epoch
+    old_member_id: str
+    member: GroupMember
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroup:
+    """The group and its offsets; refused while it has members."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteOffsets:
+    """What a group has committed for these partitions. Whoever proposes it has looked at what the members of this
+    generation subscribe to."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    generation: Generation
+    partitions: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireOffsets:
+    """Forgets what groups committed that have had no members for the retention, as of this time."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetOffsetsRetention:
+    """For the whole cluster. 0 keeps committed offsets for ever."""
+
+    request_id: RequestId = NO_REQUEST
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
     """Changes nothing: whoever sees it applied has seen everything committed before it was proposed."""
 
@@ -225,6 +338,15 @@ Command: TypeAlias = (
     | AdvanceLogStart
     | AllocateProducerId
     | CommitOffsets
+    | CommitMemberOffsets
+    | FormGeneration
+    | AssignMembers
+    | RemoveMembers
+    | ReplaceMember
+    | DeleteGroup
+    | DeleteOffsets
+    | ExpireOffsets
+    | SetOffsetsRetention
     | Barrier
     | SetNodeDrained
     | AssignOffsets
@@ -289,6 +411,11 @@ class Results:
     items: tuple[OffsetsAssigned | ExternalHwm | Rejected, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFormed:
+    generation: Generation
+
+
 Reply: TypeAlias = (
     Done
     | Rejected
@@ -299,6 +426,7 @@ Reply: TypeAlias = (
     | OffsetsAssigned
     | ExternalHwm
     | Results
+    | GenerationFormed
 )
 
 

@@ -69,6 +69,13 @@ class ErrorCode(enum.Enum):
     INTERNAL = _Traits(35, False, False, "report it with the node's log")
     INVALID_OFFSET = _Traits(36, True, False, "correct the offset: it must be >= 0 and within what the message names")
     ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialised")
+    NOT_COORDINATOR = _Traits(50, True, True, "look the group's coordinator up again, and retry there")
+    ILLEGAL_GENERATION = _Traits(51, True, False, "join the group again: it has rebalanced without this member")
+    UNKNOWN_MEMBER = _Traits(52, True, False, "join the group again under a new member id")
+    FENCED_INSTANCE = _Traits(53, True, False, "stop this one: another process has joined with the same instance id")
+    REBALANCE_IN_PROGRESS = _Traits(54, True, True, "join the group again, then retry")
+    GROUP_NOT_EMPTY = _Traits(55, True, False, "stop the group's members first (`smq group describe` lists them)")
+    GROUP_SUBSCRIBED = _Traits(56, True, False, "stop the members that consume this topic first")
     REQUEST_EXPIRED = _Traits(
         58, False, False, "too many requests came after it to tell whether it took effect; ask anew under a new id"
     )

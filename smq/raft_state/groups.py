@@ -1,54 +1,63 @@
-"""Handler of CommitOffsets: what each group has committed.
+"""Handlers of what groups have committed: commits, their deletion and their expiry.
 
-Owns the groups' committed offsets. A group exists while it has any; it is made by its first commit and vanishes with
-the last topic it committed for. Only `machine` and `topics` import it.
+Owns the committed offsets, and when a group begins and ends to exist: it exists while it has offsets or members. Who
+its members are is the affair of `members`. Only `machine`, `members` and `topics` import it.
 """
 
-from smq.raft_state.commands import Applied, CommitOffsets, Done, OffsetCommit
+from smq.raft_state.commands import (
+    Applied,
+    CommitMemberOffsets,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    Done,
+    ExpireOffsets,
+    OffsetCommit,
+    SetOffsetsRetention,
+)
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import PartitionId, TopicId
-from smq.raft_state.limits import COMMIT_ITEMS_MAX, GROUP_NAME_BYTES_MAX, METADATA_BYTES_MAX, OFFSET_MAX, TOPIC_ID_BYTES
+from smq.raft_state.limits import (
+    COMMIT_ITEMS_MAX,
+    EXPIRY_STEP_MS_MAX,
+    GROUP_NAME_BYTES_MAX,
+    METADATA_BYTES_MAX,
+    OFFSET_MAX,
+    OFFSETS_RETENTION_MS_MAX,
+    TOPIC_ID_BYTES,
+)
 from smq.raft_state.refusal import Refused, find_partition, quoted
-from smq.raft_state.state import ClusterState, CommittedOffset, GroupState
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, MemberState
+
+_DONE = Applied(reply=Done())
 
 
-def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
-    """All items or none. A commit of nothing is fine and makes no group."""
-    _check_group_name(command.group)
-    if len(command.items) > COMMIT_ITEMS_MAX:
-        raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"{len(command.items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}"
-        )
-    seen: set[PartitionId] = set()  # only asked for membership: its order is never seen
-    for item in command.items:
-        _check_item(state, item)
-        if item.partition in seen:
-            raise Refused(ErrorCode.INVALID_REQUEST, "items name the same partition twice")
-        seen.add(item.partition)
-    if not command.items:
-        return Applied(reply=Done())
-    group = state.groups.get(command.group)
+# -------------------------------------------------------------------------------------------------- existence
+def find_group(state: ClusterState, name: str) -> GroupState:
+    """UNKNOWN_GROUP where there is none."""
+    group = state.groups.get(name)
     if group is None:
-        if len(state.groups) >= state.groups_max:
-            raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, the limit (groups_max)")
-        group = state.groups[command.group] = GroupState(name=command.group)
-    for item in command.items:
-        group.offsets[item.partition] = CommittedOffset(
-            offset=item.offset, metadata=item.metadata, committed_ms=command.committed_ms
-        )
-    return Applied(reply=Done())
+        raise Refused(ErrorCode.UNKNOWN_GROUP, f"there is no group {quoted(name)}")
+    return group
 
 
-def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
-    """Drops what was committed for a topic that is deleted, and groups that are left with nothing."""
-    for name, group in list(state.groups.items()):
-        for pid in [pid for pid in group.offsets if pid[:TOPIC_ID_BYTES] == topic_id]:
-            del group.offsets[pid]
-        if not group.offsets:
-            del state.groups[name]
+def make_group(state: ClusterState, name: str) -> GroupState:
+    """A group without anything. LIMIT_EXCEEDED, INVALID_REQUEST; the caller must give it offsets or members."""
+    check_group_name(name)
+    if len(state.groups) >= state.groups_max:
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, the limit (groups_max)")
+    group = state.groups[name] = GroupState(name=name)
+    return group
 
 
-def _check_group_name(name: str) -> None:
+def drop_if_bare(state: ClusterState, group: GroupState) -> None:
+    """A group with neither offsets nor members is gone."""
+    if not group.offsets and not group.members:
+        del state.groups[group.name]
+
+
+def check_group_name(name: str) -> None:
+    """INVALID_REQUEST for what cannot name a group."""
     # Not str.isprintable(): it follows the Unicode tables of the Python at hand, and nodes may differ in that.
     if not 1 <= len(name.encode()) <= GROUP_NAME_BYTES_MAX or any(c < " " or c == "\x7f" for c in name):
         raise Refused(
@@ -57,9 +66,138 @@ def _check_group_name(name: str) -> None:
         )
 
 
+# ---------------------------------------------------------------------------------------------------- commits
+def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
+    """All items or none. A commit of nothing is fine and makes no group."""
+    check_group_name(command.group)
+    group = state.groups.get(command.group)
+    if group is not None and group.members:
+        raise Refused(
+            ErrorCode.UNKNOWN_MEMBER,
+            f"group {quoted(group.name)} has {len(group.members)} members: only they commit for it",
+        )
+    return _commit(state, command.group, command.items, command.committed_ms)
+
+
+def commit_member_offsets(state: ClusterState, command: CommitMemberOffsets) -> Applied:
+    """A member's commit in its own generation, once that is assigned. While a rebalance collects its members the
+    generation goes on, and so do its commits."""
+    check_group_name(command.group)
+    group = state.groups.get(command.group)
+    if command.generation >= 0 or (group is not None and group.members):
+        if group is None:
+            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"there is no group {quoted(command.group)} any more")
+        find_member(group, command.member_id, command.instance_id)
+        if command.generation != group.generation:
+            raise Refused(
+                ErrorCode.ILLEGAL_GENERATION,
+                f"group {quoted(group.name)} is in generation {group.generation}, not {command.generation}",
+            )
+        if group.phase is GroupPhase.COMPLETING:
+            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")
+    return _commit(state, command.group, command.items, command.committed_ms)
+
+
+def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberState:
+    """UNKNOWN_MEMBER, or FENCED_INSTANCE where another member has this instance id."""
+    if instance_id:
+        owner = group.static_member(instance_id)
+        if owner is not None and owner.member.member_id != member_id:
+            raise Refused(ErrorCode.FENCED_INSTANCE, f"instance {quoted(instance_id)} is another member by now")
+    member = group.members.get(member_id)
+    if member is None or member.member.instance_id != (instance_id or member.member.instance_id):
+        raise Refused(ErrorCode.UNKNOWN_MEMBER, f"group {quoted(group.name)} has no member {quoted(member_id)}")
+    return member
+
+
+def _commit(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], committed_ms: int) -> Applied:
+    if len(items) > COMMIT_ITEMS_MAX:
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}")
+    seen: set[PartitionId] = set()  # only asked for membership: its order is never seen
+    for item in items:
+        _check_item(state, item)
+        if item.partition in seen:
+            raise Refused(ErrorCode.INVALID_REQUEST, "items name the same partition twice")
+        seen.add(item.partition)
+    if not items:
+        return _DONE
+    group = state.groups.get(name)
+    if group is None:
+        group = make_group(state, name)
+    for item in items:
+        group.offsets[item.partition] = CommittedOffset(
+            offset=item.offset, metadata=item.metadata, committed_ms=committed_ms
+        )
+    return _DONE
+
+
 def _check_item(state: ClusterState, item: OffsetCommit) -> None:
     find_partition(state, item.partition)
     if not 0 <= item.offset <= OFFSET_MAX:
         raise Refused(ErrorCode.INVALID_OFFSET, f"a committed offset must be from 0 to {OFFSET_MAX}, not {item.offset}")
     if len(item.metadata.encode()) > METADATA_BYTES_MAX:
         raise Refused(ErrorCode.INVALID_REQUEST, f"metadata must have at most {METADATA_BYTES_MAX} bytes")
+
+
+# --------------------------------------------------------------------------------------------------- deletion
+def delete_group(state: ClusterState, command: DeleteGroup) -> Applied:
+    """The group and all it has committed, unless it has members."""
+    group = find_group(state, command.group)
+    if group.members:
+        raise Refused(ErrorCode.GROUP_NOT_EMPTY, f"group {quoted(group.name)} has {len(group.members)} members")
+    del state.groups[group.name]
+    return _DONE
+
+
+def delete_offsets(state: ClusterState, command: DeleteOffsets) -> Applied:
+    """Partitions without a commit are passed over."""
+    group = find_group(state, command.group)
+    if command.generation != group.generation:
+        raise Refused(
+            ErrorCode.ILLEGAL_GENERATION,
+            f"group {quoted(group.name)} is in generation {group.generation}: look at its subscriptions again",
+        )
+    for pid in command.partitions:
+        group.offsets.pop(pid, None)
+    drop_if_bare(state, group)
+    return _DONE
+
+
+def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
+    """Drops what was committed for a topic that is deleted, and groups that are left with nothing."""
+    for group in list(state.groups.values()):
+        for pid in [pid for pid in group.offsets if pid[:TOPIC_ID_BYTES] == topic_id]:
+            del group.offsets[pid]
+        drop_if_bare(state, group)
+
+
+# ----------------------------------------------------------------------------------------------------- expiry
+def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
+    """What a group without members committed goes a retention after its last member or its last commit, whichever was
+    later. The clock of the expiry follows the proposers' clocks in small steps, so that one wrong clock cannot wipe
+    out what all groups have committed."""
+    before = state.expiry_clock_ms
+    limit = before + EXPIRY_STEP_MS_MAX if before else command.now_ms
+    state.expiry_clock_ms = max(before, min(command.now_ms, limit))
+    if not state.offsets_retention_ms:
+        return _DONE
+    horizon_ms = state.expiry_clock_ms - state.offsets_retention_ms
+    for group in list(state.groups.values()):
+        if group.members or group.emptied_ms > horizon_ms:
+            continue
+        for pid in [pid for pid, committed in group.offsets.items() if committed.committed_ms <= horizon_ms]:
+            del group.offsets[pid]
+        drop_if_bare(state, group)
+    return _DONE
+
+
+def set_offsets_retention(state: ClusterState, command: SetOffsetsRetention) -> Applied:
+    """How long a group without members keeps what it has committed; 0 is for ever."""
+    if not 0 <= command.retention_ms <= OFFSETS_RETENTION_MS_MAX:
+        raise Refused(
+            ErrorCode.INVALID_CONFIG,
+            f"the retention of offsets must be from 1 to {OFFSETS_RETENTION_MS_MAX} ms, or 0 for ever,"
+            f" not {command.retention_ms}",
+        )
+    state.offsets_retention_ms = command.retention_ms
+    return _DONE

@@ -17,6 +17,7 @@ Offset = NewType("Offset", int)  # int64 >= 0; ends of ranges are exclusive
 Epoch = NewType("Epoch", int)  # int32 >= 0, one leadership of one partition
 Term = NewType("Term", int)  # Raft's only
 LogIndex = NewType("LogIndex", int)  # Raft's only
+Generation = NewType("Generation", int)  # int32 >= 0, one membership of one group; 0 before the first
 TsNs = NewType("TsNs", int)  # int64 nanoseconds since 1970, the leader's append time
 ProducerId = NewType("ProducerId", int)  # int64 >= 0; -1 means "not idempotent"
 ProducerEpoch = NewType("ProducerEpoch", int)  # int16

@@ -7,8 +7,16 @@ Owns InvariantBroken and the full check, which tests run after every apply and a
 from itertools import pairwise
 
 from smq.raft_state.ids import NO_NODE, Offset, partition_id, split_partition_id
-from smq.raft_state.limits import ASSIGNED_MAX, DISK_ID_BYTES, NODES_MAX, PRODUCERS_MAX, REQUEST_ID_BYTES
-from smq.raft_state.state import ClusterState, PartitionState, TopicState
+from smq.raft_state.limits import (
+    ASSIGNED_MAX,
+    COORDINATOR_SLOTS,
+    DISK_ID_BYTES,
+    GROUP_MEMBERS_MAX,
+    NODES_MAX,
+    PRODUCERS_MAX,
+    REQUEST_ID_BYTES,
+)
+from smq.raft_state.state import ClusterState, GroupPhase, GroupState, PartitionState, TopicState, members_bytes
 from smq.raft_state.topic_config import is_external
 
 
@@ -31,6 +39,9 @@ def check(state: ClusterState) -> None:
     partition_count = sum(len(topic.partitions) for topic in state.topics.values())
     _require(partition_count <= state.partitions_max, "more partitions than partitions_max")
     _check_groups(state)
+    _check_coordinators(state)
+    total = sum(members_bytes(group.members) for group in state.groups.values())
+    _require(state.member_bytes == total, f"member_bytes is {state.member_bytes}, the members have {total}")
     _check_producers(state)
     _check_assigned(state)
     _require(len(state.replies) <= state.replies_max, "more replies than replies_max")
@@ -96,11 +107,40 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
 def _check_groups(state: ClusterState) -> None:
     _require(len(state.groups) <= state.groups_max, "more groups than groups_max")
     for name, group in state.groups.items():
-        _require(group.name == name and bool(group.offsets), f"group {name!r} is misfiled or empty")
+        _require(group.name == name and bool(group.offsets or group.members), f"group {name!r} is misfiled or empty")
+        _check_members(group)
         for pid, committed in group.offsets.items():
             _require(committed.offset >= 0, f"group {name!r} committed {committed.offset}")
             topic_id, _ = split_partition_id(pid)
             _require(state.partition(pid) is not None, f"group {name!r} committed for a topic {topic_id.hex()} gone")
+
+
+def _check_members(group: GroupState) -> None:
+    name = group.name
+    _require((group.phase is GroupPhase.EMPTY) == (not group.members), f"group {name!r} is {group.phase.name}")
+    _require(group.generation >= (1 if group.members else 0), f"group {name!r} is in generation {group.generation}")
+    _require(len(group.members) <= GROUP_MEMBERS_MAX, f"group {name!r} has {len(group.members)} members")
+    instances = [m.member.instance_id for m in group.members.values() if m.member.instance_id]
+    _require(len(set(instances)) == len(instances), f"group {name!r} has an instance twice")
+    for member_id, entry in group.members.items():
+        member = entry.member
+        _require(member.member_id == member_id, f"group {name!r}: member {member.member_id!r} is misfiled")
+        protocols = [protocol for protocol, _ in member.protocols]
+        _require(group.protocol in protocols, f"group {name!r}: {member_id!r} does not know {group.protocol!r}")
+        is_assigned = group.phase is not GroupPhase.COMPLETING or not entry.assignment
+        _require(is_assigned, f"group {name!r} has assignments before its leader gave them")
+    # The leader may have been removed: then the others are to rebalance.
+    has_leader = group.leader in group.members or group.phase in (GroupPhase.EMPTY, GroupPhase.PREPARING)
+    _require(has_leader, f"group {name!r}: its leader {group.leader!r} is no member")
+
+
+def _check_coordinators(state: ClusterState) -> None:
+    _require(len(state.coordinators) == COORDINATOR_SLOTS, "the number of coordinator slots")
+    for slot in state.coordinators:
+        node = state.nodes.get(slot.node)
+        _require((slot.epoch == 0) == (slot.node == 0), f"coordinator {slot.node} in epoch {slot.epoch}")
+        _require(slot.node == 0 or node is not None, f"coordinator {slot.node} never registered")
+        _require(node is None or slot.incarnation <= node.incarnation, f"coordinator {slot.node} is from the future")
 
 
 def _check_producers(state: ClusterState) -> None:

@@ -38,6 +38,19 @@ ASSIGN_COUNT_MAX: Final = 1_000_000  # offsets of one request: a loop gone wild 
 ASSIGNED_MAX: Final = 20_000  # requests whose answer is known: 1 MB of a snapshot; an older one is refused
 PRODUCER_EPOCH_RETIRED: Final = 2**15 - 1  # never handed out: an id that would reach it is replaced by a fresh one
 
+# --- groups with members
+COORDINATOR_SLOTS: Final = 64  # groups are spread over these, and these over the nodes
+GROUP_MEMBERS_MAX: Final = 1_000  # each rebalance writes all of them in one entry, and each of them waits for it
+GROUP_BYTES_MAX: Final = 900_000  # names and metadata of a group's members, or their assignments: one Raft entry
+MEMBER_BYTES_CLUSTER_MAX: Final = 64 * 1024 * 1024  # of all groups, metadata and assignments: a snapshot carries them
+MEMBER_BYTES_OVERHEAD: Final = 64  # lengths and numbers of one member
+MEMBER_PROTOCOLS_MAX: Final = 32  # assignors of one member: clients know five
+MEMBER_TEXT_BYTES_MAX: Final = 1_024  # a member's or client's id, an instance id (Kafka: 249 characters), a protocol
+SESSION_TIMEOUT_MS_MAX: Final = 2**31 - 1  # as the wire can say it; the coordinator allows less
+OFFSETS_RETENTION_MS_DEFAULT: Final = 90 * 86_400_000  # a consumer that was away for 30 days resumes (P6), with room
+OFFSETS_RETENTION_MS_MAX: Final = 100 * 365 * 86_400_000
+EXPIRY_STEP_MS_MAX: Final = 3_600_000  # how far one ExpireOffsets moves the clock of expiry: no clock wipes all
+
 # --- offsets: half of int64 is left to grow into, so no sum of an offset and a batch can overflow
 START_OFFSET_MAX: Final = Offset(2**62)
 OFFSET_MAX: Final = Offset(2**63 - 1)

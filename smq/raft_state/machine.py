@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, Final
 
-from smq.raft_state import external, groups, nodes, partitions, producer_ids, topics
+from smq.raft_state import external, groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.codec import decode_reply, encode_reply
 from smq.raft_state.commands import (
     AddPartitions,
@@ -20,19 +20,28 @@ from smq.raft_state.commands import (
     AllocateProducerId,
     AlterTopicConfig,
     Applied,
+    AssignMembers,
     AssignOffsets,
     Barrier,
     Command,
+    CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
+    DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
     ElectLeader,
+    ExpireOffsets,
     FenceNode,
+    FormGeneration,
     InitCluster,
     RegisterNode,
     Rejected,
+    RemoveMembers,
+    ReplaceMember,
     Reply,
     SetNodeDrained,
+    SetOffsetsRetention,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
@@ -60,6 +69,15 @@ _HANDLERS: Final[dict[type, Callable[[ClusterState, Any], Applied]]] = {
     AdvanceLogStart: partitions.advance_log_start,
     AllocateProducerId: producer_ids.allocate_producer_id,
     CommitOffsets: groups.commit_offsets,
+    CommitMemberOffsets: groups.commit_member_offsets,
+    FormGeneration: members.form_generation,
+    AssignMembers: members.assign_members,
+    RemoveMembers: members.remove_members,
+    ReplaceMember: members.replace_member,
+    DeleteGroup: groups.delete_group,
+    DeleteOffsets: groups.delete_offsets,
+    ExpireOffsets: groups.expire_offsets,
+    SetOffsetsRetention: groups.set_offsets_retention,
     Barrier: nodes.barrier,
     SetNodeDrained: nodes.set_node_drained,
     AssignOffsets: external.assign_offsets,

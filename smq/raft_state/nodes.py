@@ -2,7 +2,8 @@
 Barrier.
 
 Owns who is registered with which incarnation, who is fenced, and who is drained. Never touches a partition: a fenced
-leader is replaced by an ElectLeader that the controller proposes. Only `machine` imports it.
+leader is replaced by an ElectLeader that the controller proposes, since that must name a log; groups get another
+coordinator at once. Only `machine` imports it.
 """
 
 from smq.raft_state.commands import (
@@ -15,6 +16,7 @@ from smq.raft_state.commands import (
     SetNodeDrained,
     UnfenceNode,
 )
+from smq.raft_state.coordinators import reassign
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import (
     ADDRESS_BYTES_MAX,
@@ -75,18 +77,21 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
             f"node {new.node} is registered with incarnation {old.incarnation}, this is {new.incarnation}",
         )
     state.nodes[command.node] = new
+    reassign(state)
     return _DONE
 
 
 def fence_node(state: ClusterState, command: FenceNode) -> Applied:
     """Takes the node out of elections and first choice of placement, until it registers or is unfenced."""
     find_node(state, command.node, command.incarnation).fenced = True
+    reassign(state)
     return _DONE
 
 
 def unfence_node(state: ClusterState, command: UnfenceNode) -> Applied:
     """Inverse of `fence_node`, for the same incarnation only."""
     find_node(state, command.node, command.incarnation).fenced = False
+    reassign(state)
     return _DONE
 
 
@@ -96,6 +101,7 @@ def set_node_drained(state: ClusterState, command: SetNodeDrained) -> Applied:
     if node is None:
         raise Refused(ErrorCode.UNKNOWN_NODE, f"node {command.node} has not registered")
     node.drained = command.drained
+    reassign(state)
     return _DONE
 
 

@@ -14,7 +14,9 @@ from smq.raft_state.binary import (
     INT32,
     INT64,
     TEXT,
+    U8,
     U16,
+    U32,
     Blob,
     Bytes,
     CodecError,
@@ -26,9 +28,11 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
+from smq.raft_state.codec import GROUP_MEMBER
 from smq.raft_state.ids import PartitionId, PartitionIndex, TopicId
 from smq.raft_state.limits import (
     DISK_ID_BYTES,
+    GROUP_BYTES_MAX,
     PARTITION_ID_BYTES,
     REQUEST_ID_BYTES,
     TEXT_BYTES_MAX,
@@ -38,17 +42,21 @@ from smq.raft_state.state import (
     Assigned,
     ClusterState,
     CommittedOffset,
+    CoordinatorSlot,
     EpochStart,
+    GroupPhase,
     GroupState,
+    MemberState,
     NodeState,
     PartitionState,
     TopicState,
+    members_bytes,
 )
 
 __all__ = ["SCHEMA_VERSION", "Bytes", "decode_state", "encode_state"]
 
 FORMAT_VERSION: Final = 2  # of these bytes
-_FIRST_VERSION: Final = 1  # the oldest that is read: nodes could not be drained, nor offsets be assigned
+_FIRST_VERSION: Final = 1  # the oldest that is read: no drained nodes, no assigned offsets, no members of groups
 SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
 
 _MAGIC: Final = b"smqS"
@@ -91,6 +99,16 @@ _ASSIGNED: Final = struct.Struct(f">{REQUEST_ID_BYTES}s{PARTITION_ID_BYTES}sqq")
 _ASSIGNED_BEFORE: Final = Many(Group((Fixed(PARTITION_ID_BYTES), INT64)))
 _PRODUCERS: Final = Many(Group((INT64, INT16)))
 _REPLIES: Final = Many(Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX))))
+_GROUPS_AS_A_WHOLE: Final = (("offsets_retention_ms", INT64), ("expiry_clock_ms", INT64))
+_COORDINATORS: Final = Many(Record(CoordinatorSlot, (("node", INT32), ("incarnation", INT64), ("epoch", INT32))))
+_GROUP: Final = (
+    ("generation", INT32),
+    ("protocol_type", TEXT),
+    ("protocol", TEXT),
+    ("leader", TEXT),
+    ("emptied_ms", INT64),
+)
+_MEMBERS: Final = Many(Record(MemberState, (("member", GROUP_MEMBER), ("assignment", Blob(U32, GROUP_BYTES_MAX)))))
 
 
 def encode_state(state: ClusterState) -> bytes:
@@ -105,6 +123,9 @@ def encode_state(state: ClusterState) -> bytes:
     write_count(out, len(state.groups))
     for name in sorted(state.groups):
         _write_group(out, state.groups[name])
+    for name, kind in _GROUPS_AS_A_WHOLE:
+        kind.write(out, getattr(state, name))
+    _COORDINATORS.write(out, tuple(state.coordinators))
     _REPLIES.write(out, tuple(state.replies.items()))
     write_count(out, len(state.assigned))
     for request_id, assigned in state.assigned.items():
@@ -128,8 +149,14 @@ def decode_state(data: Bytes) -> ClusterState:
     state.topics = {topic.name: topic for topic in topics}
     state.topic_names = {topic.topic_id: topic.name for topic in topics}
     state.producers = dict(_PRODUCERS.read(reader))
-    groups = [_read_group(reader) for _ in range(read_count(reader))]
+    has_members = version == FORMAT_VERSION
+    groups = [_read_group(reader, has_members) for _ in range(read_count(reader))]
     state.groups = {group.name: group for group in groups}
+    state.member_bytes = sum(members_bytes(group.members) for group in groups)
+    if has_members:
+        for name, kind in _GROUPS_AS_A_WHOLE:
+            setattr(state, name, kind.read(reader))
+        state.coordinators = list(_COORDINATORS.read(reader))
     state.replies = dict(_REPLIES.read(reader))
     if version == FORMAT_VERSION:
         _read_assigned(reader, state)
@@ -206,6 +233,10 @@ def _read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) ->
 
 def _write_group(out: bytearray, group: GroupState) -> None:
     TEXT.write(out, group.name)
+    out.append(group.phase)
+    for name, kind in _GROUP:
+        kind.write(out, getattr(group, name))
+    _MEMBERS.write(out, tuple(group.members.values()))
     write_count(out, len(group.offsets))
     for pid in sorted(group.offsets):
         committed = group.offsets[pid]
@@ -214,8 +245,10 @@ def _write_group(out: bytearray, group: GroupState) -> None:
         out += metadata
 
 
-def _read_group(reader: Reader) -> GroupState:
+def _read_group(reader: Reader, has_members: bool) -> GroupState:
     group = GroupState(name=TEXT.read(reader))
+    if has_members:
+        _read_members(reader, group)
     for _ in range(read_count(reader)):
         pid, offset, committed_ms, size = reader.unpack(_COMMITTED)
         try:
@@ -224,3 +257,14 @@ def _read_group(reader: Reader) -> GroupState:
             raise CodecError(f"the metadata of a commit is not UTF-8: {e}") from e
         group.offsets[PartitionId(pid)] = CommittedOffset(offset=offset, metadata=metadata, committed_ms=committed_ms)
     return group
+
+
+def _read_members(reader: Reader, group: GroupState) -> None:
+    number = reader.unpack(U8)[0]
+    try:
+        group.phase = GroupPhase(number)
+    except ValueError as e:
+        raise CodecError(f"a group in phase {number}") from e
+    for name, kind in _GROUP:
+        setattr(group, name, kind.read(reader))
+    group.members = {m.member.member_id: m for m in _MEMBERS.read(reader)}

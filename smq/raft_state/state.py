@@ -4,12 +4,15 @@ Everybody on the node may read them between two applies; nobody but the machine 
 Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never goes back.
 """
 
+import enum
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from smq.raft_state.commands import GroupMember
 from smq.raft_state.ids import (
     DiskId,
     Epoch,
+    Generation,
     Incarnation,
     NodeId,
     Offset,
@@ -22,6 +25,7 @@ from smq.raft_state.ids import (
     TsNs,
     partition_id,
 )
+from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, OFFSETS_RETENTION_MS_DEFAULT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,10 +115,65 @@ class CommittedOffset:
     committed_ms: int
 
 
+_NO_GENERATION = Generation(0)
+
+
+class GroupPhase(enum.IntEnum):
+    """What of a rebalance must outlive the coordinator. That one is about to begin is in its memory alone."""
+
+    EMPTY = 0  # no members
+    PREPARING = 1  # members were removed: the others must join again
+    COMPLETING = 2  # a generation without its assignment
+    STABLE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberState:
+    member: GroupMember
+    assignment: bytes = b""
+
+    @property
+    def metadata_bytes(self) -> int:
+        """What a member costs but for its assignment: names and metadata, in characters where that is cheaper."""
+        m = self.member
+        texts = len(m.member_id) + len(m.instance_id) + len(m.client_id) + len(m.client_host)
+        return MEMBER_BYTES_OVERHEAD + 4 * texts + sum(4 * len(name) + len(data) for name, data in m.protocols)
+
+
+def members_bytes(members: dict[str, MemberState]) -> int:
+    """What the members of one group cost."""
+    return sum(m.metadata_bytes + len(m.assignment) for m in members.values())
+
+
 @dataclass(slots=True, kw_only=True)
 class GroupState:
+    """`members` are in the order in which they joined; `generation` is 0 before the first."""
+
     name: str
+    generation: Generation = _NO_GENERATION
+    phase: GroupPhase = GroupPhase.EMPTY
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    emptied_ms: int = 0  # when the last member went; 0 where there never was one
+    members: dict[str, MemberState] = field(default_factory=dict)
     offsets: dict[PartitionId, CommittedOffset] = field(default_factory=dict)
+
+    def static_member(self, instance_id: str) -> MemberState | None:
+        """The member that has this instance id."""
+        return next((m for m in self.members.values() if m.member.instance_id == instance_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSlot:
+    """Who coordinates the groups of one slot. The epoch counts the coordinators; 0 while there was none."""
+
+    node: NodeId
+    incarnation: Incarnation
+    epoch: Epoch
+
+
+_NO_COORDINATOR = CoordinatorSlot(node=NodeId(0), incarnation=Incarnation(0), epoch=Epoch(0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +190,10 @@ class ClusterState:
     producers: dict[ProducerId, ProducerEpoch] = field(default_factory=dict)
     next_producer_id: ProducerId = ProducerId(0)
     groups: dict[str, GroupState] = field(default_factory=dict)
+    coordinators: list[CoordinatorSlot] = field(default_factory=lambda: [_NO_COORDINATOR] * COORDINATOR_SLOTS)
+    offsets_retention_ms: int = OFFSETS_RETENTION_MS_DEFAULT  # 0: for ever
+    expiry_clock_ms: int = 0  # the time that expiry goes by; 0 before the first ExpireOffsets
+    member_bytes: int = 0  # of all groups' members: a sum that follows from them, kept so that nobody has to add it up
     replies: dict[RequestId, bytes] = field(default_factory=dict)  # encoded replies, oldest first
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the last ones, oldest first
     # Of a partition, the end of the newest assignment that is no longer in `assigned`.

@@ -137,6 +137,14 @@ class NodeApi(Protocol):
     def node_id(self) -> NodeId: ...
 
     @property
+    def incarnation(self) -> Incarnation:
+        """Of this process; 0 until it has claimed one."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Registered, caught up with Raft, and there is a quorum as far as this node knows."""
+
+    @property
     def state(self) -> ClusterState:
         """As this node has applied it: read-only, possibly stale."""
 

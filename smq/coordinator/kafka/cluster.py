@@ -10,6 +10,7 @@ from typing import Final
 
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.config import parse_address
+from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.inflight import InflightBytes
@@ -31,6 +32,7 @@ class Gateway:
     """What every handler is given."""
 
     calls: NodeCalls
+    groups: GroupCoordinator
     auto_create: bool
     response_bytes_max: int
     inflight: InflightBytes

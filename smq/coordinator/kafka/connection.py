@@ -3,7 +3,7 @@
 Owns the buffer of what has arrived, the queue of answers under way, and when reading stops: a client with too many
 bytes or requests in flight, or that does not read its answers, is not read until that is better. It decides nothing
 about data. Requests that change or read a group's or topic's state run one after another, as Kafka runs them; Produce
-and Fetch need not wait for each other.
+and Fetch need not wait for each other, and nothing waits for the other members of a group to join it.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ import structlog
 
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.gateway import Request, answer, encode_response, parse_request
+from smq.coordinator.kafka.gateway import Request, answer, begin, encode_response, parse_request
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.kafka.membership import LONG_POLLS
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.kafka.wire import Buffer, CodecError
 from smq.coordinator.limits import (
@@ -221,6 +222,10 @@ class Connection(asyncio.Protocol):
         try:
             if request.key == ApiKey.FETCH:
                 body = await answer(self._gateway, request)
+            elif request.key in LONG_POLLS:
+                async with self._in_turn:
+                    begun = begin(self._gateway, request, self._peer.rpartition(":")[0])
+                body = await begun
             else:
                 async with self._in_turn:
                     body = await answer(self._gateway, request)

@@ -22,13 +22,18 @@ class KafkaError(enum.IntEnum):
     NOT_LEADER_OR_FOLLOWER = 6
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
-    COORDINATOR_NOT_AVAILABLE = 15
     OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     NOT_ENOUGH_REPLICAS = 19
     INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
     INVALID_GROUP_ID = 24
     UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -42,10 +47,15 @@ class KafkaError(enum.IntEnum):
     INVALID_TXN_STATE = 48
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     KAFKA_STORAGE_ERROR = 56
+    NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
+    MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     PRODUCER_FENCED = 90
     UNKNOWN_TOPIC_ID = 100
@@ -87,6 +97,13 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.INVALID_OFFSET: KafkaError.OFFSET_OUT_OF_RANGE,
     # Not "unknown", which clients would go on asking for: there is such a topic, and it is not for them.
     ErrorCode.WRONG_STORAGE: KafkaError.INVALID_TOPIC_EXCEPTION,
+    ErrorCode.NOT_COORDINATOR: KafkaError.NOT_COORDINATOR,
+    ErrorCode.ILLEGAL_GENERATION: KafkaError.ILLEGAL_GENERATION,
+    ErrorCode.UNKNOWN_MEMBER: KafkaError.UNKNOWN_MEMBER_ID,
+    ErrorCode.FENCED_INSTANCE: KafkaError.FENCED_INSTANCE_ID,
+    ErrorCode.REBALANCE_IN_PROGRESS: KafkaError.REBALANCE_IN_PROGRESS,
+    ErrorCode.GROUP_NOT_EMPTY: KafkaError.NON_EMPTY_GROUP,
+    ErrorCode.GROUP_SUBSCRIBED: KafkaError.GROUP_SUBSCRIBED_TO_TOPIC,
     # No Kafka client can cause these.
     ErrorCode.REQUEST_EXPIRED: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.SESSION_EXISTS: KafkaError.UNKNOWN_SERVER_ERROR,
@@ -116,9 +133,22 @@ def told(error: SmqError | KafkaRefusal) -> dict[str, KafkaError | str]:
     return {"error_code": code, "error_message": str(error)}
 
 
+# Who asks a coordinator takes these as: look for it again.
+_GROUP_CODES: Final = {
+    ErrorCode.OVERLOADED: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NODE_NOT_READY: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.LEADER_UNAVAILABLE: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.SHUTTING_DOWN: KafkaError.NOT_COORDINATOR,
+}
+
+
 def code_of(error: SmqError) -> KafkaError:
     return CODES[error.code]
 
 
 def fetch_code_of(error: SmqError) -> KafkaError:
     return _FETCH_CODES.get(error.code, CODES[error.code])
+
+
+def group_code_of(error: SmqError) -> KafkaError:
+    return _GROUP_CODES.get(error.code, CODES[error.code])

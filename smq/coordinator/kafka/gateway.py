@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.coordinator.kafka import configs, groups, metadata, offsets, topics, wire
+from smq.coordinator.kafka import configs, group_admin, groups, membership, metadata, offsets, topics, wire
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
+from smq.coordinator.kafka.membership import LONG_POLLS, Client
 from smq.coordinator.kafka.wire import Budget, Buffer, CodecError
 
 Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
@@ -22,7 +23,8 @@ Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
 _HEADER: Final = struct.Struct(">hhi")  # key, version, correlation id; a nullable string follows
 _RESPONSE_HEADER: Final = struct.Struct(">ii")  # size, correlation id
 
-# Produce is not in here: it has a way of its own, without a task. See produce.
+# Produce is not in here: it has a way of its own, without a task. See produce. JoinGroup and SyncGroup are begun in
+# their turn and waited for beside it: see `begin`.
 HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.FETCH: fetch,
     ApiKey.LIST_OFFSETS: offsets.list_offsets,
@@ -30,6 +32,10 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.OFFSET_COMMIT: groups.offset_commit,
     ApiKey.OFFSET_FETCH: groups.offset_fetch,
     ApiKey.FIND_COORDINATOR: groups.find_coordinator,
+    ApiKey.HEARTBEAT: membership.heartbeat,
+    ApiKey.LEAVE_GROUP: membership.leave_group,
+    ApiKey.DESCRIBE_GROUPS: group_admin.describe_groups,
+    ApiKey.LIST_GROUPS: group_admin.list_groups,
     ApiKey.API_VERSIONS: metadata.answer_api_versions,
     ApiKey.CREATE_TOPICS: topics.create_topics,
     ApiKey.DELETE_TOPICS: topics.delete_topics,
@@ -40,6 +46,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.ALTER_CONFIGS: configs.alter_configs,
     ApiKey.CREATE_PARTITIONS: topics.create_partitions,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+    ApiKey.DELETE_GROUPS: group_admin.delete_groups,
+    ApiKey.OFFSET_DELETE: group_admin.offset_delete,
     ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
 }
 
@@ -51,6 +59,7 @@ class Request:
     key: int
     version: int
     correlation_id: int
+    client_id: str
     body: Struct | None
 
 
@@ -64,21 +73,21 @@ def parse_request(frame: memoryview) -> Request:
         raise CodecError(f"key {key} is not served")
     if version not in row.versions:
         if key == ApiKey.API_VERSIONS:
-            return Request(key, version, correlation_id, None)
+            return Request(key, version, correlation_id, "", None)
         raise CodecError(f"{row.name} is served in versions {row.versions.lo} to {row.versions.hi}, not {version}")
-    position = _skip_client(frame, _HEADER.size, is_flexible=is_header_flexible(key, version))
-    return Request(key, version, correlation_id, request_decoder(key, version)(frame, position))
+    client_id, position = _read_client(frame, _HEADER.size, is_flexible=is_header_flexible(key, version))
+    return Request(key, version, correlation_id, client_id, request_decoder(key, version)(frame, position))
 
 
-def _skip_client(frame: memoryview, position: int, *, is_flexible: bool) -> int:
-    """Behind the client's name and the tags, of which we know none."""
+def _read_client(frame: memoryview, position: int, *, is_flexible: bool) -> tuple[str, int]:
+    """The client's name, and what is behind it and the tags, of which we know none."""
     try:
-        _, position = wire.read_nullable_string(frame, position)
+        name, position = wire.read_nullable_string(frame, position)
         if is_flexible:
             _, position = wire.read_tags(frame, position, Budget())
     except (struct.error, IndexError, UnicodeDecodeError) as e:
         raise CodecError(f"the header is cut or garbled: {e}") from e
-    return position
+    return name or "", position
 
 
 def encode_response(request: Request, body: Struct) -> list[Buffer]:
@@ -96,3 +105,9 @@ async def answer(gateway: Gateway, request: Request) -> Struct:
     if request.body is None:
         return metadata.api_versions(KafkaError.UNSUPPORTED_VERSION)
     return await HANDLERS[request.key](gateway, request.version, request.body)
+
+
+def begin(gateway: Gateway, request: Request, host: str) -> Awaitable[Struct]:
+    """Of JoinGroup and SyncGroup: begun when this returns, answered by what it returns."""
+    assert request.body is not None, "only an ApiVersions of an unknown version has none"
+    return LONG_POLLS[request.key](gateway, request.version, request.body, Client(request.client_id, f"/{host}"))

@@ -1,19 +1,21 @@
-"""FindCoordinator, OffsetCommit and OffsetFetch for groups without members.
+"""FindCoordinator, OffsetCommit and OffsetFetch.
 
 Owns the names: group g of Kafka is group kafka-cg-g of the cluster, with one set of offsets for both. Offsets are
-linearizable from any node; the coordinator is any live one, the same for all who ask. A commit in the name of a member
-is refused: groups with members are not served yet, so nobody can have become one.
+linearizable, and read or committed in the name of nobody, at any node. A member commits at its coordinator, since that
+is a sign of life, too; whether it may is for the state machine to say.
 """
 
-import zlib
 from typing import Final
 
+from smq.coordinator.calls import Answer
+from smq.coordinator.groups.types import Identity
 from smq.coordinator.grpc_broker import check_count
-from smq.coordinator.kafka.cluster import Gateway, brokers, find_known, new_request_id, topic_named
+from smq.coordinator.kafka.cluster import Gateway, endpoint, find_known, new_request_id, topic_named
 from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
-from smq.raft_state.commands import OffsetCommit
+from smq.raft_state.commands import OffsetCommit, Reply
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, METADATA_BYTES_MAX
@@ -40,11 +42,14 @@ def _coordinator(gateway: Gateway, key: str, key_type: int) -> Struct:
     if key_type != _KEY_OF_GROUP:
         message = "only groups have coordinators here: there are no transactions"
         return answer | nobody | {"error_code": KafkaError.INVALID_REQUEST, "error_message": message}
-    nodes = brokers(gateway.state)
-    if not nodes:
+    if not is_group(key):
+        return answer | nobody | {"error_code": KafkaError.INVALID_GROUP_ID}
+    slot = coordinator_of(gateway.state, PREFIX + key)
+    node = gateway.state.nodes.get(slot.node)
+    address = endpoint(node) if node is not None and not node.fenced else None
+    if address is None:
         return answer | nobody | {"error_code": KafkaError.COORDINATOR_NOT_AVAILABLE}
-    chosen = nodes[zlib.crc32(key.encode()) % len(nodes)]
-    return answer | {"node_id": chosen["node_id"], "host": chosen["host"], "port": chosen["port"]}
+    return answer | {"node_id": slot.node, "host": address[0], "port": address[1]}
 
 
 # ----------------------------------------------------------------------------------------------- OffsetCommit
@@ -67,17 +72,15 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
                 committed.append(answer)
                 offset, metadata = Offset(asked["committed_offset"]), asked["committed_metadata"] or ""
                 items.append(OffsetCommit(partition=part.pid, offset=offset, metadata=metadata))
-    code = await _commit(gateway, request["group_id"], items)
+    code = await _commit(gateway, request, items)
     for answer in committed:
         answer["error_code"] = code
     return {"throttle_time_ms": 0, "topics": topics}
 
 
 def _commit_refusal(request: Struct, asked: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
-    if not _is_group(request["group_id"]):
+    if not is_group(request["group_id"]):
         return KafkaError.INVALID_GROUP_ID
-    if request["member_id"] or request["generation_id_or_member_epoch"] >= 0:
-        return KafkaError.UNKNOWN_MEMBER_ID
     if name is None:
         return KafkaError.UNKNOWN_TOPIC_ID
     if len((asked["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
@@ -87,20 +90,31 @@ def _commit_refusal(request: Struct, asked: Struct, name: str | None, part: Part
     return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _is_group(name: str) -> bool:
+def is_group(name: str) -> bool:
     """Whether it can be the name of a group: a longer one need not travel through Raft to be refused."""
     return bool(name) and len((PREFIX + name).encode()) <= GROUP_NAME_BYTES_MAX
 
 
-async def _commit(gateway: Gateway, group: str, items: list[OffsetCommit]) -> KafkaError:
+async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) -> KafkaError:
     if not items:
         return KafkaError.NONE
+    group, generation = PREFIX + request["group_id"], request["generation_id_or_member_epoch"]
+    who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
-        await gateway.calls.commit_offsets(PREFIX + group, items, new_request_id(), TIMEOUT_MS_DEFAULT)
+        if generation < 0 and not who.member_id and not who.instance_id:
+            await gateway.calls.commit_offsets(group, items, new_request_id(), TIMEOUT_MS_DEFAULT)
+            return KafkaError.NONE
+        code = gateway.groups.refusal(group)
+        if code is KafkaError.NONE:
+            answer = Answer[Reply](gateway.calls.patience)
+            gateway.groups.commit(
+                group, who, generation, tuple(items), new_request_id(), TIMEOUT_MS_DEFAULT, answer.done
+            )
+            await answer.result(TIMEOUT_MS_DEFAULT)
     except SmqError as e:
-        return code_of(e)
-    return KafkaError.NONE
+        return group_code_of(e)
+    return code
 
 
 async def _know(gateway: Gateway, topics: list[Struct], version: int) -> None:
@@ -135,7 +149,7 @@ async def _fetch_group(gateway: Gateway, version: int, asked: Struct) -> Struct:
     try:
         commits = await gateway.calls.fetch_offsets(PREFIX + asked["group_id"], None, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
-        answer["error_code"] = code_of(e)
+        answer["error_code"] = group_code_of(e)
         commits = {}
     if asked["topics"] is None:
         answer["topics"] = _all_commits(gateway, commits)

@@ -24,6 +24,12 @@ class ApiKey(enum.IntEnum):
     OFFSET_COMMIT = 8
     OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -34,6 +40,8 @@ class ApiKey(enum.IntEnum):
     ALTER_CONFIGS = 33
     CREATE_PARTITIONS = 37
     INCREMENTAL_ALTER_CONFIGS = 44
+    DELETE_GROUPS = 42
+    OFFSET_DELETE = 47
     DESCRIBE_CLUSTER = 60
 
 
@@ -54,6 +62,12 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.OFFSET_COMMIT: Served("OffsetCommit", Versions(2, 10)),
         ApiKey.OFFSET_FETCH: Served("OffsetFetch", Versions(1, 10)),
         ApiKey.FIND_COORDINATOR: Served("FindCoordinator", Versions(0, 6)),
+        ApiKey.JOIN_GROUP: Served("JoinGroup", Versions(0, 9)),
+        ApiKey.HEARTBEAT: Served("Heartbeat", Versions(0, 4)),
+        ApiKey.LEAVE_GROUP: Served("LeaveGroup", Versions(0, 5)),
+        ApiKey.SYNC_GROUP: Served("SyncGroup", Versions(0, 5)),
+        ApiKey.DESCRIBE_GROUPS: Served("DescribeGroups", Versions(0, 6)),
+        ApiKey.LIST_GROUPS: Served("ListGroups", Versions(0, 5)),
         ApiKey.API_VERSIONS: Served("ApiVersions", Versions(0, 4)),
         ApiKey.CREATE_TOPICS: Served("CreateTopics", Versions(2, 7)),
         ApiKey.DELETE_TOPICS: Served("DeleteTopics", Versions(1, 6)),
@@ -65,6 +79,8 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.ALTER_CONFIGS: Served("AlterConfigs", Versions(0, 2)),
         ApiKey.CREATE_PARTITIONS: Served("CreatePartitions", Versions(0, 3)),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: Served("IncrementalAlterConfigs", Versions(0, 1)),
+        ApiKey.DELETE_GROUPS: Served("DeleteGroups", Versions(0, 2)),
+        ApiKey.OFFSET_DELETE: Served("OffsetDelete", Versions(0, 0)),
         ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),
     }
 )

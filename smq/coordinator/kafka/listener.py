@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from smq.coordinator.calls import NodeCalls
+from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.inflight import InflightBytes
@@ -26,6 +27,7 @@ class KafkaServer:
     def __init__(
         self,
         node: NodeApi,
+        groups: GroupCoordinator,
         listener: socket.socket,
         *,
         auto_create: bool,
@@ -37,6 +39,7 @@ class KafkaServer:
         self._inflight = InflightBytes()
         self._gateway = Gateway(
             calls=NodeCalls(node),
+            groups=groups,
             auto_create=auto_create,
             response_bytes_max=response_bytes_max,
             inflight=self._inflight,

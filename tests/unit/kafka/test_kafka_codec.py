@@ -16,6 +16,7 @@ from smq.coordinator.kafka import wire
 from smq.coordinator.kafka.compiler import Struct, compile_decoder, compile_encoder, default_source
 from smq.coordinator.kafka.gateway import HANDLERS, parse_request
 from smq.coordinator.kafka.keys import SERVED, ApiKey, request_decoder, request_message, response_message
+from smq.coordinator.kafka.membership import LONG_POLLS
 from smq.coordinator.kafka.schema import Field, Message
 from smq.coordinator.kafka.wire import ELEMENTS_MAX, CodecError
 
@@ -31,7 +32,7 @@ _ERROR_CODES = [code.value for code in ErrorCode]
 
 
 def test_every_served_key_has_a_handler() -> None:
-    assert set(HANDLERS) | {ApiKey.PRODUCE} == set(SERVED)
+    assert set(HANDLERS) | set(LONG_POLLS) | {ApiKey.PRODUCE} == set(SERVED)
 
 
 @pytest.mark.parametrize("key", SERVED)

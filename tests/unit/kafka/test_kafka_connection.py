@@ -81,7 +81,13 @@ class Rig:
 
         monkeypatch.setattr(connection_module, "answer", answer)
         inflight = inflight or InflightBytes()
-        gateway = Gateway(calls=cast(Any, None), auto_create=False, response_bytes_max=8 * MIB, inflight=inflight)
+        gateway = Gateway(
+            calls=cast(Any, None),
+            groups=cast(Any, None),
+            auto_create=False,
+            response_bytes_max=8 * MIB,
+            inflight=inflight,
+        )
         self.connection = Connection(
             gateway,
             inflight=inflight,

@@ -14,14 +14,19 @@ from smq.raft_state.commands import (
     Barrier,
     Command,
     CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
+    ExpireOffsets,
     FenceNode,
     OffsetCommit,
     SetNodeDrained,
+    SetOffsetsRetention,
     UnfenceNode,
 )
-from smq.raft_state.ids import Incarnation, LogIndex, NodeId, Offset, ProducerEpoch, ProducerId
-from smq.raft_state.limits import default_init
+from smq.raft_state.coordinators import slot_of
+from smq.raft_state.ids import Generation, Incarnation, LogIndex, NodeId, Offset, ProducerEpoch, ProducerId
+from smq.raft_state.limits import COORDINATOR_SLOTS, default_init
 from smq.raft_state.machine import Machine
 from tests.unit.raft_state.support import (
     advance,
@@ -31,8 +36,14 @@ from tests.unit.raft_state.support import (
     commit,
     elect,
     external_topic,
+    form,
+    hand_out,
+    member,
+    member_commit,
     pid,
     register,
+    remove,
+    replaced,
     rid,
     topic,
 )
@@ -48,7 +59,36 @@ def commands() -> list[Command]:
         assign((rid(100), pid(4), 5), (rid(101), pid(4, 1), 1), (rid(102), pid(4), 3), (rid(103), pid(2), 1)),
         assign((rid(100), pid(4), 5)),
         advance_external((pid(4), 57), (pid(4), 51), (pid(4, 1), 99)),
+        *commands_of_members(),
     ]
+
+
+def commands_of_members() -> list[Command]:
+    """Groups with members, of all phases."""
+    return [
+        *(register(node, 7, kafka=f"host:{node}") for node in (2, 4)),
+        form("team", _epoch("team"), 0, member("a"), member("b", "range", "sticky", instance="i")),
+        hand_out("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
+        member_commit("team", 1, "a", (pid(2, 0), 19)),
+        replaced("team", _epoch("team"), "b", member("c", "range", instance="i")),
+        form("left", _epoch("left"), 0, member("d")),
+        remove("left", _epoch("left"), 1, "d"),
+        form("torn", _epoch("torn"), 0, member("e"), member("f")),
+        member_commit("torn", 1, "e", (pid(2, 0), 1)),
+        remove("torn", _epoch("torn"), 1, "e"),
+        commit("short", (pid(2, 0), 1), (pid(2, 1), 1)),
+        DeleteOffsets(group="short", generation=Generation(0), partitions=(pid(2, 1),)),
+        commit("deleted", (pid(2, 0), 1)),
+        DeleteGroup(group="deleted", request_id=rid(40)),
+        SetOffsetsRetention(retention_ms=1_000_000, request_id=rid(41)),
+        ExpireOffsets(now_ms=500_000),
+        register(4, 8, kafka="moved:1"),
+    ]
+
+
+def _epoch(group: str) -> int:
+    """Node 2 registers first and gets all slots, in epoch 1; then node 4 half of them, in epoch 2."""
+    return 2 if slot_of(group) < COORDINATOR_SLOTS // 2 else 1
 
 
 def commands_of_v1() -> list[Command]:

@@ -7,23 +7,30 @@ from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
     Applied,
+    AssignMembers,
     Assignment,
     AssignOffsets,
     Command,
+    CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
     ElectLeader,
     ExternalAdvance,
+    FormGeneration,
+    GroupMember,
     HwmAdvance,
     OffsetCommit,
     RegisterNode,
     Rejected,
+    RemoveMembers,
+    ReplaceMember,
     Reply,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
     DiskId,
     Epoch,
+    Generation,
     Incarnation,
     LogIndex,
     NodeId,
@@ -58,7 +65,7 @@ def did(n: int) -> DiskId:
     return DiskId(n.to_bytes(16, "big"))
 
 
-def register(node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0) -> RegisterNode:
+def register(node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0, kafka: str = "") -> RegisterNode:
     """Of the node's own disk, whose number is the node's, unless another is named."""
     return RegisterNode(
         node=NodeId(node),
@@ -66,7 +73,7 @@ def register(node: int, incarnation: int = 1, address: str = "host:1", disk: int
         disk=did(disk or max(node, 0)),
         grpc_address=address,
         http_address="host:2",
-        kafka_address="",
+        kafka_address=kafka,
     )
 
 
@@ -132,6 +139,71 @@ def commit(group: str, *items: tuple[PartitionId, int], request: RequestId = Req
     )
 
 
+# ------------------------------------------------------------------------------------------------ groups
+def member(
+    member_id: str, *protocols: str, instance: str = "", metadata: bytes = b"m", session_ms: int = 10_000
+) -> GroupMember:
+    """Of protocol "range" where none is named."""
+    return GroupMember(
+        member_id=member_id,
+        instance_id=instance,
+        client_id="client",
+        client_host="/host",
+        session_timeout_ms=session_ms,
+        rebalance_timeout_ms=session_ms,
+        protocols=tuple((name, metadata) for name in protocols or ("range",)),
+    )
+
+
+def form(group: str, epoch: int, generation: int, *members: GroupMember, protocol: str = "range") -> FormGeneration:
+    """`generation` is the one that it follows; the first member leads."""
+    return FormGeneration(
+        group=group,
+        coordinator_epoch=Epoch(epoch),
+        expected_generation=Generation(generation),
+        protocol_type="consumer",
+        protocol=protocol,
+        leader=members[0].member_id if members else "",
+        members=members,
+    )
+
+
+def hand_out(group: str, epoch: int, generation: int, **assignments: bytes) -> AssignMembers:
+    return AssignMembers(
+        group=group,
+        coordinator_epoch=Epoch(epoch),
+        generation=Generation(generation),
+        assignments=tuple(assignments.items()),
+    )
+
+
+def remove(group: str, epoch: int, generation: int, *member_ids: str, at_ms: int = 1_000) -> RemoveMembers:
+    return RemoveMembers(
+        group=group,
+        coordinator_epoch=Epoch(epoch),
+        generation=Generation(generation),
+        member_ids=member_ids,
+        removed_ms=at_ms,
+    )
+
+
+def replaced(group: str, epoch: int, old: str, new: GroupMember) -> ReplaceMember:
+    return ReplaceMember(group=group, coordinator_epoch=Epoch(epoch), old_member_id=old, member=new)
+
+
+def member_commit(
+    group: str, generation: int, member_id: str, *items: tuple[PartitionId, int], instance: str = "", at_ms: int = 5
+) -> CommitMemberOffsets:
+    return CommitMemberOffsets(
+        group=group,
+        generation=Generation(generation),
+        member_id=member_id,
+        instance_id=instance,
+        items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
+        committed_ms=at_ms,
+    )
+
+
 class Driver:
     """A machine whose every step is checked: codec round trip, invariants, and that a rejection changes nothing."""
 
@@ -139,12 +211,16 @@ class Driver:
         self.machine = machine or Machine()
         self.index = 0
 
-    def apply(self, command: Command) -> Applied:
+    def next_index(self) -> LogIndex:
         self.index += 1
+        return LogIndex(self.index)
+
+    def apply(self, command: Command) -> Applied:
+        index = self.next_index()
         decoded = decode_command(encode_command(command))
         assert decoded == command
         before = self._without_replies()
-        applied = self.machine.apply(LogIndex(self.index), decoded)
+        applied = self.machine.apply(index, decoded)
         check(self.machine.state)
         if isinstance(applied.reply, Rejected):
             assert applied.touched == ()
@@ -178,10 +254,10 @@ class Driver:
             state.replies = replies
 
 
-def cluster(nodes: int = 3) -> Driver:
-    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1."""
+def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:
+    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if asked for."""
     driver = Driver()
     driver.ok(default_init("test"))
     for node in range(1, nodes + 1):
-        driver.ok(register(node))
+        driver.ok(register(node, kafka=f"host:{node}" if kafka else ""))
     return driver

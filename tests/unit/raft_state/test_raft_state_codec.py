@@ -17,19 +17,29 @@ from smq.raft_state.commands import (
     AdvanceLogStart,
     AllocateProducerId,
     AlterTopicConfig,
+    AssignMembers,
     Barrier,
     Command,
+    CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
+    DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
     ElectLeader,
+    ExpireOffsets,
     FenceNode,
+    FormGeneration,
+    GenerationFormed,
     HwmAdvance,
     HwmsAdvanced,
     InitCluster,
     RegisterNode,
     Rejected,
+    RemoveMembers,
+    ReplaceMember,
     Reply,
+    SetOffsetsRetention,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
@@ -164,6 +174,17 @@ def test_every_class_has_one_tag_and_all_its_fields(table: dict[int, Any], union
 
 
 # For ever: a tag that moves here makes old logs unreadable.
+_GROUP_TAGS = {
+    20: CommitMemberOffsets,
+    21: FormGeneration,
+    22: AssignMembers,
+    23: RemoveMembers,
+    24: ReplaceMember,
+    25: DeleteGroup,
+    26: DeleteOffsets,
+    27: ExpireOffsets,
+    28: SetOffsetsRetention,
+}
 _TAGS = [
     InitCluster,
     RegisterNode,
@@ -184,6 +205,8 @@ _TAGS = [
 
 def test_tags_are_never_renumbered() -> None:
     assert [codec.COMMANDS[tag].cls for tag in range(1, len(_TAGS) + 1)] == _TAGS
+    assert {tag: codec.COMMANDS[tag].cls for tag in _GROUP_TAGS} == _GROUP_TAGS
+    assert codec.REPLIES[20].cls is GenerationFormed
 
 
 def test_hwm_advance_costs_48_bytes() -> None:

@@ -8,6 +8,7 @@ import pytest
 from smq.raft_state.ids import (
     DiskId,
     Epoch,
+    Generation,
     Incarnation,
     NodeId,
     Offset,
@@ -19,12 +20,27 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.invariants import InvariantBroken, check
 from smq.raft_state.machine import Machine
-from smq.raft_state.state import ClusterState, EpochStart, PartitionState
-from tests.unit.raft_state.support import advance, advances, cluster, commit, elect, pid, topic
+from smq.raft_state.state import ClusterState, EpochStart, GroupPhase, PartitionState
+from tests.unit.raft_state.support import (
+    advance,
+    advances,
+    cluster,
+    commit,
+    elect,
+    form,
+    hand_out,
+    member,
+    pid,
+    register,
+    topic,
+)
 
 
 def healthy() -> ClusterState:
     driver = cluster()
+    driver.ok(register(4, kafka="host:4"))
+    driver.ok(form("m", 1, 0, member("a")))
+    driver.ok(hand_out("m", 1, 1, a=b"x"))
     driver.ok(topic(1, "t", partitions=2))
     driver.ok(advances(advance(pid(1), 0, hwm=5, next_offset=8)))
     driver.ok(elect(pid(1), 0, 2, 5))
@@ -91,6 +107,19 @@ DAMAGES: dict[str, Damage] = {
     "group empty": lambda s: s.groups["g"].offsets.clear(),
     "group's offset negative": lambda s: setattr(s.groups["g"].offsets[pid(1)], "offset", Offset(-1)),
     "group's partition gone": lambda s: s.groups["g"].offsets.update({pid(2): s.groups["g"].offsets[pid(1)]}),
+    "group's phase": lambda s: setattr(s.groups["m"], "phase", GroupPhase.EMPTY),
+    "group with members before its first generation": lambda s: setattr(s.groups["m"], "generation", Generation(0)),
+    "group's protocol": lambda s: setattr(s.groups["m"], "protocol", "other"),
+    "group's leader": lambda s: setattr(s.groups["m"], "leader", "other"),
+    "member misfiled": lambda s: s.groups["m"].members.update(b=s.groups["m"].members["a"]),
+    "assignment before its time": lambda s: setattr(s.groups["m"], "phase", GroupPhase.COMPLETING),
+    "sum of the members' bytes": lambda s: setattr(s, "member_bytes", 0),
+    "coordinator slot missing": lambda s: s.coordinators.pop(),
+    "coordinator unknown": lambda s: s.coordinators.append(replace(s.coordinators.pop(), node=NodeId(9))),
+    "coordinator from the future": lambda s: s.coordinators.append(
+        replace(s.coordinators.pop(), incarnation=Incarnation(9))
+    ),
+    "coordinator without an epoch": lambda s: s.coordinators.append(replace(s.coordinators.pop(), epoch=Epoch(0))),
     "producer never allocated": lambda s: s.producers.update({ProducerId(0): ProducerEpoch(1)}),
     "producer in epoch 0": both(
         lambda s: setattr(s, "next_producer_id", ProducerId(1)),

@@ -141,6 +141,7 @@ def test_snapshot_of_version_1_reads_for_ever() -> None:
 
 
 def test_snapshot_of_version_2_reads_for_ever() -> None:
+    """The fixture was written when version 2 was made. Where the format changes, it stays and a new one joins it."""
     fixture = bytes.fromhex(FIXTURE_V2.read_text())
     assert Machine.restore(fixture).state == life.end_of_life().state
     assert fixture == SNAPSHOT

@@ -1,8 +1,8 @@
 """Golden transcripts: commands and what came of them, as text that a person can read and a diff can show.
 
 Each file in tests/transcripts/*.txt holds lines that begin with ">" (a command, written in Python with the helpers of
-`support`, or a word: state, digest, restart, bytes COMMAND) and, indented below, what they gave. Lines that begin with
-"#" are comments. `pytest --rewrite` writes what is given now; read the diff before you commit it.
+`support`, or a word: state, groups, digest, restart, bytes COMMAND) and, indented below, what they gave. Lines that
+begin with "#" are comments. `pytest --rewrite` writes what is given now; read the diff before you commit it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from smq.raft_state.commands import Applied, Rejected
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.machine import Machine
-from smq.raft_state.state import ClusterState, PartitionState
+from smq.raft_state.state import ClusterState, GroupState, PartitionState
 from tests.unit.raft_state import support
 from tests.unit.raft_state.support import Driver
 
@@ -66,12 +66,21 @@ def _show_state(state: ClusterState) -> Iterator[str]:
         for partition in state.topics[name].partitions:
             yield _show_partition(state, partition)
     for name in sorted(state.groups):
-        offsets = sorted(state.groups[name].offsets.items())
-        yield f"group {name}: " + ", ".join(f"{_show_pid(state, pid)} at {c.offset}" for pid, c in offsets)
+        yield from _show_group(state, state.groups[name])
     for producer_id, epoch in state.producers.items():
         yield f"producer {producer_id} epoch {epoch}"
     for request_id, reply in state.replies.items():
         yield f"request {int.from_bytes(request_id, 'big')}: {reply.hex()}"
+
+
+def _show_group(state: ClusterState, group: GroupState) -> Iterator[str]:
+    offsets = sorted(group.offsets.items())
+    yield f"group {group.name}: " + ", ".join(f"{_show_pid(state, pid)} at {c.offset}" for pid, c in offsets)
+    if group.generation:
+        yield f"  {group.phase.name}, generation {group.generation} of {group.protocol!r}, leader {group.leader!r}"
+    for name, m in group.members.items():
+        instance = f" (instance {m.member.instance_id})" if m.member.instance_id else ""
+        yield f"  member {name}{instance}: {m.assignment!r}"
 
 
 class Player:
@@ -82,7 +91,10 @@ class Player:
 
     def play(self, text: str) -> Iterator[str]:
         machine = self.driver.machine
-        if text == "state":
+        if text == "groups":
+            for name in sorted(machine.state.groups):
+                yield from _show_group(machine.state, machine.state.groups[name])
+        elif text == "state":
             yield from _show_state(machine.state)
         elif text == "digest":
             yield machine.digest()

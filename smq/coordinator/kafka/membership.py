@@ -1,0 +1,189 @@
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: from Kafka's fields to the group's coordinator and back.
+
+Owns the reading of versions: what an old one leaves out, and what it must not be told. JoinGroup and SyncGroup are
+begun in their turn and then waited for beside it, so that what a client sends behind them on the same connection is not
+held up by the other members of its group.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from smq.coordinator.calls import Answer
+from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
+from smq.coordinator.kafka.cluster import Gateway
+from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.groups import PREFIX, is_group
+from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
+from smq.raft_state.commands import GroupMember
+from smq.raft_state.errors import SmqError
+from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
+
+_ID_FIRST_VERSION: Final = 4  # of JoinGroup: KIP-394
+_SKIP_VERSION: Final = 9  # of JoinGroup: KIP-814
+_PROTOCOL_TYPE_VERSION: Final = 7  # of JoinGroup: its answer may leave the protocol out
+_NAMED_PROTOCOL_VERSION: Final = 5  # of SyncGroup: the request says which protocol it means
+_BATCH_VERSION: Final = 3  # of LeaveGroup
+_REBALANCE_MS_MAX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sent a request, as the group's description will show it."""
+
+    client_id: str
+    host: str
+
+
+LongPoll: TypeAlias = Callable[[Gateway, int, Struct, Client], Awaitable[Struct]]
+
+
+# -------------------------------------------------------------------------------------------------------- joining
+def join_group(gateway: Gateway, version: int, request: Struct, client: Client) -> Awaitable[Struct]:
+    """Begins to join at once; what it returns is the answer, once the generation has formed."""
+    answer = Answer[Joined](gateway.calls.patience)
+    session_ms = request["session_timeout_ms"]
+    rebalance_ms = request["rebalance_timeout_ms"] if request["rebalance_timeout_ms"] > 0 else session_ms
+    member = GroupMember(
+        member_id=request["member_id"],
+        instance_id=request["group_instance_id"] or "",
+        client_id=_cut(client.client_id),
+        client_host=_cut(client.host),
+        session_timeout_ms=session_ms,
+        rebalance_timeout_ms=rebalance_ms,
+        protocols=tuple((p["name"], bytes(p["metadata"])) for p in request["protocols"]),
+    )
+    code = _refusal(request["group_id"], member)
+    if code is not KafkaError.NONE:
+        answer.done(Joined(code=code, member_id=member.member_id))
+        return _joined(answer, version, 0, lambda: None)
+    asked = Join(
+        group=PREFIX + request["group_id"],
+        member=member,
+        protocol_type=request["protocol_type"],
+        takes_id_first=version >= _ID_FIRST_VERSION,
+        can_skip_assignment=version >= _SKIP_VERSION,
+    )
+    return _joined(answer, version, rebalance_ms, gateway.groups.join(asked, answer.done))
+
+
+def _refusal(group: str, member: GroupMember) -> KafkaError:
+    if not is_group(group):
+        return KafkaError.INVALID_GROUP_ID
+    names = [name for name, _ in member.protocols]
+    return KafkaError.INVALID_REQUEST if len(set(names)) != len(names) else KafkaError.NONE
+
+
+async def _joined(answer: Answer[Joined], version: int, wait_ms: int, withdraw: Callable[[], None]) -> Struct:
+    try:
+        joined = await answer.result(min(wait_ms, _REBALANCE_MS_MAX) + 3 * GROUP_COMMAND_MS_MAX, withdraw)
+    except SmqError:
+        joined = Joined(code=KafkaError.COORDINATOR_NOT_AVAILABLE, member_id="")
+    is_well = joined.code is KafkaError.NONE
+    nothing = None if version >= _PROTOCOL_TYPE_VERSION else ""
+    return {
+        "throttle_time_ms": 0,
+        "error_code": joined.code,
+        "generation_id": joined.generation,
+        "protocol_type": joined.protocol_type if is_well else None,
+        "protocol_name": joined.protocol if is_well else nothing,
+        "leader": joined.leader,
+        "skip_assignment": joined.skip_assignment,
+        "member_id": joined.member_id,
+        "members": [
+            {"member_id": member_id, "group_instance_id": instance_id or None, "metadata": metadata}
+            for member_id, instance_id, metadata in joined.members
+        ],
+    }
+
+
+def _cut(text: str) -> str:
+    """A client may call itself anything; what it is shown as is bounded."""
+    return text[: MEMBER_TEXT_BYTES_MAX // 4]
+
+
+# -------------------------------------------------------------------------------------------------------- syncing
+def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client) -> Awaitable[Struct]:
+    """Begins at once; what it returns is the answer, once the leader has given the assignment."""
+    answer = Answer[Synced](gateway.calls.patience)
+    if not is_group(request["group_id"]):
+        answer.done(Synced(code=KafkaError.INVALID_GROUP_ID))
+        return _synced(answer, lambda: None)
+    is_named = version >= _NAMED_PROTOCOL_VERSION
+    asked = Sync(
+        group=PREFIX + request["group_id"],
+        who=Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or ""),
+        generation=request["generation_id"],
+        protocol_type=request["protocol_type"] if is_named else None,
+        protocol=request["protocol_name"] if is_named else None,
+        assignments=tuple((a["member_id"], bytes(a["assignment"])) for a in request["assignments"]),
+    )
+    return _synced(answer, gateway.groups.sync(asked, answer.done))
+
+
+async def _synced(answer: Answer[Synced], withdraw: Callable[[], None]) -> Struct:
+    try:
+        # The coordinator ends the waiting by the members' rebalance time-outs, whatever these are.
+        synced = await answer.result(_REBALANCE_MS_MAX, withdraw)
+    except SmqError:
+        synced = Synced(code=KafkaError.COORDINATOR_NOT_AVAILABLE)
+    is_well = synced.code is KafkaError.NONE
+    return {
+        "throttle_time_ms": 0,
+        "error_code": synced.code,
+        "protocol_type": synced.protocol_type if is_well else None,
+        "protocol_name": synced.protocol if is_well else None,
+        "assignment": synced.assignment,
+    }
+
+
+LONG_POLLS: Final[Mapping[int, LongPoll]] = {ApiKey.JOIN_GROUP: join_group, ApiKey.SYNC_GROUP: sync_group}
+
+
+# --------------------------------------------------------------------------------------------- staying and leaving
+async def heartbeat(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    code = KafkaError.INVALID_GROUP_ID
+    if is_group(request["group_id"]):
+        who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
+        code = gateway.groups.heartbeat(PREFIX + request["group_id"], who, request["generation_id"])
+    return {"throttle_time_ms": 0, "error_code": code}
+
+
+async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct:
+    """Several at once from version 3 on, each with an error of its own."""
+    named = request["members"] if version >= _BATCH_VERSION else [request]
+    leaving = [
+        Identity(member_id=m["member_id"], instance_id=(m.get("group_instance_id") if m is not request else "") or "")
+        for m in named
+    ]
+    answer = Answer[list[KafkaError]](gateway.calls.patience)
+    if is_group(request["group_id"]):
+        gateway.groups.leave(PREFIX + request["group_id"], leaving, answer.done)
+    else:
+        answer.done([KafkaError.INVALID_GROUP_ID] * len(leaving))
+    try:
+        codes = await answer.result(3 * GROUP_COMMAND_MS_MAX)
+    except SmqError:
+        codes = [KafkaError.COORDINATOR_NOT_AVAILABLE] * len(leaving)
+    if version < _BATCH_VERSION:
+        return {"throttle_time_ms": 0, "error_code": codes[0], "members": []}
+    overall = next((code for code in codes if code in _OF_THE_WHOLE), KafkaError.NONE)
+    members = [
+        {"member_id": who.member_id, "group_instance_id": who.instance_id or None, "error_code": code}
+        for who, code in zip(leaving, codes, strict=True)
+    ]
+    return {
+        "throttle_time_ms": 0,
+        "error_code": overall,
+        "members": members if overall is KafkaError.NONE else [],
+    }
+
+
+_OF_THE_WHOLE: Final = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.INVALID_GROUP_ID,
+    KafkaError.POLICY_VIOLATION,
+)

@@ -1,0 +1,200 @@
+"""Handlers of a group's members: FormGeneration, AssignMembers, RemoveMembers, ReplaceMember.
+
+Owns who the members of a generation are, what protocol they share and what they were assigned. Every change names the
+epoch of the coordinator that proposes it and the generation that it saw, so that of two nodes which both believe
+themselves the coordinator only one can change anything, and nothing twice. Sessions are no part of this: who has not
+been heard of is the coordinator's to say. Only `machine` imports it.
+"""
+
+from typing import TypeAlias
+
+from smq.raft_state.commands import (
+    Applied,
+    AssignMembers,
+    Done,
+    FormGeneration,
+    GenerationFormed,
+    GroupMember,
+    RemoveMembers,
+    ReplaceMember,
+)
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.groups import check_group_name, drop_if_bare, find_group, find_member, make_group
+from smq.raft_state.ids import Generation
+from smq.raft_state.limits import (
+    GROUP_BYTES_MAX,
+    GROUP_MEMBERS_MAX,
+    MEMBER_BYTES_CLUSTER_MAX,
+    MEMBER_PROTOCOLS_MAX,
+    MEMBER_TEXT_BYTES_MAX,
+    SESSION_TIMEOUT_MS_MAX,
+)
+from smq.raft_state.refusal import Refused, quoted
+from smq.raft_state.state import ClusterState, GroupPhase, GroupState, MemberState, members_bytes
+
+_Coordinated: TypeAlias = FormGeneration | AssignMembers | RemoveMembers | ReplaceMember
+
+_DONE = Applied(reply=Done())
+
+
+def form_generation(state: ClusterState, command: FormGeneration) -> Applied:
+    """The next generation, without assignments yet."""
+    _check_coordinator(state, command)
+    check_group_name(command.group)
+    group = state.groups.get(command.group)
+    _check_generation(group, command.group, command.expected_generation)
+    _check_members(command)
+    members = {m.member_id: MemberState(member=m) for m in command.members}
+    _check_size(state, group, members)
+    if group is None:
+        group = make_group(state, command.group)
+    _set_members(state, group, members)
+    group.generation = Generation(group.generation + 1)
+    group.phase = GroupPhase.COMPLETING
+    group.protocol_type = command.protocol_type
+    group.protocol = command.protocol
+    group.leader = command.leader
+    return Applied(reply=GenerationFormed(generation=group.generation))
+
+
+def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
+    """Once a generation. Names that are no members are passed over, as Kafka does."""
+    _check_coordinator(state, command)
+    group = find_group(state, command.group)
+    _check_generation(group, command.group, command.generation)
+    if group.phase is not GroupPhase.COMPLETING:
+        raise Refused(
+            ErrorCode.REBALANCE_IN_PROGRESS,
+            f"generation {group.generation} is {group.phase.name}: it takes no assignment",
+        )
+    given = dict(command.assignments)
+    members = {name: MemberState(member=m.member, assignment=given.get(name, b"")) for name, m in group.members.items()}
+    size = sum(len(m.assignment) for m in members.values())
+    if size > GROUP_BYTES_MAX:
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED, f"the group's assignments have {size} bytes, at most {GROUP_BYTES_MAX} may be"
+        )
+    _check_size(state, group, members)
+    _set_members(state, group, members)
+    group.phase = GroupPhase.STABLE
+    return _DONE
+
+
+def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
+    """Members that are not there (any more) are passed over."""
+    _check_coordinator(state, command)
+    group = find_group(state, command.group)
+    _check_generation(group, command.group, command.generation)
+    left = {name: m for name, m in group.members.items() if name not in command.member_ids}
+    if len(left) == len(group.members):
+        return _DONE
+    _set_members(state, group, left)
+    if left:
+        # Not the coordinator's memory alone: the next one must know that these have to rebalance.
+        group.phase = GroupPhase.PREPARING
+        return _DONE
+    group.generation = Generation(group.generation + 1)
+    group.phase = GroupPhase.EMPTY
+    group.protocol = group.leader = ""
+    group.emptied_ms = command.removed_ms
+    drop_if_bare(state, group)
+    return _DONE
+
+
+def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
+    """In the same place of the order, with the same assignment, in the same generation."""
+    _check_coordinator(state, command)
+    group = find_group(state, command.group)
+    old = find_member(group, command.old_member_id, command.member.instance_id)
+    new_id = command.member.member_id
+    if not command.member.instance_id or new_id in group.members:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"{quoted(new_id)} cannot replace {quoted(command.old_member_id)}")
+    _check_member(command.member, group.protocol)
+    new = MemberState(member=command.member, assignment=old.assignment)
+    members = {
+        (new_id if name == command.old_member_id else name): (new if name == command.old_member_id else member)
+        for name, member in group.members.items()
+    }
+    _check_size(state, group, members)
+    _set_members(state, group, members)
+    if group.leader == command.old_member_id:
+        group.leader = new_id
+    return _DONE
+
+
+# ----------------------------------------------------------------------------------------------------- checks
+def _check_coordinator(state: ClusterState, command: _Coordinated) -> None:
+    slot = coordinator_of(state, command.group)
+    if slot.epoch != command.coordinator_epoch or not slot.node:
+        raise Refused(
+            ErrorCode.NOT_COORDINATOR,
+            f"group {quoted(command.group)} is coordinated by node {slot.node} in epoch {slot.epoch},"
+            f" not in {command.coordinator_epoch}",
+        )
+
+
+def _check_generation(group: GroupState | None, name: str, expected: Generation) -> None:
+    generation = group.generation if group is not None else 0
+    if generation != expected:
+        raise Refused(
+            ErrorCode.ILLEGAL_GENERATION, f"group {quoted(name)} is in generation {generation}, not {expected}"
+        )
+
+
+def _check_members(command: FormGeneration) -> None:
+    members = command.members
+    if not 1 <= len(members) <= GROUP_MEMBERS_MAX:
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED, f"a generation has 1 to {GROUP_MEMBERS_MAX} members, not {len(members)}"
+        )
+    for text in (command.protocol_type, command.protocol):
+        _check_text("a protocol", text)
+    ids, instances = {m.member_id for m in members}, [m.instance_id for m in members if m.instance_id]
+    if len(ids) != len(members) or len(set(instances)) != len(instances):
+        raise Refused(ErrorCode.INVALID_REQUEST, "a member is named twice")
+    if command.leader not in ids:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"the leader {quoted(command.leader)} is no member")
+    for member in members:
+        _check_member(member, command.protocol)
+
+
+def _check_member(member: GroupMember, protocol: str) -> None:
+    _check_text("a member's id", member.member_id)
+    for text in (member.instance_id, member.client_id, member.client_host, *(name for name, _ in member.protocols)):
+        if text:
+            _check_text("a member's field", text)
+    if len(member.protocols) > MEMBER_PROTOCOLS_MAX:
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"a member has at most {MEMBER_PROTOCOLS_MAX} protocols")
+    if all(name != protocol for name, _ in member.protocols):
+        raise Refused(
+            ErrorCode.INVALID_REQUEST, f"member {quoted(member.member_id)} does not know protocol {quoted(protocol)}"
+        )
+    for timeout_ms in (member.session_timeout_ms, member.rebalance_timeout_ms):
+        if not 1 <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"a member's time-out of {timeout_ms} ms")
+
+
+def _check_text(what: str, text: str) -> None:
+    if not 1 <= len(text.encode()) <= MEMBER_TEXT_BYTES_MAX:
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{what} has 1 to {MEMBER_TEXT_BYTES_MAX} bytes")
+
+
+def _check_size(state: ClusterState, group: GroupState | None, members: dict[str, MemberState]) -> None:
+    size = sum(m.metadata_bytes for m in members.values())
+    if size > GROUP_BYTES_MAX:
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED,
+            f"the members' names and metadata have {size} bytes, at most {GROUP_BYTES_MAX} may be in one group",
+        )
+    total = state.member_bytes + members_bytes(members) - (members_bytes(group.members) if group is not None else 0)
+    if total > MEMBER_BYTES_CLUSTER_MAX:
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED,
+            f"the members of all groups would have {total} bytes, at most {MEMBER_BYTES_CLUSTER_MAX} may be",
+        )
+
+
+def _set_members(state: ClusterState, group: GroupState, members: dict[str, MemberState]) -> None:
+    state.member_bytes += members_bytes(members) - members_bytes(group.members)
+    group.members = members

@@ -1,0 +1,409 @@
+"""Groups with members: generations, assignments, who may change what, and when offsets expire."""
+
+from dataclasses import replace
+
+import pytest
+
+from smq.raft_state import members as members_module
+from smq.raft_state.commands import (
+    Command,
+    DeleteGroup,
+    DeleteOffsets,
+    DeleteTopic,
+    Done,
+    ExpireOffsets,
+    FenceNode,
+    GenerationFormed,
+    SetNodeDrained,
+    SetOffsetsRetention,
+    UnfenceNode,
+)
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Generation, Incarnation, NodeId
+from smq.raft_state.limits import (
+    COORDINATOR_SLOTS,
+    EXPIRY_STEP_MS_MAX,
+    GROUP_BYTES_MAX,
+    GROUP_MEMBERS_MAX,
+    MEMBER_PROTOCOLS_MAX,
+    MEMBER_TEXT_BYTES_MAX,
+    OFFSETS_RETENTION_MS_DEFAULT,
+    default_init,
+)
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import GroupPhase, GroupState
+from tests.unit.raft_state.support import (
+    Driver,
+    cluster,
+    commit,
+    form,
+    hand_out,
+    member,
+    member_commit,
+    pid,
+    register,
+    remove,
+    replaced,
+    rid,
+    topic,
+)
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def driver() -> Driver:
+    """One node coordinates everything, in epoch 1."""
+    driver = Driver()
+    driver.ok(default_init("test"))
+    driver.ok(register(1, kafka="host:1"))
+    driver.ok(topic(1, partitions=2, replicas=1))
+    return driver
+
+
+def group(driver: Driver, name: str = "g") -> GroupState:
+    return driver.machine.state.groups[name]
+
+
+def stable(driver: Driver, *ids: str) -> None:
+    """Generation 1 of "g", each member assigned its own name."""
+    driver.ok(form("g", 1, 0, *(member(m) for m in ids)))
+    driver.ok(hand_out("g", 1, 1, **{m: m.encode() for m in ids}))
+
+
+# ------------------------------------------------------------------------------------------------ coordinators
+def counts(driver: Driver) -> dict[int, int]:
+    slots = driver.machine.state.coordinators
+    return {node: sum(slot.node == node for slot in slots) for node in sorted({slot.node for slot in slots})}
+
+
+def test_slots_are_even_over_the_nodes_that_clients_can_reach() -> None:
+    driver = cluster(kafka=True)
+    driver.ok(register(4))
+    assert sorted(counts(driver)) == [1, 2, 3]
+    assert sorted(counts(driver).values()) == [21, 21, 22]
+
+
+def test_fenced_node_coordinates_nothing_and_gets_its_share_again_when_it_is_back() -> None:
+    driver = cluster(kafka=True)
+    before = list(driver.machine.state.coordinators)
+    driver.ok(FenceNode(node=NodeId(2), incarnation=Incarnation(1)))
+    after = driver.machine.state.coordinators
+    assert counts(driver) == {1: 32, 3: 32}
+    for old, new in zip(before, after, strict=True):
+        assert (new == old) if old.node != 2 else (new.epoch == old.epoch + 1)
+    driver.ok(UnfenceNode(node=NodeId(2), incarnation=Incarnation(1)))
+    assert sorted(counts(driver).values()) == [21, 21, 22]
+
+
+def test_new_process_of_a_node_coordinates_in_a_new_epoch(driver: Driver) -> None:
+    driver.ok(register(1, 2, kafka="host:1"))
+    assert {(slot.incarnation, slot.epoch) for slot in driver.machine.state.coordinators} == {(2, 2)}
+
+
+def test_drained_node_coordinates_only_where_there_is_no_other() -> None:
+    driver = cluster(2, kafka=True)
+    driver.ok(SetNodeDrained(node=NodeId(1), drained=True))
+    assert counts(driver) == {2: 64}
+    driver.ok(FenceNode(node=NodeId(2), incarnation=Incarnation(1)))
+    assert counts(driver) == {1: 64}
+
+
+def test_without_a_live_node_the_table_stays(driver: Driver) -> None:
+    before = list(driver.machine.state.coordinators)
+    driver.ok(FenceNode(node=NodeId(1), incarnation=Incarnation(1)))
+    assert driver.machine.state.coordinators == before
+
+
+def test_nobody_coordinates_where_no_node_has_a_kafka_listener() -> None:
+    driver = cluster()
+    assert {slot.node for slot in driver.machine.state.coordinators} == {0}
+    assert len(driver.machine.state.coordinators) == COORDINATOR_SLOTS
+    driver.refused(form("g", 0, 0, member("m")), ErrorCode.NOT_COORDINATOR)
+
+
+def changes(epoch: int) -> list[Command]:
+    return [
+        form("g", epoch, 1, member("m")),
+        hand_out("g", epoch, 1),
+        remove("g", epoch, 1, "m"),
+        replaced("g", epoch, "s", member("t", instance="i")),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_former_coordinator_changes_nothing(driver: Driver, index: int) -> None:
+    driver.ok(form("g", 1, 0, member("m"), member("s", instance="i")))
+    driver.ok(register(1, 2, kafka="host:1"))
+    assert coordinator_of(driver.machine.state, "g").epoch == 2
+    driver.refused(changes(1)[index], ErrorCode.NOT_COORDINATOR)
+    driver.ok(changes(2)[index])
+
+
+# ------------------------------------------------------------------------------------------------ generations
+def test_generation_forms_waits_for_its_assignment_and_is_stable(driver: Driver) -> None:
+    assert driver.ok(form("g", 1, 0, member("a"), member("b"))) == GenerationFormed(generation=Generation(1))
+    assert group(driver).phase is GroupPhase.COMPLETING
+    assert driver.ok(hand_out("g", 1, 1, a=b"x")) == Done()
+    assert group(driver).phase is GroupPhase.STABLE
+    assert {name: m.assignment for name, m in group(driver).members.items()} == {"a": b"x", "b": b""}
+
+
+def test_next_generation_forgets_the_assignments(driver: Driver) -> None:
+    stable(driver, "a", "b")
+    driver.ok(form("g", 1, 1, member("a")))
+    assert {name: m.assignment for name, m in group(driver).members.items()} == {"a": b""}
+
+
+def test_generation_that_another_has_overtaken_changes_nothing(driver: Driver) -> None:
+    stable(driver, "a")
+    for command in (form("g", 1, 0, member("b")), hand_out("g", 1, 0), remove("g", 1, 0, "a")):
+        driver.refused(command, ErrorCode.ILLEGAL_GENERATION)
+
+
+def test_assignment_is_given_once(driver: Driver) -> None:
+    stable(driver, "a")
+    driver.refused(hand_out("g", 1, 1, a=b"other"), ErrorCode.REBALANCE_IN_PROGRESS)
+
+
+def test_generation_of_a_group_that_was_deleted_meanwhile_is_refused(driver: Driver) -> None:
+    driver.refused(form("g", 1, 3, member("a")), ErrorCode.ILLEGAL_GENERATION)
+    driver.refused(hand_out("g", 1, 3), ErrorCode.UNKNOWN_GROUP)
+    driver.refused(remove("g", 1, 3, "a"), ErrorCode.UNKNOWN_GROUP)
+
+
+def test_generation_that_is_sent_twice_forms_once(driver: Driver) -> None:
+    command = replace(form("g", 1, 0, member("a")), request_id=rid(1))
+    assert driver.ok(command) == driver.ok(command) == GenerationFormed(generation=Generation(1))
+    assert group(driver).generation == 1
+
+
+BIG = member("b", metadata=bytes(GROUP_BYTES_MAX))
+BAD_GENERATIONS = {
+    "nobody": (form("g", 1, 0), ErrorCode.LIMIT_EXCEEDED),
+    "too many": (form("g", 1, 0, *(member(f"m{i}") for i in range(GROUP_MEMBERS_MAX + 1))), ErrorCode.LIMIT_EXCEEDED),
+    "a member twice": (form("g", 1, 0, member("a"), member("a")), ErrorCode.INVALID_REQUEST),
+    "an instance twice": (
+        form("g", 1, 0, member("a", instance="i"), member("b", instance="i")),
+        ErrorCode.INVALID_REQUEST,
+    ),
+    "a leader that is no member": (replace(form("g", 1, 0, member("a")), leader="b"), ErrorCode.INVALID_REQUEST),
+    "a protocol that one does not know": (
+        form("g", 1, 0, member("a"), member("b", "sticky")),
+        ErrorCode.INVALID_REQUEST,
+    ),
+    "too much metadata": (form("g", 1, 0, BIG), ErrorCode.LIMIT_EXCEEDED),
+    "too many protocols": (
+        form("g", 1, 0, member("a", "range", *(f"p{i}" for i in range(MEMBER_PROTOCOLS_MAX)))),
+        ErrorCode.LIMIT_EXCEEDED,
+    ),
+    "an id too long": (form("g", 1, 0, member("m" * (MEMBER_TEXT_BYTES_MAX + 1))), ErrorCode.LIMIT_EXCEEDED),
+    "no id": (form("g", 1, 0, member("")), ErrorCode.LIMIT_EXCEEDED),
+    "no session": (form("g", 1, 0, member("a", session_ms=0)), ErrorCode.INVALID_REQUEST),
+    "a bad group name": (form("", 1, 0, member("a")), ErrorCode.INVALID_REQUEST),
+}
+
+
+@pytest.mark.parametrize(("command", "code"), BAD_GENERATIONS.values(), ids=BAD_GENERATIONS)
+def test_generation_that_cannot_be_is_refused(driver: Driver, command: Command, code: ErrorCode) -> None:
+    driver.refused(command, code)
+    assert driver.machine.state.groups == {}
+
+
+def test_groups_max_counts_groups_with_members_too() -> None:
+    driver = Driver()
+    driver.ok(replace(default_init("c"), groups_max=1))
+    driver.ok(register(1, kafka="host:1"))
+    driver.ok(form("a", 1, 0, member("m")))
+    driver.refused(form("b", 1, 0, member("m")), ErrorCode.LIMIT_EXCEEDED)
+
+
+def test_members_of_all_groups_have_one_limit(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.ok(form("g", 1, 0, member("a", metadata=bytes(500))))
+    monkeypatch.setattr(members_module, "MEMBER_BYTES_CLUSTER_MAX", driver.machine.state.member_bytes + 500)
+    driver.refused(form("h", 1, 0, member("a", metadata=bytes(500))), ErrorCode.LIMIT_EXCEEDED)
+    driver.refused(hand_out("g", 1, 1, a=bytes(501)), ErrorCode.LIMIT_EXCEEDED)
+    driver.ok(remove("g", 1, 1, "a"))
+    assert driver.machine.state.member_bytes == 0
+    driver.ok(form("h", 1, 0, member("a", metadata=bytes(500))))
+
+
+def test_assignment_that_is_too_large_is_refused(driver: Driver) -> None:
+    driver.ok(form("g", 1, 0, member("a")))
+    driver.refused(hand_out("g", 1, 1, a=bytes(GROUP_BYTES_MAX + 1)), ErrorCode.LIMIT_EXCEEDED)
+
+
+# ------------------------------------------------------------------------------------------------ leaving
+def test_members_that_stay_must_rebalance_and_may_still_commit(driver: Driver) -> None:
+    stable(driver, "a", "b")
+    driver.ok(remove("g", 1, 1, "b", "stranger"))
+    assert (group(driver).phase, group(driver).generation) == (GroupPhase.PREPARING, 1)
+    driver.ok(member_commit("g", 1, "a", (pid(1), 3)))
+    driver.refused(member_commit("g", 1, "b", (pid(1), 4)), ErrorCode.UNKNOWN_MEMBER)
+    driver.refused(hand_out("g", 1, 1), ErrorCode.REBALANCE_IN_PROGRESS)
+
+
+def test_last_member_gone_leaves_an_empty_generation_with_its_offsets(driver: Driver) -> None:
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 3)))
+    driver.ok(remove("g", 1, 1, "a", at_ms=77))
+    found = group(driver)
+    assert (found.phase, found.generation, found.leader, found.emptied_ms) == (GroupPhase.EMPTY, 2, "", 77)
+    driver.ok(commit("g", (pid(1), 4)))
+
+
+def test_group_without_members_and_offsets_is_gone(driver: Driver) -> None:
+    stable(driver, "a")
+    driver.ok(remove("g", 1, 1, "a"))
+    assert driver.machine.state.groups == {}
+
+
+def test_removal_of_nobody_changes_nothing(driver: Driver) -> None:
+    stable(driver, "a")
+    before = driver.machine.digest()
+    driver.ok(remove("g", 1, 1, "stranger"))
+    assert driver.machine.digest() == before
+
+
+# ------------------------------------------------------------------------------------------------ static members
+def test_static_member_is_replaced_in_place_and_its_former_process_fenced(driver: Driver) -> None:
+    driver.ok(form("g", 1, 0, member("old", instance="i"), member("b")))
+    driver.ok(hand_out("g", 1, 1, old=b"mine", b=b"x"))
+    driver.ok(replaced("g", 1, "old", member("new", instance="i")))
+    found = group(driver)
+    assert [(name, m.assignment) for name, m in found.members.items()] == [("new", b"mine"), ("b", b"x")]
+    assert (found.generation, found.phase, found.leader) == (1, GroupPhase.STABLE, "new")
+    driver.refused(member_commit("g", 1, "old", (pid(1), 1), instance="i"), ErrorCode.FENCED_INSTANCE)
+    driver.refused(member_commit("g", 1, "old", (pid(1), 1)), ErrorCode.UNKNOWN_MEMBER)
+    driver.ok(member_commit("g", 1, "new", (pid(1), 1), instance="i"))
+
+
+def test_replacement_that_cannot_be_is_refused(driver: Driver) -> None:
+    driver.ok(form("g", 1, 0, member("s", instance="i"), member("b")))
+    driver.refused(replaced("g", 1, "x", member("n", instance="j")), ErrorCode.UNKNOWN_MEMBER)
+    driver.refused(replaced("g", 1, "b", member("n", instance="i")), ErrorCode.FENCED_INSTANCE)
+    driver.refused(replaced("g", 1, "s", member("b", instance="i")), ErrorCode.INVALID_REQUEST)
+    driver.refused(replaced("g", 1, "b", member("n")), ErrorCode.INVALID_REQUEST)
+    driver.refused(replaced("g", 1, "s", member("n", "sticky", instance="i")), ErrorCode.INVALID_REQUEST)
+
+
+# ------------------------------------------------------------------------------------------------ commits
+def test_commit_is_fenced_by_member_generation_and_phase(driver: Driver) -> None:
+    driver.ok(form("g", 1, 0, member("a")))
+    driver.refused(member_commit("g", 1, "a", (pid(1), 1)), ErrorCode.REBALANCE_IN_PROGRESS)
+    driver.ok(hand_out("g", 1, 1))
+    driver.refused(member_commit("g", 0, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
+    driver.refused(member_commit("g", 2, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
+    driver.refused(member_commit("g", 1, "b", (pid(1), 1)), ErrorCode.UNKNOWN_MEMBER)
+    driver.refused(member_commit("g", 1, "a", (pid(1), 1), instance="i"), ErrorCode.UNKNOWN_MEMBER)
+    driver.refused(commit("g", (pid(1), 1)), ErrorCode.UNKNOWN_MEMBER)
+    assert group(driver).offsets == {}
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1)))
+
+
+def test_commit_of_a_generation_that_is_over_is_refused(driver: Driver) -> None:
+    driver.refused(member_commit("g", 1, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
+    stable(driver, "a")
+    driver.ok(form("g", 1, 1, member("a")))
+    driver.ok(hand_out("g", 1, 2))
+    driver.refused(member_commit("g", 1, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
+
+
+def test_commit_in_no_generation_is_taken_while_the_group_is_empty(driver: Driver) -> None:
+    driver.ok(member_commit("g", -1, "anybody", (pid(1), 1)))
+    stable(driver, "a")
+    driver.refused(member_commit("g", -1, "anybody", (pid(1), 2)), ErrorCode.UNKNOWN_MEMBER)
+
+
+# ------------------------------------------------------------------------------------------------ deletion
+def test_group_is_deleted_only_without_members(driver: Driver) -> None:
+    driver.refused(DeleteGroup(group="g"), ErrorCode.UNKNOWN_GROUP)
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1)))
+    driver.refused(DeleteGroup(group="g"), ErrorCode.GROUP_NOT_EMPTY)
+    driver.ok(remove("g", 1, 1, "a"))
+    driver.ok(DeleteGroup(group="g"))
+    assert driver.machine.state.groups == {}
+
+
+def test_offsets_are_deleted_in_the_generation_whose_subscriptions_were_seen(driver: Driver) -> None:
+    driver.ok(commit("g", (pid(1), 1), (pid(1, 1), 2)))
+
+    def delete(generation: int, *pids: bytes) -> DeleteOffsets:
+        return DeleteOffsets(group="g", generation=Generation(generation), partitions=tuple(pids))  # type: ignore[arg-type]  # pid() made them
+
+    driver.refused(delete(1, pid(1)), ErrorCode.ILLEGAL_GENERATION)
+    driver.ok(delete(0, pid(1), pid(7)))
+    assert list(group(driver).offsets) == [pid(1, 1)]
+    driver.ok(delete(0, pid(1, 1)))
+    assert driver.machine.state.groups == {}
+    driver.refused(delete(0, pid(1)), ErrorCode.UNKNOWN_GROUP)
+
+
+def test_deleted_topic_takes_its_offsets_and_leaves_the_members(driver: Driver) -> None:
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1)))
+    driver.ok(DeleteTopic(name="t1"))
+    assert (group(driver).offsets, list(group(driver).members)) == ({}, ["a"])
+
+
+# ------------------------------------------------------------------------------------------------ expiry
+def expire_daily(driver: Driver, from_ms: int, to_ms: int) -> None:
+    """As a coordinator does it, often enough for its clock to keep up."""
+    for now_ms in range(from_ms, to_ms + 1, EXPIRY_STEP_MS_MAX // 2):
+        driver.machine.apply(driver.next_index(), ExpireOffsets(now_ms=now_ms))
+
+
+def test_consumer_that_was_away_for_30_days_finds_its_offsets_and_after_the_retention_it_does_not(
+    driver: Driver,
+) -> None:
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1_001), at_ms=DAY_MS))
+    driver.ok(remove("g", 1, 1, "a", at_ms=DAY_MS))
+    expire_daily(driver, DAY_MS, 16 * DAY_MS)
+    driver = Driver(Machine.restore(driver.machine.snapshot()))
+    driver.index = 1_000_000
+    expire_daily(driver, 16 * DAY_MS, 31 * DAY_MS)
+    assert group(driver).offsets[pid(1)].offset == 1_001
+    expire_daily(driver, 31 * DAY_MS, DAY_MS + OFFSETS_RETENTION_MS_DEFAULT - 1)
+    assert "g" in driver.machine.state.groups
+    expire_daily(driver, DAY_MS + OFFSETS_RETENTION_MS_DEFAULT - 1, DAY_MS + OFFSETS_RETENTION_MS_DEFAULT + DAY_MS)
+    assert driver.machine.state.groups == {}
+
+
+def test_retention_counts_from_the_last_member_or_the_last_commit(driver: Driver) -> None:
+    driver.ok(SetOffsetsRetention(retention_ms=100))
+    driver.ok(replace(commit("nobody", (pid(1), 1)), committed_ms=1_000))
+    driver.ok(replace(commit("nobody", (pid(1, 1), 1)), committed_ms=1_050))
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=1_000))
+    driver.ok(ExpireOffsets(now_ms=1_110))
+    assert list(group(driver, "nobody").offsets) == [pid(1, 1)]
+    assert list(group(driver).offsets) == [pid(1)]
+    driver.ok(remove("g", 1, 1, "a", at_ms=1_110))
+    driver.ok(ExpireOffsets(now_ms=1_209))
+    assert list(driver.machine.state.groups) == ["g"]
+    driver.ok(ExpireOffsets(now_ms=1_210))
+    assert driver.machine.state.groups == {}
+
+
+def test_retention_of_0_keeps_offsets_for_ever(driver: Driver) -> None:
+    driver.ok(SetOffsetsRetention(retention_ms=0))
+    driver.ok(commit("g", (pid(1), 1)))
+    driver.ok(ExpireOffsets(now_ms=2**60))
+    assert "g" in driver.machine.state.groups
+
+
+def test_one_clock_that_jumps_does_not_wipe_out_the_offsets(driver: Driver) -> None:
+    driver.ok(replace(commit("g", (pid(1), 1)), committed_ms=DAY_MS))
+    driver.ok(ExpireOffsets(now_ms=DAY_MS))
+    driver.ok(ExpireOffsets(now_ms=10_000 * DAY_MS))
+    driver.ok(ExpireOffsets(now_ms=0))
+    assert driver.machine.state.expiry_clock_ms == DAY_MS + EXPIRY_STEP_MS_MAX
+    assert "g" in driver.machine.state.groups
+
+
+@pytest.mark.parametrize("retention_ms", [-1, 2**62])
+def test_retention_that_cannot_be_is_refused(driver: Driver, retention_ms: int) -> None:
+    driver.refused(SetOffsetsRetention(retention_ms=retention_ms), ErrorCode.INVALID_CONFIG)

@@ -47,26 +47,30 @@ class Scheduler:
     def at(self, time_ns: int, fn: Callback, process: "Process | None" = None) -> Event:
         """Runs `fn` at `time_ns` (now, where that is past), within `process` where one is given."""
         event = Event(fn, process)
+        self.push(time_ns, event)
+        return event
+
+    def push(self, time_ns: int, event: Event) -> None:
         self._seq += 1
         heapq.heappush(self._heap, (time_ns if time_ns > self.now_ns else self.now_ns, self._seq, event))
-        return event
 
     def after_ms(self, delay_ms: float, fn: Callback, process: "Process | None" = None) -> Event:
         return self.at(self.now_ns + int(delay_ms * NS_PER_MS), fn, process)
 
     def run_until(self, time_ns: int, *, stop: Callable[[], bool] | None = None) -> bool:
         """Runs everything up to `time_ns`; True as soon as `stop` says so (asked after each event)."""
-        heap = self._heap
+        heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= time_ns:
-            self.now_ns, _, event = heapq.heappop(heap)
-            if event.fn is None:
+            self.now_ns, _, event = pop(heap)
+            fn = event.fn
+            if fn is None:
                 continue
             self.executed += 1
-            if event.process is None:
-                fn, event.fn = event.fn, None
-                fn()
-            else:
+            if event.process is not None:
                 event.process.execute(event)
+            else:
+                event.fn = None
+                fn()
             if stop is not None and stop():
                 return True
         self.now_ns = max(self.now_ns, time_ns)
@@ -112,8 +116,7 @@ class Process:
         self.paused = False
         held, self.held = self.held, deque()
         for event in held:
-            if event.fn is not None:
-                self.scheduler.at(self.scheduler.now_ns, event.fn, self)
+            self.scheduler.push(self.scheduler.now_ns, event)  # the same object: whoever holds it may still cancel it
 
     def soon(self, fn: Callback) -> None:
         self.ready.append(fn)
@@ -121,36 +124,29 @@ class Process:
             self.scheduler.at(self.scheduler.now_ns, _nothing, self)
 
     def execute(self, event: Event) -> None:
+        """Runs its function and everything that this asks to run soon."""
         if not self.alive:
             return
         if self.paused:
             self.held.append(event)
             return
         fn, event.fn = event.fn, None
-        assert fn is not None
-        self.run(fn)
-
-    def run(self, fn: Callback) -> None:
-        """Runs `fn` and everything it asked to run soon."""
+        ready, left = self.ready, READY_MAX
         self._running = True
         try:
-            self._run_all(fn)
+            while fn is not None:
+                fn()
+                if self.on_step is not None and self.alive and self.on_step():
+                    break
+                fn = ready.popleft() if ready else None
+                left -= 1
+                if not left:
+                    raise SpinError(f"{self.name}: {READY_MAX} callbacks in a row without time passing")
         except Exception as e:  # noqa: BLE001 - whatever leaves a callback ends the process, as in production
             self.kill()
             self.on_error(e)
         finally:
             self._running = False
-
-    def _run_all(self, fn: Callback) -> None:
-        ready = self.ready
-        for _ in range(READY_MAX):
-            fn()
-            if self.on_step is not None and self.alive and self.on_step():
-                return
-            if not ready:
-                return
-            fn = ready.popleft()
-        raise SpinError(f"{self.name}: {READY_MAX} callbacks in a row without time passing")
 
 
 def _nothing() -> None:
@@ -172,20 +168,24 @@ class SimClock:
         self._process = process
         self._scheduler = process.scheduler
         self._machine = machine
-        self._reads_ns = 0
+        self._reads_ns = NS_PER_S
+        self.call_soon = process.soon
 
     def monotonic_ns(self) -> int:
         self._reads_ns += CLOCK_READ_NS
-        return NS_PER_S + int(self._scheduler.now_ns * self._machine.rate) + self._reads_ns
+        return int(self._scheduler.now_ns * self._machine.rate) + self._reads_ns
 
     def wall_ns(self) -> int:
         self._reads_ns += CLOCK_READ_NS
         machine = self._machine
-        return WALL_EPOCH_NS + machine.wall_offset_ns + int(self._scheduler.now_ns * machine.rate) + self._reads_ns
+        return (
+            WALL_EPOCH_NS
+            - NS_PER_S
+            + machine.wall_offset_ns
+            + int(self._scheduler.now_ns * machine.rate)
+            + self._reads_ns
+        )
 
     def call_later(self, delay_ms: float, fn: Callback) -> Event:
         due = self._scheduler.now_ns + int(delay_ms * NS_PER_MS / self._machine.rate)
         return self._scheduler.at(due, fn, self._process)
-
-    def call_soon(self, fn: Callback) -> None:
-        self._process.soon(fn)

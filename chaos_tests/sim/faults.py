@@ -17,6 +17,8 @@ from chaos_tests.sim.rpc import ClientNet, Script, Sleep
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Channel, Table
 
+LEAD_MS_MAX = 100.0  # clients hurry this long before a fault strikes, so that it meets work under way
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
@@ -53,8 +55,11 @@ class Fault:
         strike = STRIKES[self.spec.what]
         while True:
             yield Sleep(self.rng.uniform(*self.spec.every_ms))
+            self.arena.world.pace.rush()
+            yield Sleep(self.rng.uniform(0, LEAD_MS_MAX))
             if self.arena.world.stopped:
                 return
+            self.arena.world.pace.rush()
             yield from strike(self)
 
     def duration(self) -> Sleep:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import log
 from random import Random
 
 from chaos_tests.sim.clock import NS_PER_MS, Process, Scheduler
@@ -53,6 +54,9 @@ class Side:
 
     node: NodeId
     peer: NodeId
+    link: Link  # towards it
+    endpoint: "Endpoint"
+    deliver: Callable[[], None] = lambda: None
     state: str = "opening"  # opening, open, closed
     inbox: deque[tuple[str, bytes]] = field(default_factory=deque)
     stalled: list[bytes] = field(default_factory=list)  # behind a cut or stalled link
@@ -144,26 +148,29 @@ class SimNetwork:
             return
         if any(end is None or end.process.paused for end in ends):
             return
-        session = Session(key, {a: Side(a, b), b: Side(b, a)})
+        assert ends[0] is not None
+        assert ends[1] is not None
+        session = Session(key, {a: Side(a, b, self._links[b, a], ends[0]), b: Side(b, a, self._links[a, b], ends[1])})
+        for side in session.sides.values():
+            side.deliver = partial(self._deliver, session, side)
         self._sessions[key] = session
         for side in session.sides.values():
-            self._enqueue(session, side, "open", b"", self.scheduler.now_ns + self._delay_ns(side.peer, side.node))
+            self._enqueue(side, "open", b"", self.scheduler.now_ns + self._delay_ns(side.link))
 
-    def _enqueue(self, session: Session, side: Side, kind: str, payload: bytes, arrival_ns: int) -> None:
+    def _enqueue(self, side: Side, kind: str, payload: bytes, arrival_ns: int) -> None:
         """Puts one item behind everything that is on its way to `side`."""
-        endpoint = self._endpoints.get(side.node)
-        if endpoint is None:
+        if self._endpoints.get(side.node) is not side.endpoint:
             return
-        side.last_arrival_ns = max(arrival_ns, side.last_arrival_ns)
+        if arrival_ns > side.last_arrival_ns:
+            side.last_arrival_ns = arrival_ns
         side.inbox.append((kind, payload))
-        deliver = partial(self._deliver, session, side, endpoint)
-        self.scheduler.at(side.last_arrival_ns, deliver, endpoint.process)
+        self.scheduler.at(side.last_arrival_ns, side.deliver, side.endpoint.process)
 
-    def _deliver(self, session: Session, side: Side, endpoint: Endpoint) -> None:
+    def _deliver(self, session: Session, side: Side) -> None:
         kind, payload = side.inbox.popleft()
         if side.state == "closed":
             return
-        channel = session.key[2]
+        channel, endpoint = session.key[2], side.endpoint
         if self._trace is not None:
             self._trace(f"net {kind} {side.peer}>{side.node} {channel.name} {len(payload)}")
         if kind == "message":
@@ -214,14 +221,14 @@ class SimNetwork:
         side.stalled.clear()
         if drop_in_flight:
             side.inbox = deque(("drop" if kind == "message" else kind, b"") for kind, _ in side.inbox)
-        self._enqueue(session, side, "close", b"", self.scheduler.now_ns + self._delay_ns(side.peer, side.node))
+        self._enqueue(side, "close", b"", self.scheduler.now_ns + self._delay_ns(side.link))
 
     # ------------------------------------------------------------------------------------------ messages
-    def _delay_ns(self, src: NodeId, dst: NodeId) -> int:
-        profile, link = self.profile, self._links[src, dst]
-        delay = profile.delay_ms_min + link.rng.expovariate(1.0) * profile.delay_ms_mean
-        if link.rng.random() < profile.tail_probability:
-            delay += link.rng.random() * profile.tail_ms_max
+    def _delay_ns(self, link: Link) -> int:
+        profile, random = self.profile, link.rng.random
+        delay = profile.delay_ms_min - log(1.0 - random()) * profile.delay_ms_mean
+        if random() < profile.tail_probability:
+            delay += random() * profile.tail_ms_max
         return int(delay * link.slowdown * NS_PER_MS)
 
     def send(self, src: NodeId, dst: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
@@ -232,20 +239,22 @@ class SimNetwork:
         side, payload = session.sides[dst], b"".join(parts)
         if session.ending or side.state == "closed":
             return True  # taken by the kernel, and lost
-        link = self._links[src, dst]
+        link = side.link
         if link.cut or channel in link.stalled or side.stalled:
             side.stalled.append(payload)
         else:
-            self._transmit(session, side, payload)
+            self._transmit(side, payload)
         return True
 
-    def _transmit(self, session: Session, side: Side, payload: bytes) -> None:
-        now, link = self.scheduler.now_ns, self._links[side.peer, side.node]
-        busy_ns = int(len(payload) / self.profile.bytes_per_ms * link.slowdown * NS_PER_MS)
-        side.free_at_ns = max(now, side.free_at_ns) + busy_ns
-        side.departures.append((side.free_at_ns, len(payload)))
-        arrival = side.free_at_ns + self._delay_ns(side.peer, side.node)
-        self._enqueue(session, side, "message", payload, arrival)
+    def _transmit(self, side: Side, payload: bytes) -> None:
+        now, size = self.scheduler.now_ns, len(payload)
+        busy_ns = int(size / self.profile.bytes_per_ms * side.link.slowdown * NS_PER_MS)
+        free_at_ns = side.free_at_ns = (side.free_at_ns if side.free_at_ns > now else now) + busy_ns
+        departures = side.departures
+        while departures and departures[0][0] <= now:
+            departures.popleft()
+        departures.append((free_at_ns, size))
+        self._enqueue(side, "message", payload, free_at_ns + self._delay_ns(side.link))
 
     def backlog_bytes(self, src: NodeId, dst: NodeId, channel: Channel) -> int:
         endpoint = self._endpoints.get(src)
@@ -320,7 +329,7 @@ class SimNetwork:
         side = session.sides[dst]
         held, side.stalled = side.stalled, []
         for payload in held:
-            self._transmit(session, side, payload)
+            self._transmit(side, payload)
 
 
 class SimPort:

@@ -35,6 +35,13 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """Until somebody calls what `register` is given."""
+
+    register: Callable[[Callable[[], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One request to one node. `request` calls the node's handler with the given `done`."""
 
@@ -44,7 +51,7 @@ class Call:
     deadline_ms: float  # what the node was given
 
 
-Script = Generator[Sleep | Call, Any, None]
+Script = Generator[Sleep | Wait | Call, Any, None]
 
 
 class Host(Protocol):
@@ -106,13 +113,9 @@ class ClientNet:
 
     def call(self, call: Call, on_result: Callable[[Any], None]) -> None:
         """`on_result` gets the handler's result, its SmqError, or Lost; exactly once."""
-        waiting: list[Callable[[Any], None]] = [on_result]
-
-        def conclude(result: object) -> None:
-            if waiting:
-                waiting.pop()(result)
-
-        self.scheduler.after_ms(call.timeout_ms, partial(conclude, Lost.TIMED_OUT))
+        pending = _Pending(on_result)
+        conclude = pending.conclude
+        pending.patience = self.scheduler.after_ms(call.timeout_ms, partial(conclude, Lost.TIMED_OUT))
         delay = self._delay_ms()
         if self._rng.random() < self.profile.straggler:
             delay += self._rng.random() * self.profile.straggler_ms_max
@@ -126,32 +129,48 @@ class ClientNet:
             if host.has_power:
                 self.scheduler.after_ms(self._delay_ms(), partial(conclude, Lost.REFUSED))
             return
-        answered: list[bool] = []
+        overdue: list[Event] = []  # emptied by the answer
 
         def done(result: object) -> None:
-            if answered:
+            if not overdue:
                 self._complain(call.node, f"answered a request twice, the second time with {result!r}")
-            answered.append(True)
+                return
+            overdue.pop().cancel()
             if self._rng.random() >= self.profile.loss and not self.links[call.node].responses_cut:
                 self.scheduler.after_ms(self._delay_ms(), partial(conclude, result))
 
-        check = partial(self._check_answered, call, process, answered, ANSWER_CHANCES)
-        self.scheduler.after_ms(call.deadline_ms + ANSWER_GRACE_MS, check, process)
+        check = partial(self._check_answered, call, process, overdue, ANSWER_CHANCES)
+        overdue.append(self.scheduler.after_ms(call.deadline_ms + ANSWER_GRACE_MS, check, process))
 
         def serve() -> None:
             call.request(api, done)
 
         self.scheduler.at(self.scheduler.now_ns, serve, process)
 
-    def _check_answered(self, call: Call, process: Process, answered: list[bool], chances: int) -> None:
+    def _check_answered(self, call: Call, process: Process, overdue: list[Event], chances: int) -> None:
         """Asked inside the process: while it is paused nobody can expect an answer, nor right after."""
-        if answered:
-            return
         if chances:
-            again = partial(self._check_answered, call, process, answered, chances - 1)
-            self.scheduler.after_ms(ANSWER_GRACE_MS, again, process)
+            again = partial(self._check_answered, call, process, overdue, chances - 1)
+            overdue[0] = self.scheduler.after_ms(ANSWER_GRACE_MS, again, process)
         else:
             self._complain(call.node, f"never answered a request with a deadline of {call.deadline_ms} ms")
+
+
+class _Pending:
+    """One call: concluded once, by its answer or by the client's patience."""
+
+    __slots__ = ("_on_result", "patience")
+
+    def __init__(self, on_result: Callable[[Any], None]) -> None:
+        self._on_result: Callable[[Any], None] | None = on_result
+        self.patience: Event | None = None
+
+    def conclude(self, result: object) -> None:
+        on_result, self._on_result = self._on_result, None
+        if on_result is not None:
+            if self.patience is not None:
+                self.patience.cancel()
+            on_result(result)
 
 
 class Actor:
@@ -161,7 +180,7 @@ class Actor:
         self._net = net
         self._script = script
         self._on_end = on_end
-        self._timer: Event = net.scheduler.after_ms(0, partial(self._step, None))
+        net.scheduler.after_ms(0, partial(self._step, None))
 
     def _step(self, value: object) -> None:
         try:
@@ -171,6 +190,8 @@ class Actor:
                 self._on_end()
             return
         if isinstance(wanted, Sleep):
-            self._timer = self._net.scheduler.after_ms(wanted.ms, partial(self._step, None))
+            self._net.scheduler.after_ms(wanted.ms, partial(self._step, None))
+        elif isinstance(wanted, Wait):
+            wanted.register(partial(self._step, None))
         else:
             self._net.call(wanted, self._step)

@@ -4,6 +4,7 @@ Owns the course of a run and its result. Deterministic: the same seed and scenar
 trace in any process.
 """
 
+import gc
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.consumer import Consumer
+from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.services import GroupMember, RangeReader, TopicOwner, Trimmer
@@ -38,6 +40,15 @@ from smq.replication.config import NodeConfig
 
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
+# Coarser than the defaults of production: what ticks without a cause is a third of a run's events, and finds nothing.
+TIMINGS: dict[str, Any] = {
+    "heartbeat_interval_ms": 400,
+    "tick_interval_ms": 100,
+    "election_timeout_min_ms": 480,
+    "election_timeout_max_ms": 960,
+    "raft_heartbeat_ms": 150,
+}
+LONGEST = 3.0  # times its seconds: how long a storm may go on for want of acknowledged operations
 FINAL_MS_MAX = 60_000.0  # the full read of all replicas
 
 
@@ -56,6 +67,18 @@ def _silence() -> Iterator[None]:
         structlog.configure(**configuration)
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A run makes many objects and drops nearly all of them at its end: one collection then is enough."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 @dataclass(slots=True)
 class Result:
     """What came of one seed."""
@@ -68,9 +91,14 @@ class Result:
     acked: int
     events: int
     counts: Counter[str]
-    digest: str  # of the history: equal for equal runs
     history: list[Event] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Of the history: equal for equal runs."""
+        lines = (json.dumps(event, sort_keys=True).encode() for event in self.history)
+        return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
 class Simulation:
@@ -101,7 +129,8 @@ class Simulation:
             replace(ClientProfile(), **scenario.client_network),
             self._complain,
         )
-        self.world = World(self.scheduler, self.streams, self.recorder, self.nodes, self._complain, self._spawn)
+        pace = Pace(self.scheduler, self.streams.stream("clients/pace"), scenario.cluster.seconds)
+        self.world = World(self.scheduler, self.streams, self.recorder, self.nodes, self._complain, self._spawn, pace)
 
     def _configs(self) -> dict[NodeId, NodeConfig]:
         peers = {node: ("127.0.0.1", 10_000 + node) for node in self.nodes}
@@ -113,7 +142,7 @@ class Simulation:
                 peers=peers,
                 grpc_address=f"127.0.0.1:{20_000 + node}",
                 raft_snapshot_entries=profile.snapshot_entries,
-                **profile.node,
+                **{**TIMINGS, **profile.node},
             )
             for node in self.nodes
         }
@@ -196,8 +225,12 @@ class Simulation:
         arena = self._arena()
         for number, spec in enumerate(self.scenario.faults):
             Actor(self.net, Fault(arena, spec, f"{number}-{spec.what}").run())
-        self.scheduler.run_for_ms(self.scenario.cluster.seconds * 1000)
+        pace, seconds = self.world.pace, self.scenario.cluster.seconds
+        pace.begin()
+        self.scheduler.run_for_ms(seconds * 1000)
+        self.scheduler.run_for_ms(seconds * (LONGEST - 1) * 1000, stop=lambda: pace.acked >= ACKED_MIN)
         self.world.stopped = True
+        pace.stop()
 
     def _spawn(self, script: Script) -> None:
         self._clients_at_work += 1
@@ -221,7 +254,7 @@ class Simulation:
                 Producer(world, f"{kind}-{i}", acks=acks, idempotent=idempotent, think_ms=think).run()
                 for i in range(count)
             ]
-        made += [Pipeline(world, f"pipeline-{i}", think_ms=think * 3).run() for i in range(mix.pipelines)]
+        made += [Pipeline(world, f"pipeline-{i}", think_ms=think * 1.5).run() for i in range(mix.pipelines)]
         made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]
         made += [RangeReader(world, f"ranges-{i}", think_ms=think * 2).run() for i in range(mix.ranges)]
         made += [GroupMember(world, f"member-{i}", "g", think_ms=think * 2).run() for i in range(mix.groups)]
@@ -331,19 +364,15 @@ class Simulation:
         counts = self.observer.counts
         counts["duplicates_answered"] = self.world.duplicates
         counts["log_starts_moved"] = sum(1 for e in self.recorder.events if e["f"] == "trim" and e["ty"] == "ok")
-        digest = hashlib.sha256(
-            b"\n".join(json.dumps(event, sort_keys=True).encode() for event in self.recorder.events)
-        ).hexdigest()
         return Result(
             seed=self.seed,
             scenario=self.scenario.name,
             violations=violations,
             virtual_s=self.scheduler.now_ns / 1e9,
             operations=sum(1 for event in self.recorder.events if event["ty"] == "invoke"),
-            acked=self.world.acked,
+            acked=self.world.pace.acked,
             events=self.scheduler.executed,
             counts=counts,
-            digest=digest,
             history=self.recorder.events,
             trace=self.trace,
         )
@@ -351,5 +380,5 @@ class Simulation:
 
 def simulate(scenario: Scenario, seed: int, *, trace: bool = False) -> Result:
     """Runs one seed to its verdict."""
-    with _silence():
+    with _silence(), _uncollected():
         return Simulation(scenario, seed, trace=trace).run()

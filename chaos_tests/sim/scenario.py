@@ -26,7 +26,7 @@ class ClusterProfile:
     partitions: int = 2
     replication: int = 3
     seconds: float = 20.0  # of faults; the heal and the final read come on top
-    snapshot_entries: int = 400
+    snapshot_entries: int = 120
     disk_ms: tuple[float, float] = (0.1, 2.0)
     drift_max: float = 0.001
     lost_forever: int = 0  # nodes whose disks do not survive the power loss that then ends the storm
@@ -37,7 +37,7 @@ class ClusterProfile:
 class ClientMix:
     idempotent: int = 2  # acks=all, with retries
     plain: int = 1  # acks=all, one attempt
-    pipelines: int = 1  # acks=all, idempotent, up to five batches in flight
+    pipelines: int = 2  # acks=all, idempotent, up to five batches in flight
     leader_acks: int = 1  # acks=1, idempotent
     no_acks: int = 1
     consumers: int = 2
@@ -45,8 +45,8 @@ class ClientMix:
     groups: int = 2
     trimmers: int = 0
     topic_owners: int = 0
-    think_ms: float = 60.0
-    trim_think_ms: float = 1500.0
+    think_ms: float = 240.0
+    trim_think_ms: float = 3000.0
     trim_to_hwm: float = 0.4
     start_offset: int = 0
 

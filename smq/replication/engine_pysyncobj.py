@@ -11,8 +11,8 @@ others for ever: whatever goes wrong inside a turn ends the engine through `on_f
 root imports this file; everybody else knows the Engine port.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 # The library has no type hints; `_Library` below is the typed view of it.
@@ -63,6 +63,9 @@ if library._COMMAND_TYPE.REGULAR != REGULAR or library._COMMAND_TYPE.NO_OP != NO
     raise _LibraryConstantsMoved("install pysyncobj==0.3.17: its entry types are not those of our journal")
 
 
+_LEADER: Final = library._RAFT_STATE.LEADER
+
+
 # ----------------------------------------------------------------------------------- the library's surroundings
 class _Surroundings:
     """What the library reads from its module globals, answered by the engine that has entered it.
@@ -73,13 +76,11 @@ class _Surroundings:
     def __init__(self) -> None:
         self._entered: list[TurnEngine] = []
 
-    @contextmanager
-    def entered_by(self, engine: TurnEngine) -> Iterator[None]:
+    def enter(self, engine: TurnEngine) -> None:
         self._entered.append(engine)
-        try:
-            yield
-        finally:
-            self._entered.pop()
+
+    def leave(self) -> None:
+        self._entered.pop()
 
     def monotonic(self) -> float:
         return self._entered[-1].now()
@@ -124,6 +125,20 @@ class _Peer(Node):  # type: ignore[misc]  # the library is untyped
 
     def __str__(self) -> str:
         return str(self._id)
+
+
+class _CommandQueue(deque[tuple[bytes, Callable[[object, int], None]]]):
+    """The library's queue without its lock: one thread, and a queue that is asked at every turn."""
+
+    def put_nowait(self, item: tuple[bytes, Callable[[object, int], None]]) -> None:
+        if len(self) >= COMMANDS_QUEUED_MAX:
+            raise library.Queue.Full
+        self.append(item)
+
+    def get_nowait(self) -> tuple[bytes, Callable[[object, int], None]]:
+        if not self:
+            raise library.Queue.Empty
+        return self.popleft()
 
 
 class _Wire(Transport):  # type: ignore[misc]  # the library is untyped
@@ -173,6 +188,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
             conf=_conf(engine.timing),
             transport=_Wire(self.send, lambda: self.voters.own_disk),
         )
+        self._SyncObj__commandsQueue = self._commands = _CommandQueue()
         if not peers:
             self._SyncObj__raftElectionDeadline = 0.0  # nobody to wait for
 
@@ -188,7 +204,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
 
     @property
     def is_leader(self) -> bool:
-        return bool(self._SyncObj__raftState == library._RAFT_STATE.LEADER)
+        return bool(self._SyncObj__raftState == _LEADER)
 
     @property
     def commit_index(self) -> int:
@@ -397,6 +413,10 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     def _onTick(self, timeToWait: float = 0.0) -> None:
         raise RaftViolation("the engine's turns call `run`")
 
+    @property
+    def is_tick_due(self) -> bool:
+        return self.is_leader or self._SyncObj__raftElectionDeadline < self.now()
+
     def run(self) -> None:
         if self.is_leader:
             self.lead.advance_commit()
@@ -404,36 +424,29 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
                 self._step_down()
         elif self._SyncObj__raftElectionDeadline < self.now() and self._SyncObj__connectedToAnyone():
             self._ask_for_election()
-        self._apply_committed()
-        self._checkCommandsToApply()
+        if self.has_backlog:
+            self._apply_committed()
+            self._compact_journal()
+        if self._commands:
+            self._checkCommandsToApply()
         if self.is_leader:
             self.lead.send()
-        self._compact_journal()
 
     def _checkCommandsToApply(self) -> None:
         """Queued commands enter the journal, at the leader only: nothing is ever forwarded (finding 10)."""
         if self.is_leader and not self.lead.is_handing_over:
             super()._checkCommandsToApply()
             return
-        for _, callback in self._queued_commands():
+        while self._commands:
+            _, callback = self._commands.popleft()
             callback(None, FAIL_REASON.NOT_LEADER)
-
-    def _queued_commands(self) -> Iterator[tuple[bytes, Callable[[object, int], None]]]:
-        queue = self._SyncObj__commandsQueue
-        while True:
-            try:
-                yield queue.get_nowait()
-            except library.Queue.Empty:
-                return
 
     @property
     def has_backlog(self) -> bool:
-        return self.applied_index < self.commit_index
+        return bool(self._SyncObj__raftLastApplied < self._SyncObj__raftCommitIndex)
 
     def _apply_committed(self) -> None:
         count = min(self.commit_index - self.applied_index, APPLY_BATCH_MAX)
-        if count <= 0:
-            return
         waiting = self._SyncObj__commandsWaitingCommit
         for entry, index, term in self.journal.entries_from(self.applied_index + 1, count_max=count):
             applied = self._apply_entry(index, entry)
@@ -502,8 +515,11 @@ def _result(result: Any, reason: int) -> Result:
 class PySyncObjEngine(TurnEngine):
     """The Engine port on pysyncobj."""
 
-    def surroundings(self) -> AbstractContextManager[None]:
-        return _surroundings.entered_by(self)
+    def __enter__(self) -> None:
+        _surroundings.enter(self)
+
+    def __exit__(self, *_exception: object) -> None:
+        _surroundings.leave()
 
     def _create_core(self, node_id: NodeId, peers: tuple[NodeId, ...]) -> _Library:
         return _Library(self, node_id, peers)

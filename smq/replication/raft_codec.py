@@ -20,6 +20,7 @@ ENTRY_BYTES_MAX: Final = COMMAND_BYTES_MAX + 1  # the type byte
 SNAPSHOT_BYTES_MAX: Final = 1 << 30  # a receiver assembles it in memory; 10,000 partitions take about 2 MiB
 
 REGULAR: Final = 0  # an entry's first byte: a command of the state machine follows
+NO_ANSWER: Final = 0  # number of an Append that is not answered: it only tells a moved commit index
 NO_OP: Final = 1  # an entry's only byte: a new leader's first entry
 ENTRY_TYPES: Final = (REGULAR, NO_OP)
 
@@ -80,7 +81,7 @@ class TimeoutNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Entries prev_index + 1 and on. `number` grows by one with each message of a leadership."""
+    """Entries prev_index + 1 and on. `number` grows by one with each message of a leadership that is answered."""
 
     term: int
     number: int

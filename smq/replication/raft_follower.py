@@ -8,7 +8,7 @@ does not match. Only the engine imports it.
 
 from smq.raft_state.ids import NodeId
 from smq.replication.journal import Snapshot
-from smq.replication.raft_codec import Append, AppendReply, SnapshotChunk, TermNotice
+from smq.replication.raft_codec import NO_ANSWER, Append, AppendReply, SnapshotChunk, TermNotice
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_view import RaftView, RaftViolation
 
@@ -127,6 +127,8 @@ class Follower:
             view.send(peer, alive, Needs.ALIVE)
 
     def _reply(self, peer: NodeId, number: int, *, next_index: int, success: bool = False, reset: bool = False) -> None:
+        if number == NO_ANSWER:
+            return
         view = self._view
         reply = AppendReply(
             term=view.term,

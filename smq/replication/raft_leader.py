@@ -12,7 +12,7 @@ from typing import Final
 
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.journal import Snapshot
-from smq.replication.raft_codec import Append, AppendReply, SnapshotChunk, TimeoutNow
+from smq.replication.raft_codec import NO_ANSWER, Append, AppendReply, SnapshotChunk, TimeoutNow
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_view import RaftView
 
@@ -119,6 +119,8 @@ class Leader:
 
     def advance_commit(self) -> None:
         """Only an entry of the present term is committed by counting; those before it follow."""
+        if self._view.commit_index >= self._view.journal.last_index:
+            return  # nothing waits
         index = self.committable_index()
         if index > self._view.commit_index and self._view.journal.term_at(index) == self._view.term:
             self._view.commit_to(index)
@@ -150,8 +152,12 @@ class Leader:
             else:
                 break
             sent = True
-        if not sent and (is_due or progress.commit_sent < self._view.commit_index):
-            self._send_heartbeat(peer, progress)
+        if sent:
+            return
+        if is_due or not progress.commit_sent:
+            self._send_heartbeat(peer, progress, is_answered=True)
+        elif progress.commit_sent < self._view.commit_index:
+            self._send_heartbeat(peer, progress, is_answered=False)
 
     def _send_entries(self, peer: NodeId, progress: Progress) -> None:
         journal = self._view.journal
@@ -159,16 +165,27 @@ class Leader:
         self._send_append(peer, progress, progress.next_index - 1, [(term, entry) for entry, _, term in entries])
         progress.next_index = entries[-1][1] + 1
 
-    def _send_heartbeat(self, peer: NodeId, progress: Progress) -> None:
-        """Empty. While a snapshot is underway it speaks of index 0, which matches everywhere."""
+    def _send_heartbeat(self, peer: NodeId, progress: Progress, *, is_answered: bool) -> None:
+        """Empty. While a snapshot is underway it speaks of index 0, which matches everywhere. One that only tells that
+        the commit index has moved wants no answer: the follower has answered the entries themselves."""
         is_matching = progress.transfer is None and progress.next_index > self._view.journal.first_index
-        self._send_append(peer, progress, progress.next_index - 1 if is_matching else 0, [])
+        prev_index = progress.next_index - 1 if is_matching else 0
+        self._send_append(peer, progress, prev_index, [], is_answered=is_answered)
 
-    def _send_append(self, peer: NodeId, progress: Progress, prev_index: int, entries: list[tuple[int, bytes]]) -> None:
-        self._number += 1
+    def _send_append(
+        self,
+        peer: NodeId,
+        progress: Progress,
+        prev_index: int,
+        entries: list[tuple[int, bytes]],
+        *,
+        is_answered: bool = True,
+    ) -> None:
+        if is_answered:
+            self._number += 1
         message = Append(
             term=self._view.term,
-            number=self._number,
+            number=self._number if is_answered else NO_ANSWER,
             commit=self._view.commit_index,
             prev_index=prev_index,
             prev_term=self._view.journal.term_at(prev_index) if prev_index else 0,

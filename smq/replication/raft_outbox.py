@@ -36,6 +36,7 @@ class Outbox:
         self._journal = journal
         self._send = send
         self._staged: list[tuple[NodeId, Needs, Sequence[Buffer]]] = []
+        self._held = 0  # messages in `_waiting`
         self._waiting: dict[NodeId, deque[tuple[int, Sequence[Buffer]]]] = {peer: deque() for peer in peers}
 
     def put(self, peer: NodeId, needs: Needs, parts: Sequence[Buffer]) -> None:
@@ -44,12 +45,14 @@ class Outbox:
 
     def seal(self) -> None:
         """Ends a turn: its changes have been submitted, so what its messages wait for is known now."""
-        staged, self._staged = self._staged, []
-        for peer, needs, parts in staged:
-            if needs is not Needs.ALIVE:
-                self._waiting[peer].append((self.barrier_seq(needs), parts))
-            elif self.barrier_seq(needs) <= self._disk.durable_seq:
-                self._send(peer, parts)
+        if self._staged:
+            staged, self._staged = self._staged, []
+            for peer, needs, parts in staged:
+                if needs is not Needs.ALIVE:
+                    self._waiting[peer].append((self.barrier_seq(needs), parts))
+                    self._held += 1
+                elif self.barrier_seq(needs) <= self._disk.durable_seq:
+                    self._send(peer, parts)
         self.release()
 
     def barrier_seq(self, needs: Needs) -> int:
@@ -57,12 +60,16 @@ class Outbox:
 
     def release(self) -> None:
         """Sends what may leave now."""
+        if not self._held:
+            return
         durable_seq = self._disk.durable_seq
         for peer, waiting in self._waiting.items():
             while waiting and waiting[0][0] <= durable_seq:
+                self._held -= 1
                 self._send(peer, waiting.popleft()[1])
 
     def drop(self, peer: NodeId) -> None:
         """The session is gone; what waited for it must not appear in the next one."""
+        self._held -= len(self._waiting[peer])
         self._waiting[peer].clear()
         self._staged = [staged for staged in self._staged if staged[0] != peer]

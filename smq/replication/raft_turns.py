@@ -9,7 +9,6 @@ import abc
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
@@ -26,7 +25,7 @@ Result: TypeAlias = Committed | ProposalLost
 
 
 class RaftCore(Protocol):
-    """The consensus library with its repairs. Called only within `TurnEngine.surroundings`."""
+    """The consensus library with its repairs. Called only within its engine's `with`."""
 
     @property
     def term(self) -> int: ...
@@ -58,6 +57,10 @@ class RaftCore(Protocol):
     def queue_command(self, command: bytes, on_result: Callable[[Result], None]) -> None: ...
 
     def hand_over(self, to: NodeId | None) -> None: ...
+
+    @property
+    def is_tick_due(self) -> bool:
+        """Time alone gives the next turn something to do."""
 
     def run(self) -> None:
         """Elections, commit, apply, queued commands, sending, snapshot."""
@@ -111,8 +114,11 @@ class TurnEngine(abc.ABC):
         self._malformed_from: set[NodeId] = set()  # who sent such a message in this session: logged once
 
     @abc.abstractmethod
-    def surroundings(self) -> AbstractContextManager[None]:
-        """Within it the library sees this engine's clock, random source and journal."""
+    def __enter__(self) -> None:
+        """From here on the library sees this engine's clock, random source and journal."""
+
+    @abc.abstractmethod
+    def __exit__(self, *_exception: object) -> None: ...
 
     @abc.abstractmethod
     def _create_core(self, node_id: NodeId, peers: tuple[NodeId, ...]) -> RaftCore: ...
@@ -148,7 +154,7 @@ class TurnEngine(abc.ABC):
         snapshot = self.journal.snapshot
         if snapshot is not None:
             self.machine.restore(LogIndex(snapshot.index), snapshot.state)
-        with self.surroundings():
+        with self:
             self._raft = self._create_core(self._node_id, self._peers)
             if snapshot is not None:
                 self._raft.resume_after(snapshot)
@@ -201,7 +207,8 @@ class TurnEngine(abc.ABC):
         self._wake()
 
     def tick(self) -> None:
-        self._turn()
+        if self._raft is not None and self._raft.is_tick_due:
+            self._turn()
 
     def transfer_leadership(self, to: NodeId | None) -> None:
         if self.is_leader:
@@ -243,7 +250,7 @@ class TurnEngine(abc.ABC):
         if self._is_stopped or self._raft is None:
             return
         try:
-            with self.surroundings():
+            with self:
                 work(self._raft)
             self.journal.flush()
             self.outbox.seal()
@@ -254,9 +261,6 @@ class TurnEngine(abc.ABC):
         self.stop()
         self._on_fatal(error)
 
-    def _leadership(self) -> tuple[int, NodeId | None]:
-        return self.term, self.leader
-
     def _call_back(self) -> None:
         """Answers proposals and tells of a new leader: outside the library, in order, after the barrier."""
         try:
@@ -264,8 +268,9 @@ class TurnEngine(abc.ABC):
                 results, self._results = self._results, []
                 for done, outcome in results:
                     done(outcome)
-            if self._leadership() != self._leadership_told and not self._is_stopped:
-                self._leadership_told = self._leadership()
+            raft = self._raft
+            if raft is not None and (raft.term, raft.leader) != self._leadership_told and not self._is_stopped:
+                self._leadership_told = (raft.term, raft.leader)
                 self._on_leader_change()
         except Exception as e:  # noqa: BLE001  # it ends the process, through on_fatal
             self._fail(e)

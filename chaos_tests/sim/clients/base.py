@@ -9,9 +9,10 @@ from random import Random
 from typing import Any
 
 from chaos_tests.history import Recorder
+from chaos_tests.sim.clients.pace import Pace
 from chaos_tests.sim.clock import Scheduler
 from chaos_tests.sim.rng import Streams
-from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
+from chaos_tests.sim.rpc import Call, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.records import CRC_START, BatchCorrupt, BatchHeader, check_crc, decode_batch, parse_header
@@ -50,9 +51,9 @@ class World:
     nodes: tuple[NodeId, ...]
     complain: Callable[[NodeId, str], None]
     spawn: Callable[[Script], None]  # runs a script beside the one that asks
+    pace: Pace
     partitions: list[Known] = field(default_factory=list)
     stopped: bool = False
-    acked: int = 0
     duplicates: int = 0
     _next_value: int = 0
     _decoded: dict[bytes, list[int]] = field(default_factory=dict)
@@ -97,6 +98,10 @@ class Client:
         self.rng: Random = world.streams.stream(f"client/{name}")
         self.process = world.recorder.new_process()
 
+    def ok(self, function: str, **fields: Any) -> None:
+        self.world.recorder.ok(self.process, function, **fields)
+        self.world.pace.took(function)
+
     def conclude_unknown(self, function: str, **fields: Any) -> None:
         self.world.recorder.info(self.process, function, **fields)
         self.process = self.world.recorder.new_process()
@@ -117,8 +122,8 @@ class Client:
         live = [known for known in self.world.partitions if not known.dropped]
         return self.rng.choice(live) if live else None
 
-    def think(self, mean_ms: float) -> Sleep:
-        return Sleep(self.rng.expovariate(1.0) * mean_ms)
+    def think(self, mean_ms: float) -> Wait | Sleep:
+        return self.world.pace.think(mean_ms)
 
     def request(
         self,

@@ -71,7 +71,7 @@ class Consumer(Client):
 
     def _took(self, partition: Known, node: NodeId, position: int, result: Fetched) -> int:
         batches = [self.world.describe(node, batch) for batch in result.batches]
-        self.world.recorder.ok(self.process, "poll", b=batches, lo=result.log_start, hwm=result.hwm)
+        self.ok("poll", b=batches, lo=result.log_start, hwm=result.hwm)
         partition.hwm = max(partition.hwm, result.hwm)
         partition.lo = max(partition.lo, result.log_start)
         return batches[-1][0] + len(batches[-1][2]) if batches else position

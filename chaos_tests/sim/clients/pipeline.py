@@ -4,9 +4,11 @@ Owns the bursts: sequences are given out beforehand, every batch is an operation
 itself, so that batches arrive in any order, again, and around a change of leaders.
 """
 
+from collections.abc import Callable
+
 from chaos_tests.sim.clients.base import Known, World, may_retry
 from chaos_tests.sim.clients.producer import Producer, Session
-from chaos_tests.sim.rpc import Lost, Script, Sleep
+from chaos_tests.sim.rpc import Lost, Script, Sleep, Wait
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.api import Acks
 
@@ -19,6 +21,15 @@ class Pipeline(Producer):
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
         super().__init__(world, name, acks=Acks.ALL, idempotent=True, think_ms=think_ms)
         self._lanes = [Lane(world, f"{name}-{i}") for i in range(IN_FLIGHT_MAX)]
+        self._wake: Callable[[], None] | None = None  # where it waits for the burst to end
+
+    def _wake_me(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def _lane_ended(self, lanes: "list[Lane]") -> None:
+        if self._wake is not None and not any(lane.is_busy for lane in lanes):
+            wake, self._wake = self._wake, None
+            wake()
 
     def send(self, partition: Known) -> Script:
         if self.session is None or self.session.is_stale:
@@ -30,11 +41,11 @@ class Pipeline(Producer):
         for lane in lanes:
             lane.prepare(partition, session)
         for lane in lanes:
-            self.world.spawn(lane.run_prepared(lanes))
+            self.world.spawn(lane.run_prepared(lanes, self._lane_ended))
             if self.rng.random() < 0.5:
                 yield Sleep(self.rng.uniform(0, 10))
-        while any(lane.is_busy for lane in lanes):
-            yield Sleep(5)
+        if any(lane.is_busy for lane in lanes):
+            yield Wait(self._wake_me)
         if session.is_stale and self.rng.random() < 0.5:
             self.session = None
 
@@ -60,7 +71,7 @@ class Lane(Producer):
         self.sequence = session.sequences.get(partition.key, 0)
         session.sequences[partition.key] = self.sequence + len(self._values)
 
-    def run_prepared(self, lanes: "list[Lane]") -> Script:
+    def run_prepared(self, lanes: "list[Lane]", on_end: "Callable[[list[Lane]], None]") -> Script:
         """Begins the operation and tries until it is decided."""
         self._lanes = lanes
         partition = self._partition
@@ -72,6 +83,7 @@ class Lane(Producer):
         if self.session is not None:
             self.session.sequences = sequences  # given out beforehand
         self.is_busy = False
+        on_end(lanes)
 
     def _may_retry(self, result: SmqError | Lost) -> bool:
         """Out of order means "not yet" while an earlier batch is under way."""

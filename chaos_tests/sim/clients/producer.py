@@ -104,15 +104,11 @@ class Producer(Client):
         partition.leader = hint
 
     def _conclude(self, partition: Known, values: list[int], result: Any, unknown: bool) -> None:
-        recorder = self.world.recorder
         if isinstance(result, Produced) and result.base_offset >= 0:
-            recorder.ok(
-                self.process, "send", o=result.base_offset, ts=result.ts_ns, dup=result.duplicate, ep=result.epoch
-            )
+            self.ok("send", o=result.base_offset, ts=result.ts_ns, dup=result.duplicate, ep=result.epoch)
             if result.last_offset != result.base_offset + len(values) - 1:
                 self.world.complain(partition.leader or NodeId(0), f"{result} for {len(values)} records")
             if self.acks is Acks.ALL:
-                self.world.acked += 1
                 partition.hwm = max(partition.hwm, result.last_offset + 1)
             self.world.duplicates += result.duplicate
             if self.session is not None:
@@ -155,7 +151,7 @@ class Producer(Client):
         self.world.recorder.invoke(self.process, "alloc")
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
         if isinstance(result, ProducerIdAllocated):
-            self.world.recorder.ok(self.process, "alloc", id=result.producer_id, epoch=result.producer_epoch)
+            self.ok("alloc", id=result.producer_id, epoch=result.producer_epoch)
             self.session = Session(result.producer_id, result.producer_epoch, {})
         else:
             self.session = None

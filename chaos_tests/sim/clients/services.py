@@ -42,7 +42,7 @@ class RangeReader(Client):
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, PartitionRange):
             told = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
-            self.world.recorder.ok(self.process, "hwm", **told)
+            self.ok("hwm", **told)
             partition.hwm = max(partition.hwm, result.hwm)
             partition.lo = max(partition.lo, result.log_start)
         else:
@@ -59,7 +59,7 @@ class RangeReader(Client):
         self.world.recorder.invoke(self.process, "time", k=partition.key, ts=ts_ns, n=node)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, TimeOffset):
-            self.world.recorder.ok(self.process, "time", o=result.offset, ts_found=result.ts_ns)
+            self.ok("time", o=result.offset, ts_found=result.ts_ns)
         else:
             self._conclude_failed("time", result)
 
@@ -99,7 +99,7 @@ class GroupMember(Client):
         self.world.recorder.invoke(self.process, "commit", g=self.group, k=partition.key, o=offset, tag=tag)
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
         if not isinstance(result, SmqError | Lost):
-            self.world.recorder.ok(self.process, "commit")
+            self.ok("commit")
         elif unknown:
             self.conclude_unknown("commit")
         else:
@@ -114,11 +114,11 @@ class GroupMember(Client):
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, dict):
             offset, tag = result.get(partition.pid, (-1, ""))
-            self.world.recorder.ok(self.process, "fetch", o=offset, tag=tag)
+            self.ok("fetch", o=offset, tag=tag)
         elif is_unknown(result):
             self.conclude_unknown("fetch")
         elif isinstance(result, SmqError) and result.code.name == "UNKNOWN_GROUP":
-            self.world.recorder.ok(self.process, "fetch", o=-1, tag="")
+            self.ok("fetch", o=-1, tag="")
         else:
             self.fail("fetch", result)
 
@@ -151,7 +151,7 @@ class Trimmer(Client):
         self.world.recorder.invoke(self.process, "trim", k=partition.key, o=offset)
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
         if not isinstance(result, SmqError | Lost):
-            self.world.recorder.ok(self.process, "trim")
+            self.ok("trim")
             partition.lo = max(partition.lo, offset)
         elif unknown:
             self.conclude_unknown("trim")
@@ -199,7 +199,7 @@ class TopicOwner(Client):
         self.world.recorder.invoke(self.process, "create", name=topic)
         result, unknown = yield from self.request(request, deadline_ms=deadline_ms, attempt_ms=ATTEMPT_MS)
         if isinstance(result, TopicCreated):
-            self.world.recorder.ok(self.process, "create")
+            self.ok("create")
             for index in range(partitions):
                 pid = partition_id(topic_id, PartitionIndex(index))
                 self.world.partitions.append(Known(topic, index, pid, self.world.nodes[:0], None, start, start))
@@ -221,7 +221,7 @@ class TopicOwner(Client):
             known.dropped = known.dropped or known.topic == topic
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
         if not isinstance(result, SmqError | Lost):
-            self.world.recorder.ok(self.process, "drop")
+            self.ok("drop")
         elif unknown:
             self.conclude_unknown("drop")
         else:

@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     sim.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     sim.add_argument("--trace", action="store_true", help="keep the trace of every message, too")
     sim.add_argument("--keep", type=Path, default=Path("sim-failures"), help="where failing seeds are kept")
+    sim.add_argument("--resume", type=Path, metavar="DIR", help="keep what is done in DIR, and go on from there")
     sim.add_argument("--require-rare", action="store_true", help="fail where a rare event was never reached")
     check = commands.add_parser("judge", help="judge a history in JSON lines")
     check.add_argument("history", type=Path)
@@ -66,23 +67,28 @@ def _live_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sim(options: argparse.Namespace) -> int:
     # Only here: judging a history needs neither a cluster nor its dependencies.
-    from chaos_tests.sim.campaign import campaign
+    from chaos_tests.sim.campaign import Order, campaign
+    from chaos_tests.sim.ledger import Ledger, LedgerError, code_commit
     from chaos_tests.sim.scenario import ScenarioError
 
     if options.seeds < 1 or options.jobs < 1:
         print("--seeds and --jobs are at least 1", file=sys.stderr)
         return 2
+    order = Order(
+        first_seed=options.seed,
+        count=options.seeds,
+        scenario=options.scenario,
+        jobs=options.jobs,
+        trace=options.trace,
+        keep=options.keep,
+        needs_rare=options.require_rare,
+        folder=options.resume,
+    )
     try:
-        return campaign(
-            first_seed=options.seed,
-            count=options.seeds,
-            scenario=options.scenario,
-            jobs=options.jobs,
-            trace=options.trace,
-            keep=options.keep,
-            rare=options.require_rare,
-        )
-    except ScenarioError as e:
+        if order.folder is None:
+            return campaign(order, Ledger("", order.scenario))
+        return campaign(order, Ledger.open(order.folder, code_commit(), order.scenario))
+    except (ScenarioError, LedgerError) as e:
         print(e, file=sys.stderr)
         return 2
 

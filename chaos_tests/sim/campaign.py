@@ -1,51 +1,50 @@
 """Many seeds: over all scenarios, on several processes, with progress, kept failures and a summary.
 
-Owns the assignment of scenarios to seeds, the table of rare events and the last line.
+Owns the assignment of scenarios to seeds, the processes, the table of rare events and the last line. What was done is
+in the ledger.
 """
 
 import json
 import multiprocessing
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from chaos_tests.history import write_jsonl
+from chaos_tests.sim.ledger import Ledger, Totals
 from chaos_tests.sim.observer import RARE
 from chaos_tests.sim.run import Result, simulate
 from chaos_tests.sim.scenario import Scenario, find, load_all
 
-VIOLATIONS_SHOWN = 5
+VIOLATIONS_SHOWN: Final = 5
+SEEDS_A_TASK: Final = 16  # some seconds: short enough for progress, long enough that passing it on costs nothing
+TASKS_A_JOB: Final = 2  # one runs, one waits
+SAVE_S: Final = 15.0  # what a killed campaign may have to do again
 
 
-@dataclass(slots=True)
-class Totals:
-    seeds: int = 0
-    virtual_s: float = 0.0
-    operations: int = 0
-    acked: int = 0
-    violations: int = 0
-    failed: list[tuple[int, str]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is asked of a campaign: `count` seeds from `first_seed` on; where it has a ledger's folder, so many that
+    count."""
 
-    def add(self, result: Result) -> None:
-        self.seeds += 1
-        self.virtual_s += result.virtual_s
-        self.operations += result.operations
-        self.acked += result.acked
-        self.violations += len(result.violations)
-        self.counts.update(result.counts)
-        if result.violations:
-            self.failed.append((result.seed, result.scenario))
+    first_seed: int
+    count: int
+    scenario: str | None
+    jobs: int
+    trace: bool
+    keep: Path | None
+    needs_rare: bool  # fails where a rare event was never reached
+    folder: Path | None = None  # of the ledger, where the campaign can be resumed
 
-    def summary(self) -> str:
-        return (
-            f"{self.seeds} seeds, {self.virtual_s / 3600:.2f} virtual hours, {self.operations} operations"
-            f" ({self.acked} acknowledged by all), {self.violations} violations"
-        )
+    def missing(self, totals: Totals) -> int:
+        """How many seeds there are to run, as far as is known."""
+        return self.count - totals.seeds - (totals.short if self.folder is None else 0)
 
 
 def replay_line(result: Result) -> str:
@@ -66,8 +65,8 @@ def run_one(scenario: Scenario, trace: bool, keep: Path | None, seed: int) -> Re
     return result
 
 
-def _run_numbered(scenarios: list[Scenario], trace: bool, keep: Path | None, seed: int) -> Result:
-    return run_one(scenario_of(seed, scenarios), trace, keep, seed)
+def _run_task(scenarios: list[Scenario], trace: bool, keep: Path | None, seeds: list[int]) -> list[Result]:
+    return [run_one(scenario_of(seed, scenarios), trace, keep, seed) for seed in seeds]
 
 
 def save(result: Result, folder: Path) -> None:
@@ -86,36 +85,62 @@ def save(result: Result, folder: Path) -> None:
     (folder / "verdict.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
 
 
-def results(scenarios: list[Scenario], seeds: range, jobs: int, trace: bool, keep: Path | None) -> Iterator[Result]:
-    """In any order; one process a job, so that a seed cannot disturb another."""
-    work = partial(_run_numbered, scenarios, trace, keep)
-    if jobs == 1:
-        yield from map(work, seeds)
+def results(order: Order, ledger: Ledger) -> Iterator[Result]:
+    """In any order, until enough seeds count; the caller enters each into the ledger. One process a job, so that a
+    seed cannot disturb another."""
+    scenarios = [find(order.scenario)] if order.scenario is not None else load_all()
+    seeds = ledger.pending(order.first_seed)
+    work = partial(_run_task, scenarios, order.trace, order.keep)
+    if order.jobs == 1:
+        while order.missing(ledger.totals) > 0:
+            yield from work([next(seeds)])
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=200) as pool:
-        yield from pool.imap_unordered(work, seeds)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(order.jobs, mp_context=context, max_tasks_per_child=50) as pool:
+        running: dict[Future[list[Result]], int] = {}
+        try:
+            while (missing := order.missing(ledger.totals)) > 0:
+                missing -= sum(running.values())
+                while missing > 0 and len(running) < order.jobs * TASKS_A_JOB:
+                    task = list(islice(seeds, min(SEEDS_A_TASK, -(-missing // order.jobs))))
+                    running[pool.submit(work, task)] = len(task)
+                    missing -= len(task)
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    del running[future]
+                    yield from future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def campaign(
-    *, first_seed: int, count: int, scenario: str | None, jobs: int, trace: bool, keep: Path | None, rare: bool
-) -> int:
+def campaign(order: Order, ledger: Ledger) -> int:
     """Runs the seeds and prints as it goes; the exit code."""
-    scenarios = [find(scenario)] if scenario is not None else load_all()
-    totals, started = Totals(), time.monotonic()
-    for result in results(scenarios, range(first_seed, first_seed + count), jobs, trace, keep):
-        totals.add(result)
-        if result.violations:
-            _show_failure(result, keep)
-        _show_progress(totals, count, started)
+    started, saved, before = time.monotonic(), time.monotonic(), ledger.totals.seeds + ledger.totals.short
+    try:
+        for result in results(order, ledger):
+            ledger.add(result)
+            if result.violations:
+                _show_failure(result, order.keep)
+            now = time.monotonic()
+            if order.folder is not None and now - saved > SAVE_S:
+                saved = now
+                ledger.save(order.folder)
+            _show_progress(ledger, order, before, started)
+    finally:
+        if order.folder is not None:
+            ledger.save(order.folder)
+    ran = ledger.totals.seeds + ledger.totals.short - before
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    _show_rare(totals.counts)
-    missing = [name for name in RARE if not totals.counts[name]] if rare else []
+    _show_scenarios(ledger)
+    _show_rare(ledger.counts)
+    missing = [name for name in RARE if not ledger.counts.get(name)] if order.needs_rare else []
     if missing:
         print(f"never reached: {', '.join(missing)}")
-    minutes = (time.monotonic() - started) / 60
-    print(f"{totals.summary()}, {totals.seeds / minutes:.0f} seeds a minute on {jobs} processes")
-    return 1 if totals.violations or missing else 0
+    rate = ran / ((time.monotonic() - started) / 60)
+    commit = f"commit {ledger.commit}: " if order.folder is not None else ""
+    print(f"{commit}{ledger.totals.summary()}, {rate:.0f} seeds a minute on {order.jobs} processes")
+    return 1 if ledger.totals.violations or missing else 0
 
 
 def _show_failure(result: Result, keep: Path | None) -> None:
@@ -127,19 +152,27 @@ def _show_failure(result: Result, keep: Path | None) -> None:
     print(f"  replay: {replay_line(result)}", flush=True)
 
 
-def _show_progress(totals: Totals, count: int, started: float) -> None:
+def _show_progress(ledger: Ledger, order: Order, before: int, started: float) -> None:
     """A bar on a terminal, a line every so often elsewhere."""
-    rate = totals.seeds / max(1e-9, time.monotonic() - started) * 60
-    line = f"{totals.seeds}/{count} seeds, {rate:.0f} a minute, {len(totals.failed)} failed"
+    totals, count = ledger.totals, order.count
+    ran = totals.seeds + totals.short - before
+    rate = ran / max(1e-9, time.monotonic() - started) * 60
+    line = f"{totals.seeds}/{count} seeds, {rate:.0f} a minute, {len(ledger.failed)} failed, {totals.short} too short"
     if sys.stderr.isatty():
         width = 30
-        filled = width * totals.seeds // count
+        filled = min(width, width * totals.seeds // count)
         print(f"\r[{'#' * filled}{'.' * (width - filled)}] {line}", end="", file=sys.stderr, flush=True)
-    elif totals.seeds % 100 == 0:
+    elif ran % 100 == 0:
         print(line, file=sys.stderr, flush=True)
 
 
-def _show_rare(counts: Counter[str]) -> None:
+def _show_scenarios(ledger: Ledger) -> None:
+    width = max(map(len, ledger.scenarios), default=0)
+    for name, totals in sorted(ledger.scenarios.items()):
+        print(f"  {name:<{width}}  {totals.summary()}")
+
+
+def _show_rare(counts: dict[str, int]) -> None:
     width = max(map(len, RARE))
     for name in RARE:
-        print(f"  {name:<{width}}  {counts[name]}")
+        print(f"  {name:<{width}}  {counts.get(name, 0)}")

@@ -22,12 +22,15 @@ def main(arguments: list[str] | None = None) -> int:
     sim.add_argument("--trace", action="store_true", help="keep the trace of every message, too")
     sim.add_argument("--keep", type=Path, default=Path("sim-failures"), help="where failing seeds are kept")
     sim.add_argument("--resume", type=Path, metavar="DIR", help="keep what is done in DIR, and go on from there")
+    sim.add_argument("--shrink", action="store_true", help="cut the faults of a failing --seed down to what it takes")
+    sim.add_argument("--schedule", type=Path, metavar="FILE", help="let these strikes come, as --shrink wrote them")
     sim.add_argument("--require-rare", action="store_true", help="fail where a rare event was never reached")
     check = commands.add_parser("judge", help="judge a history in JSON lines")
     check.add_argument("history", type=Path)
     planted = commands.add_parser("planted", help="hunt for planted bugs and print the table")
     planted.add_argument("names", nargs="*", help="only these (default: all)")
     planted.add_argument("--write", type=Path, help="write the table to this file")
+    planted.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="cut schedules down in so many runs")
     live = commands.add_parser("run", help="live histories: real processes, real faults, a report")
     _live_arguments(live)
     report = commands.add_parser("report", help="make a run's report.html again")
@@ -74,6 +77,8 @@ def _sim(options: argparse.Namespace) -> int:
     if options.seeds < 1 or options.jobs < 1:
         print("--seeds and --jobs are at least 1", file=sys.stderr)
         return 2
+    if options.shrink or options.schedule is not None:
+        return _one_schedule(options)
     order = Order(
         first_seed=options.seed,
         count=options.seeds,
@@ -93,14 +98,48 @@ def _sim(options: argparse.Namespace) -> int:
         return 2
 
 
+def _one_schedule(options: argparse.Namespace) -> int:
+    """One seed: its schedule cut down, or another schedule in the place of its own."""
+    from chaos_tests.sim.campaign import replay_line, save
+    from chaos_tests.sim.run import simulate
+    from chaos_tests.sim.scenario import ScenarioError, find, load_all, scenario_of
+    from chaos_tests.sim.shrink import ShrinkError, load_schedule, save_schedule, shrink
+
+    try:
+        scenario = find(options.scenario) if options.scenario else scenario_of(options.seed, load_all())
+        folder = options.keep / f"{scenario.name}-{options.seed}"
+        if options.shrink:
+            found = shrink(scenario, options.seed)
+            print(f"{len(found.strikes)} of {found.strikes_before} strikes show {', '.join(found.anomalies)}:")
+            for line in found.describe():
+                print(f"  {line}")
+            path = folder / "schedule.json"
+            save_schedule(path, found.strikes)
+            print(f"replay: {replay_line(options.seed, scenario.name)} --schedule {path}")
+            return 1
+        result = simulate(scenario, options.seed, trace=options.trace, schedule=load_schedule(options.schedule))
+    except (ScenarioError, ShrinkError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    for violation in result.violations:
+        print(violation)
+    if result.violations or options.trace:
+        save(result, folder)
+        print(f"kept in {folder}")
+    print(f"{len(result.strikes)} strikes, {result.operations} operations, {len(result.violations)} violations")
+    return 1 if result.violations else 0
+
+
 def _planted(options: argparse.Namespace) -> int:
     from chaos_tests.sim.hunt import hunt_all, table
 
     catches = []
-    for catch in hunt_all(options.names):
+    for catch in hunt_all(options.names, shrink_runs=options.shrink):
         catches.append(catch)
         told = f"seed {catch.seed}: {', '.join(catch.anomalies)}" if catch.seed is not None else "NOT FOUND"
         print(f"{catch.bug.name}: {told}", flush=True)
+        for line in catch.schedule or ():
+            print(f"  {line}", flush=True)
     if options.write is not None:
         options.write.write_text(table(catches), encoding="utf-8")
     missed = sum(catch.seed is None for catch in catches)

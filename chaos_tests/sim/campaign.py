@@ -20,7 +20,7 @@ from chaos_tests.history import write_jsonl
 from chaos_tests.sim.ledger import Ledger, Totals
 from chaos_tests.sim.observer import RARE
 from chaos_tests.sim.run import Result, simulate
-from chaos_tests.sim.scenario import Scenario, find, load_all
+from chaos_tests.sim.scenario import Scenario, find, load_all, scenario_of
 
 VIOLATIONS_SHOWN: Final = 5
 SEEDS_A_TASK: Final = 16  # some seconds: short enough for progress, long enough that passing it on costs nothing
@@ -47,12 +47,8 @@ class Order:
         return self.count - totals.seeds - (totals.short if self.folder is None else 0)
 
 
-def replay_line(result: Result) -> str:
-    return f"python -m chaos_tests sim --seed {result.seed} --scenario {result.scenario} --trace"
-
-
-def scenario_of(seed: int, scenarios: list[Scenario]) -> Scenario:
-    return scenarios[seed % len(scenarios)]
+def replay_line(seed: int, scenario: str) -> str:
+    return f"python -m chaos_tests sim --seed {seed} --scenario {scenario} --trace"
 
 
 def run_one(scenario: Scenario, trace: bool, keep: Path | None, seed: int) -> Result:
@@ -78,7 +74,7 @@ def save(result: Result, folder: Path) -> None:
     verdict = {
         "seed": result.seed,
         "scenario": result.scenario,
-        "replay": replay_line(result),
+        "replay": replay_line(result.seed, result.scenario),
         "digest": result.digest,
         "violations": [str(v) for v in result.violations],
     }
@@ -149,7 +145,7 @@ def _show_failure(result: Result, keep: Path | None) -> None:
         print(f"  {violation}")
     if keep is not None:
         print(f"  kept in {keep / f'{result.scenario}-{result.seed}'}")
-    print(f"  replay: {replay_line(result)}", flush=True)
+    print(f"  replay: {replay_line(result.seed, result.scenario)}", flush=True)
 
 
 def _show_progress(ledger: Ledger, order: Order, before: int, started: float) -> None:

@@ -28,12 +28,13 @@ from chaos_tests.sim.clients.services import GroupMember, RangeReader, TopicOwne
 from chaos_tests.sim.clock import NS_PER_MS, Machine, Scheduler
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.disk import DiskImage
-from chaos_tests.sim.faults import Arena, Fault, heal
+from chaos_tests.sim.faults import Arena
 from chaos_tests.sim.network import LinkProfile, SimNetwork
 from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_truncations
 from chaos_tests.sim.rng import Streams
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script
 from chaos_tests.sim.scenario import Scenario
+from chaos_tests.sim.storm import Storm, Strike, heal
 from smq.raft_state.ids import NodeId
 from smq.replication.api import Acks
 from smq.replication.config import NodeConfig
@@ -93,6 +94,7 @@ class Result:
     counts: Counter[str]
     history: list[Event] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
+    strikes: tuple[Strike, ...] = ()  # the schedule of the faults that struck
 
     @property
     def digest(self) -> str:
@@ -104,7 +106,9 @@ class Result:
 class Simulation:
     """The world of one seed."""
 
-    def __init__(self, scenario: Scenario, seed: int, *, trace: bool = False) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, *, trace: bool = False, schedule: tuple[Strike, ...] | None = None
+    ) -> None:
         self.scenario = scenario
         self.seed = seed
         self.scheduler = Scheduler()
@@ -131,6 +135,8 @@ class Simulation:
         )
         pace = Pace(self.scheduler, self.streams.stream("clients/pace"), scenario.cluster.seconds)
         self.world = World(self.scheduler, self.streams, self.recorder, self.nodes, self._complain, self._spawn, pace)
+        self.arena = self._make_arena()
+        self.storm = Storm(self.arena, scenario.faults, schedule)
 
     def _configs(self) -> dict[NodeId, NodeConfig]:
         peers = {node: ("127.0.0.1", 10_000 + node) for node in self.nodes}
@@ -166,7 +172,7 @@ class Simulation:
             if self._boot():
                 self._storm()
                 self._bury()
-                heal(self._arena())
+                heal(self.arena)
                 if self._settle("converged"):
                     self._final_work()
         finally:
@@ -216,15 +222,14 @@ class Simulation:
         self.observer.sample()
         self.scheduler.after_ms(SAMPLE_MS, self._sample)
 
-    def _arena(self) -> Arena:
-        return Arena(self.cluster, self.world, self.net, self.observer.seen_leaders, self.observer.epochs)
+    def _make_arena(self) -> Arena:
+        victim = self.streams.stream("fault/victim").choice(self.world.nodes)
+        return Arena(self.cluster, self.world, self.net, self.observer.seen_leaders, self.observer.epochs, victim)
 
     def _storm(self) -> None:
         for script in self._client_scripts():
             self._spawn(script)
-        arena = self._arena()
-        for number, spec in enumerate(self.scenario.faults):
-            Actor(self.net, Fault(arena, spec, f"{number}-{spec.what}").run())
+        self.storm.begin()
         pace, seconds = self.world.pace, self.scenario.cluster.seconds
         pace.begin()
         self.scheduler.run_for_ms(seconds * 1000)
@@ -375,10 +380,13 @@ class Simulation:
             counts=counts,
             history=self.recorder.events,
             trace=self.trace,
+            strikes=tuple(self.storm.strikes),
         )
 
 
-def simulate(scenario: Scenario, seed: int, *, trace: bool = False) -> Result:
-    """Runs one seed to its verdict."""
+def simulate(
+    scenario: Scenario, seed: int, *, trace: bool = False, schedule: tuple[Strike, ...] | None = None
+) -> Result:
+    """Runs one seed to its verdict; with a schedule, these strikes come instead of the seed's own."""
     with _silence(), _uncollected():
-        return Simulation(scenario, seed, trace=trace).run()
+        return Simulation(scenario, seed, trace=trace, schedule=schedule).run()

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.sim.faults import STRIKES, FaultSpec
+from chaos_tests.sim.faults import FaultSpec
 from chaos_tests.sim.network import LinkProfile
 from chaos_tests.sim.rpc import ClientProfile
+from chaos_tests.sim.strikes import STRIKES
 
 FOLDER = Path(__file__).parent / "scenarios"
 
@@ -85,6 +86,11 @@ def load(path: Path) -> Scenario:
 
 def load_all(folder: Path = FOLDER) -> list[Scenario]:
     return [load(path) for path in sorted(folder.glob("*.toml"))]
+
+
+def scenario_of(seed: int, scenarios: list[Scenario]) -> Scenario:
+    """By turns."""
+    return scenarios[seed % len(scenarios)]
 
 
 def find(name: str) -> Scenario:

@@ -30,7 +30,9 @@ def verdict(result: Result) -> str:
     """Empty for a clean run; else what the reader needs to replay it."""
     if not result.violations:
         return ""
-    return "\n".join((replay_line(result), *(str(violation) for violation in result.violations[:5])))
+    return "\n".join(
+        (replay_line(result.seed, result.scenario), *(str(violation) for violation in result.violations[:5]))
+    )
 
 
 @pytest.mark.parametrize("name", [scenario.name for scenario in load_all()])

@@ -1,0 +1,103 @@
+"""Strikes that look at who leads what, to reach the states that chance alone seldom meets.
+
+Owns elections on stale reports, high water mark proposals an epoch late, restarts with the applied state behind the
+log, and leaders that die with an unsynced tail.
+"""
+
+from chaos_tests.sim.faults import Fault
+from chaos_tests.sim.rpc import Script, Sleep
+from smq.raft_state.ids import NodeId
+from smq.replication.ports import Channel
+
+
+def stale_return(fault: Fault) -> Script:
+    """A partition leader cannot reach the others' CONTROL, then sleeps until another epoch has begun: its proposals
+    and acknowledgements arrive in the very next moment, and then it wakes with producers waiting."""
+    node, epochs = _some_leader(fault)
+    if node is None:
+        return
+    network = fault.arena.cluster.network
+    for peer in fault.others(node):
+        network.stall(node, peer, Channel.CONTROL)
+    yield Sleep(fault.rng.uniform(0, 60))
+    fault.arena.cluster.pause(node)
+    for _ in range(400):
+        yield Sleep(10)
+        if fault.arena.epochs() != epochs:
+            break
+    yield Sleep(fault.rng.choice((0, 0, fault.rng.uniform(0, 40))))
+    for peer in fault.others(node):
+        network.unstall(node, peer, Channel.CONTROL)
+    yield Sleep(fault.rng.choice((0, 0, fault.rng.uniform(0, 500))))
+    fault.arena.cluster.resume(node)
+
+
+def _some_leader(fault: Fault) -> tuple[NodeId | None, dict[str, int]]:
+    _, leaders = fault.arena.seen_leaders()
+    return (fault.rng.choice(leaders) if leaders else None), fault.arena.epochs()
+
+
+def behind_log(fault: Fault) -> Script:
+    """A node restarts and cannot hear Raft for a while, though its log may be of an epoch it has yet to apply."""
+    node = fault.rng.choice(fault.arena.world.nodes)
+    network = fault.arena.cluster.network
+    fault.arena.cluster.crash(node, power=True, why="behind-log")
+    for peer in fault.others(node):
+        network.stall(peer, node, Channel.CONTROL)
+    fault.arena.cluster.start(node)
+    yield fault.duration()
+    for peer in fault.others(node):
+        network.unstall(peer, node, Channel.CONTROL)
+
+
+def quick_restart(fault: Fault) -> Script:
+    """A partition's leader dies with appends that the followers have and its own slow disk has not, and is back
+    before anybody has noticed (rule 2). It may come back mute: it hears Raft and serves its partitions' DATA, but
+    the others learn of its new process only later, together with whatever it proposed meanwhile."""
+    _, leaders = fault.arena.seen_leaders()
+    if not leaders:
+        return
+    node = fault.rng.choice(leaders)
+    cluster, network = fault.arena.cluster, fault.arena.cluster.network
+    disk, is_mute = cluster.hosts[node].disk, fault.rng.random() < 0.5
+    if disk is not None and fault.rng.random() < 0.7:
+        disk.stall(500)
+        yield Sleep(fault.rng.uniform(5, 120))
+    cluster.crash(node, power=fault.rng.random() < 0.5, why="quick-restart")
+    if is_mute:
+        for peer in fault.others(node):
+            network.stall(node, peer, Channel.CONTROL)
+    cluster.start_later(node, fault.rng.uniform(0, 20))
+    yield fault.duration()
+    if is_mute:
+        yield Sleep(fault.rng.uniform(200, 1200))
+        for peer in fault.others(node):
+            network.unstall(node, peer, Channel.CONTROL)
+
+
+def raft_minority(fault: Fault) -> Script:
+    """The Raft leader commits with its disk asleep and one follower, dies, and comes back with the others while that
+    follower is cut off: whoever counted the leader's unsynced entries has lost them."""
+    cluster, network = fault.arena.cluster, fault.arena.cluster.network
+    leader, _ = fault.arena.seen_leaders()
+    disk = cluster.hosts[leader].disk if leader is not None else None
+    if leader is None or disk is None:
+        return
+    others = fault.others(leader)
+    fault.rng.shuffle(others)
+    loyal, deaf = others[: (len(others) + 1) // 2], others[(len(others) + 1) // 2 :]
+    fault.note("raft-minority", leader=leader, loyal=loyal, deaf=deaf)
+    for peer in deaf:
+        network.stall(leader, peer, Channel.CONTROL)
+    disk.stall(400)
+    yield Sleep(fault.rng.uniform(20, 250))
+    cluster.crash(leader, power=False, why="raft-minority")
+    cut = [pair for a in loyal for b in (leader, *deaf) for pair in ((a, b), (b, a))]
+    for src, dst in cut:
+        network.cut(src, dst)
+    for peer in deaf:
+        network.unstall(leader, peer, Channel.CONTROL)
+    cluster.start(leader)
+    yield fault.duration()
+    for src, dst in cut:
+        network.heal(src, dst)

@@ -1,0 +1,95 @@
+"""The storm: which strike comes when, from the scenario's dice or from a list, and the heal that ends it.
+
+Owns the schedule. Every run writes down the strikes that it saw; given such a list, a run makes exactly these, so that
+a failing schedule can be cut down to what it takes.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from chaos_tests.sim.faults import Arena, Fault, FaultSpec
+from chaos_tests.sim.rpc import Actor, Script, Sleep
+from chaos_tests.sim.strikes import STRIKES
+
+LEAD_MS_MAX: Final = 100.0  # clients hurry this long before a fault strikes, so that it meets work under way
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One strike of a schedule. `fault` and `number` name its randomness: which `[[fault]]` of the scenario, and the
+    how-manieth of it."""
+
+    at_ms: float  # since the storm began
+    fault: int
+    number: int
+    stretch: float = 1.0  # of its duration
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def describe(self, faults: tuple[FaultSpec, ...]) -> str:
+        spec = faults[self.fault]
+        options = " ".join(f"{key}={value}" for key, value in sorted(spec.options.items()))
+        shortened = "" if self.stretch == 1.0 else f", {self.stretch:g} as long"
+        told = f"{spec.what} {spec.target}{' ' if options else ''}{options}"
+        return f"{self.at_ms / 1000:.2f} s {told}{shortened}"
+
+
+class Storm:
+    """One a run. `schedule`: the strikes to make; without it the scenario's faults strike by their dice."""
+
+    def __init__(self, arena: Arena, faults: tuple[FaultSpec, ...], schedule: tuple[Strike, ...] | None) -> None:
+        self._arena = arena
+        self._faults = faults
+        self._schedule = schedule
+        self._began_ns = 0
+        self.strikes: list[Strike] = []  # that were made
+
+    def begin(self) -> None:
+        self._began_ns = self._arena.world.scheduler.now_ns
+        if self._schedule is None:
+            scripts = [self._again_and_again(number) for number in range(len(self._faults))]
+        else:
+            scripts = [self._once(strike) for strike in self._schedule]
+        for script in scripts:
+            Actor(self._arena.clients, script)
+
+    def _again_and_again(self, fault: int) -> Script:
+        spec, number = self._faults[fault], 0
+        rng = self._arena.world.streams.stream(f"fault/{fault}")
+        while True:
+            yield Sleep(rng.uniform(*spec.every_ms))
+            if self._arena.world.stopped:
+                return
+            now_ms = (self._arena.world.scheduler.now_ns - self._began_ns) / 1e6
+            yield from self._strike(Strike(now_ms, fault, number))
+            number += 1
+
+    def _once(self, strike: Strike) -> Script:
+        yield Sleep(strike.at_ms)
+        if not self._arena.world.stopped:
+            yield from self._strike(strike)
+
+    def _strike(self, strike: Strike) -> Script:
+        spec, world = self._faults[strike.fault], self._arena.world
+        self.strikes.append(strike)
+        rng = world.streams.stream(f"fault/{strike.fault}/{strike.number}")
+        world.pace.rush()
+        yield Sleep(rng.uniform(0, LEAD_MS_MAX))
+        if world.stopped:
+            return
+        world.pace.rush()
+        yield from STRIKES[spec.what](Fault(self._arena, spec, rng, strike.stretch))
+
+
+def heal(arena: Arena) -> None:
+    """Undoes everything: links, pauses, dead nodes, slow clients."""
+    arena.world.recorder.note("heal")
+    arena.cluster.network.heal_all()
+    arena.clients.heal()
+    for host in arena.cluster.hosts.values():
+        host.restart_wanted += 1
+        if host.process is not None:
+            host.process.on_step = None
+        arena.cluster.resume(host.node)
+        arena.cluster.start(host.node)

@@ -1,0 +1,229 @@
+"""What a strike does to processes, network, disks and clocks.
+
+Owns the plain strikes and the table of all, the steered ones included. Each is a script that strikes once, lasts, and
+takes back what it did; `heal` of the storm undoes what is left when the run ends in between.
+"""
+
+from collections.abc import Callable
+
+from chaos_tests.sim import steered
+from chaos_tests.sim.clock import NS_PER_MS
+from chaos_tests.sim.cluster import SimHost
+from chaos_tests.sim.disk import DiskImage
+from chaos_tests.sim.faults import Fault
+from chaos_tests.sim.rpc import Script
+from smq.raft_state.ids import NodeId
+from smq.replication.ports import Channel, Table
+
+
+# ---------------------------------------------------------------------------------------------- processes
+def crash(fault: Fault) -> Script:
+    nodes = fault.targets()
+    power = bool(fault.spec.options.get("power", False))
+    for node in nodes:
+        fault.arena.cluster.crash(node, power=power, why=fault.spec.target)
+    for node in nodes:
+        fault.arena.cluster.start_later(node, fault.lasting_ms())
+    yield fault.duration()
+
+
+def crash_at_step(fault: Fault) -> Script:
+    """Dies right after one of its next few callbacks, wherever that falls."""
+    cluster = fault.arena.cluster
+    for host in fault.hosts():
+        process = host.process
+        if process is None or process.on_step is not None:
+            continue
+        left = [fault.rng.randint(1, 400)]
+
+        def step(host: SimHost = host, left: list[int] = left) -> bool:
+            left[0] -= 1
+            if left[0]:
+                return False
+            cluster.crash(host.node, power=bool(fault.spec.options.get("power", False)), why="at a step")
+            cluster.start_later(host.node, fault.lasting_ms())
+            return True
+
+        process.on_step = step
+    yield fault.duration()
+
+
+def pause(fault: Fault) -> Script:
+    nodes = fault.targets()
+    for node in nodes:
+        fault.arena.cluster.pause(node)
+    yield fault.duration()
+    for node in nodes:
+        fault.arena.cluster.resume(node)
+
+
+# ---------------------------------------------------------------------------------------------- network
+def partition(fault: Fault) -> Script:
+    """Cuts links by shape: isolate (one node from all), split (two halves), one_way, bridge (a-b only through c),
+    link (one pair), ring (each node hears one neighbour only)."""
+    nodes = list(fault.arena.world.nodes)
+    shape = fault.rng.choice(fault.spec.options.get("shapes", ["isolate", "split", "one_way", "bridge", "link"]))
+    cuts = _cuts(fault, shape, nodes)
+    clients_too = fault.rng.random() < 0.5
+    victim = cuts[0][0] if cuts else nodes[0]
+    network = fault.arena.cluster.network
+    fault.note("partition", shape=shape, cuts=cuts, clients=victim if clients_too else None)
+    for src, dst in cuts:
+        network.cut(src, dst)
+    if clients_too and shape == "isolate":
+        link = fault.arena.clients.links[victim]
+        if fault.rng.random() < 0.5:
+            link.requests_cut = True
+        link.responses_cut = True
+    yield fault.duration()
+    fault.note("partition-heal", shape=shape)
+    for src, dst in cuts:
+        network.heal(src, dst)
+    link = fault.arena.clients.links[victim]
+    link.requests_cut = link.responses_cut = False
+
+
+def _cuts(fault: Fault, shape: str, nodes: list[NodeId]) -> list[tuple[NodeId, NodeId]]:
+    targets = fault.targets()
+    first = targets[0] if targets else fault.rng.choice(nodes)
+    rest = fault.others(first)
+    match shape:
+        case "isolate":
+            return [(first, n) for n in rest] + [(n, first) for n in rest]
+        case "split":
+            fault.rng.shuffle(nodes)
+            left, right = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
+            return [pair for a in left for b in right for pair in ((a, b), (b, a))]
+        case "one_way":
+            outward = fault.rng.random() < 0.5
+            return [(first, n) if outward else (n, first) for n in rest]
+        case "bridge" | "link":
+            other = fault.rng.choice(rest)
+            return [(first, other), (other, first)]
+        case "link_one_way":
+            return [(first, fault.rng.choice(rest))]
+        case "ring":
+            return [(a, b) for i, a in enumerate(nodes) for b in nodes if b not in (a, nodes[(i + 1) % len(nodes)])]
+        case other_shape:
+            raise ValueError(f"unknown shape {other_shape!r} of a partition")
+
+
+def reset(fault: Fault) -> Script:
+    """Breaks sessions; what was in flight is lost or not."""
+    network = fault.arena.cluster.network
+    for node in fault.targets():
+        for peer in fault.others(node):
+            for channel in Channel:
+                if fault.rng.random() < 0.6:
+                    key = (min(node, peer), max(node, peer), channel)
+                    network.break_session(key, drop_in_flight=fault.rng.random() < 0.7)
+        fault.note("reset", n=node)
+    yield fault.duration()
+
+
+def slow_link(fault: Fault) -> Script:
+    network, factor = fault.arena.cluster.network, float(fault.spec.options.get("factor", 50.0))
+    pairs = [(node, peer) for node in fault.targets() for peer in fault.others(node)]
+    pairs = [pair if fault.rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs]
+    fault.note("slow-link", pairs=pairs, factor=factor)
+    for src, dst in pairs:
+        network.slow(src, dst, factor)
+    yield fault.duration()
+    for src, dst in pairs:
+        network.slow(src, dst, 1.0)
+
+
+def stall(fault: Fault) -> Script:
+    """Holds back one channel of some links: elections see stale reports, HWM proposals arrive an epoch late, a
+    restarted node's applied state stays behind its log."""
+    network = fault.arena.cluster.network
+    channel = Channel[fault.spec.options.get("channel", "CONTROL")]
+    inward = bool(fault.spec.options.get("inward", fault.rng.random() < 0.5))
+    held: list[tuple[NodeId, NodeId]] = []
+    for node in fault.targets():
+        for peer in fault.others(node):
+            if fault.rng.random() < 0.7:
+                held.append((peer, node) if inward else (node, peer))
+    fault.note("stall", links=held, channel=channel.name)
+    for src, dst in held:
+        network.stall(src, dst, channel)
+    yield fault.duration()
+    for src, dst in held:
+        network.unstall(src, dst, channel)
+
+
+# ---------------------------------------------------------------------------------------------- disk, clock
+def slow_disk(fault: Fault) -> Script:
+    for host in fault.hosts():
+        if host.disk is not None:
+            ms = fault.lasting_ms()
+            fault.note("slow-disk", n=host.node, ms=ms)
+            host.disk.stall(ms)
+    yield fault.duration()
+
+
+def disk_error(fault: Fault) -> Script:
+    """The next commit fails: the process must end itself, and nothing it was about to say may have been said."""
+    for host in fault.hosts():
+        if host.disk is not None:
+            fault.note("disk-error", n=host.node)
+            host.expected_death = True
+            host.disk.fail_next_commit(OSError(5, "simulated I/O error"))
+    yield fault.duration()
+
+
+def rot(fault: Fault) -> Script:
+    """Bits of stored batches, or of the rows beside them, flip while their node is down. Always the same node: with
+    one disk rotten and the others whole, nothing may be lost, served wrong, or stuck."""
+    node = fault.arena.victim
+    host = fault.arena.cluster.hosts[node]
+    fault.arena.cluster.crash(node, power=fault.rng.random() < 0.5, why="rot")
+    table = Table[fault.rng.choice(fault.spec.options.get("tables", ["BATCHES"]))]
+    for _ in range(fault.rng.randint(1, 3)):
+        key = host.image.flip_bit(table, fault.rng)
+        fault.note("rot", n=node, table=table.name, key=key.hex() if key is not None else None)
+    fault.arena.cluster.start_later(node, fault.lasting_ms())
+    yield fault.duration()
+
+
+def wipe(fault: Fault) -> Script:
+    """A node's disk is replaced by an empty one while it is down (rule 18). Always the same node's: a majority of the
+    disks survives."""
+    cluster, node = fault.arena.cluster, fault.arena.victim
+    cluster.crash(node, power=fault.rng.random() < 0.5, why="wipe")
+    cluster.hosts[node].image = DiskImage()
+    fault.note("wipe", n=node)
+    cluster.start_later(node, fault.lasting_ms())
+    yield fault.duration()
+
+
+def clock_jump(fault: Fault) -> Script:
+    low, high = fault.spec.options.get("jump_ms", [-20_000, 20_000])
+    for host in fault.hosts():
+        ms = fault.rng.uniform(low, high)
+        fault.note("clock-jump", n=host.node, ms=ms)
+        host.machine.wall_offset_ns += int(ms * NS_PER_MS)
+    yield fault.duration()
+
+
+STRIKES: dict[str, Callable[[Fault], Script]] = {
+    strike.__name__: strike
+    for strike in (
+        crash,
+        crash_at_step,
+        pause,
+        partition,
+        reset,
+        slow_link,
+        stall,
+        slow_disk,
+        disk_error,
+        clock_jump,
+        rot,
+        wipe,
+        steered.stale_return,
+        steered.behind_log,
+        steered.quick_restart,
+        steered.raft_minority,
+    )
+}

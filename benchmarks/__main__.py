@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import failover, handover, kafka, latency, offsets, rates, recovery
+from benchmarks import failover, handover, judging, kafka, latency, offsets, rates, recovery
 from benchmarks.report import Report, machine
 from tests.cluster.harness import Cluster
 
@@ -28,10 +28,15 @@ def _sections(quick: bool) -> dict[str, Section]:
     }
 
 
+def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
+    """What needs no cluster."""
+    return {"judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000)}
+
+
 def main() -> None:
-    """Each section has a cluster of its own."""
+    """Each section has a cluster of its own, where it needs one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures smq on this machine.")
-    names = list(_sections(quick=True))
+    names = [*_sections(quick=True), *_sections_alone(quick=True)]
     parser.add_argument("--only", choices=names, action="append", help="one section; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for trying it out")
     parser.add_argument("--directory", type=Path, help="where the clusters keep their data (default: a temporary one)")
@@ -48,6 +53,10 @@ def main() -> None:
                 section(cluster.start(), report)
             finally:
                 cluster.stop()
+    for name, alone in _sections_alone(arguments.quick).items():
+        if not arguments.only or name in arguments.only:
+            print(f"{name}:", flush=True)
+            alone(report)
     print(f"written: {report.write()}")
 
 

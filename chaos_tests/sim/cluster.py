@@ -55,9 +55,16 @@ class SimHost:
     disk: FakeDisk | None = None
     has_power: bool = True
     starts: int = 0
+    capacity: int | None = None  # of its disk, bytes; None: endless
     expected_death: bool = False  # an injected disk error: the process must end itself
     is_buried: bool = False
     restart_wanted: int = 0  # number of the latest scheduled start; older ones do nothing
+
+    def limit(self, capacity: int | None) -> None:
+        """Of its disk, also for the processes to come."""
+        self.capacity = capacity
+        if self.disk is not None:
+            self.disk.capacity = capacity
 
     @property
     def is_up(self) -> bool:
@@ -97,6 +104,7 @@ class Cluster:
             latency_ms=host.latency_ms,
             on_fatal=on_fatal,
         )
+        disk.capacity = host.capacity
         for hook in self.on_started:
             hook(host)
         host.process, host.disk = process, disk

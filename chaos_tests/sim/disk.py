@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
-from smq.replication.ports import Clock, Op, Put, Rng, Table
+from smq.replication.ports import Clock, Examined, Op, Put, Rng, Space, Table
 
 NS_PER_MS = 1_000_000
 REPORT_DELAY_MS_MAX = 0.2  # a commit is visible to reads a little before the loop hears of it, as with a real thread
+ENDLESS_BYTES = 1 << 40  # free on a disk without a capacity
 SURVIVES = 0.5  # chance that the group in flight at a crash, and each submission behind it, is on disk nevertheless
 
 
@@ -83,7 +84,7 @@ class FakeDisk:
         self._image = image if image is not None else DiskImage()
         self.latency_ms = latency_ms
         self._on_fatal = on_fatal
-        self.full = False  # while set, every commit fails for want of space
+        self.capacity: int | None = None  # bytes; a commit that would take more fails for want of space
         self._fail_next: BaseException | None = None
         self._stalled_until_ns = 0
         self._queue: deque[_Submission] = deque()
@@ -153,6 +154,26 @@ class FakeDisk:
     ) -> list[bytes]:
         return [key for key, _ in self.scan(table, start, stop, reverse=reverse, limit=limit)]
 
+    def examine(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        bytes_max: int,
+        check: Callable[[bytes, bytes], bool],
+        done: Callable[[Examined], None],
+    ) -> None:
+        rows = self.scan(table, start, stop, bytes_max=bytes_max)
+        size = sum(len(value) for _, value in rows)
+        damaged = [key for key, value in rows if not check(key, value)]
+        next_key = rows[-1][0] + b"\x00" if size >= bytes_max else None
+        self._clock.call_soon(lambda: done(Examined(damaged=damaged, size=size, next_key=next_key)))
+
+    def space(self) -> Space:
+        if self.capacity is None:
+            return Space(free_bytes=ENDLESS_BYTES, reusable_bytes=0)
+        return Space(free_bytes=max(self.capacity - self._image.size_bytes(), 0), reusable_bytes=0)
+
     def size_bytes(self) -> int:
         return self._image.size_bytes()
 
@@ -185,7 +206,7 @@ class FakeDisk:
 
     def _commit_in_flight(self) -> None:
         error = self._fail_next
-        if error is None and self.full:
+        if error is None and self.capacity is not None and self._size_with_group() > self.capacity:
             error = OSError(errno.ENOSPC, "no space left on the simulated disk")
         if error is not None:
             self._die(error)
@@ -203,6 +224,16 @@ class FakeDisk:
             self._clock.call_soon(lambda: self._report(upto))
         else:
             self._clock.call_later(delay_ms, lambda: self._report(upto))
+
+    def _size_with_group(self) -> int:
+        """What is deleted makes room only for what comes after it, as in a store that copies on write."""
+        size = self._image.size_bytes()
+        for submission in self._in_flight:
+            for op in submission.ops:
+                if isinstance(op, Put):
+                    old = self._image.tables[op.table].get(op.key)
+                    size += len(op.value) - len(old) if old is not None else len(op.key) + len(op.value)
+        return size
 
     def _report(self, upto: int) -> None:
         """In order whatever order the timers fire in: a later report takes the earlier groups along."""

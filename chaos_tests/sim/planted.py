@@ -425,6 +425,20 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=40,
     ),
     PlantedBug(
+        name="rotten-journal-keeps-its-vote",
+        rule="18: a disk that has lost what Raft had on it is another disk",
+        mutations=(
+            Mutation(
+                "smq.replication.identity:replace_disk_id",
+                "DiskId(rng.randbytes(DISK_ID_BYTES))",
+                "DiskId(disk.get(Table.META, DISK_KEY) or b'')",
+            ),
+        ),
+        scenario="rotten_journal",
+        anomalies=RAFT,
+        seeds=10,
+    ),
+    PlantedBug(
         name="rot-served",
         rule="DESIGN 5: every value carries a CRC that is checked on every read",
         mutations=(
@@ -442,6 +456,16 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation("smq.replication.repair:Repairs._ask_next", "while repair.untold:", "while False:"),),
         scenario="rot",
         anomalies=BROKEN,
+        seeds=3,
+    ),
+    PlantedBug(
+        name="full-for-ever",
+        rule="DESIGN 5: a full disk is an error to producers, until there is room again",
+        mutations=(
+            Mutation("smq.replication.space:SpaceGuard.look", "self.is_full = outside", "self.is_full |= outside"),
+        ),
+        scenario="full_disk",
+        anomalies=frozenset({"no-progress"}),
         seeds=3,
     ),
 )

@@ -88,6 +88,7 @@ def heal(arena: Arena) -> None:
     arena.cluster.network.heal_all()
     arena.clients.heal()
     for host in arena.cluster.hosts.values():
+        host.limit(None)
         host.restart_wanted += 1
         if host.process is not None:
             host.process.on_step = None

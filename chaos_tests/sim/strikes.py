@@ -172,6 +172,20 @@ def disk_error(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def fill_disk(fault: Fault) -> Script:
+    """Something else fills a disk up to the node's reserve, or into it; later it is gone again. No commit may fail."""
+    room = fault.spec.options["room"]
+    hosts = list(fault.hosts())
+    for host in hosts:
+        free = int(fault.rng.uniform(*room))
+        fault.note("fill-disk", n=host.node, free=free)
+        host.limit(host.image.size_bytes() + free)
+    yield fault.duration()
+    for host in hosts:
+        fault.note("fill-disk-heal", n=host.node)
+        host.limit(None)
+
+
 def rot(fault: Fault) -> Script:
     """Bits of stored batches, or of the rows beside them, flip while their node is down. Always the same node: with
     one disk rotten and the others whole, nothing may be lost, served wrong, or stuck."""
@@ -218,6 +232,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         stall,
         slow_disk,
         disk_error,
+        fill_disk,
         clock_jump,
         rot,
         wipe,

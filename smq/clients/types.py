@@ -113,6 +113,7 @@ class NodeStatus:
     digest: str
     replicas: tuple[ReplicaStatus, ...]
     certificate_ends_ms: int | None = None  # Unix time; None where the node has no TLS
+    warnings: tuple[str, ...] = ()  # what an operator should do something about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +223,7 @@ def node_status_from_message(m: pb.NodeStatusResponse) -> NodeStatus:
         commit_index=m.commit_index,
         digest=m.digest,
         replicas=replicas,
+        warnings=tuple(m.warnings),
         certificate_ends_ms=m.certificate_ends_ms if m.HasField("certificate_ends_ms") else None,
     )
 

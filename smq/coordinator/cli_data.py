@@ -248,6 +248,10 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
             state += ", fenced"
         table.add_row(str(described.node), state, described.grpc_address, described.http_address, *cells)
     _print(table)
+    for node in nodes:
+        if isinstance(node, NodeStatus):
+            for warning in node.warnings:
+                click.echo(f"node {node.node}: {warning}")
 
 
 def _certificates(nodes: list[NodeStatus | SmqError]) -> None:

@@ -157,6 +157,7 @@ class AdminService(smq_pb2_grpc.AdminServicer):
             applied_index=status.applied_index,
             commit_index=status.commit_index,
             digest=status.digest,
+            warnings=status.warnings,
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )
         for r in status.replicas:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -65,6 +65,7 @@ class NodeCollector(Collector):
         status = self._node.status()
         state = self._node.state
         yield from _node_metrics(status, state)
+        yield from _storage_metrics(status)
         yield from _partition_metrics(status, state)
 
 
@@ -85,6 +86,28 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
     )
     for name, text, value in values:
         yield GaugeMetricFamily(name, text, value=value)
+
+
+def _storage_metrics(status: NodeStatus) -> Iterator[Metric]:
+    disk = status.storage
+    gauges = (
+        ("smq_disk_free_bytes", "Free on the file system of the data directory.", disk.free_bytes),
+        ("smq_disk_reusable_bytes", "Freed inside the data file, for what is written next.", disk.reusable_bytes),
+        ("smq_disk_full", "1 where the disk is down to its reserve: no records are appended.", int(disk.is_full)),
+        ("smq_scrub_pass_bytes", "Read in the scrubber's present pass.", disk.scrub_bytes),
+        ("smq_scrub_last_pass_timestamp_seconds", "End of its last whole pass; 0: none.", disk.scrub_ended_ms / 1000),
+    )
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(name, text, value=value)
+    counters = (
+        ("smq_scrub_passes", "Whole passes of the scrubber.", disk.scrub_passes),
+        ("smq_scrub_damage_found", "Damaged rows that the scrubber met.", disk.scrub_found),
+        ("smq_damage_found", "Damaged batches and index rows, whoever met them.", disk.damage_found),
+        ("smq_damage_repaired", "Those that were fetched again from another replica.", disk.damage_repaired),
+        ("smq_damage_unrepaired", "Attempts that found no replica to help.", disk.damage_unrepaired),
+    )
+    for name, text, count in counters:
+        yield CounterMetricFamily(name, text, value=count)
 
 
 def _partition_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:

@@ -112,6 +112,22 @@ class ReplicaStatus:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageStatus:
+    """A node's own disk. Counters are of this process, but for the scrubber's passes."""
+
+    free_bytes: int  # on its file system
+    reusable_bytes: int  # freed inside its file
+    is_full: bool  # down to the reserve: no records are appended
+    damage_found: int  # batches and index rows
+    damage_repaired: int
+    damage_unrepaired: int  # repairs that ended without the batch
+    scrub_found: int  # damaged rows of any table
+    scrub_bytes: int  # read in the present pass
+    scrub_passes: int  # over everything, since the directory was made
+    scrub_ended_ms: int  # of the last whole pass, Unix time; 0 before the first
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     node: NodeId
@@ -123,6 +139,8 @@ class NodeStatus:
     commit_index: LogIndex
     digest: str
     replicas: list[ReplicaStatus]
+    storage: StorageStatus
+    warnings: tuple[str, ...] = ()  # what an operator should do something about, in plain words
 
 
 class Cancel(Protocol):

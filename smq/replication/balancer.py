@@ -77,6 +77,7 @@ class Balancer:
     def on_tick(self, now_ns: int) -> None:
         for node in self._host.state.nodes.values():
             is_well = not node.fenced and not self._is_leaving(node) and is_heard(self._host, node, now_ns)
+            is_well = is_well and not self._host.is_full_node(node.node)
             health = self._health.setdefault(node.node, _Health())
             health.see(node.incarnation, is_well, now_ns, self._interval_ns)
         if now_ns < self._next_ns:

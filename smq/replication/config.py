@@ -30,6 +30,9 @@ class NodeConfig:
     raft_snapshot_entries: int = 5000  # journal entries between two snapshots
 
     append_inflight_bytes_max: int = 64 << 20  # a node's appends that are not yet durable: beyond it OVERLOADED
+    # Below it no records are appended. Twice what may be in flight, with the pages that go with it, must fit.
+    disk_reserve_bytes: int = 256 << 20
+    scrub_period_s: int = 7 * 24 * 3600  # everything on disk is read and checked once in this time; 0: never
     replica_inflight_bytes_max: int = 8 << 20  # sent to one follower of one partition and not yet acknowledged
     fetch_bytes_max: int = 8 << 20
     fetch_waiters_max: int = 20_000  # long polls parked on a node

@@ -218,11 +218,11 @@ class Controller:
             current.proposed = True
             self._elect(pid, current, min(eligible, key=lambda n: self._reluctance(pid, n, now_ns)))
 
-    def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool]:
-        """A node that is about to leave, has just resigned or is drained leads only what nobody else can."""
+    def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool, bool]:
+        """A node that is about to leave, has just resigned, is drained or full leads only what nobody else can."""
         state, resigned = self._host.state.nodes[node], self._resigned.get(pid)
         has_resigned = resigned is not None and resigned[1] == node and now_ns - resigned[2] < RESIGNED_NS
-        return self._is_leaving(state) or has_resigned, state.drained
+        return self._is_leaving(state) or has_resigned, state.drained, self._host.is_full_node(node)
 
     def _tell_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
         """Rule 20: unavailable, and says why; never an unsafe election."""

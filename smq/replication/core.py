@@ -50,14 +50,15 @@ from smq.replication.deadlines import Deadlines
 from smq.replication.drain import Drain
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.external_offsets import ExternalOffsets
-from smq.replication.identity import claim_identity
+from smq.replication.identity import claim_identity, replace_disk_id, replacement, replacement_over
+from smq.replication.journal import RaftDamaged, forget_set_aside, set_aside
 from smq.replication.liveness import Liveness
 from smq.replication.log_store import BatchDamaged, LogStore, PartitionLog
 from smq.replication.ports import Buffer, Channel, Clock, DataDamaged, Disk, Engine, Network, Rng
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.reads import Reads
-from smq.replication.repair import Outcome, Repairs
 from smq.replication.replica import Replica
+from smq.replication.storage_care import StorageCare
 
 _log = structlog.get_logger("smq.node")
 
@@ -97,14 +98,14 @@ class NodeCore:
         self._replicas: dict[PartitionId, Replica] = {}
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._is_registered = False
+        self._replaced = ""  # why this directory had to become another disk
         self._is_running = False
         self._is_leaving = False  # from the beginning of a drain on
         self._last_beat_ns = 0
         self._to_visit: deque[PartitionId] = deque()  # replicas to be looked after in this round
         self._store = LogStore(disk)
         self.liveness = Liveness(clock)
-        peers = sorted(n for n in config.peers if n != config.node_id)
-        self._peers = peers
+        self._peers = peers = sorted(n for n in config.peers if n != config.node_id)
         self.engine: Engine = PySyncObjEngine(
             node_id=config.node_id,
             peers=peers,
@@ -140,8 +141,8 @@ class NodeCore:
             proposer=self._proposer, clock=clock, deadlines=self.deadlines, deliver=self.deliver
         )
         self._controller = Controller(self, _log.warning)
-        self.repairs = Repairs(self)
-        self._reads = Reads(self, self._barriers, self.repairs)
+        self.care = StorageCare(self, disk, self._replicas, lambda: self._logs)
+        self._reads = Reads(self, self._barriers, self.care.repairs)
 
     @property
     def node_id(self) -> NodeId:
@@ -167,8 +168,21 @@ class NodeCore:
     def _on_claimed(self) -> None:
         try:
             self._logs = self._store.open_all()
+            self._replaced = replacement(self._disk)
+            self.care.scrubber.start()
+        except DataDamaged as e:
+            self._on_fatal(e)
+            return
+        self._start_engine()
+
+    def _start_engine(self) -> None:
+        try:
             self._is_running = True
             self.engine.start()
+        except RaftDamaged as e:
+            self._is_running = False
+            self._replace_raft(e)
+            return
         except DataDamaged as e:
             self._on_fatal(e)
             return
@@ -176,6 +190,17 @@ class NodeCore:
         self._tick()
         self._register()
         _log.info("node started", node=self.node_id, incarnation=self.incarnation, partitions=len(self._logs))
+
+    def _replace_raft(self, damage: RaftDamaged) -> None:
+        """What this disk has voted and acknowledged is not known any more, so it is another disk now (rule 18): it
+        neither votes nor leads before the others have let it in. The records on it are judged as ever."""
+        if not self._peers:
+            self._on_fatal(RaftDamaged(f"{damage}. This is the cluster's only node: restore a backup"))
+            return
+        _log.error("Raft's data is damaged: rejoining as a replaced disk", node=self.node_id, damage=str(damage))
+        self._replaced = str(damage)
+        ops = set_aside(self._disk)
+        self.disk_id = replace_disk_id(self._disk, self.rng, self._replaced, ops, self._start_engine)
 
     def stop(self) -> None:
         """Tells everybody who waits, and closes network and engine. The disk belongs to whoever made it."""
@@ -238,6 +263,9 @@ class NodeCore:
     def _on_confirmed(self, reply: Reply | SmqError) -> None:
         if not isinstance(reply, SmqError):
             self._is_registered = True
+            if self._replaced:
+                _log.info("the others have let this disk in", node=self.node_id, after=self._replaced)
+                self._disk.submit([*forget_set_aside(), *replacement_over()])
         else:
             self.clock.call_later(REGISTER_RETRY_MS, self._confirm_registration)
 
@@ -258,6 +286,7 @@ class NodeCore:
         self._controller.on_tick(now_ns)
         if now_ns - self._last_beat_ns >= self.config.heartbeat_interval_ms * 1_000_000:
             self._last_beat_ns = now_ns
+            self.care.on_beat()
             self._beat_peers(now_ns)
             if not self._to_visit:
                 self._to_visit = deque(self._replicas)
@@ -275,7 +304,7 @@ class NodeCore:
 
     def _look_after(self, replica: Replica, reachable: frozenset[NodeId], now_ns: int) -> None:
         if replica.log.rotten:
-            self._repair_rotten(replica)
+            self.care.mend_rotten(replica)
         if replica.leading is not None:
             replica.on_tick(now_ns)
             if not has_majority(replica.part, self.node_id, reachable):
@@ -283,21 +312,12 @@ class NodeCore:
         elif replica.is_appointed:
             self.resign(replica.pid, replica.part.epoch)
 
-    def _repair_rotten(self, replica: Replica) -> None:
-        """What recovery has found. One at a time and partition, and again with the next beat."""
-        damage = BatchDamaged(replica.pid, min(replica.log.rotten), "its bytes do not match its CRC-32C")
-        self.repair(damage, lambda _is_whole: None)
-
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
-        replica = self._replicas.get(damage.pid)
-        if replica is None:
-            self.deliver(lambda: done(False))
-        else:
-            self.repairs.want(replica, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
+        self.care.repair(damage, done)
 
     def _beat_peers(self, now_ns: int) -> None:
         for peer in self._peers:
-            self.send(peer, Channel.CONTROL, wire.Heartbeat(self.incarnation, self._is_leaving))
+            self.send(peer, Channel.CONTROL, wire.Heartbeat(self.incarnation, self._is_leaving, self.is_full))
             self.send(peer, Channel.DATA, wire.Ping(now_ns, False))
 
     def deliver(self, fn: Callable[[], None]) -> None:
@@ -359,7 +379,7 @@ class NodeCore:
         gone = SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted")
         replica.close(gone)
         self._reads.fail_all(replica.pid, gone)
-        self.repairs.forget(replica.pid)
+        self.care.repairs.forget(replica.pid)
         del self._replicas[replica.pid]
         del self._logs[replica.pid]
         self._store.drop(replica.log)
@@ -406,17 +426,15 @@ class NodeCore:
                 self._with_replica(message.partition, lambda r: r.on_producers(peer, message))
             case wire.Probe():
                 self._with_replica(message.partition, lambda r: r.on_probe(peer, message))
-            case wire.FetchBatch():
-                self.repairs.on_fetch(peer, self._replicas.get(message.partition), message)
-            case wire.FoundBatch():
-                self.repairs.on_found(peer, message)
+            case wire.FetchBatch() | wire.FoundBatch():
+                self.care.on_message(peer, message)
             case wire.Ping(number, is_answer):
                 if is_answer:
                     self.liveness.on_answer(peer)
                 else:
                     self.send(peer, Channel.DATA, wire.Ping(number, True))
-            case wire.Heartbeat(incarnation, is_leaving):
-                self.liveness.on_heartbeat(peer, incarnation, is_leaving=is_leaving)
+            case wire.Heartbeat(incarnation, is_leaving, is_full):
+                self.liveness.on_heartbeat(peer, incarnation, is_leaving=is_leaving, is_full=is_full)
             case wire.Propose():
                 self._proposer.on_propose(peer, message)
             case wire.Proposed():
@@ -450,6 +468,19 @@ class NodeCore:
 
     def queued_bytes(self) -> int:
         return self._disk.queued_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self.care.space.is_full
+
+    def admits(self, size: int) -> bool:
+        return self.care.space.admits(size)
+
+    def full_error(self, node: NodeId) -> SmqError:
+        return self.care.full_error(node)
+
+    def is_full_node(self, node: NodeId) -> bool:
+        return self.is_full if node == self.node_id else self.liveness.is_full(node)
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         self._proposer.propose(command, clipped(timeout_ms), done)

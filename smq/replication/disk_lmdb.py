@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
-from smq.replication.ports import DataDamaged, Op, Put, Table
+from smq.replication.ports import DataDamaged, Examined, Op, Put, Space, Table
 
 if TYPE_CHECKING:
     from lmdb import _Database
@@ -40,8 +40,13 @@ MAP_BYTES: Final = 1 << 40  # virtual; large from the start, so that it hardly e
 MAP_BYTES_MAX: Final = 1 << 46  # half of a process's address space; beyond it the map cannot be made
 COMMIT_BYTES_MAX: Final = 16 << 20  # a transaction's values: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
 SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
+REPLACE_ADVICE: Final = (
+    "Move the directory away and start the node with an empty one while the others are up; they hold what was "
+    "acknowledged"
+)
 LOCK_FILE: Final = "smq.lock"
 DATA_FILE: Final = "data.mdb"
+_META_PAGES: Final = 2
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 
@@ -64,6 +69,16 @@ class _Submission:
     ops: Sequence[Op]
     size: int
     done: Callable[[], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    table: Table
+    start: bytes
+    stop: bytes
+    bytes_max: int
+    check: Callable[[bytes, bytes], bool]
+    done: Callable[[Examined], None]
 
 
 class LmdbDisk:
@@ -89,6 +104,9 @@ class LmdbDisk:
             raise
         self._map_size = map_size
         self._map_lock = threading.Lock()  # held by each read, and while the map moves
+        self._examine_lock = threading.Lock()  # held by each slice, and while the map moves
+        self._examinations: SimpleQueue[_Examination | None] = SimpleQueue()  # one at a time; None: close
+        self._examiner: threading.Thread | None = None  # from the first slice on
         self._submitted_seq = 0
         self._durable_seq = 0
         self._queued_bytes = 0
@@ -179,7 +197,7 @@ class LmdbDisk:
 
     def _grow_map(self) -> None:
         self._map_size = min(self._map_size * 2, MAP_BYTES_MAX)
-        with self._map_lock:
+        with self._map_lock, self._examine_lock:
             self._env.set_mapsize(self._map_size)
 
     def _post(self, fn: Callable[[], None]) -> None:
@@ -248,6 +266,64 @@ class LmdbDisk:
                     break
         return keys
 
+    def examine(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        bytes_max: int,
+        check: Callable[[bytes, bytes], bool],
+        done: Callable[[Examined], None],
+    ) -> None:
+        if self._examiner is None:
+            self._examiner = threading.Thread(target=self._examine_forever, name="smq-disk-examiner", daemon=True)
+            self._examiner.start()
+        self._examinations.put(_Examination(table, start, stop, bytes_max, check, done))
+
+    def _examine_forever(self) -> None:
+        """The examiner thread. LMDB's reads give up the GIL while they fetch a page."""
+        while (work := self._examinations.get()) is not None:
+            try:
+                self._post(partial(work.done, self._examined(work)))
+            except BaseException as e:  # noqa: BLE001  # a tree that cannot be walked: who writes to it makes it worse
+                self._post(partial(self._on_fatal, e))
+                return
+
+    def _examined(self, work: "_Examination") -> Examined:
+        damaged: list[bytes] = []
+        size = 0
+        last = work.start
+        try:
+            with self._examine_lock, self._env.begin() as txn, txn.cursor(self._tables[work.table]) as cursor:
+                for key in _keys(cursor, work.start, work.stop, reverse=False):
+                    value = cursor.value()
+                    if not work.check(key, value):
+                        damaged.append(key)
+                    size, last = size + len(value), key
+                    if size >= work.bytes_max:
+                        return Examined(damaged=damaged, size=size, next_key=last + b"\x00")
+        except lmdb.Error as e:
+            raise self._structure_damaged(work.table, e) from e
+        return Examined(damaged=damaged, size=size, next_key=None)
+
+    def _structure_damaged(self, table: Table, error: lmdb.Error) -> DataDamaged:
+        return DataDamaged(f"table {table.value} of {self._path} cannot be walked: {error}. {REPLACE_ADVICE}")
+
+    def space(self) -> Space:
+        """Pages of the list of free pages itself count as free: it is small."""
+        found = os.statvfs(self._path)
+        try:
+            with self._map_lock, self._env.begin() as txn:
+                stats = [self._env.stat(), *(txn.stat(table) for table in self._tables.values())]
+                pages = self._env.info()["last_pgno"] + 1
+        except lmdb.Error as e:
+            raise DataDamaged(f"{self._path} cannot be read: {e}") from e
+        used = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats) + _META_PAGES
+        return Space(
+            free_bytes=found.f_bavail * found.f_frsize,
+            reusable_bytes=max(pages - used, 0) * stats[0]["psize"],
+        )
+
     def size_bytes(self) -> int:
         return os.stat(self._path / DATA_FILE).st_blocks * 512
 
@@ -257,6 +333,9 @@ class LmdbDisk:
         self._is_closed = True
         self._queue.put(None)
         self._writer.join()
+        if self._examiner is not None:
+            self._examinations.put(None)
+            self._examiner.join()
         self._env.close()
         os.close(self._lock_fd)
 
@@ -373,9 +452,8 @@ def _refuse_cut_file(env: lmdb.Environment, path: Path) -> None:
     if subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode != 0:
         os.truncate(file, found)
         raise DiskOpenError(
-            f"{file} has {found} bytes where its header speaks of {needed}: it was cut, and cannot be trusted. Move "
-            "the directory away and start the node with an empty one while the others are up; they hold what was "
-            "acknowledged"
+            f"{file} has {found} bytes where its header speaks of {needed}: it was cut, and cannot be trusted. "
+            + REPLACE_ADVICE
         )
 
 

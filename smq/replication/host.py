@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from smq.raft_state.commands import Command, Reply
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState
 from smq.replication import wire
@@ -52,6 +53,16 @@ class ReplicaHost(NodeView, Protocol):
     def queued_bytes(self) -> int:
         """Bytes submitted to the disk and not yet durable."""
 
+    @property
+    def is_full(self) -> bool:
+        """The disk has come down to its reserve."""
+
+    def admits(self, size: int) -> bool:
+        """Whether so many bytes of records may be appended to this node's disk."""
+
+    def full_error(self, node: NodeId) -> SmqError:
+        """STORAGE_FULL, of this node or as another has told."""
+
     def deliver(self, fn: Callable[[], None]) -> None:
         """Runs fn soon, in order: the way every answer to a caller leaves, so that none is made from within."""
 
@@ -77,6 +88,9 @@ class ControllerHost(NodeView, Protocol):
 
     def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
         """Whether this process, of this node or another, is about to end."""
+
+    def is_full_node(self, node: NodeId) -> bool:
+        """Whether the node has said that its disk has come down to its reserve."""
 
     def election_ends(
         self, partitions: tuple[tuple[PartitionId, Epoch], ...]

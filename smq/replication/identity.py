@@ -2,7 +2,7 @@
 
 Owns the META rows of cluster id, node id, disk id and incarnation. A process must not speak before its incarnation
 is on disk (rule 2), and must refuse a directory of another node or cluster. The disk id names the directory itself,
-so that the others notice when it was replaced (rule 18).
+so that the others notice when it was replaced (rule 18), or when what Raft had on it was lost.
 """
 
 import struct
@@ -13,12 +13,13 @@ from typing import Final
 from smq.raft_state.ids import DiskId, Incarnation
 from smq.raft_state.limits import DISK_ID_BYTES
 from smq.replication.config import NodeConfig
-from smq.replication.ports import DataDamaged, Disk, Put, Rng, Table
+from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Rng, Table
 
 CLUSTER_KEY: Final = b"cluster_id"
 NODE_KEY: Final = b"node_id"
 INCARNATION_KEY: Final = b"incarnation"
 DISK_KEY: Final = b"disk_id"
+REPLACED_KEY: Final = b"raft_replaced"
 _INT: Final = struct.Struct(">q")
 
 
@@ -65,6 +66,23 @@ def _disk_id(disk: Disk, rng: Rng, *, is_first: bool) -> DiskId:
         what = "is missing" if stored is None else f"has {len(stored)} bytes, not {DISK_ID_BYTES}"
         raise DataDamaged(f"meta/disk_id {what}: replace this data directory by an empty one")
     return DiskId(stored)
+
+
+def replace_disk_id(disk: Disk, rng: Rng, why: str, ops: list[Op], done: Callable[[], None]) -> DiskId:
+    """What is on this disk is not what it has promised any more: from now on it is another one (rule 18), with `ops` as
+    one submission. `why` stays until `replacement_over`."""
+    disk_id = DiskId(rng.randbytes(DISK_ID_BYTES))
+    disk.submit([*ops, Put(Table.META, DISK_KEY, disk_id), Put(Table.META, REPLACED_KEY, why.encode())], done)
+    return disk_id
+
+
+def replacement(disk: Disk) -> str:
+    """Why this directory counts as a replaced disk; empty where the others have let it in, or never had to."""
+    return (disk.get(Table.META, REPLACED_KEY) or b"").decode(errors="replace")
+
+
+def replacement_over() -> list[Op]:
+    return [Delete(Table.META, REPLACED_KEY, REPLACED_KEY + b"\x00")]
 
 
 def _check(disk: Disk, key: bytes, expected: bytes, what: str) -> None:

@@ -3,7 +3,7 @@
 Owns the tables RAFT_LOG and RAFT_META. Changes are seen at once by the engine and written asynchronously: they
 gather until `flush` submits them as ONE submission, so a truncation, what replaces it and the term that caused
 it are on disk together or not at all. `changed_seq` and `vote_seq` are what the engine's barrier waits for.
-It must never drop an entry that it cannot read: damage is an error, DataDamaged. The engine and its roles
+It must never drop an entry that it cannot read: damage is an error, RaftDamaged. The engine and its roles
 import it; it does not import pysyncobj, but has the shape of its Journal (the camelCase methods).
 
 On disk, all integers big-endian, every CRC a CRC-32C of the key and of everything behind the CRC:
@@ -41,15 +41,38 @@ _SNAPSHOT_KEY: Final = b"snapshot"
 _FIRST_KEY: Final = _KEY.pack(0)
 _END_KEY: Final = b"\xff" * 9  # behind every index
 
+_BEYOND_ALL: Final = b"\xff" * 16
+_ASIDE: Final = b"damaged/"
+
 _SCAN_BYTES: Final = 8 << 20  # a start reads the journal in pieces of this size
 _ADVICE: Final = (
-    "this node's Raft data cannot be trusted: replace its data directory by an empty one, one node at a time. It votes "
+    "this node's Raft data cannot be trusted. Where other nodes hold it, it is fetched from them, and this node votes "
     "again when `smq status` shows it ready; stop none of the others before: they hold what was acknowledged"
 )
 
 
-def damaged(table: Table, key: object, what: str) -> DataDamaged:
-    return DataDamaged(f"{table.value}, {key}: {what}; {_ADVICE}")
+class RaftDamaged(DataDamaged):
+    """Journal, vote or snapshot cannot be read as a whole: this disk is no voter any more."""
+
+
+def damaged(table: Table, key: object, what: str) -> RaftDamaged:
+    return RaftDamaged(f"{table.value}, {key}: {what}; {_ADVICE}")
+
+
+def set_aside(disk: Disk) -> list[Op]:
+    """Empties Raft's tables, and keeps what is in them in META: should this have been one disk too many, it may still
+    be of use."""
+    ops: list[Op] = []
+    for table in (Table.RAFT_LOG, Table.RAFT_META):
+        kept = _ASIDE + table.value.encode() + b"/"
+        ops += [Put(Table.META, kept + key, value) for key, value in disk.scan(table, _FIRST_KEY[:1], _BEYOND_ALL)]
+        ops.append(Delete(table, b"", _BEYOND_ALL))
+    return ops
+
+
+def forget_set_aside() -> list[Op]:
+    """The others have let the disk in: they have all that it had."""
+    return [Delete(Table.META, _ASIDE, _ASIDE + b"\xff")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +116,8 @@ class RaftJournal:
 
     # ------------------------------------------------------------------------------------------------- start
     def load(self) -> None:
-        """Reads everything and checks every CRC. DataDamaged where anything is missing or wrong."""
+        """Reads everything and checks every CRC. RaftDamaged where anything is missing or wrong."""
+        self._entries, self._bytes, self.snapshot = [], 0, None
         bounds = self._load_meta(_BOUNDS_KEY)
         vote = self._load_meta(_VOTE_KEY)
         self._load_snapshot()
@@ -115,7 +139,7 @@ class RaftJournal:
         if value is None:
             return None
         body = value[_CRC.size :]
-        if len(value) <= _CRC.size or crc32c(body, crc32c(key)) != _CRC.unpack_from(value)[0]:
+        if not is_whole_row(key, value):
             raise damaged(Table.RAFT_META, key.decode(), "the checksum does not match")
         if body[0] != _VERSION:
             raise damaged(Table.RAFT_META, key.decode(), f"format version {body[0]} is not {_VERSION}")
@@ -146,7 +170,7 @@ class RaftJournal:
         index = _KEY.unpack(key)[0]
         if self._entries and index != self._entries[-1][1] + 1:
             raise damaged(Table.RAFT_LOG, f"index {self._entries[-1][1] + 1}", "the entry is missing")
-        if len(value) <= _CRC.size + _LOG.size or crc32c(value[_CRC.size :], crc32c(key)) != _CRC.unpack_from(value)[0]:
+        if len(value) <= _CRC.size + _LOG.size or not is_whole_row(key, value):
             raise damaged(Table.RAFT_LOG, f"index {index}", "the checksum does not match")
         term = _LOG.unpack_from(value, _CRC.size)[0]
         command = value[_CRC.size + _LOG.size :]
@@ -280,6 +304,21 @@ class RaftJournal:
             self.vote_seq = self.changed_seq
         self._unsynced.append((self.changed_seq, self.last_index))
 
+    def mend(self, table: Table, key: bytes) -> None:
+        """Writes again, from memory, a row that has rotted since it was read at the start."""
+        if table is Table.RAFT_META and key == _SNAPSHOT_KEY and self.snapshot is not None:
+            self._ops.append(_snapshot_put(self.snapshot))
+        elif table is Table.RAFT_LOG and len(key) == _KEY.size and self._entries:
+            index = _KEY.unpack(key)[0]
+            if self.first_index <= index <= self.last_index:
+                command, _, term = self._entries[self._position(index)]
+                self._ops.append(_entry_put(command, index, term))
+            else:
+                self._ops.append(Delete(Table.RAFT_LOG, key, key + b"\x00"))
+        if self._entries:
+            self._vote_changed = True  # with every such write: vote and bounds are small
+            self.flush()
+
     def _submission_done(self) -> None:
         durable_seq = self._disk.durable_seq
         while self._unsynced and self._unsynced[0][0] <= durable_seq:
@@ -323,6 +362,11 @@ class RaftJournal:
 
     def _destroy(self) -> None:
         """The disk is the node's to close."""
+
+
+def is_whole_row(key: bytes, value: bytes) -> bool:
+    """Whether a row of RAFT_LOG or RAFT_META matches its CRC."""
+    return len(value) > _CRC.size and crc32c(value[_CRC.size :], crc32c(key)) == _CRC.unpack_from(value)[0]
 
 
 def _entry_put(command: bytes, index: int, term: int) -> Put:

@@ -1,8 +1,8 @@
 """Who has been heard of, and when.
 
-Owns three facts a peer: the last heartbeat of each process (for the controller, one way is enough) and the last
+Owns four facts a peer: the last heartbeat of each process (for the controller, one way is enough) and the last
 answer to a ping on the DATA channel (for a leader, who needs both ways; rule 20); and which have said that they are
-leaving. Holds no judgement.
+leaving, or that their disks are full. Holds no judgement.
 """
 
 from smq.raft_state.ids import Incarnation, NodeId
@@ -15,15 +15,24 @@ class Liveness:
         self._heard: dict[NodeId, tuple[Incarnation, int]] = {}
         self._answered_ns: dict[NodeId, int] = {}
         self._leaving: dict[NodeId, Incarnation] = {}
+        self._full: set[NodeId] = set()
 
-    def on_heartbeat(self, peer: NodeId, incarnation: Incarnation, *, is_leaving: bool) -> None:
+    def on_heartbeat(self, peer: NodeId, incarnation: Incarnation, *, is_leaving: bool, is_full: bool) -> None:
         self._heard[peer] = (incarnation, self._clock.monotonic_ns())
         if is_leaving:
             self._leaving[peer] = incarnation
+        if is_full:
+            self._full.add(peer)
+        else:
+            self._full.discard(peer)
 
     def is_leaving(self, peer: NodeId, incarnation: Incarnation) -> bool:
         """Whether this process of the peer has said that it will end."""
         return self._leaving.get(peer) == incarnation
+
+    def is_full(self, peer: NodeId) -> bool:
+        """Whether its disk had no room for records when it was last heard of."""
+        return peer in self._full
 
     def on_answer(self, peer: NodeId) -> None:
         self._answered_ns[peer] = self._clock.monotonic_ns()

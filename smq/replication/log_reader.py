@@ -182,6 +182,10 @@ class LogReader:
                 return found[:i]
         return found
 
+    def holds(self, offset: Offset) -> bool:
+        """Whether the log has it on disk; what has been deleted, and may still lie there, it has not."""
+        return self._first <= offset < self.durable_end
+
     def _read_tail(self, offset: Offset, stop: Offset) -> list[StoredValue]:
         found: list[StoredValue] = []
         for stored in reversed(self._tail):

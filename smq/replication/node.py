@@ -83,7 +83,15 @@ class Node(NodeCore):
             commit_index=self.engine.commit_index,
             digest=self._machine.digest() if with_digest else "",
             replicas=[r.status() for r in self._replicas.values()],
+            storage=self.care.status(),
+            warnings=(*self._replaced_warning(), *self.care.warnings()),
         )
+
+    def _replaced_warning(self) -> list[str]:
+        if not self._replaced:
+            return []
+        how = "has rejoined" if self._is_registered else "rejoins, and has no vote until the others let it in,"
+        return [f"its Raft data was damaged ({self._replaced}); it {how} as a replaced disk"]
 
     def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
         self._barriers.wait(clipped(timeout_ms), done)
@@ -215,7 +223,7 @@ class Node(NodeCore):
                 done(SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
                 return
             damage = result
-            self.repairs.want(replica, damage, lambda outcome: after_repair(damage, outcome))
+            self.care.repairs.want(replica, damage, lambda outcome: after_repair(damage, outcome))
 
         def after_repair(damage: BatchDamaged, outcome: Outcome) -> None:
             if outcome is Outcome.REPAIRED:
@@ -239,7 +247,7 @@ class Node(NodeCore):
         try:
             return find_sized_run(replica, Offset(offset), bytes_max)
         except BatchDamaged as e:
-            self.repairs.want(replica, e, lambda _outcome: None)
+            self.care.repairs.want(replica, e, lambda _outcome: None)
             raise told(e, Outcome.UNKNOWN) from e
         except Exception as e:
             raise read_failure(e) from e

@@ -343,6 +343,17 @@ class PartitionLog(LogReader):
         """The base of the first batch from there on that has yet to be put right."""
         return min((base for base in self.rotten if base >= at_least), default=None)
 
+    def mend_checkpoint(self, key: bytes) -> None:
+        """A row of table CHECKPOINTS has rotted: what it must say is known, or it is only a shorter way."""
+        if key == partition_key(self.pid):
+            op = self._partition_row()
+        elif key == checkpoint_key(self.pid, self._base.end):
+            op = self._base_row()
+        else:
+            op = Delete(Table.CHECKPOINTS, key, key + b"\x00")
+        if self.damaged is None and not self._is_dropped:
+            self._disk.submit([op])
+
     def replace(self, stored: StoredValue, row: bytes | None, done: Callable[[], None]) -> bool:
         """Puts a verified batch in the place of the one that has rotted, and its index row (`row`: the key of a
         damaged one). False, and nothing done, where it is not that very batch.

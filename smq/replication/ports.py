@@ -108,6 +108,24 @@ class Delete:
 Op: TypeAlias = Put | Delete
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What may still be written: on the file system, and in pages that the store has freed and not used again."""
+
+    free_bytes: int
+    reusable_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """One slice of a table: the keys that failed the check, the size of what was read, and the key to go on with (None
+    at the end)."""
+
+    damaged: list[bytes]
+    size: int
+    next_key: bytes | None
+
+
 class Disk(Protocol):
     """An ordered key-value store with one FIFO writer and group commit.
 
@@ -151,6 +169,22 @@ class Disk(Protocol):
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
     ) -> list[bytes]:
         """As `scan`, keys only."""
+
+    def examine(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        bytes_max: int,
+        check: Callable[[bytes, bytes], bool],
+        done: Callable[[Examined], None],
+    ) -> None:
+        """Reads committed rows as `scan` does and hands key and value of each to `check`, on a thread of the disk's own
+        where it has one: `check` must be pure. `done` runs on the loop. One slice at a time. A table that cannot be
+        walked is fatal, as a failed commit is."""
+
+    def space(self) -> Space:
+        """Of this moment."""
 
     def size_bytes(self) -> int:
         """What the store occupies on disk."""
@@ -218,6 +252,9 @@ class Engine(Protocol):
     def on_message(self, peer: NodeId, payload: memoryview) -> None: ...
 
     def tick(self) -> None: ...
+
+    def mend(self, table: Table, key: bytes) -> None:
+        """Writes a row of its tables again whose bytes on disk have rotted."""
 
     def transfer_leadership(self, to: NodeId | None) -> None:
         """Best effort; nothing happens where this node does not lead or the target lags."""

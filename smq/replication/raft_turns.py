@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.journal import RaftJournal, Snapshot
-from smq.replication.ports import Buffer, Clock, Committed, Disk, ProposalDone, ProposalLost, Rng, StateMachine
+from smq.replication.ports import Buffer, Clock, Committed, Disk, ProposalDone, ProposalLost, Rng, StateMachine, Table
 from smq.replication.raft_codec import COMMAND_BYTES_MAX, MalformedMessage, Message, decode
 from smq.replication.raft_outbox import Outbox
 from smq.replication.raft_view import EngineTiming
@@ -205,6 +205,10 @@ class TurnEngine(abc.ABC):
                 log.warning("node %d sent something that is no Raft message: %s", peer, e)
             return
         self._wake()
+
+    def mend(self, table: Table, key: bytes) -> None:
+        if self._raft is not None:
+            self.journal.mend(table, key)
 
     def tick(self) -> None:
         if self._raft is not None and self._raft.is_tick_due:

@@ -223,6 +223,7 @@ class Replica:
         if cached is not None:
             waiter = _Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, done)
         else:
+            self._check_space(len(batch))
             ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
             epoch = self.part.epoch
             stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
@@ -253,6 +254,14 @@ class Replica:
         waiting = len(self._waiters) + len(self._leader_waiters) + len(self._repeated)
         if over or waiting >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
+
+    def _check_space(self, size: int) -> None:
+        """STORAGE_FULL where this disk, or those of so many followers that no majority is left, take no records."""
+        if not self._host.admits(size):
+            raise self._host.full_error(self._host.node_id)
+        full = [s.peer for s in self._streams.values() if s.is_full]
+        if len(self.part.replicas) - len(full) <= len(self.part.replicas) // 2:
+            raise self._host.full_error(full[0])
 
     def _validated(self, batch: Buffer, limit: int) -> BatchHeader:
         if len(batch) > limit:
@@ -384,6 +393,9 @@ class Replica:
             s.acked_end is not None and s.acked_end >= self.part.hwm for s in self._streams.values()
         ):
             self.resign()  # a follower needs bytes that are damaged here: let one that has them lead
+        if self._host.is_full and self.leading is not None:
+            roomy = [s.peer for s in self._streams.values() if s.acked_end is not None and not s.is_full]
+            any(self.transfer(peer) for peer in roomy)  # to the first that is near enough
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
@@ -420,6 +432,9 @@ class Replica:
         if self._judged_end != self.log.appended_end:
             return  # the log holds newer epochs than are applied here: wait for them
         self._stream_seen = append.stream
+        if not self._host.admits(sum(len(value) for value in append.values)):
+            self._send_ack(resync=True)
+            return
         for raw in append.values:
             value = parse_value(bytes(raw), verify=True)
             if self._lacks_producers or not self._fits(value):
@@ -469,6 +484,7 @@ class Replica:
             self._stream_seen,
             resync,
             self._lacks_producers,
+            self._host.is_full,
         )
         self._host.send(self.part.leader, Channel.DATA, ack)
 

@@ -36,6 +36,7 @@ class FollowerStream:
         self._heard_ns = 0
         self._probed_ns = 0
         self._lacks_producers = False  # as it said last
+        self.is_full = False  # the follower's disk has no room, as it said last
         self.is_unreadable = False  # what the follower needs next fails its checksum here
 
     def probe(self) -> None:
@@ -54,8 +55,10 @@ class FollowerStream:
         self._restart(None)
 
     def on_tick(self, now_ns: int) -> None:
-        """Repeats what may have been lost: probes, and appends that nobody answers."""
-        waits = self._next is None or self._in_flight or self._lacks_producers
+        """Repeats what may have been lost: probes, and appends that nobody answers. Goes on where the link was busy
+        with others when the last answer came."""
+        self.pump()
+        waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
         interval_ns = PROBE_INTERVAL_NS if self._next is None else 5 * PROBE_INTERVAL_NS
         if waits and quiet_ns > interval_ns and self._host.is_open(self.peer, Channel.DATA):
@@ -69,6 +72,7 @@ class FollowerStream:
             self._incarnation = ack.incarnation
             self.acked_end = None
         self._heard_ns = self._host.clock.monotonic_ns()
+        self.is_full = ack.is_full
         self.acked_end = Offset(min(ack.end, self._log.appended_end))
         if ack.resync and ack.stream == self._stream:
             fits = self._log.log_start <= ack.expect <= self._log.appended_end
@@ -104,7 +108,7 @@ class FollowerStream:
     def pump(self) -> None:
         """Sends what the follower lacks, within the window."""
         window = self._host.config.replica_inflight_bytes_max
-        while self._next is not None and self._next < self._log.appended_end:
+        while self._next is not None and self._next < self._log.appended_end and not self.is_full:
             if self._in_flight_bytes >= window or self._host.backlog_bytes(self.peer, Channel.DATA) >= window:
                 return
             if self._next < self._log.log_start:

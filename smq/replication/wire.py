@@ -23,10 +23,12 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """CONTROL: this process lives. One that `is_leaving` is given nothing more, and fenced when it is gone."""
+    """CONTROL: this process lives. One that `is_leaving` is given nothing more, and fenced when it is gone; one that
+    `is_full` takes no records until its disk has room again."""
 
     incarnation: Incarnation
     is_leaving: bool = False
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class Ack:
 
     `end` is the durable verified end; `expect` where the next append must start. `resync` answers a probe or an
     append of `stream` that did not fit: the leader starts again at `expect`. `needs_producers` asks it to send
-    its producer state there first: this log jumped over batches that others had (rule 16).
+    its producer state there first: this log jumped over batches that others had (rule 16). `is_full` asks it to send
+    nothing until a later one says otherwise.
     """
 
     partition: PartitionId
@@ -119,6 +122,7 @@ class Ack:
     stream: int
     resync: bool
     needs_producers: bool = False
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ Message: TypeAlias = (
     | FoundBatch
 )
 
-_HEARTBEAT: Final = struct.Struct(">Bq?")
+_HEARTBEAT: Final = struct.Struct(">Bq??")
 _PROPOSE: Final = struct.Struct(">BQ")
 _PROPOSED: Final = struct.Struct(">BQBq")
 _QUERY: Final = struct.Struct(">BQI")
@@ -188,7 +192,7 @@ _PID_END: Final = struct.Struct(">20sq")
 _TRANSFER: Final = struct.Struct(">B20sii")
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
-_ACK: Final = struct.Struct(">B20siqqqI??")
+_ACK: Final = struct.Struct(">B20siqqqI???")
 _PRODUCERS: Final = struct.Struct(">B20siIq")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
 _FOUND_BATCH: Final = struct.Struct(">B20sQ")
@@ -202,8 +206,8 @@ def encode(message: Message) -> list[Buffer]:
         case Append(pid, epoch, stream, values):
             lengths = b"".join(_LENGTH.pack(len(v)) for v in values)
             return [_APPEND.pack(18, pid, epoch, stream, len(values)) + lengths, *values]
-        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers):
-            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, resync, needs_producers)]
+        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full):
+            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full)]
         case Producers(pid, epoch, stream, at, table):
             return [_PRODUCERS.pack(20, pid, epoch, stream, at), table]
         case FetchBatch(pid, request, offset):
@@ -214,8 +218,8 @@ def encode(message: Message) -> list[Buffer]:
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
             return [_PING.pack(19, number, is_answer)]
-        case Heartbeat(incarnation, is_leaving):
-            return [_HEARTBEAT.pack(1, incarnation, is_leaving)]
+        case Heartbeat(incarnation, is_leaving, is_full):
+            return [_HEARTBEAT.pack(1, incarnation, is_leaving, is_full)]
         case Propose(request, command):
             return [_PROPOSE.pack(2, request), command]
         case Proposed(request, outcome, index, reply):
@@ -254,8 +258,8 @@ def _pid_epochs(payload: memoryview, offset: int, count: int) -> tuple[tuple[Par
 
 
 def _heartbeat(payload: memoryview) -> Message:
-    _, incarnation, is_leaving = _HEARTBEAT.unpack(payload)
-    return Heartbeat(Incarnation(incarnation), is_leaving)
+    _, incarnation, is_leaving, is_full = _HEARTBEAT.unpack(payload)
+    return Heartbeat(Incarnation(incarnation), is_leaving, is_full)
 
 
 def _propose(payload: memoryview) -> Message:
@@ -299,7 +303,7 @@ def _probe(payload: memoryview) -> Message:
 
 
 def _ack(payload: memoryview) -> Message:
-    _, pid, epoch, incarnation, end, expect, stream, resync, needs_producers = _ACK.unpack(payload)
+    _, pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full = _ACK.unpack(payload)
     return Ack(
         PartitionId(pid),
         Epoch(epoch),
@@ -309,6 +313,7 @@ def _ack(payload: memoryview) -> Message:
         stream,
         resync,
         needs_producers,
+        is_full,
     )
 
 

@@ -1906,6 +1906,7 @@ class NodeStatusResponse(_message.Message):
     COMMIT_INDEX_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     incarnation: _builtins.int
@@ -1920,6 +1921,10 @@ class NodeStatusResponse(_message.Message):
     """Unix time; absent where the node has no TLS"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what an operator should do something about"""
+
     def __init__(
         self,
         *,
@@ -1932,11 +1937,12 @@ class NodeStatusResponse(_message.Message):
         commit_index: _builtins.int = ...,
         digest: _builtins.str = ...,
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
         certificate_ends_ms: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "certificate_ends_ms", b"certificate_ends_ms", "raft_leader", b"raft_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "certificate_ends_ms", b"certificate_ends_ms", "commit_index", b"commit_index", "digest", b"digest", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "certificate_ends_ms", b"certificate_ends_ms", "commit_index", b"commit_index", "digest", b"digest", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_ends_ms: _TypeAlias = _typing.Literal["certificate_ends_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_ends_ms: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms"]  # noqa: Y015

@@ -267,5 +267,5 @@ def test_a_trimmed_journal_without_its_snapshot_is_damage() -> None:
 def test_damage_says_what_to_do() -> None:
     image = filled(3).disk.image
     del image.tables[Table.RAFT_META][b"vote"]
-    with pytest.raises(DataDamaged, match="replace its data directory"):
+    with pytest.raises(DataDamaged, match="fetched from them"):
         Desk(image)

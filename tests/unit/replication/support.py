@@ -31,6 +31,7 @@ from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
 from smq.replication.repair import Outcome, Repairs
 from smq.replication.replica import Replica
+from smq.replication.space import SpaceGuard
 
 ME, PEER_A, PEER_B = NodeId(1), NodeId(2), NodeId(3)
 INCARNATION = Incarnation(100)
@@ -68,7 +69,9 @@ class Host:
         self.deadlines = Deadlines()
         self.machine = Machine()
         self.store = LogStore(self.disk)
+        self.backlog = 0  # bytes queued for every peer
         self.repairs = Repairs(self)
+        self.space = SpaceGuard(self.disk, 0)
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.due: list[PartitionId] = []
         self.resigned: list[tuple[PartitionId, Epoch]] = []
@@ -96,10 +99,20 @@ class Host:
         return True
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
-        return 0
+        return self.backlog
 
     def queued_bytes(self) -> int:
         return self.disk.queued_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self.space.is_full
+
+    def admits(self, size: int) -> bool:
+        return self.space.admits(size)
+
+    def full_error(self, node: NodeId) -> SmqError:
+        return self.space.refusal(node)
 
     def deliver(self, fn: Callable[[], None]) -> None:
         self.clock.call_soon(fn)

@@ -52,6 +52,7 @@ class World:
         self.index = 0
         self.proposed: list[Command] = []
         self.sent: list[tuple[NodeId, wire.Message]] = []
+        self.full: set[NodeId] = set()
         self.silent: set[NodeId] = set()
         self.disconnected: set[NodeId] = set()
         self.heard: dict[NodeId, int] = {}
@@ -69,6 +70,9 @@ class World:
         raise error
 
     # ---- ControllerHost
+    def is_full_node(self, node: NodeId) -> bool:
+        return node in self.full
+
     @property
     def state(self) -> ClusterState:
         return self.machine.state

@@ -12,7 +12,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Term
 from smq.replication import wire
 from smq.replication.deadlines import Deadlines
-from smq.replication.ports import Committed, ProposalDone, ProposalLost
+from smq.replication.ports import Committed, ProposalDone, ProposalLost, Table
 from smq.replication.proposer import Barriers, Proposer
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
@@ -46,6 +46,7 @@ class ScriptedEngine:
     def transfer_leadership(self, to: NodeId | None) -> None:
         self.handed_to = to
 
+    def mend(self, table: Table, key: bytes) -> None: ...
     def stop(self) -> None: ...
 
 

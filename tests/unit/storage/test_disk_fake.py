@@ -98,7 +98,7 @@ def test_a_full_disk_fails_the_commit_and_still_reads() -> None:
     disk = FakeDisk(clock, random.Random(1), on_fatal=fatal.append)
     submit(disk, 1)
     clock.run()
-    disk.full = True
+    disk.capacity = 0
     submit(disk, 1)
     clock.run()
     assert [type(e) for e in fatal] == [OSError]

@@ -52,7 +52,7 @@ producer.flush()
 
 ## What is not there yet
 
-Transactions, the new group protocol of KIP-848, SASL, TLS and ACLs. Keys that are
+Transactions, the new group protocol of KIP-848, SASL and ACLs. Keys that are
 not in the table below are not advertised; using one closes the connection.
 
 ## Configuration

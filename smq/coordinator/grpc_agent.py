@@ -14,9 +14,9 @@ from smq.coordinator.grpc_publish import PublishStream
 from smq.coordinator.grpc_service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc_subscribe import SubscribeStream
 from smq.coordinator.inflight import ByteBudget
-from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX
+from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX, PUBLISH_STREAMS_PER_CONNECTION_MAX
 from smq.coordinator.lookup import find_topic
-from smq.coordinator.sessions import PublishSession, PublishSessions, Subscriptions
+from smq.coordinator.sessions import PublishSession, PublishSessions, StreamCounts, Subscriptions
 from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
@@ -25,7 +25,9 @@ from smq.replication.api import NodeApi
 
 
 class AgentService(smq_pb2_grpc.AgentServicer):
-    def __init__(self, node: NodeApi) -> None:
+    def __init__(self, node: NodeApi, *, request_bytes_max: int) -> None:
+        self._request_bytes_max = request_bytes_max
+        self._streams = StreamCounts(PUBLISH_STREAMS_PER_CONNECTION_MAX)
         self._calls = NodeCalls(node)
         self._sessions = PublishSessions()
         self._subscriptions = Subscriptions()
@@ -86,7 +88,11 @@ class AgentService(smq_pb2_grpc.AgentServicer):
     async def PublishRecord(  # type: ignore[override] # a coroutine that writes to the context, as grpc.aio allows
         self, request: AsyncIterable[pb.PublishRecordRequest], context: Context
     ) -> None:
-        await PublishStream(self._calls, self._sessions, self._budget, _wall_ms, context).run(request)
+        stream = PublishStream(
+            self._calls, self._sessions, self._budget, _wall_ms, context, request_bytes_max=self._request_bytes_max
+        )
+        with self._streams.one_more(context.peer()):
+            await stream.run(request)
 
     @guarded
     async def SubscribeRecord(  # type: ignore[override] # as above

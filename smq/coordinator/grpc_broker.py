@@ -11,6 +11,7 @@ from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.fetching import Outcome, Wanted, fetch_many
 from smq.coordinator.grpc_errors import to_detail
+from smq.coordinator.grpc_room import AnswerRoom
 from smq.coordinator.grpc_service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
@@ -35,6 +36,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
     def __init__(self, node: NodeApi, *, response_bytes_max: int) -> None:
         self._calls = NodeCalls(node)
         self._response_bytes_max = response_bytes_max
+        self._room = AnswerRoom()
 
     # -------------------------------------------------------------------------------------------------- fetch
     @guarded
@@ -55,7 +57,16 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         answer_ms = deadline_ms(wait_ms + FETCH_BARRIER_MS, context)
         wait_ms = min(wait_ms, max(0, answer_ms - DEADLINE_SLACK_MS))  # "empty" comes before "timed out"
         bytes_max = min(request.max_bytes or self._response_bytes_max, self._response_bytes_max)
-        outcomes = await fetch_many(self._calls, wanted, max_wait_ms=wait_ms, answer_ms=answer_ms, bytes_max=bytes_max)
+        peer = context.peer()
+        outcomes = await fetch_many(
+            self._calls,
+            wanted,
+            max_wait_ms=wait_ms,
+            answer_ms=answer_ms,
+            bytes_max=bytes_max,
+            room=lambda size: self._room.reserved(peer, size, answer_ms),
+        )
+        self._room.hold(peer, sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches))
         return pb.FetchResponse(partitions=[self._fetched(w, o) for w, o in zip(wanted, outcomes, strict=True)])
 
     def _fetched(self, wanted: Wanted, outcome: Outcome) -> pb.FetchedPartition:

@@ -45,7 +45,10 @@ class PublishStream:
         node_budget: ByteBudget,
         wall_ms: Callable[[], int],
         context: Context,
+        *,
+        request_bytes_max: int,
     ) -> None:
+        self._request_bytes_max = request_bytes_max
         self._calls = calls
         self._sessions = sessions
         self._node_budget = node_budget
@@ -75,6 +78,7 @@ class PublishStream:
 
     async def _take(self, request: pb.PublishRecordRequest) -> None:
         try:
+            self._check_size(request)
             topic, session = await self._target(request)
             timeout_ms = timeout_of(request.timeout_ms)
             acks = _ACKS.get(request.acks)
@@ -91,6 +95,12 @@ class PublishStream:
         except BaseException:
             self._release(len(batch))
             raise
+
+    def _check_size(self, request: pb.PublishRecordRequest) -> None:
+        size = request.ByteSize()
+        if size > self._request_bytes_max:
+            told = f"the request has {size} bytes, and the node takes {self._request_bytes_max} (request_bytes_max)"
+            raise SmqError(ErrorCode.BATCH_TOO_LARGE, told)
 
     # ------------------------------------------------------------------------------------------- backpressure
     async def _admit(self, size: int, timeout_ms: int) -> None:

@@ -15,8 +15,8 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.grpc_records import chunks
 from smq.coordinator.limits import (
-    REQUEST_BYTES_MAX,
     SUBSCRIBE_BYTES_DEFAULT,
+    SUBSCRIBE_BYTES_MAX,
     SUBSCRIBE_POLL_MS,
     TIMEOUT_MS_DEFAULT,
 )
@@ -65,7 +65,7 @@ class SubscribeStream:
         self._init = init
         self._context = context
         self._window = Window(init.window_bytes)
-        self._bytes_max = min(init.max_bytes or SUBSCRIBE_BYTES_DEFAULT, REQUEST_BYTES_MAX)
+        self._bytes_max = min(init.max_bytes or SUBSCRIBE_BYTES_DEFAULT, SUBSCRIBE_BYTES_MAX)
         self._stop = Offset(init.stop_offset) if init.stop_offset else _NEVER
         self._seek: int | None = None  # the last one asked for and not yet done
         self._control_error: SmqError | None = None

@@ -20,6 +20,15 @@ class ByteBudget:
     def used_bytes(self) -> int:
         return self._used
 
+    @property
+    def is_idle(self) -> bool:
+        """Nobody holds any, nor waits for some."""
+        return self._used == 0 and not self._waiting
+
+    def take(self, size: int) -> None:
+        """Counts what is there already, whether it fits or not."""
+        self._used += size
+
     def try_acquire(self, size: int) -> bool:
         """Without waiting; False while others wait."""
         if self._waiting or not self._fits(size):

@@ -4,9 +4,10 @@ from typing import Final
 
 MIB: Final = 1 << 20
 
-# A batch may be configured up to 100 MiB (DESIGN 9). gRPC fails a whole stream for a message beyond its limit, so
-# the limit lies above what we refuse ourselves, with a typed answer to that one request.
-GRPC_MESSAGE_BYTES_MAX: Final = 101 * MIB
+GRPC_SEND_BYTES_MAX: Final = 101 * MIB  # a batch comes whole, and may be configured up to 100 MiB
+# gRPC fails a whole stream for a message beyond its limit, so the limit lies this much above what we refuse ourselves,
+# with a typed answer to that one request. It is no more, for what is beyond is held in memory by each stream.
+GRPC_RECEIVE_SLACK_BYTES: Final = MIB
 REQUEST_BYTES_DEFAULT: Final = 8 * MIB  # a request, unless configured otherwise
 REQUEST_BYTES_MAX: Final = 100 * MIB
 
@@ -15,6 +16,10 @@ GRPC_STREAMS_PER_CONNECTION_MAX: Final = 1024
 GRPC_CONNECTIONS_MAX: Final = 5_000  # a client process needs one to a node; gRPC counts them in total alone
 GRPC_HANDSHAKE_MS: Final = 10_000  # of TLS and HTTP/2 together: who says nothing is dropped
 GRPC_IDLE_MS: Final = 600_000  # without any call; a client that wants another connects again by itself
+# What a stream may send ahead of what the node has asked for. By default gRPC widens it to what the line could carry in
+# the time that an answer takes, so the slower a node gets, the more it takes in: measured, 32 streams of one client
+# filled 7 GB in 10 s. 256 KiB are 25 MB/s a stream over 10 ms, and more than loopback needs.
+GRPC_WINDOW_BYTES: Final = 256 << 10
 GRPC_KEEPALIVE_MS: Final = 10_000  # a dead client's streams end within about half a minute
 GRPC_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 GRPC_CLIENT_PING_INTERVAL_MS_MIN: Final = 5_000  # what a client may ping: below gRPC's default of 5 min, ours use 10 s
@@ -24,6 +29,10 @@ GRPC_SHUTDOWN_GRACE_S: Final = 2.0  # after draining: enough to answer, not to h
 PUBLISH_INFLIGHT_PER_STREAM_MAX: Final = 1024
 PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX: Final = 32 * MIB
 PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX: Final = 256 * MIB
+
+# Each may hold one request that is not admitted yet, three times: gRPC's bytes, Python's, and the message. 16 streams
+# of 9 MiB are what one connection can make a node hold by sending alone. A producer needs one stream to a node.
+PUBLISH_STREAMS_PER_CONNECTION_MAX: Final = 16
 
 # Half of what the node refuses at: acknowledgements do not hold a stream back where the other replicas' disks are
 # faster than this node's, so the disk's own queue must.
@@ -38,12 +47,16 @@ SESSION_ID_CHARS_MAX: Final = 256  # a name, not a document
 FETCH_PARTITIONS_MAX: Final = 1_000  # of one request; a topic of more is fetched by several
 FETCH_PARTITION_BYTES_DEFAULT: Final = MIB
 FETCH_CONCURRENCY: Final = 8  # reads of one request at a time: overshoots the byte cap by 8 batches at most
+FETCH_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # answers that are read, or not taken yet, as Kafka's
+FETCH_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB
+FETCH_STUCK_S_MAX: Final = 60  # who does not take an answer this long has given it up
 FETCH_WAIT_MS_MAX: Final = 50_000  # a longer poll is told empty and asks again
 FETCH_BARRIER_MS: Final = 8_000  # beyond max_wait, for a barrier before "out of range": longer than an election
 LIST_OFFSETS_MAX: Final = 1_000
 COMMIT_ITEMS_MAX: Final = 10_000  # one Raft entry; ~100 bytes an item
 
 SUBSCRIBE_BYTES_DEFAULT: Final = MIB
+SUBSCRIBE_BYTES_MAX: Final = 8 * MIB  # held by a stream whose client does not read; one batch may be larger
 SUBSCRIBE_POLL_MS: Final = 30_000  # how long one long poll of a subscription parks; it then polls again
 SUBSCRIBE_SEEKS_QUEUED_MAX: Final = 64  # control messages read ahead of the sender
 DECODE_CHUNK_RECORDS: Final = 500  # decoded before others get the loop: about a millisecond
@@ -59,6 +72,9 @@ METRICS_PARTITIONS_MAX: Final = 10_000  # series beyond would make a scrape larg
 
 # One Kafka connection is one thread or loop of a client, with a handful of requests in flight (5 by default).
 KAFKA_INFLIGHT_PER_CONNECTION_MAX: Final = 256
+# Fetches that one connection may have read and not taken, each up to a whole answer; clients have one or two at a time.
+# Without it one connection that pipelines fetches and does not read holds all that the node has for everybody.
+KAFKA_FETCHES_PER_CONNECTION_MAX: Final = 4
 KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # past it the socket is not read; one request may pass it
 KAFKA_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB  # of all its connections, answers that nobody reads yet included
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # some 10 KB each when idle; beyond, the file descriptors come to an end first

@@ -45,11 +45,12 @@ from smq.replication.tcp import TcpNetwork, bind_listener
 log = structlog.get_logger(__name__)
 
 _GRPC_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", limits.GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", limits.GRPC_SEND_BYTES_MAX),
     ("grpc.max_concurrent_streams", limits.GRPC_STREAMS_PER_CONNECTION_MAX),
     ("grpc.server_handshake_timeout_ms", limits.GRPC_HANDSHAKE_MS),
     ("grpc.max_connection_idle_ms", limits.GRPC_IDLE_MS),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", limits.GRPC_WINDOW_BYTES),
     ("grpc.keepalive_time_ms", limits.GRPC_KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", limits.GRPC_KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", limits.GRPC_CLIENT_PING_INTERVAL_MS_MIN),
@@ -87,7 +88,11 @@ class Server:
         self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
         kafka_listener = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
         self.kafka_address = _bound(config.kafka_address, kafka_listener)
-        options = (*_GRPC_OPTIONS, ("grpc.max_allowed_incoming_connections", connections.grpc))
+        options = (
+            *_GRPC_OPTIONS,
+            ("grpc.max_receive_message_length", config.request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
+            ("grpc.max_allowed_incoming_connections", connections.grpc),
+        )
         self._grpc = grpc.aio.server(options=options)
         self.grpc_address: Address = (config.grpc_address[0], self._bind_grpc())
         network = TcpNetwork(
@@ -154,7 +159,7 @@ class Server:
             raise _port_taken("gRPC", address, "it is in use, or is not an address of this machine") from e
 
     def _add_services(self) -> None:
-        agent = AgentService(self.node)
+        agent = AgentService(self.node, request_bytes_max=self._config.request_bytes_max)
         broker = BrokerService(self.node, response_bytes_max=self._config.request_bytes_max)
         smq_pb2_grpc.add_AgentServicer_to_server(agent, self._grpc)
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)

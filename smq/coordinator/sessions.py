@@ -4,7 +4,9 @@ Owns two bounded registries, in memory alone: both are gone after a restart, and
 (UNKNOWN_SESSION). It must never call a node. The gRPC agent alone imports it.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,6 +75,28 @@ class PublishSessions:
                 del self._sessions[session_id]
                 return
         raise SmqError(ErrorCode.LIMIT_EXCEEDED, f"{self._max} publishing sessions are being opened on this node")
+
+
+class StreamCounts:
+    """Streams that are open, by connection; gRPC's peer names one by address and port."""
+
+    def __init__(self, per_connection_max: int) -> None:
+        self._open: Counter[str] = Counter()
+        self._max: Final = per_connection_max
+
+    @contextmanager
+    def one_more(self, peer: str) -> Iterator[None]:
+        """For as long as it is open; LIMIT_EXCEEDED where there are too many."""
+        if self._open[peer] >= self._max:
+            told = f"{self._max} publishing streams are open on this connection, its limit: one carries any number"
+            raise SmqError(ErrorCode.LIMIT_EXCEEDED, f"{told} of requests")
+        self._open[peer] += 1
+        try:
+            yield
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
 
 
 class Subscriptions:

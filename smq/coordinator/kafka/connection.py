@@ -22,6 +22,7 @@ from smq.coordinator.kafka.membership import LONG_POLLS
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.kafka.wire import Buffer, CodecError
 from smq.coordinator.limits import (
+    KAFKA_FETCHES_PER_CONNECTION_MAX,
     KAFKA_FRAME_S_MAX,
     KAFKA_IDLE_S_MAX,
     KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX,
@@ -36,13 +37,15 @@ _SIZE_BYTES: Final = 4
 
 
 class _Slot:
-    """The place of one answer in the queue. `size` is what it costs: the request's bytes, then the answer's."""
+    """The place of one answer in the queue. `size` is what it costs: the request's bytes, then the answer's.
+    `is_counted`: among the connection's fetches."""
 
-    __slots__ = ("is_done", "parts", "size")
+    __slots__ = ("is_counted", "is_done", "parts", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.is_done = False
+        self.is_counted = False
         self.parts: list[Buffer] | None = None  # None, once done: no answer is wanted
 
 
@@ -73,6 +76,8 @@ class Connection(asyncio.Protocol):
         self._coming_bytes = 0  # the whole of a request whose first bytes are there
         self._unsent_bytes = 0  # of answers that lie in the socket's buffer
         self._in_turn = asyncio.Lock()
+        # Granted in the order of the requests, which is that of their answers: the first is never the one that waits.
+        self._fetches = asyncio.Semaphore(KAFKA_FETCHES_PER_CONNECTION_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_reading = True
         self._is_writable = True
@@ -221,6 +226,8 @@ class Connection(asyncio.Protocol):
     async def _serve(self, slot: _Slot, request: Request) -> None:
         try:
             if request.key == ApiKey.FETCH:
+                await self._fetches.acquire()
+                slot.is_counted = True
                 body = await answer(self._gateway, request)
             elif request.key in LONG_POLLS:
                 async with self._in_turn:
@@ -252,6 +259,8 @@ class Connection(asyncio.Protocol):
         while self._slots and self._slots[0].is_done and self._is_writable:
             slot = self._slots.popleft()
             size += slot.size
+            if slot.is_counted:
+                self._fetches.release()
             if slot.parts is not None:
                 out.extend(slot.parts)
         if out and self._transport is not None:

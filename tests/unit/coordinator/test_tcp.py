@@ -1,7 +1,9 @@
 """The TCP network against the contract of the Network port: sessions, order, replacement, strangers, big frames."""
 
 import asyncio
+import resource
 import struct
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
@@ -436,6 +438,53 @@ def test_a_peer_that_does_not_read_is_dropped_at_the_cap() -> None:
         network.close()
 
     run(test)
+
+
+def test_a_peer_that_never_stops_sending_makes_the_node_hold_a_message_or_two() -> None:
+    """512 MiB in messages of 64 MiB: the node reads no faster than it handles them, and keeps none."""
+
+    class Sink(Recorder):
+        seen = 0
+
+        def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+            self.seen += len(payload)
+            self._note(("message", peer, channel))
+
+    async def test() -> None:
+        pair = Pair()
+        sink = Sink()
+        network = TcpNetwork(
+            loop=asyncio.get_running_loop(),
+            node_id=TWO,
+            cluster_id="c",
+            peers=pair.peers,
+            listener=pair.listeners.pop(TWO),
+        )
+        network.start(sink)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        sender = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ENDLESS, str(pair.peers[TWO][1]), hello_frame().hex(), stdin=asyncio.subprocess.PIPE
+        )
+        try:
+            await sink.wait(lambda: sink.seen >= 512 << 20)
+        finally:
+            sender.kill()
+            await sender.wait()
+            network.close()
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown_kib < 4 * 64 << 10
+
+    run(test)
+
+
+ENDLESS = """
+import socket, struct, sys
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+peer.sendall(bytes.fromhex(sys.argv[2]))
+message = struct.pack(">IB", 64 << 20, 2) + bytes(64 << 20)
+while True:
+    peer.sendall(message)
+"""
 
 
 def test_a_message_beyond_the_frame_limit_is_the_callers_error() -> None:

@@ -1,0 +1,32 @@
+"""A process that never stops sending: `pour.py ADDRESS STREAMS` publishes 8 MiB of waste on each of many streams of one
+connection until it is killed. It writes a line for each stream whose first request has left, and reads no answers."""
+
+import asyncio
+import os
+import sys
+
+import grpc
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb.smq_pb2_grpc import AgentStub
+
+WASTE = pb.PublishRecordRequest(topic="big", batch=os.urandom((8 << 20) - 1000))
+
+
+async def pour(channel: grpc.aio.Channel) -> None:
+    call = AgentStub(channel).PublishRecord(None)
+    await call.write(WASTE)
+    sys.stdout.write("pours\n")
+    sys.stdout.flush()
+    while True:
+        await call.write(WASTE)
+
+
+async def main(address: str, streams: int) -> None:
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        await asyncio.gather(*(pour(channel) for _ in range(streams)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,301 @@
+"""What a node holds stays bounded: by clients that never read, that never stop, that are very many."""
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb.smq_pb2_grpc import AgentStub, BrokerStub
+from smq.coordinator import limits
+from smq.coordinator.kafka.keys import ApiKey
+from smq.raft_state.errors import ErrorCode
+from smq.records import NewRecord, encode_batch
+from tests.cluster.harness import Cluster, serve_command, wait_for
+from tests.cluster.raw import error_of
+from tests.cluster.slow_reader import SlowReader
+from tests.kafka.raw import RawKafka
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+BIG = encode_batch([NewRecord(key=None, value=os.urandom(MIB - 1000), timestamp_ms=1)])
+SETTLED_S = 1.0  # without any growth: whatever comes was asked for long before
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # HTTP/2's, with empty settings
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node with a topic of 40 MiB."""
+    made = Cluster(tmp_path_factory.mktemp("caps"), nodes=1)
+    try:
+        made.start()
+        made.nodes[1].raw.create_topic("big", 1)
+        made.wait_leader("big", 0)
+        for _ in range(40):
+            made.nodes[1].raw.publish_batch("big", 0, BIG)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def slow(one: Cluster) -> Iterator[SlowReader]:
+    relay = SlowReader(one.nodes[1].grpc)
+    yield relay
+    relay.close()
+
+
+def memory_bytes(cluster: Cluster, node: int = 1) -> int:
+    """Resident, without the pages of files: LMDB's map is the system's to drop."""
+    for line in Path(f"/proc/{cluster.nodes[node].pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    pytest.skip("this kernel tells no RssAnon")
+
+
+def settled_growth(cluster: Cluster, before: int) -> int:
+    """The most that the node has held above `before` once it has stopped growing."""
+    most, since = 0, time.monotonic()
+    while time.monotonic() - since < SETTLED_S:
+        grown = memory_bytes(cluster) - before
+        if grown > most + MIB:
+            most, since = grown, time.monotonic()
+        time.sleep(0.05)
+    return most
+
+
+def is_well(cluster: Cluster) -> bool:
+    """Another client is served as ever."""
+    answer = cluster.nodes[1].raw.fetch("big", 0, 0, max_bytes=MIB)
+    return len(answer.batches) == 1
+
+
+# -------------------------------------------------------------------------------------------- who never reads
+def test_a_grpc_client_that_fetches_and_never_reads_holds_no_more_than_its_share(
+    one: Cluster, slow: SlowReader
+) -> None:
+    """200 fetches of 8 MiB are 1.6 GiB, if they were all read from the log."""
+    before = memory_bytes(one)
+    with grpc.insecure_channel(slow.address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        fetch = BrokerStub(channel).Fetch
+        request = pb.FetchRequest(partitions=[pb.FetchPartition(topic="big", partition=0, offset=0, max_bytes=8 * MIB)])
+        assert len(fetch(request).partitions[0].batches) >= 7
+        slow.stop_reading()
+        calls: list[Any] = [fetch.future(request) for _ in range(200)]
+        grown = settled_growth(one, before)
+        assert is_well(one)
+        for call in calls:
+            call.cancel()
+    # Each answer is in memory up to three times: its batches, the message, and gRPC's own copy.
+    assert grown < 3 * limits.FETCH_INFLIGHT_BYTES_PER_CONNECTION_MAX + 64 * MIB
+
+
+def test_a_subscriber_that_never_reads_holds_one_response(one: Cluster, slow: SlowReader) -> None:
+    before = memory_bytes(one)
+    with grpc.insecure_channel(slow.address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        slow.stop_reading()
+        ask = threading.Event()
+
+        def requests() -> Iterator[pb.SubscribeRecordRequest]:
+            init = pb.SubscribeInit(subscription_id="slow", topic="big", offset_type=pb.RESET_TO_EARLIEST)
+            init.max_bytes = 100 * MIB  # more than it gets
+            yield pb.SubscribeRecordRequest(init=init)
+            ask.wait(30)
+
+        call: Any = AgentStub(channel).SubscribeRecord(requests())
+        grown = settled_growth(one, before)
+        assert is_well(one)
+        ask.set()
+        call.cancel()
+    assert grown < 5 * limits.SUBSCRIBE_BYTES_MAX
+
+
+def test_a_kafka_client_that_fetches_and_never_reads_holds_no_more_than_its_share(one: Cluster) -> None:
+    before = memory_bytes(one)
+    raw = RawKafka(one.nodes[1].kafka)
+    raw.socket.settimeout(2)
+    topics = [{"topic": "big", "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 8 * MIB}]}]
+    for _ in range(300):  # 2.4 GiB, if they were all read from the log
+        raw.send(ApiKey.FETCH, 4, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=8 * MIB, topics=topics)
+    grown = settled_growth(one, before)
+    assert is_well(one)
+    raw.close()
+    assert grown < 3 * limits.KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX + 64 * MIB
+
+
+# ------------------------------------------------------------------------------------------ who never stops
+def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster) -> None:
+    """Requests of 8 MiB on as many streams as one connection may have."""
+    before, most = memory_bytes(one), 0
+    streams = limits.PUBLISH_STREAMS_PER_CONNECTION_MAX
+    command = [sys.executable, "-m", "tests.cluster.pour", one.nodes[1].grpc, str(streams)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as pouring:
+        try:
+            assert pouring.stdout is not None
+            for _ in range(streams):
+                assert pouring.stdout.readline() == "pours\n"
+            for _ in range(40):
+                most = max(most, memory_bytes(one) - before)
+                time.sleep(0.05)
+            assert is_well(one)
+        finally:
+            pouring.kill()
+    assert most < 4 * 9 * MIB * streams
+
+
+def test_publishing_streams_of_one_connection_are_counted(one: Cluster) -> None:
+    most = limits.PUBLISH_STREAMS_PER_CONNECTION_MAX
+    done = threading.Event()
+
+    def wait() -> Iterator[pb.PublishRecordRequest]:
+        yield pb.PublishRecordRequest(topic="big", correlation_id=7)
+        done.wait(60)
+
+    with grpc.insecure_channel(one.nodes[1].grpc) as channel:
+        publish: Any = AgentStub(channel).PublishRecord
+        streams = [publish(wait()) for _ in range(most)]
+        for stream in streams:
+            assert next(stream).correlation_id == 7
+        with pytest.raises(grpc.RpcError) as refused:
+            next(publish(wait()))
+        assert getattr(error_of(refused.value), "code", None) is ErrorCode.LIMIT_EXCEEDED
+        done.set()
+        assert [list(stream) for stream in streams] == [[]] * most
+        assert next(publish(wait())).correlation_id == 7
+
+
+def test_a_kafka_client_that_never_stops_sending_is_not_read_beyond_its_share(one: Cluster) -> None:
+    """Batches for a partition that cannot take them as fast, and answers that are not read."""
+    before = memory_bytes(one)
+    raw = RawKafka(one.nodes[1].kafka)
+    raw.socket.settimeout(2)
+    topics = [{"name": "big", "partition_data": [{"index": 0, "records": [bytes(BIG)]}]}]
+    with contextlib.suppress(TimeoutError):
+        for _ in range(400):
+            raw.send(ApiKey.PRODUCE, 3, acks=-1, timeout_ms=30_000, topic_data=topics)
+    grown = settled_growth(one, before)
+    raw.close()
+    assert is_well(one)
+    assert grown < 3 * limits.KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX + 64 * MIB
+
+
+# ------------------------------------------------------------------------------------------------ descriptors
+def test_a_node_with_few_descriptors_refuses_clients_and_stays_in_its_cluster(own_cluster: Cluster) -> None:
+    """Clients take all that they get on every port of node 1, and it goes on voting, replicating and storing."""
+    own_cluster.start()
+    own_cluster.nodes[2].raw.create_topic("t", 3, replication_factor=3)
+    own_cluster.kill(1)
+    _serve_with(own_cluster, 1, descriptors=320)
+    own_cluster.wait_ready(1)
+    log = own_cluster.nodes[1].log.read_text()
+    assert "few_file_descriptors" in log
+    assert "LimitNOFILE" in log
+    node = own_cluster.nodes[1]
+    held = [s for address in (node.kafka, node.grpc, node.http) for s in _flood(address, 400)]
+    try:
+        descriptors = len(list(Path(f"/proc/{node.pid}/fd").iterdir()))
+        assert descriptors < 320 - 60, "what is left is the disk's and the peers'"
+        wait_for("a refusal in the log", lambda: "connection_refused" in node.log.read_text())
+        own_cluster.kill(2)  # a majority is nodes 1 and 3 now: an acknowledgement is node 1's as well
+        for partition in range(3):
+            leader = own_cluster.wait_leader("t", partition, other_than=2)
+            own_cluster.nodes[leader].raw.publish_values("t", partition, [b"one", b"two"])
+        own_cluster.restart(2)
+        own_cluster.wait_converged("t", 3)
+    finally:
+        for s in held:
+            s.close()
+
+
+def _serve_with(cluster: Cluster, node: int, *, descriptors: int) -> None:
+    old = cluster.nodes[node]
+    log = cluster.root / f"few-{node}.log"
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *serve_command(old.config)],
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    old.own, old.pid, old.log = process, process.pid, log
+
+
+def _flood(address: str, count: int, local: str = "127.0.0.1") -> list[socket.socket]:
+    """As many connections as one gets; what is refused is closed by the node at once."""
+    host, _, port = address.rpartition(":")
+    held = []
+    for _ in range(count):
+        with contextlib.suppress(OSError):
+            held.append(socket.create_connection((host, int(port)), timeout=5, source_address=(local, 0)))
+    return held
+
+
+# ----------------------------------------------------------------------------------------------- very many
+@pytest.mark.full
+def test_ten_thousand_idle_connections_cost_little_and_disturb_nobody(
+    one: Cluster, record_property: Callable[[str, object], None]
+) -> None:
+    """8,000 of Kafka clients from five addresses, 2,000 of gRPC clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 16_000:
+        pytest.skip(f"the hard limit of open files is {hard}: this test and its node need 16,000 each")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 16_000), hard))
+    before = memory_bytes(one)
+    node = one.nodes[1]
+    held: list[socket.socket] = []
+    try:
+        for i in range(1, 6):
+            held += _flood(node.kafka, 1_600, f"127.0.0.{i}")
+        for s in _flood(node.grpc, 2_000, "127.0.0.9"):
+            s.sendall(GREETING)
+            held.append(s)
+        wait_for("all of them", lambda: _descriptors(one) > 10_000)
+        grown = memory_bytes(one) - before
+        record_property("MiB held by 10,000 idle connections", grown // MIB)
+        assert is_well(one)
+        alive = sum(1 for s in held if _is_open(s))
+        assert alive == 10_000
+        assert grown < 10_000 * 40_000
+        extra = [s for s in _flood(node.kafka, 500, "127.0.0.1") if _is_open_after(s)]
+        assert len(extra) <= 400, "2,000 of one address, and no more"
+        for s in extra:
+            s.close()
+    finally:
+        for s in held:
+            s.close()
+    wait_for("their end", lambda: _descriptors(one) < 200)
+
+
+def _descriptors(cluster: Cluster) -> int:
+    return len(os.listdir(f"/proc/{cluster.nodes[1].pid}/fd"))
+
+
+def _is_open(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return bool(sock.recv(1 << 16))  # gRPC's own settings, and pings
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _is_open_after(sock: socket.socket) -> bool:
+    """Once the node has had the time to refuse it: it answers a request."""
+    sock.settimeout(10)
+    try:
+        sock.sendall(struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 1, -1))
+        return bool(sock.recv(1))
+    except OSError:
+        return False

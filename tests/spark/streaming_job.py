@@ -1,0 +1,25 @@
+"""A streaming job of its own: a topic into a file sink, record by record. Run as a program, so that it can be killed.
+
+python streaming_job.py '{"servers": "...", "subscribe": "t", ...}' OUT CHECKPOINT [available-now]
+"""
+
+import json
+import sys
+
+from smq.spark_connector import session
+from smq.spark_connector.local_session import SHORT_LIVED
+
+
+def main(options: str, out: str, checkpoint: str, *mode: str) -> None:
+    spark = session("job", master="local[2]", conf={"spark.log.level": "ERROR", **SHORT_LIVED})
+    stream = spark.readStream.format("smq").options(**json.loads(options)).load()
+    rows = stream.selectExpr("topic", "partition", "offset", "cast(value as string) as value")
+    writer = rows.coalesce(1).writeStream.format("parquet").option("path", out).option("checkpointLocation", checkpoint)
+    trigger = writer.trigger(availableNow=True) if mode else writer.trigger(processingTime="0 seconds")
+    query = trigger.start()
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -41,9 +41,9 @@ def bootstrap(cluster: Cluster) -> str:
 
 
 # ------------------------------------------------------------------------------------------- confluent-kafka
-def _confluent_write(cluster: Cluster, topic: str, items: Sequence[Item], codec: str) -> None:
+def confluent_write(servers: str, topic: str, items: Sequence[Item], codec: str) -> None:
     errors: list[Any] = []
-    settings = {"bootstrap.servers": bootstrap(cluster), "compression.type": codec, "enable.idempotence": True}
+    settings = {"bootstrap.servers": servers, "compression.type": codec, "enable.idempotence": True}
     producer = confluent_kafka.Producer(settings)
     for item in items:
         producer.produce(
@@ -59,12 +59,12 @@ def _confluent_write(cluster: Cluster, topic: str, items: Sequence[Item], codec:
     assert not errors
 
 
-def _headers(message: Any) -> tuple[Header, ...]:
+def headers_of(message: Any) -> tuple[Header, ...]:
     return tuple((name, bytes(value)) for name, value in message.headers() or ())
 
 
-def _confluent_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
-    settings = {"bootstrap.servers": bootstrap(cluster), "group.id": "reader", "enable.auto.commit": False}
+def confluent_read(servers: str, topic: str, count: int) -> list[Item]:
+    settings = {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer(settings)
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, confluent_kafka.OFFSET_BEGINNING)])
     found: list[Item] = []
@@ -73,16 +73,16 @@ def _confluent_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
         for message in consumer.consume(count, 0.5):
             assert message.error() is None, message.error()
             assert message.offset() == len(found)
-            headers = _headers(message)
+            headers = headers_of(message)
             found.append(Item(message.key(), message.value(), message.timestamp()[1], headers))
     consumer.close()
     return found
 
 
 # ---------------------------------------------------------------------------------------------- kafka-python
-def _python_write(cluster: Cluster, topic: str, items: Sequence[Item], codec: str) -> None:
+def python_write(servers: str, topic: str, items: Sequence[Item], codec: str) -> None:
     producer = kafka.KafkaProducer(
-        bootstrap_servers=bootstrap(cluster), compression_type=None if codec == "none" else codec, acks="all"
+        bootstrap_servers=servers, compression_type=None if codec == "none" else codec, acks="all"
     )
     sent = [
         producer.send(
@@ -100,8 +100,8 @@ def _python_write(cluster: Cluster, topic: str, items: Sequence[Item], codec: st
     producer.close()
 
 
-def _python_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
-    consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap(cluster), enable_auto_commit=False)
+def python_read(servers: str, topic: str, count: int) -> list[Item]:
+    consumer = kafka.KafkaConsumer(bootstrap_servers=servers, enable_auto_commit=False)
     place = kafka.TopicPartition(topic, 0)
     consumer.assign([place])
     consumer.seek_to_beginning(place)
@@ -118,10 +118,10 @@ def _python_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
 
 
 # -------------------------------------------------------------------------------------------------- aiokafka
-def _aiokafka_write(cluster: Cluster, topic: str, items: Sequence[Item], codec: str) -> None:
+def aiokafka_write(servers: str, topic: str, items: Sequence[Item], codec: str) -> None:
     async def run() -> None:
         producer = aiokafka.AIOKafkaProducer(
-            bootstrap_servers=bootstrap(cluster),
+            bootstrap_servers=servers,
             compression_type=None if codec == "none" else codec,
             enable_idempotence=True,
         )
@@ -143,9 +143,9 @@ def _aiokafka_write(cluster: Cluster, topic: str, items: Sequence[Item], codec: 
     asyncio.run(run())
 
 
-def _aiokafka_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
+def aiokafka_read(servers: str, topic: str, count: int) -> list[Item]:
     async def run() -> list[Item]:
-        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap(cluster))
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=servers)
         await consumer.start()
         place = aiokafka.TopicPartition(topic, 0)
         consumer.assign([place])
@@ -186,9 +186,19 @@ def _grpc_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
     return found
 
 
+def _kafka_face(
+    name: str, write: Callable[[str, str, Sequence[Item], str], None], read: Callable[[str, str, int], list[Item]]
+) -> Face:
+    return Face(
+        name,
+        lambda cluster, topic, items, codec: write(bootstrap(cluster), topic, items, codec),
+        lambda cluster, topic, count: read(bootstrap(cluster), topic, count),
+    )
+
+
 FACES = [
-    Face("confluent", _confluent_write, _confluent_read),
-    Face("kafka-python", _python_write, _python_read),
-    Face("aiokafka", _aiokafka_write, _aiokafka_read),
+    _kafka_face("confluent", confluent_write, confluent_read),
+    _kafka_face("kafka-python", python_write, python_read),
+    _kafka_face("aiokafka", aiokafka_write, aiokafka_read),
     Face("grpc", _grpc_write, _grpc_read),
 ]

@@ -1,0 +1,83 @@
+"""Which clients there are, and how each is brought onto this machine: in pinned versions, into the test's directory.
+
+Owns the builds. What cannot be had here is `Missing`, with the reason: registries and compilers are not everywhere.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.kafka.foreign.driver import Client
+
+HERE = Path(__file__).parent
+BUILD_S = 300  # downloads included
+
+
+class Missing(Exception):
+    """This client cannot run here."""
+
+
+def _run(directory: Path, *command: str) -> None:
+    if shutil.which(command[0]) is None:
+        raise Missing(f"there is no {command[0]} on this machine")
+    try:
+        subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True, timeout=BUILD_S)
+    except subprocess.CalledProcessError as e:
+        raise Missing(f"{' '.join(command)} ended with {e.returncode}: {(e.stderr or e.stdout)[-500:]}") from e
+    except subprocess.TimeoutExpired as e:
+        raise Missing(f"{' '.join(command)} took more than {BUILD_S} s") from e
+
+
+def _copied(name: str, build: Path) -> Path:
+    return Path(shutil.copytree(HERE / name, build / name))
+
+
+def _python(module: str, *arguments: str) -> Callable[[Path], list[str]]:
+    return lambda _build: [sys.executable, "-m", f"tests.kafka.foreign.{module}", *arguments]
+
+
+def _kcat(_build: Path) -> list[str]:
+    if shutil.which("kcat") is None:
+        try:
+            subprocess.run(["apt-get", "install", "-y", "kcat"], check=True, capture_output=True, timeout=BUILD_S)
+        except (OSError, subprocess.SubprocessError) as e:
+            raise Missing(f"there is no kcat, and apt-get install kcat does not bring it: {e}") from e
+    return _python("kcat_driver")(_build)
+
+
+def _kafkajs(build: Path) -> list[str]:
+    directory = _copied("kafkajs", build)
+    _run(directory, "npm", "ci", "--no-audit", "--no-fund")
+    return ["node", str(directory / "driver.js")]
+
+
+def _java(build: Path) -> list[str]:
+    directory = _copied("java", build)
+    _run(directory, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars")
+    _run(directory, "javac", "-d", "classes", "-cp", "jars/*", "Driver.java")
+    return ["java", "-Xmx256m", "-cp", f"{directory}/classes:{directory}/jars/*", "Driver"]
+
+
+def _franz(build: Path) -> list[str]:
+    directory = _copied("franz", build)
+    _run(directory, "go", "build", "-o", "driver", ".")
+    return [str(directory / "driver")]
+
+
+BUILDS: dict[str, Callable[[Path], list[str]]] = {
+    "confluent-kafka": _python("python_driver", "confluent-kafka"),
+    "kafka-python": _python("python_driver", "kafka-python"),
+    "aiokafka": _python("python_driver", "aiokafka"),
+    "kcat": _kcat,
+    "kafkajs": _kafkajs,
+    "kafka-clients (Java)": _java,
+    "franz-go": _franz,
+}
+
+
+def start(name: str, servers: str, build: Path) -> Client:
+    """`Missing` where it cannot be had."""
+    command = BUILDS[name](build)
+    return Client(name, [*command, servers], build / f"{name.split()[0]}.log")

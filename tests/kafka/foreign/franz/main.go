@@ -1,0 +1,192 @@
+// franz-go behind the drivers' protocol: one JSON object a line in, one out. See ../driver.py for the operations.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+const timeout = 40 * time.Second
+
+var codecs = map[string]kgo.CompressionCodec{
+	"none":   kgo.NoCompression(),
+	"gzip":   kgo.GzipCompression(),
+	"snappy": kgo.SnappyCompression(),
+	"lz4":    kgo.Lz4Compression(),
+	"zstd":   kgo.ZstdCompression(),
+}
+
+// item is one record as the protocol writes it; []byte is base64 in JSON, nil is null.
+type item struct {
+	Key       []byte   `json:"k"`
+	Value     []byte   `json:"v"`
+	Timestamp int64    `json:"t"`
+	Headers   [][2]any `json:"h"`
+	Offset    int64    `json:"o"`
+	Partition int32    `json:"p"`
+}
+
+type request struct {
+	Op         string
+	Topic      string
+	Partitions int32
+	Codec      string
+	Records    []struct {
+		K, V []byte
+		T    int64
+		H    [][2]string
+	}
+	Group     string
+	Count     int
+	Timestamp int64
+}
+
+type answer map[string]any
+
+func main() {
+	servers := kgo.SeedBrokers(strings.Split(os.Args[1], ",")...)
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 1<<24)
+	for lines.Scan() {
+		var asked request
+		out, err := answer(nil), json.Unmarshal(lines.Bytes(), &asked)
+		if err == nil {
+			out, err = run(servers, asked)
+		}
+		if err != nil {
+			out = answer{"error": err.Error()}
+		}
+		data, _ := json.Marshal(out)
+		fmt.Println(string(data))
+	}
+}
+
+func run(servers kgo.Opt, asked request) (answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	switch asked.Op {
+	case "hello":
+		return answer{"version": version(), "codecs": []string{"none", "gzip", "snappy", "lz4", "zstd"}}, nil
+	case "create":
+		return create(ctx, servers, asked)
+	case "produce":
+		return produce(ctx, servers, asked)
+	case "read":
+		return readAt(ctx, servers, asked, kgo.NewOffset().AtStart())
+	case "group":
+		return group(ctx, servers, asked)
+	case "time":
+		return readAt(ctx, servers, asked, kgo.NewOffset().AfterMilli(asked.Timestamp))
+	}
+	return nil, errors.New("there is no operation " + asked.Op)
+}
+
+func version() string {
+	info, _ := debug.ReadBuildInfo()
+	for _, dependency := range info.Deps {
+		if dependency.Path == "github.com/twmb/franz-go" {
+			return strings.TrimPrefix(dependency.Version, "v")
+		}
+	}
+	return "unknown"
+}
+
+func create(ctx context.Context, servers kgo.Opt, asked request) (answer, error) {
+	client, err := kgo.NewClient(servers)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	_, err = kadm.NewClient(client).CreateTopic(ctx, asked.Partitions, -1, nil, asked.Topic)
+	return answer{}, err
+}
+
+func produce(ctx context.Context, servers kgo.Opt, asked request) (answer, error) {
+	client, err := kgo.NewClient(servers, kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerLinger(50*time.Millisecond), kgo.ProducerBatchCompression(codecs[asked.Codec]))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	var records []*kgo.Record
+	for _, r := range asked.Records {
+		record := &kgo.Record{Topic: asked.Topic, Key: r.K, Value: r.V, Timestamp: time.UnixMilli(r.T)}
+		for _, header := range r.H {
+			value, err := unbase64(header[1])
+			if err != nil {
+				return nil, err
+			}
+			record.Headers = append(record.Headers, kgo.RecordHeader{Key: header[0], Value: value})
+		}
+		records = append(records, record)
+	}
+	return answer{}, client.ProduceSync(ctx, records...).FirstErr()
+}
+
+func unbase64(text string) (data []byte, err error) {
+	err = json.Unmarshal([]byte(`"`+text+`"`), &data)
+	return data, err
+}
+
+func readAt(ctx context.Context, servers kgo.Opt, asked request, at kgo.Offset) (answer, error) {
+	places := map[string]map[int32]kgo.Offset{asked.Topic: {0: at}}
+	client, err := kgo.NewClient(servers, kgo.ConsumePartitions(places))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	count := asked.Count
+	if asked.Op == "time" {
+		count = 1
+	}
+	found, err := take(ctx, client, count)
+	return answer{"records": items(found)}, err
+}
+
+func group(ctx context.Context, servers kgo.Opt, asked request) (answer, error) {
+	client, err := kgo.NewClient(servers, kgo.ConsumerGroup(asked.Group), kgo.ConsumeTopics(asked.Topic),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit())
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	found, err := take(ctx, client, asked.Count)
+	if err == nil {
+		err = client.CommitRecords(ctx, found...)
+	}
+	return answer{"records": items(found)}, err
+}
+
+func take(ctx context.Context, client *kgo.Client, count int) ([]*kgo.Record, error) {
+	var found []*kgo.Record
+	for len(found) < count {
+		fetches := client.PollRecords(ctx, count-len(found))
+		if err := fetches.Err(); err != nil {
+			return found, fmt.Errorf("%d of %d records came: %w", len(found), count, err)
+		}
+		found = append(found, fetches.Records()...)
+	}
+	return found, nil
+}
+
+func items(records []*kgo.Record) []item {
+	out := []item{}
+	for _, r := range records {
+		headers := [][2]any{}
+		for _, h := range r.Headers {
+			headers = append(headers, [2]any{h.Key, h.Value})
+		}
+		out = append(out, item{r.Key, r.Value, r.Timestamp.UnixMilli(), headers, r.Offset, r.Partition})
+	}
+	return out
+}

@@ -1,0 +1,171 @@
+// The Java client behind the drivers' protocol: one JSON object a line in, one out. See ../driver.py for the operations.
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+import org.apache.kafka.common.utils.AppInfoParser;
+
+public final class Driver {
+    private static final long TIMEOUT_MS = 40_000;
+    private static final Gson GSON = new GsonBuilder().serializeNulls().create();
+
+    /** One record as the protocol writes it. */
+    record Item(String k, String v, long t, List<List<String>> h, Long o, Integer p) {}
+
+    /** Every operation's arguments; those that it does not have are null. */
+    record Request(
+            String op, String topic, Integer partitions, String codec, List<Item> records, String group, Integer count,
+            Long timestamp) {}
+
+    private final Properties base = new Properties();
+
+    private Driver(String bootstrap) {
+        base.put("bootstrap.servers", bootstrap);
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Driver driver = new Driver(arguments[0]);
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            Map<String, Object> answer;
+            try {
+                answer = driver.answer(GSON.fromJson(line, Request.class));
+            } catch (Exception e) {
+                answer = Map.of("error", e.toString());
+            }
+            System.out.println(GSON.toJson(answer));
+        }
+    }
+
+    private Map<String, Object> answer(Request request) throws Exception {
+        return switch (request.op()) {
+            case "hello" -> Map.of(
+                    "version", AppInfoParser.getVersion(), "codecs", List.of("none", "gzip", "snappy", "lz4", "zstd"));
+            case "create" -> create(request);
+            case "produce" -> produce(request);
+            case "read" -> read(request);
+            case "group" -> group(request);
+            case "time" -> time(request);
+            default -> Map.of("error", "there is no operation " + request.op());
+        };
+    }
+
+    private Map<String, Object> create(Request request) throws Exception {
+        try (Admin admin = Admin.create(base)) {
+            NewTopic topic = new NewTopic(request.topic(), request.partitions(), (short) -1);
+            admin.createTopics(List.of(topic)).all().get();
+        }
+        return Map.of();
+    }
+
+    private Map<String, Object> produce(Request request) throws Exception {
+        Properties settings = with("compression.type", request.codec(), "linger.ms", "50");
+        var serializer = new ByteArraySerializer();
+        try (var producer = new KafkaProducer<>(settings, serializer, serializer)) {
+            List<Future<?>> sent = new ArrayList<>();
+            for (Item item : request.records()) {
+                var record = new ProducerRecord<>(request.topic(), 0, item.t(), bytes(item.k()), bytes(item.v()));
+                item.h().forEach(header -> record.headers().add(header.get(0), bytes(header.get(1))));
+                sent.add(producer.send(record));
+            }
+            for (Future<?> one : sent) {
+                one.get();
+            }
+        }
+        return Map.of();
+    }
+
+    private Map<String, Object> read(Request request) {
+        try (var consumer = consumer(with())) {
+            TopicPartition place = new TopicPartition(request.topic(), 0);
+            consumer.assign(List.of(place));
+            consumer.seekToBeginning(List.of(place));
+            return Map.of("records", take(consumer, request.count()));
+        }
+    }
+
+    private Map<String, Object> group(Request request) {
+        Properties settings = with("group.id", request.group(), "auto.offset.reset", "earliest");
+        try (var consumer = consumer(settings)) {
+            consumer.subscribe(List.of(request.topic()));
+            List<Item> found = take(consumer, request.count());
+            long next = found.get(found.size() - 1).o() + 1;
+            consumer.commitSync(Map.of(new TopicPartition(request.topic(), 0), new OffsetAndMetadata(next)));
+            return Map.of("records", found);
+        }
+    }
+
+    private Map<String, Object> time(Request request) {
+        try (var consumer = consumer(with())) {
+            TopicPartition place = new TopicPartition(request.topic(), 0);
+            consumer.assign(List.of(place));
+            consumer.seek(place, consumer.offsetsForTimes(Map.of(place, request.timestamp())).get(place).offset());
+            return Map.of("records", take(consumer, 1));
+        }
+    }
+
+    private List<Item> take(KafkaConsumer<byte[], byte[]> consumer, int count) {
+        List<Item> found = new ArrayList<>();
+        long deadline = System.currentTimeMillis() + TIMEOUT_MS;
+        while (found.size() < count && System.currentTimeMillis() < deadline) {
+            for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(200))) {
+                if (found.size() < count) {
+                    found.add(item(record));
+                }
+            }
+        }
+        if (found.size() < count) {
+            throw new IllegalStateException(found.size() + " of " + count + " records came");
+        }
+        return found;
+    }
+
+    private static Item item(ConsumerRecord<byte[], byte[]> record) {
+        List<List<String>> headers = new ArrayList<>();
+        for (Header header : record.headers()) {
+            headers.add(List.of(header.key(), text(header.value())));
+        }
+        return new Item(
+                text(record.key()), text(record.value()), record.timestamp(), headers, record.offset(), record.partition());
+    }
+
+    private KafkaConsumer<byte[], byte[]> consumer(Properties settings) {
+        settings.put("enable.auto.commit", "false");
+        return new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
+    }
+
+    private Properties with(String... pairs) {
+        Properties settings = new Properties();
+        settings.putAll(base);
+        for (int i = 0; i < pairs.length; i += 2) {
+            settings.put(pairs[i], pairs[i + 1]);
+        }
+        return settings;
+    }
+
+    private static byte[] bytes(String text) {
+        return text == null ? null : Base64.getDecoder().decode(text);
+    }
+
+    private static String text(byte[] bytes) {
+        return bytes == null ? null : Base64.getEncoder().encodeToString(bytes);
+    }
+}

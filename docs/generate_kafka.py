@@ -1,9 +1,12 @@
-"""Writes docs/kafka.md from the tables of the Kafka listener, so that page and code cannot differ.
+"""Writes docs/kafka.md from the tables of the Kafka listener and from what the client matrix has shown
+(kafka-clients.json, written by tests/kafka/test_kafka_foreign.py), so that page and code cannot differ.
 
 Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 from smq.coordinator.kafka.errors import CODES
 from smq.coordinator.kafka.keys import SERVED, ApiKey
@@ -11,6 +14,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.topic_config import TOPIC_CONFIG
 
 TARGET = Path(__file__).with_name("kafka.md")
+CLIENTS = Path(__file__).with_name("kafka-clients.json")
 
 _HEAD = """\
 # Kafka clients
@@ -52,8 +56,9 @@ producer.flush()
 
 ## What is not there yet
 
-Transactions, the new group protocol of KIP-848, SASL and ACLs. Keys that are
-not in the table below are not advertised; using one closes the connection.
+Transactions, the new group protocol of KIP-848, SASL and ACLs. Any replica serves a fetch, but nodes have no rack,
+so none is preferred for a client's (KIP-392). Keys that are not in the table below are not advertised; using one closes
+the connection.
 
 ## Configuration
 
@@ -69,6 +74,16 @@ _KEYS = """
 
 | key | name | versions |
 |---|---|---|
+"""
+
+_CLIENTS = """
+## Clients
+
+What each was seen to do, unchanged, against three nodes: `pytest -m full tests/kafka/test_kafka_foreign.py`. Each
+creates its topic, writes it in every codec named, and reads what the others have written.
+
+| client | version | writes | reads what was written by | groups: commit, resume | seeks by time |
+|---|---|---|---|---|---|
 """
 
 _CODES = """
@@ -95,7 +110,20 @@ def render() -> str:
     configuration = "".join(
         f"| `{key}` | {row.default} | {row.meaning}: {row.values} |\n" for key, row in TOPIC_CONFIG.items()
     )
-    return _HEAD + configuration + _KEYS + keys + _CODES + codes
+    rows = json.loads(CLIENTS.read_text(encoding="utf-8"))
+    clients = "".join(_client(name, row, list(rows)) for name, row in rows.items())
+    return _HEAD + configuration + _KEYS + keys + _CLIENTS + clients + _CODES + codes
+
+
+def _client(name: str, row: dict[str, Any], names: list[str]) -> str:
+    unread = [other for other in names if other not in row["reads"]]
+    read = f"all but {', '.join(unread)}" if unread else "all"
+    did = (name, row["version"], ", ".join(row["writes"]), read, _yes(row.get("group")), _yes(row.get("time")))
+    return f"| {' | '.join(did)} |\n"
+
+
+def _yes(shown: bool | None) -> str:
+    return "yes" if shown else "no"
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 const readline = require("node:readline");
 const { Kafka, CompressionTypes, CompressionCodecs, Partitioners, logLevel } = require("kafkajs");
 const fzstd = require("fzstd");
-const lz4 = require("lz4js");
+const lz4 = require("lz4-napi");
 
-// Of the codecs kafkajs has gzip itself; the others are plugged in, here without native code: zstd can only be read so.
+// Of the codecs kafkajs has gzip itself; the others are plugged in, here without a compiler: zstd can only be read so.
 CompressionCodecs[CompressionTypes.Snappy] = require("kafkajs-snappy");
 CompressionCodecs[CompressionTypes.LZ4] = () => ({
-  compress: async ({ buffer }) => Buffer.from(lz4.compress(buffer)),
-  decompress: async (data) => Buffer.from(lz4.decompress(data)),
+  compress: async ({ buffer }) => lz4.compressFrame(buffer),
+  decompress: async (data) => lz4.decompressFrame(data),
 });
 CompressionCodecs[CompressionTypes.ZSTD] = () => ({
   compress: async () => { throw new Error("zstd can only be read"); },

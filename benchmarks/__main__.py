@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import failover, handover, judging, kafka, latency, offsets, rates, recovery
+from benchmarks import failover, handover, judging, kafka, latency, offsets, rates, recovery, spark
 from benchmarks.report import Report, machine
 from tests.cluster.harness import Cluster
 
@@ -24,6 +24,7 @@ def _sections(quick: bool) -> dict[str, Section]:
         "failover": lambda c, r: failover.measure(c, r, kills=3 if quick else 20),
         "handover": lambda c, r: handover.measure(c, r, rounds=3 if quick else 9),
         "offsets": lambda c, r: offsets.measure(c, r, calls=500 if quick else 5_000),
+        "spark": lambda c, r: spark.measure(c, r, records=4 * records),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256]),
     }
 

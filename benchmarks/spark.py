@@ -1,0 +1,240 @@
+"""What Spark gets out of a topic: by format("smq"), by its own Kafka connector, and out of Parquet of the same rows.
+
+Owns the queries and what is counted: rows a second, rows a CPU second of Spark (driver, Java and Python workers; the
+nodes' CPU is told apart), a warm query of two tasks, what one more task costs, and a micro-batch. All in one session on
+two cores, which the nodes share.
+"""
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from benchmarks.cpu import tree_cpu_seconds
+from benchmarks.kafka_jars import JarsMissing, KafkaJars, fetch_kafka_jars
+from benchmarks.report import Report
+from smq.clients.producer import Producer
+from smq.spark_connector import session
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster
+
+VALUE_BYTES: Final = 100
+CHUNK: Final = 10_000  # records handed to the producer at once
+REPEATS: Final = 3
+TASKS_MANY: Final = 34  # against two: 32 tasks more
+AIM_ROWS_PER_CPU_S: Final = 1_500_000
+AIM_QUERY_MS: Final = 150.0
+AIM_BATCH_MS: Final = 200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One way to the same rows. `batch(topic)` and `stream(topic, rows of one micro-batch)` have a value column."""
+
+    name: str
+    batch: Callable[[str], DataFrame]
+    stream: Callable[[str, int], DataFrame] | None = None
+    tasks: Callable[[str, int], DataFrame] | None = None
+
+
+def measure(cluster: Cluster, report: Report, *, records: int) -> None:
+    """The table; where no Maven registry answers, without the Kafka connector, and it says so."""
+    with tempfile.TemporaryDirectory(prefix="smq-bench-spark-") as name:
+        directory = Path(name)
+        topics = {codec: _fill(cluster, records, codec) for codec in ("none", "lz4")}
+        small = _fill(cluster, 2 * TASKS_MANY, "none")
+        try:
+            jars: KafkaJars | None = fetch_kafka_jars(pyspark.__version__, directory)
+        except JarsMissing as e:
+            report.add("Spark's Kafka connector", f"left out: {e}")
+            jars = None
+        with _spark(jars) as spark:
+            runs = _Runs(spark, cluster, report, records)
+            sources = _sources(spark, cluster, jars)
+            for codec, topic in topics.items():
+                for source in sources:
+                    runs.rates(source, topic, f"100 B values, {codec}")
+            runs.rates(_parquet(spark, sources[0], topics["none"], directory / "rows"), "", "Parquet, snappy")
+            for source in [*sources, _parquet(spark, sources[0], small, directory / "few")]:
+                runs.query(source, small)
+            for source in sources:
+                runs.tasks(source, small)
+            for source in sources:
+                runs.micro_batches(source, small, 2, directory)
+                runs.micro_batches(source, topics["none"], max(2, records // 40), directory)
+
+
+def _fill(cluster: Cluster, records: int, codec: str) -> str:
+    """A topic of two partitions, so two tasks, with half of the records in each."""
+    topic = make_topic(cluster, 2)
+    bootstrap = [node.grpc for node in cluster.alive()]
+    values = [os.urandom(VALUE_BYTES // 2).hex().encode() for _ in range(CHUNK)]  # compresses by half, as text does
+
+    async def work() -> None:
+        async with Producer(bootstrap, compression=codec) as producer:
+            waiting = [
+                await producer.send_many(topic, values[: min(CHUNK, records // 2 - at)], partition=partition)
+                for partition in (0, 1)
+                for at in range(0, records // 2, CHUNK)
+            ]
+            await producer.flush()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(work())
+    return topic
+
+
+@contextmanager
+def _spark(jars: KafkaJars | None) -> Iterator[SparkSession]:
+    conf = {"spark.log.level": "ERROR"}
+    if jars is not None:
+        conf["spark.jars"] = ",".join(map(str, jars.jars))
+    spark = session("smq benchmarks", master="local[2]", conf=conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _sources(spark: SparkSession, cluster: Cluster, jars: KafkaJars | None) -> list[Source]:
+    options = {"servers": ",".join(node.grpc for node in cluster.nodes.values())}
+    found = [_kafka_like(spark, "smq", 'format("smq")', options)]
+    if jars is not None:
+        options = {"kafka.bootstrap.servers": ",".join(node.kafka for node in cluster.nodes.values())}
+        found.append(_kafka_like(spark, "kafka", f"Kafka connector {jars.version}", options))
+    return found
+
+
+def _kafka_like(spark: SparkSession, format_name: str, name: str, options: dict[str, str]) -> Source:
+    """Both connectors take the same options."""
+    both = {**options, "startingOffsets": "earliest"}
+
+    def batch(topic: str) -> DataFrame:
+        return spark.read.format(format_name).options(**both).option("subscribe", topic).load()
+
+    def tasks(topic: str, count: int) -> DataFrame:
+        read = spark.read.format(format_name).options(**both).option("subscribe", topic)
+        return read.option("minPartitions", count).load()
+
+    def stream(topic: str, rows: int) -> DataFrame:
+        read = spark.readStream.format(format_name).options(**both).option("subscribe", topic)
+        return read.option("maxOffsetsPerTrigger", rows).load()
+
+    return Source(name=name, batch=batch, stream=stream, tasks=tasks)
+
+
+def _parquet(spark: SparkSession, source: Source, topic: str, directory: Path) -> Source:
+    source.batch(topic).write.parquet(str(directory))
+    return Source(name="Parquet", batch=lambda _: spark.read.parquet(str(directory)))
+
+
+QUERIES: Final[dict[str, Callable[[DataFrame], Any]]] = {
+    "count": lambda frame: frame.count(),
+    "aggregate": lambda frame: frame.agg(f.sum(f.length("value")), f.max("offset"), f.max("timestamp")).collect(),
+    "noop": lambda frame: frame.write.format("noop").mode("overwrite").save(),
+}
+
+
+class _Runs:
+    """Measures in one session."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, report: Report, records: int) -> None:
+        self._spark = spark
+        self._report = report
+        self._records = records
+        self._nodes = [node.pid for node in cluster.nodes.values()]
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        self._java: int = gateway.proc.pid
+
+    def _cpu_s(self) -> float:
+        return time.process_time() + tree_cpu_seconds(self._java)
+
+    def rates(self, source: Source, topic: str, what: str) -> None:
+        """Each query once to warm up, then REPEATS times: the best wall time, and the CPU of all of them."""
+        frame = source.batch(topic)
+        for name, query in QUERIES.items():
+            query(frame)
+            walls = []
+            spent, nodes = self._cpu_s(), sum(map(tree_cpu_seconds, self._nodes))
+            for _ in range(REPEATS):
+                began = time.perf_counter()
+                query(source.batch(topic))
+                walls.append(time.perf_counter() - began)
+            spent = (self._cpu_s() - spent) / REPEATS
+            nodes = (sum(map(tree_cpu_seconds, self._nodes)) - nodes) / REPEATS
+            rate, per_cpu = self._records / min(walls), self._records / spent
+            self._report.add(
+                f"{name}, {what}: {source.name}",
+                f"{rate / 1e6:.2f} M rows/s, {per_cpu / 1e6:.2f} M rows per CPU second (nodes: {nodes:.2f} CPU s)",
+                rows_per_s=rate,
+                rows_per_cpu_s=per_cpu,
+                nodes_cpu_s=nodes,
+                rows=self._records,
+                aim_rows_per_cpu_s=AIM_ROWS_PER_CPU_S,
+            )
+
+    def query(self, source: Source, topic: str) -> None:
+        """A warm query of two tasks and next to no rows: what starting one costs, planning included."""
+        times = _times_ms(lambda: source.batch(topic).count(), 20)
+        self._report.add(
+            f"warm query of two tasks: {source.name}",
+            f"p50 {statistics.median(times):.0f} ms, min {min(times):.0f} ms (aim {AIM_QUERY_MS:.0f})",
+            p50_ms=statistics.median(times),
+            min_ms=min(times),
+        )
+
+    def tasks(self, source: Source, topic: str) -> None:
+        """What one task more costs a core."""
+        if source.tasks is None:
+            return
+        make = source.tasks
+        few = statistics.median(_times_ms(lambda: make(topic, 2).count(), 10))
+        many = statistics.median(_times_ms(lambda: make(topic, TASKS_MANY).count(), 5))
+        cost = 2 * (many - few) / (TASKS_MANY - 2)  # two of them run at once
+        self._report.add(f"one task more: {source.name}", f"{cost:.1f} ms of a core", task_ms=cost)
+
+    def micro_batches(self, source: Source, topic: str, rows_max: int, directory: Path) -> None:
+        """Some forty micro-batches of a query without state, checkpoint on this disk; the first ten warm up."""
+        if source.stream is None:
+            return
+        frame = source.stream(topic, rows_max)
+        checkpoint = tempfile.mkdtemp(dir=directory)
+        query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        running = query.start()
+        running.awaitTermination()
+        progress = [p for p in running.recentProgress if p["numInputRows"]][10:]
+        times = [p["durationMs"]["triggerExecution"] for p in progress]
+        parts = {
+            name: statistics.median(p["durationMs"].get(name, 0) for p in progress)
+            for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets")
+        }
+        told = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
+        rows = statistics.median(p["numInputRows"] for p in progress)
+        self._report.add(
+            f"micro-batch of {rows:,.0f} rows: {source.name}",
+            f"p50 {statistics.median(times):.0f} ms, min {min(times)} ms (aim {AIM_BATCH_MS:.0f}; {told})",
+            p50_ms=statistics.median(times),
+            min_ms=min(times),
+            parts_ms=parts,
+        )
+
+
+def _times_ms(work: Callable[[], object], count: int) -> list[float]:
+    """Twice to warm up."""
+    times = []
+    for _ in range(count + 2):
+        began = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - began) * 1000)
+    return times[2:]

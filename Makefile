@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest
 SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/chaos
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup demo test test-full check lint types imports proto proto-check docs sim chaos bench lock clean
+.PHONY: help setup demo pipeline test test-full check lint types imports proto proto-check docs sim chaos bench lock clean
 
 help: ## Lists the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ $(STAMP): pyproject.toml requirements.lock
 
 demo: $(STAMP) ## Publishes real flights to three nodes, kills a leader on the way, reads all back by Spark
 	$(PY) -m chaos_tests.demo
+
+pipeline: $(STAMP) ## Flights through Spark Structured Streaming into Parquet, killed on the way, checked by pandas
+	$(PY) -m examples.pipeline
 
 test: $(STAMP) ## Unit, simulation, live cluster and Spark tests
 	$(PYTEST) $(SUITES)

@@ -5,7 +5,6 @@ nodes' CPU is told apart), a warm query of two tasks, what one more task costs, 
 two cores, which the nodes share.
 """
 
-import asyncio
 import os
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from pyspark.sql import functions as f
 from benchmarks.cpu import tree_cpu_seconds
 from benchmarks.kafka_jars import JarsMissing, KafkaJars, fetch_kafka_jars
 from benchmarks.report import Report
-from smq.clients.producer import Producer
+from smq.clients.sync import SyncProducer
 from smq.spark_connector import session
 from tests.cluster.conftest import make_topic
 from tests.cluster.harness import Cluster
@@ -80,17 +79,10 @@ def _fill(cluster: Cluster, records: int, codec: str) -> str:
     bootstrap = [node.grpc for node in cluster.alive()]
     values = [os.urandom(VALUE_BYTES // 2).hex().encode() for _ in range(CHUNK)]  # compresses by half, as text does
 
-    async def work() -> None:
-        async with Producer(bootstrap, compression=codec) as producer:
-            waiting = [
-                await producer.send_many(topic, values[: min(CHUNK, records // 2 - at)], partition=partition)
-                for partition in (0, 1)
-                for at in range(0, records // 2, CHUNK)
-            ]
-            await producer.flush()
-            await asyncio.gather(*waiting)
-
-    asyncio.run(work())
+    with SyncProducer(bootstrap, compression=codec) as producer:
+        for partition in (0, 1):
+            for at in range(0, records // 2, CHUNK):
+                producer.send_many(topic, values[: min(CHUNK, records // 2 - at)], partition=partition)
     return topic
 
 

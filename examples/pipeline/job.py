@@ -1,0 +1,97 @@
+"""The streaming job: `python -m examples.pipeline.job --servers S --topic T --output D --checkpoint C`.
+
+Owns the query. Each micro-batch's end is one line of JSON on standard output. It may be killed at any moment and
+started again with the same arguments: the checkpoint says where it was, and the file sink takes each batch once.
+SIGTERM ends it.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from smq.spark_connector import session
+from smq.spark_connector.local_session import SHORT_LIVED
+from smq.spark_connector.stream_lag import LagListener, QueryLag
+
+FLIGHT = "origin string, time_hour string, distance bigint, arr_delay double"
+# How much later than the newest flight so far another may come and still count. Flights are published in the order
+# of their days, to all partitions alike, so a day covers whatever the partitions are apart.
+LATENESS = "1 day"
+
+
+def windows(flights: DataFrame) -> DataFrame:
+    """Flights, miles and minutes of delay by day (UTC) and airport of departure; a day comes once it is over."""
+    parsed = flights.select(f.from_json(f.col("value").cast("string"), FLIGHT).alias("flight")).select("flight.*")
+    timed = parsed.withColumn("at", f.to_timestamp("time_hour")).withWatermark("at", LATENESS)
+    counted = timed.groupBy(f.window("at", "1 day").alias("day"), "origin").agg(
+        f.count("*").alias("flights"),
+        f.sum("distance").alias("miles"),
+        f.sum("arr_delay").alias("delay_minutes"),
+    )
+    return counted.select(f.col("day.start").alias("day"), "origin", "flights", "miles", "delay_minutes")
+
+
+def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
+    """The query, running."""
+    flights = (
+        spark.readStream.format("smq")
+        .option("servers", arguments.servers)
+        .option("subscribe", arguments.topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", arguments.rows_per_batch)
+        .load()
+    )
+    return (
+        windows(flights)
+        .writeStream.format("parquet")
+        .option("path", arguments.output)
+        .option("checkpointLocation", arguments.checkpoint)
+        .outputMode("append")
+        .queryName("flights by day")
+        .start()
+    )
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Runs until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m examples.pipeline.job", description=__doc__)
+    parser.add_argument("--servers", required=True, help="gRPC addresses, host:port[,host:port]")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--output", required=True, help="directory of the Parquet files")
+    parser.add_argument("--checkpoint", required=True, help="directory of the query's own state")
+    parser.add_argument("--rows-per-batch", type=int, default=20_000)
+    arguments = parser.parse_args(given)
+    conf = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", **SHORT_LIVED}
+    spark = session("flights by day", conf=conf)
+    spark.streams.addListener(LagListener(tell_lag))
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    tell(event="started", java=gateway.proc.pid)
+    query = start(spark, arguments)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        query.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    query.awaitTermination()
+    spark.stop()
+
+
+def tell_lag(lag: QueryLag) -> None:
+    tell(event="batch", batch=lag.batch_id, lag=lag.total)
+
+
+def tell(**what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

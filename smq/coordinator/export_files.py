@@ -106,10 +106,17 @@ _FILES: Final[dict[str, type[JsonlFile] | type[ParquetFile]]] = {"jsonl": JsonlF
 @contextlib.contextmanager
 def record_file(path: Path, format_name: str) -> Iterator[RecordFile]:
     """A file that stands at `path`, fsynced, once the block has ended well; otherwise nothing of it is left."""
-    with AtomicFile(path) as out:
-        file = _FILES[format_name](out)
-        yield file
-        file.close()
+    try:
+        with AtomicFile(path) as out:
+            file = _FILES[format_name](out)
+            try:
+                yield file
+            finally:
+                file.close()  # also of a file that goes: its writer would want to write a footer later
+    except OSError as e:
+        if isinstance(e, ConnectionError):
+            raise
+        raise UserError(f"{path} cannot be written: {e.strerror or e}") from e
 
 
 class AtomicFile:
@@ -119,10 +126,7 @@ class AtomicFile:
         self._path = path
 
     def __enter__(self) -> BinaryIO:
-        try:
-            fd, name = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".part", dir=self._path.parent)
-        except OSError as e:
-            raise UserError(f"{self._path} cannot be written: {e.strerror}") from e
+        fd, name = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".part", dir=self._path.parent)
         self._temporary = Path(name)
         self._out = os.fdopen(fd, "wb", buffering=1 << 20)
         return self._out

@@ -1,6 +1,9 @@
 """`smq topic export`: what comes out is what went in, whole or not at all."""
 
+import errno
+import gc
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from click.testing import Result
 from smq.clients import ConsumerRecord
 from smq.coordinator import export_files
 from smq.coordinator.export_files import record_file
+from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError
 from tests.unit.clients.fake_cluster import FakeCluster
 from tests.unit.clients.test_cli_data import Smq, cluster, numbered, smq
@@ -122,18 +126,28 @@ def test_file_that_is_there_is_replaced_only_when_told_to(smq: Smq, tmp_path: Pa
     assert len(exported(smq, path, "--force")) == 3
 
 
-def test_export_that_fails_leaves_nothing_behind(cluster: FakeCluster, smq: Smq, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_export_that_fails_leaves_nothing_behind(cluster: FakeCluster, smq: Smq, tmp_path: Path, name: str) -> None:
     """Retention passes the range between its choice and its reading."""
     numbered(smq, tmp_path, 30)
     (tmp_path / "numbers.txt").unlink()
 
-    async def gone(name: str, request: object) -> None:
-        if name == "Fetch":
+    async def gone(call: str, request: object) -> None:
+        if call == "Fetch":
             cluster.partition("t", 0).log_start = 20
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, "the log starts at 20")
 
     cluster.nodes[1].hook = gone
-    assert smq("topic", "export", "t", "--output", tmp_path / "out.jsonl").exit_code == 1
+    assert smq("topic", "export", "t", "--output", tmp_path / name).exit_code == 1
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_that_is_full_is_told_in_a_sentence(tmp_path: Path) -> None:
+    told = r"out\.jsonl cannot be written: No space left"
+    with pytest.raises(UserError, match=told), record_file(tmp_path / "out.jsonl", "jsonl"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from chaos_tests.flights import Flights, load_flights
-from chaos_tests.live import live_cluster
+from chaos_tests.live.cluster import live_cluster
 from examples.pipeline.output import difference, expected, written
 from smq.clients import SyncAdmin, SyncProducer
 

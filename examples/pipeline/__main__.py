@@ -23,7 +23,7 @@ from smq.clients import SyncAdmin, SyncProducer
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
-BATCHES: Final = 12  # about so many micro-batches for all flights
+BATCHES: Final = 8  # about so many micro-batches for all flights
 KILL_AFTER_BATCHES: Final = 3
 WAIT_S: Final = 300.0  # for a step that takes seconds: Java starts slowly on a busy machine
 # A day is written once it is over, and it is over once a later record says so: the clock of a query is its data's.

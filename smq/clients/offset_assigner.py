@@ -11,6 +11,7 @@ from types import TracebackType
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
 
 
@@ -26,8 +27,9 @@ class OffsetAssigner:
         *,
         timeout_ms: float = 30_000.0,
         connect_timeout_ms: float = 10_000.0,
+        tls: Tls | None = None,
     ) -> None:
-        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms)
+        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
         self._timeout_ms = timeout_ms
         self._bounds: dict[tuple[str, int], int] = {}  # a next_offset that has been; one for each partition used
 

@@ -25,6 +25,8 @@ from smq.coordinator.cli_common import (
 )
 from smq.coordinator.cli_consume import consume
 from smq.coordinator.cli_export import topic_export
+from smq.coordinator.cli_nodes import node as nodes
+from smq.coordinator.cli_nodes import offsets
 from smq.coordinator.cli_produce import produce
 from smq.coordinator.user_errors import EXIT_FAILED
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -36,7 +38,7 @@ _CERTIFICATE_DAYS_FEW: Final = 14
 
 def register(group: click.Group) -> None:
     """Adds the data commands to the `smq` command."""
-    for command in (topic, produce, consume, status):
+    for command in (topic, produce, consume, nodes, offsets, status):
         group.add_command(command)
 
 
@@ -55,6 +57,7 @@ def topic() -> None:
 @click.option("--partitions", type=int, default=1, show_default=True, help="How many partitions.")
 @click.option("--replication-factor", type=int, default=0, help="Copies of each partition; 3 (or all nodes) without.")
 @click.option("--config", "settings", metavar="KEY=VALUE", multiple=True, help="A topic setting; may be repeated.")
+@click.option("--storage", type=click.Choice(["log", "external"]), help="external: smq numbers the records only.")
 @click.option("--start-offset", type=int, default=0, help="First offset of every partition.")
 @click.option("--if-not-exists", is_flag=True, help="Succeed where the topic is there already.")
 @bootstrap_option
@@ -63,12 +66,13 @@ def topic_create(
     partitions: int,
     replication_factor: int,
     settings: tuple[str, ...],
+    storage: str | None,
     start_offset: int,
     if_not_exists: bool,
     bootstrap: str,
 ) -> None:
     """Creates the topic NAME."""
-    config = parse_settings(settings)
+    config = parse_settings(settings) | ({"storage": storage} if storage is not None else {})
 
     async def work() -> str:
         async with _admin(bootstrap) as admin:
@@ -125,7 +129,7 @@ def topic_describe(name: str, as_json: bool, bootstrap: str) -> None:
     table = Table("partition", "leader", "epoch", "replicas", "log start", "high water mark", "ring slots")
     for p in t.partitions:
         start, stop = ring_range_of(p)
-        leader = str(p.leader) if p.leader_available else f"{p.leader} (not available)"
+        leader = str(p.leader) if p.leader_available else f"{p.leader} (not available)" if p.replicas else "-"
         replicas = ", ".join(map(str, p.replicas))
         table.add_row(
             str(p.partition), leader, str(p.epoch), replicas, str(p.log_start), str(p.hwm), f"{start}-{stop - 1}"
@@ -209,7 +213,9 @@ def status(as_json: bool, bootstrap: str) -> None:
             return cluster, await asyncio.gather(*(_node_status(admin, n) for n in cluster.nodes))
 
     cluster, nodes = run(work(), bootstrap)
-    headless = [f"{t.name}/{p.partition}" for t in cluster.topics for p in t.partitions if not p.leader_available]
+    # Without replicas (storage=external) a partition needs no leader.
+    led = [(t, p) for t in cluster.topics for p in t.partitions if p.replicas]
+    headless = [f"{t.name}/{p.partition}" for t, p in led if not p.leader_available]
     is_well = not headless and all(isinstance(n, NodeStatus) and n.is_ready for n in nodes)
     if as_json:
         _status_json(cluster, nodes, headless, is_well)
@@ -246,6 +252,8 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
             cells = [role, str(found.raft_term), str(found.applied_index), str(leads), str(lag)]
         if described.fenced:
             state += ", fenced"
+        if described.drained:
+            state += ", drained"
         table.add_row(str(described.node), state, described.grpc_address, described.http_address, *cells)
     _print(table)
     for node in nodes:

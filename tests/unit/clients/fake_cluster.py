@@ -436,7 +436,12 @@ class _Admin(AdminServicer):
         cluster = self.node.cluster
         answer = pb.DescribeClusterResponse(cluster_id="fake", raft_leader=1)
         for number, node in cluster.nodes.items():
-            answer.nodes.add(node=number, grpc_address=node.address, fenced=not node.is_up)
+            answer.nodes.add(
+                node=number,
+                grpc_address=node.address,
+                fenced=not node.is_up,
+                drained=number in self.node.cluster.drained,
+            )
         for name in request.topics or cluster.topics:
             cluster.partition(name, 0)
             topic = answer.topics.add(name=name, topic_id=b"i" * 16, replication_factor=3)

@@ -255,3 +255,26 @@ def test_reader_that_has_seen_enough_is_no_error(smq: Smq, cluster: FakeCluster,
     done = subprocess.run(command, shell=True, capture_output=True, timeout=60, check=True)
     assert done.stdout == b"0\n"
     assert done.stderr == b""
+
+
+def test_offsets_are_assigned_once_for_a_request_id_and_the_mark_follows(smq: Smq) -> None:
+    assert lines(smq("offsets", "assign", "t", 0, "--count", 5)) == ["0 4"]
+    again = ("offsets", "assign", "t", 0, "--request-id", "ab" * 16)
+    assert lines(smq(*again)) == lines(smq(*again)) == ["5 5"]
+    assert lines(smq("offsets", "advance", "t", 0, 6)) == ["6"]
+    assert smq("offsets", "advance", "t", 0, 7).exit_code == 1
+
+
+def test_request_id_that_is_none_is_refused_saying_what_it_is(smq: Smq) -> None:
+    refused = smq("offsets", "assign", "t", 0, "--request-id", "xyz")
+    assert (refused.exit_code, "32 hex digits" in refused.output) == (1, True)
+
+
+def test_node_is_drained_and_undrained(cluster: FakeCluster, smq: Smq) -> None:
+    assert "is being drained" in lines(smq("node", "drain", 1, "--no-wait"))[0]
+    assert cluster.drained == {1}
+    assert [row["drained"] for row in json.loads(smq("node", "list", "--json").stdout)] == [True]
+    assert any("drained" in line for line in lines(smq("node", "list")))
+    assert "nobody else can lead" in lines(smq("node", "drain", 1))[0], "there is no other node"
+    assert lines(smq("node", "undrain", 1)) == ["node 1 is in service"]
+    assert cluster.drained == set()

@@ -1,0 +1,54 @@
+"""Leaving on purpose: SIGTERM, drain and undrain of live nodes under a producer that counts its failures."""
+
+import signal
+
+from smq.clients import SyncAdmin
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster, wait_for
+from tests.cluster.test_external_offsets import bootstrap
+from tests.cluster.traffic import Traffic
+
+PARTITIONS = 3
+
+
+def leads(cluster: Cluster, topic: str, node: int) -> list[int]:
+    return [p for p in range(PARTITIONS) if cluster.wait_leader(topic, p) == node]
+
+
+def test_sigterm_hands_everything_over_and_leaderships_come_back(fault_cluster: Cluster) -> None:
+    cluster = fault_cluster
+    topic = make_topic(cluster, PARTITIONS)
+    victim = cluster.wait_leader(topic, 0)
+    with Traffic(cluster, topic, PARTITIONS) as traffic:
+        cluster.signal(victim, signal.SIGTERM)
+        cluster.wait_dead(victim)
+        log = cluster.nodes[victim].log.read_text()
+        for partition in range(PARTITIONS):
+            assert cluster.wait_leader(topic, partition, other_than=victim) != victim
+        traffic.wait_acks(3)
+        cluster.restart(victim)
+        wait_for("leaderships that come back", lambda: leads(cluster, topic, victim))
+        traffic.wait_acks(3)
+    assert "drain_timed_out" not in log
+    traffic.verify()
+
+
+def test_drained_node_leads_nothing_even_after_a_restart_until_it_is_undrained(fault_cluster: Cluster) -> None:
+    cluster = fault_cluster
+    topic = make_topic(cluster, PARTITIONS)
+    victim = cluster.wait_leader(topic, 0)
+    with Traffic(cluster, topic, PARTITIONS) as traffic, SyncAdmin(bootstrap(cluster)) as admin:
+        admin.set_node_drained(victim, True)
+        wait_for("a drained node that leads nothing", lambda: not leads(cluster, topic, victim) or None)
+        cluster.kill(victim)
+        cluster.restart(victim)
+        assert [n.node for n in admin.describe_cluster().nodes if n.drained] == [victim]
+        admin.create_topic(f"{topic}-new", 6)
+        new = admin.describe_topic(f"{topic}-new")
+        assert all(p.leader != victim for p in new.partitions)
+        traffic.wait_acks(3)
+        assert leads(cluster, topic, victim) == []
+        admin.set_node_drained(victim, False)
+        wait_for("leaderships that come back", lambda: leads(cluster, topic, victim))
+        traffic.wait_acks(3)
+    traffic.verify()

@@ -5,7 +5,7 @@ one without it take the same course.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -192,7 +192,7 @@ class WatchedNode(Node):
         self._observer.on_applied(self, index, command, applied)
         return applied
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> Iterator[bytes]:
         self._observer.counts["snapshots_taken"] += 1
         return super().snapshot()
 

@@ -25,7 +25,7 @@ from smq.coordinator.cli_common import (
 )
 from smq.coordinator.cli_consume import consume
 from smq.coordinator.cli_export import topic_export
-from smq.coordinator.cli_nodes import node as nodes
+from smq.coordinator.cli_nodes import node as node_group
 from smq.coordinator.cli_nodes import offsets
 from smq.coordinator.cli_produce import produce
 from smq.coordinator.user_errors import EXIT_FAILED
@@ -38,7 +38,7 @@ _CERTIFICATE_DAYS_FEW: Final = 14
 
 def register(group: click.Group) -> None:
     """Adds the data commands to the `smq` command."""
-    for command in (topic, produce, consume, nodes, offsets, status):
+    for command in (topic, produce, consume, node_group, offsets, status):
         group.add_command(command)
 
 

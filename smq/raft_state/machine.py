@@ -6,7 +6,7 @@ the handlers. A bad request is answered Rejected; a broken invariant raises Inva
 The node applies and reads; nobody else changes the state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
 from smq.raft_state.invariants import InvariantBroken, check
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
-from smq.raft_state.snapshot import SCHEMA_VERSION, Bytes, decode_state, encode_state
+from smq.raft_state.snapshot import SCHEMA_VERSION, Bytes, decode_state, encode_state, state_pieces
 from smq.raft_state.state import ClusterState
 
 __all__ = ["InvariantBroken", "Machine"]
@@ -108,6 +108,10 @@ class Machine:
     def snapshot(self) -> bytes:
         """The whole state as bytes; equal states have equal bytes."""
         return encode_state(self.state)
+
+    def snapshot_pieces(self) -> Iterator[bytes]:
+        """The same bytes in pieces, a millisecond's work each; nothing may be applied before the last one."""
+        return state_pieces(self.state)
 
     @classmethod
     def restore(cls, snapshot: Bytes) -> "Machine":

@@ -6,7 +6,8 @@ that a later command's outcome depends on. Only `machine` and tests import it.
 """
 
 import struct
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final, TypeVar
 
 from smq.raft_state.binary import (
     FLAG,
@@ -29,7 +30,7 @@ from smq.raft_state.binary import (
     write_count,
 )
 from smq.raft_state.codec import GROUP_MEMBER
-from smq.raft_state.ids import PartitionId, PartitionIndex, TopicId
+from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
     DISK_ID_BYTES,
     GROUP_BYTES_MAX,
@@ -53,8 +54,12 @@ from smq.raft_state.state import (
     members_bytes,
 )
 
-__all__ = ["SCHEMA_VERSION", "Bytes", "decode_state", "encode_state"]
+__all__ = ["SCHEMA_VERSION", "Bytes", "decode_state", "encode_state", "state_pieces"]
 
+T = TypeVar("T")
+
+PIECE_ITEMS: Final = 250  # partitions, replies: half a millisecond of encoding
+PIECE_GROUPS: Final = 5  # of up to 10,000 commits each, but some hundred as a rule
 FORMAT_VERSION: Final = 2  # of these bytes
 _FIRST_VERSION: Final = 1  # the oldest that is read: no drained nodes, no assigned offsets, no members of groups
 SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
@@ -98,6 +103,8 @@ _TOPIC: Final = (
 _ASSIGNED: Final = struct.Struct(f">{REQUEST_ID_BYTES}s{PARTITION_ID_BYTES}sqq")  # request, partition, base, count
 _ASSIGNED_BEFORE: Final = Many(Group((Fixed(PARTITION_ID_BYTES), INT64)))
 _PRODUCERS: Final = Many(Group((INT64, INT16)))
+_PRODUCER: Final = struct.Struct(">qh")
+_REPLY: Final = struct.Struct(f">{REQUEST_ID_BYTES}sH")  # request, length of the reply
 _REPLIES: Final = Many(Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX))))
 _GROUPS_AS_A_WHOLE: Final = (("offsets_retention_ms", INT64), ("expiry_clock_ms", INT64))
 _COORDINATORS: Final = Many(Record(CoordinatorSlot, (("node", INT32), ("incarnation", INT64), ("epoch", INT32))))
@@ -113,25 +120,68 @@ _MEMBERS: Final = Many(Record(MemberState, (("member", GROUP_MEMBER), ("assignme
 
 def encode_state(state: ClusterState) -> bytes:
     """The state's bytes."""
+    return b"".join(state_pieces(state))
+
+
+def state_pieces(state: ClusterState) -> Iterator[bytes]:
+    """The state's bytes, a millisecond's work at a time. It must not change before the last piece."""
     out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.schema_version))
     _CLUSTER.write(out, state)
     _NODES.write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
     write_count(out, len(state.topics))
+    yield bytes(out)
     for name in sorted(state.topics):
-        _write_topic(out, state.topics[name])
-    _PRODUCERS.write(out, tuple(state.producers.items()))
-    write_count(out, len(state.groups))
-    for name in sorted(state.groups):
-        _write_group(out, state.groups[name])
+        yield from _topic_pieces(state.topics[name])
+    yield from _pieces(state.producers.items(), _write_producer)
+    yield from _pieces([state.groups[name] for name in sorted(state.groups)], _write_group, PIECE_GROUPS)
+    out = bytearray()
     for name, kind in _GROUPS_AS_A_WHOLE:
         kind.write(out, getattr(state, name))
     _COORDINATORS.write(out, tuple(state.coordinators))
-    _REPLIES.write(out, tuple(state.replies.items()))
-    write_count(out, len(state.assigned))
-    for request_id, assigned in state.assigned.items():
-        out += _ASSIGNED.pack(request_id, assigned.partition, assigned.base, assigned.count)
+    yield bytes(out)
+    yield from _pieces(state.replies.items(), _write_reply)
+    yield from _pieces(state.assigned.items(), _write_assigned)
+    out = bytearray()
     _ASSIGNED_BEFORE.write(out, tuple(sorted(state.assigned_before.items())))
-    return bytes(out)
+    yield bytes(out)
+
+
+def _pieces(items: Collection[T], write: Callable[[bytearray, T], None], size: int = PIECE_ITEMS) -> Iterator[bytes]:
+    """A list: its length, then the items, some a piece."""
+    out = bytearray()
+    write_count(out, len(items))
+    for number, item in enumerate(items, 1):
+        write(out, item)
+        if number % size == 0:
+            yield bytes(out)
+            out.clear()
+    yield bytes(out)
+
+
+def _topic_pieces(topic: TopicState) -> Iterator[bytes]:
+    out = bytearray()
+    for name, kind in _TOPIC:
+        kind.write(out, getattr(topic, name))
+    write_count(out, len(topic.config))
+    for pair in sorted(topic.config.items()):
+        _PAIR.write(out, pair)
+    yield bytes(out)
+    yield from _pieces(topic.partitions, _write_partition)
+
+
+def _write_producer(out: bytearray, producer: tuple[int, int]) -> None:
+    out += _PRODUCER.pack(*producer)
+
+
+def _write_reply(out: bytearray, item: tuple[RequestId, bytes]) -> None:
+    request_id, reply = item
+    out += _REPLY.pack(request_id, len(reply))
+    out += reply
+
+
+def _write_assigned(out: bytearray, item: tuple[RequestId, Assigned]) -> None:
+    request_id, assigned = item
+    out += _ASSIGNED.pack(request_id, assigned.partition, assigned.base, assigned.count)
 
 
 def decode_state(data: Bytes) -> ClusterState:
@@ -171,17 +221,6 @@ def _read_assigned(reader: Reader, state: ClusterState) -> None:
     for request_id, pid, base, count in _ASSIGNED.iter_unpack(assigned):
         state.assigned[request_id] = Assigned(pid, base, count)
     state.assigned_before = dict(_ASSIGNED_BEFORE.read(reader))
-
-
-def _write_topic(out: bytearray, topic: TopicState) -> None:
-    for name, kind in _TOPIC:
-        kind.write(out, getattr(topic, name))
-    write_count(out, len(topic.config))
-    for pair in sorted(topic.config.items()):
-        _PAIR.write(out, pair)
-    write_count(out, len(topic.partitions))
-    for partition in topic.partitions:
-        _write_partition(out, partition)
 
 
 def _read_topic(reader: Reader) -> TopicState:

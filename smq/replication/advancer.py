@@ -13,7 +13,7 @@ from smq.raft_state.ids import PartitionId
 from smq.replication.api import DoneFn
 from smq.replication.ports import Clock
 
-ITEMS_MAX: Final = 10_000  # of one command: 52 bytes each, within an entry's cap
+ITEMS_MAX: Final = 1_000  # of one command: applying one moves as many replicas, some 10 ms of every node's loop
 PROPOSAL_MS_MAX: Final = 1_000  # rule 9: one without an answer by then is simply proposed again
 _RETRY_MS: Final = 20
 

@@ -7,7 +7,7 @@ data; a failed commit or a broken invariant ends the process through `on_fatal`.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -343,8 +343,8 @@ class NodeCore:
         self._proposer.on_applied(index)
         return applied
 
-    def snapshot(self) -> bytes:
-        return self._machine.snapshot()
+    def snapshot(self) -> Iterator[bytes]:
+        return self._machine.snapshot_pieces()
 
     def restore(self, index: LogIndex, snapshot: bytes) -> None:
         self._machine = Machine.restore(snapshot)

@@ -21,6 +21,7 @@ from pysyncobj.config import FAIL_REASON, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
+from smq.raft_state.commands import Applied
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.ports import Committed, DataDamaged, ProposalLost
@@ -50,6 +51,7 @@ __all__ = ["EngineTiming", "PySyncObjEngine"]
 
 COMMANDS_QUEUED_MAX: Final = 50_000  # above 65,536 the library reports failure for commands it did queue (finding 19)
 APPLY_BATCH_MAX: Final = 512  # entries applied a turn, so that a long backlog does not starve the node's loop
+APPLY_TOUCHED_MAX: Final = 500  # nor more partitions moved a turn, once an entry has been applied
 SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries
 JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept behind a snapshot so that a slow follower needs none
 _RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
@@ -181,6 +183,8 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self.prevoting = PreVoting(self)
         self._voted: set[NodeId] = set()  # who voted for us in the present term (finding 11)
         self._connected: set[NodeId] = set()
+        self._snapshotting: Iterator[bytes] | None = None  # nothing is applied while there is one
+        self._pieces: list[bytes] = []  # of it, so far
         self._size_after_snapshot = 0  # of the journal: what waits to be committed cannot be cut off
         super().__init__(
             self._nodes[node_id],
@@ -248,6 +252,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
             self.journal.setRaftCommitIndex(index)
 
     def install(self, snapshot: Snapshot) -> None:
+        self._drop_snapshot()
         self._engine.machine.restore(LogIndex(snapshot.index), snapshot.state)
         self.journal.install(snapshot)
         self.resume_after(snapshot)
@@ -355,7 +360,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     @property
     def _may_stand(self) -> bool:
         """A node that has yet to apply what it knows to be committed may not know that its disk is another's."""
-        return self.voters.may_stand and not self.has_backlog
+        return self.voters.may_stand and not self._is_behind
 
     def _stand_for_election(self) -> None:
         """The library's own election (its _onTick), which can only be reached there by a passed deadline."""
@@ -443,17 +448,27 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
 
     @property
     def has_backlog(self) -> bool:
+        return self._is_behind or self._snapshotting is not None
+
+    @property
+    def _is_behind(self) -> bool:
         return bool(self._SyncObj__raftLastApplied < self._SyncObj__raftCommitIndex)
 
     def _apply_committed(self) -> None:
         count = min(self.commit_index - self.applied_index, APPLY_BATCH_MAX)
+        if count <= 0 or self._snapshotting is not None:
+            return
+        touched = 0
         waiting = self._SyncObj__commandsWaitingCommit
         for entry, index, term in self.journal.entries_from(self.applied_index + 1, count_max=count):
             applied = self._apply_entry(index, entry)
             self._SyncObj__raftLastApplied = index
+            touched += len(applied.touched) if isinstance(applied, Applied) else 0
             for waiting_term, callback in waiting.pop(index, ()):
                 is_ours = waiting_term == term
                 callback((index, applied), FAIL_REASON.SUCCESS if is_ours else FAIL_REASON.DISCARDED)
+            if touched >= APPLY_TOUCHED_MAX:
+                return
 
     def _apply_entry(self, index: int, entry: bytes) -> object:
         if entry[0] == REGULAR:
@@ -472,15 +487,35 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
 
     def _compact_journal(self) -> None:
         """A snapshot every so many entries or bytes, and the journal cut behind it, in one submission."""
+        if self._snapshotting is not None:
+            self._take_snapshot()
+            return
         index, journal, every = self.applied_index, self.journal, self.timing.snapshot_entries
         taken = journal.snapshot.index if journal.snapshot else 1
         grown = journal.size_bytes - self._size_after_snapshot
         if index - taken < every and (index == taken or grown < SNAPSHOT_JOURNAL_BYTES):
             return
-        snapshot = Snapshot(index=index, term=journal.term_at(index), state=self._engine.machine.snapshot())
+        self._snapshotting = self._engine.machine.snapshot()
+
+    def _take_snapshot(self) -> None:
+        """One more piece of the snapshot under way; after the last it is stored. Entries wait until then, and the
+        loop does not."""
+        assert self._snapshotting is not None
+        piece = next(self._snapshotting, None)
+        if piece is not None:
+            self._pieces.append(piece)
+            return
+        state = b"".join(self._pieces)
+        self._drop_snapshot()
+        index, journal, every = self.applied_index, self.journal, self.timing.snapshot_entries
+        snapshot = Snapshot(index=index, term=journal.term_at(index), state=state)
         first_kept = max(journal.first_index, index - every // 4)
         journal.compact(snapshot, first_kept if journal.size_bytes <= JOURNAL_KEPT_BYTES else index)
         self._size_after_snapshot = journal.size_bytes
+
+    def _drop_snapshot(self) -> None:
+        self._snapshotting = None
+        self._pieces = []
 
 
 def _conf(timing: EngineTiming) -> SyncObjConf:

@@ -6,7 +6,7 @@ read of committed data is the one exception). Callbacks are never made from insi
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -213,7 +213,9 @@ class StateMachine(Protocol):
 
     def apply(self, index: LogIndex, command: bytes) -> Applied: ...
 
-    def snapshot(self) -> bytes: ...
+    def snapshot(self) -> Iterator[bytes]:
+        """The state's bytes in pieces, each a step of work. Nothing is applied or restored between two of them, but
+        for a restore after which the rest is never asked for."""
 
     def restore(self, index: LogIndex, snapshot: bytes) -> None: ...
 

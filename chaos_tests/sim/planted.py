@@ -467,6 +467,38 @@ BUGS: tuple[PlantedBug, ...] = (
         scenario="full_disk",
         anomalies=frozenset({"no-progress"}),
         seeds=3,
+        name="retry-assigned-anew",
+        rule="a request for offsets takes effect once, however often it is repeated",
+        mutations=(
+            Mutation(
+                "smq.raft_state.external:_assign",
+                "known = state.assigned.get(item.request_id)",
+                "known = None",
+            ),
+        ),
+        scenario="handover",
+        anomalies=frozenset({"offset-gap", "nonmonotonic-assign", "offset-reuse"}) | BROKEN,
+        seeds=6,
+    ),
+    PlantedBug(
+        name="hand-over-before-the-tail-is-stored",
+        rule="11: a successor is proposed by what its log holds, and apply checks that against the mark",
+        mutations=(
+            Mutation(
+                "smq.replication.handover:HandOver.drive",
+                "if stream.acked_end == log.appended_end == replica.part.hwm:",
+                "if stream.acked_end is not None:",
+            ),
+            Mutation(
+                "smq.replication.handover:HandOver.drive",
+                "verified_end=stream.acked_end,",
+                "verified_end=log.appended_end,",
+            ),
+            Mutation(_REPLICA + "_start_leading", "if self._judged_end < start or not is_whole:", "if False:"),
+        ),
+        scenario="handover",
+        anomalies=BROKEN,
+        seeds=10,
     ),
 )
 

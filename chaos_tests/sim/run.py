@@ -19,6 +19,7 @@ import structlog
 from chaos_tests.checkers.base import Violation
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
+from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
@@ -211,6 +212,12 @@ class Simulation:
                 )
                 if ok:
                     break
+        if self.scenario.clients.assigners:
+            for attempt in range(5):
+                name, wait_ms = f"x-{attempt}", BOOT_MS_MAX / 4
+                yield from owner.create(name, partitions=1, replication=0, deadline_ms=wait_ms, is_external=True)
+                if self.world.externals:
+                    break
 
     def _learn_replicas(self, known: Known) -> None:
         node = self.observer.freshest()
@@ -268,6 +275,11 @@ class Simulation:
             for i in range(mix.trimmers)
         ]
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
+        made += [
+            Assigner(world, f"assigner-{i}", known, think_ms=think).run()
+            for i in range(mix.assigners)
+            for known in world.externals[:1]
+        ]
         return made
 
     # ------------------------------------------------------------------------------------------ the end

@@ -44,6 +44,7 @@ class ClientMix:
     consumers: int = 2
     ranges: int = 1
     groups: int = 2
+    assigners: int = 0  # of offsets without records, in a topic of their own
     trimmers: int = 0
     topic_owners: int = 0
     think_ms: float = 240.0

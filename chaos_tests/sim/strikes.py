@@ -7,13 +7,16 @@ takes back what it did; `heal` of the storm undoes what is left when the run end
 from collections.abc import Callable
 
 from chaos_tests.sim import steered
-from chaos_tests.sim.clock import NS_PER_MS
+from chaos_tests.sim.clock import NS_PER_MS, Process
 from chaos_tests.sim.cluster import SimHost
 from chaos_tests.sim.disk import DiskImage
 from chaos_tests.sim.faults import Fault
 from chaos_tests.sim.rpc import Script
-from smq.raft_state.ids import NodeId
+from smq.raft_state.commands import SetNodeDrained
+from smq.raft_state.ids import NodeId, RequestId
 from smq.replication.ports import Channel, Table
+
+TERMINATE_MS = 2_000
 
 
 # ---------------------------------------------------------------------------------------------- processes
@@ -46,6 +49,40 @@ def crash_at_step(fault: Fault) -> Script:
 
         process.on_step = step
     yield fault.duration()
+
+
+def terminate(fault: Fault) -> Script:
+    """SIGTERM: the node hands over and stops, unless something ends it before, and comes back."""
+    cluster = fault.arena.cluster
+    for host in fault.hosts():
+        if host.api is None:
+            continue
+        process, back_ms = host.process, fault.lasting_ms()
+
+        def end(host: SimHost = host, process: Process | None = process, back_ms: float = back_ms) -> None:
+            if host.process is process and host.api is not None:
+                host.api.stop()
+                cluster.crash(host.node, power=False, why="terminated")
+                cluster.start_later(host.node, back_ms)
+
+        def ended(end: Callable[[], None] = end) -> None:
+            cluster.scheduler.after_ms(0, end)  # from outside of the process that ends
+
+        fault.note("terminate", n=host.node)
+        host.api.drain(TERMINATE_MS, ended)
+    yield fault.duration()
+
+
+def drain(fault: Fault) -> Script:
+    """An operator drains a node and, later, undrains it, through whichever node he reaches."""
+    for node in fault.targets():
+        for is_drained in (True, False):
+            command = SetNodeDrained(request_id=RequestId(fault.rng.randbytes(16)), node=node, drained=is_drained)
+            reached = fault.arena.cluster.hosts[fault.rng.choice(list(fault.arena.world.nodes))]
+            fault.note("drain", n=node, drained=is_drained)
+            if reached.api is not None:
+                reached.api.propose(command, TERMINATE_MS, lambda _reply: None)
+            yield fault.duration()
 
 
 def pause(fault: Fault) -> Script:
@@ -225,6 +262,8 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
     for strike in (
         crash,
         crash_at_step,
+        terminate,
+        drain,
         pause,
         partition,
         reset,

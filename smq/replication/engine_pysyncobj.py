@@ -12,7 +12,7 @@ root imports this file; everybody else knows the Engine port.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 # The library has no type hints; `_Library` below is the typed view of it.

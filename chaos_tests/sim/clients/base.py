@@ -53,6 +53,7 @@ class World:
     spawn: Callable[[Script], None]  # runs a script beside the one that asks
     pace: Pace
     partitions: list[Known] = field(default_factory=list)
+    externals: list[Known] = field(default_factory=list)  # of external storage
     stopped: bool = False
     duplicates: int = 0
     _next_value: int = 0

@@ -14,7 +14,7 @@ from chaos_tests.sim.rpc import Sleep, Wait
 
 ACKED_MIN: Final = 200  # acknowledged changes: a run with fewer proves too little and does not count as one
 ACKED_PLANNED: Final = 195.0  # what the clients aim at; the probes at the end come on top
-CHANGES: Final = frozenset({"send", "commit", "trim", "create", "drop", "alloc"})  # reads are not counted
+CHANGES: Final = frozenset({"send", "commit", "trim", "create", "drop", "alloc", "assign"})  # reads are not counted
 
 WAVE_MS: Final = 700.0  # between two waves, on average, while the run is on its budget
 RUSH_WAVE_MS: Final = 40.0  # the same around a fault

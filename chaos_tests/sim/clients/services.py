@@ -12,6 +12,7 @@ from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.raft_state.commands import AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit, TopicCreated
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, RequestId, TopicId, partition_id
+from smq.raft_state.topic_config import EXTERNAL, STORAGE
 from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
 
 ATTEMPT_MS = 900
@@ -179,16 +180,24 @@ class TopicOwner(Client):
             yield from self.drop(topic)
 
     def create(
-        self, topic: str, *, partitions: int, replication: int, start: int = 0, deadline_ms: float = DEADLINE_MS
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        replication: int,
+        start: int = 0,
+        deadline_ms: float = DEADLINE_MS,
+        is_external: bool = False,
     ) -> Any:
-        """A Script that returns whether the topic is known to exist."""
+        """A Script that returns whether the topic is known to exist. One of external storage is for assigners alone."""
         topic_id = TopicId(self.rng.randbytes(16))
         command = CreateTopic(
             request_id=RequestId(self.rng.randbytes(16)),
             name=topic,
             topic_id=topic_id,
             partition_count=partitions,
-            replication_factor=min(replication, len(self.world.nodes)),
+            replication_factor=0 if is_external else min(replication, len(self.world.nodes)),
+            config=((STORAGE, EXTERNAL),) if is_external else (),
             start_offset=Offset(start),
             created_ms=int(self.world.now_ms()),
         )
@@ -202,7 +211,8 @@ class TopicOwner(Client):
             self.ok("create")
             for index in range(partitions):
                 pid = partition_id(topic_id, PartitionIndex(index))
-                self.world.partitions.append(Known(topic, index, pid, self.world.nodes[:0], None, start, start))
+                known = self.world.externals if is_external else self.world.partitions
+                known.append(Known(topic, index, pid, self.world.nodes[:0], None, start, start))
             return True
         if unknown:
             self.conclude_unknown("create")

@@ -1,0 +1,83 @@
+"""A client of offsets without records: it asks for ranges, moves the mark, and reads it back, at any node.
+
+Owns what an honest caller remembers: one request id a call, and a bound from before its first attempt.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
+from chaos_tests.sim.rpc import Call, Lost, Script
+from smq.raft_state.commands import OffsetsAssigned
+from smq.raft_state.errors import SmqError
+from smq.replication.api import NodeApi, PartitionRange
+
+ATTEMPT_MS: Final = 300  # short, so that attempts are often repeated while the first is still on its way
+DEADLINE_MS: Final = 3_000.0
+COUNT_MAX: Final = 5
+
+
+class Assigner(Client):
+    """`partition` is of external storage."""
+
+    def __init__(self, world: World, name: str, partition: Known, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.partition = partition
+        self.think_ms = think_ms
+        self._bound = 0  # a next offset that has been
+        self._mark = 0  # that this client has been told
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            chance = self.rng.random()
+            yield from (self.assign() if chance < 0.7 else self.advance() if chance < 0.85 else self.read())
+
+    def assign(self) -> Script:
+        count, request_id, bound = self.rng.randint(1, COUNT_MAX), self.rng.randbytes(16), self._bound
+        topic, index = self.partition.topic, self.partition.index
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.assign_offsets(
+                topic, index, count, request_id=request_id, not_before=bound, timeout_ms=ATTEMPT_MS, done=done
+            )
+
+        self.world.recorder.invoke(self.process, "assign", k=self.partition.key, c=count)
+        result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+        if isinstance(result, OffsetsAssigned):
+            self.ok("assign", o=result.base)
+            self._bound = result.last + 1
+        elif unknown:
+            self.conclude_unknown("assign")
+        else:
+            self.fail("assign", result)
+
+    def advance(self) -> Script:
+        """No operation of the history: what it was told is a floor for what this client reads next."""
+        topic, index, offset = self.partition.topic, self.partition.index, self._bound
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.advance_external_hwm(topic, index, offset, ATTEMPT_MS, done)
+
+        result, _ = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+        if not isinstance(result, SmqError | Lost):
+            self._mark = max(self._mark, result)
+
+    def read(self) -> Script:
+        node, key = self.any_node(), self.partition.key
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.partition_range(self.partition.topic, self.partition.index, ATTEMPT_MS, done)
+
+        self.world.recorder.invoke(self.process, "hwm", k=key, n=node)
+        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        if isinstance(result, PartitionRange):
+            told = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
+            self.world.recorder.ok(self.process, "hwm", **told)
+            if result.hwm < self._mark or result.next_offset < self._bound:
+                what = f"{key}: mark {result.hwm} and next {result.next_offset} after {self._mark} and {self._bound}"
+                self.world.complain(node, what)
+        elif is_unknown(result):
+            self.conclude_unknown("hwm")
+        else:
+            self.fail("hwm", result)

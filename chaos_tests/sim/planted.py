@@ -467,6 +467,8 @@ BUGS: tuple[PlantedBug, ...] = (
         scenario="full_disk",
         anomalies=frozenset({"no-progress"}),
         seeds=3,
+    ),
+    PlantedBug(
         name="retry-assigned-anew",
         rule="a request for offsets takes effect once, however often it is repeated",
         mutations=(

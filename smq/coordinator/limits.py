@@ -77,6 +77,7 @@ KAFKA_INFLIGHT_PER_CONNECTION_MAX: Final = 256
 KAFKA_FETCHES_PER_CONNECTION_MAX: Final = 4
 KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # past it the socket is not read; one request may pass it
 KAFKA_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB  # of all its connections, answers that nobody reads yet included
+KAFKA_ROOM_S_MAX: Final = 1  # a fetch on a full node is then answered with nothing, which its client asks again
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # some 10 KB each when idle; beyond, the file descriptors come to an end first
 KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host of many clients, or a few hosts behind one address
 KAFKA_CONFIRM_MS: Final = 5_000  # "unknown topic" is retried by clients: they do not wait for a lost quorum to say it

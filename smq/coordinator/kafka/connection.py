@@ -276,10 +276,12 @@ class Connection(asyncio.Protocol):
             self._set_reading()
 
     def _set_reading(self) -> None:
+        if self._transport is None:
+            return  # nor may it wait for room any more
         wanted = self._has_room
         if not wanted and self._node_inflight.is_full:
             self._node_inflight.wait(self)
-        if wanted == self._is_reading or self._transport is None:
+        if wanted == self._is_reading:
             return
         self._is_reading = wanted
         if wanted:

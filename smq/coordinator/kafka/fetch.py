@@ -62,15 +62,18 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *,
     if not wanted:
         return []
     wait_ms = 0 if is_due else min(max(request["max_wait_ms"], 0), FETCH_WAIT_MS_MAX)
-    return await fetch_many(
-        gateway.calls,
-        wanted,
-        max_wait_ms=wait_ms,
-        answer_ms=wait_ms + FETCH_BARRIER_MS,
-        bytes_max=min(max(request["max_bytes"], 1), gateway.response_bytes_max),
-        bytes_min=request["min_bytes"],
-        room=gateway.inflight.reserved,
-    )
+    try:
+        return await fetch_many(
+            gateway.calls,
+            wanted,
+            max_wait_ms=wait_ms,
+            answer_ms=wait_ms + FETCH_BARRIER_MS,
+            bytes_max=min(max(request["max_bytes"], 1), gateway.response_bytes_max),
+            bytes_min=request["min_bytes"],
+            room=gateway.inflight.reserved,
+        )
+    except SmqError:
+        return [None] * len(wanted)  # the node is full of answers that others have not taken: nothing yet
 
 
 def _wanted(name: str, asked: Struct) -> Wanted:

@@ -2,7 +2,8 @@
 
 Owns one counter. Requests that have begun to come, answers that are being read from the log, and answers that their
 clients have not taken yet all count; a fetch that waits for records holds nothing and costs nothing. Past the bound no
-connection is read any more, but those in the middle of a request, and no answer is read from the log.
+connection is read any more, but those in the middle of a request, and no answer is read from the log: who asks is told
+"nothing yet" after a while, which ends his wait and whatever waits behind it.
 """
 
 import asyncio
@@ -11,7 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX
+from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX, KAFKA_ROOM_S_MAX
+from smq.raft_state.errors import ErrorCode, SmqError
 
 
 class Waiter(Protocol):
@@ -68,7 +70,8 @@ class InflightBytes:
 
     @asynccontextmanager
     async def reserved(self, size: int) -> AsyncIterator[None]:
-        """Room for that much, as soon as the node has any, until the end of the block."""
+        """Room for that much, as soon as the node has any, until the end of the block. OVERLOADED where that is not
+        soon: what holds the room may lie behind the very answer that waits for some, on its own connection."""
         if self.is_full or self._reading:
             await self._turn(size)
         else:
@@ -82,8 +85,11 @@ class InflightBytes:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reading.append((size, place))
         try:
-            await place
-        except asyncio.CancelledError:
-            if not place.cancelled():
+            async with asyncio.timeout(KAFKA_ROOM_S_MAX):  # a timer, but on a full node only
+                await place
+        except (asyncio.CancelledError, TimeoutError) as e:
+            if place.done() and not place.cancelled():
                 self.add(-size)  # it was granted in the very moment of the cancellation
+            if isinstance(e, TimeoutError):
+                raise SmqError(ErrorCode.OVERLOADED, f"no room for an answer within {KAFKA_ROOM_S_MAX} s") from None
             raise

@@ -207,3 +207,22 @@ def test_fetches_that_wait_for_records_hold_nothing(on_node: OnNode) -> None:
         port.wait("all is given back", lambda: port.inflight.used == 0)
 
     on_node(scenario)
+
+
+def test_answers_behind_one_that_waits_for_records_do_not_lock_the_node(on_node: OnNode) -> None:
+    def scenario(port: Port) -> None:
+        producer = port.connect()
+        for _ in range(8):
+            producer.produce("t", LARGE)
+        port.inflight._max = 16 * MIB
+        clients = [port.connect() for _ in range(3)]
+        for raw in clients:  # the first waits at the end of the log, and the others' 7 MB each lie behind it
+            _send_fetch(raw, offset=8, max_wait_ms=2_000)
+            _send_fetch(raw)
+            _send_fetch(raw)
+        for raw in clients:
+            for _ in range(3):
+                assert raw.receive(ApiKey.FETCH, 12)[1]["responses"][0]["partitions"][0]["high_watermark"] == 8
+        port.wait("all is given back", lambda: port.inflight.used == 0)
+
+    on_node(scenario)

@@ -1,7 +1,7 @@
 """How much the answers to gRPC fetches may hold, by connection and in all.
 
 Owns the budgets, and when they are given back: once gRPC has taken the whole answer off our hands. A client that asks
-and does not read waits for its own answers, and is cut off in the end. `grpc_broker` alone imports it.
+and does not read waits for its own answers, until the keepalive ends its connection. `grpc_broker` alone imports it.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from smq.coordinator.inflight import ByteBudget
 from smq.coordinator.limits import (
     FETCH_INFLIGHT_BYTES_PER_CONNECTION_MAX,
     FETCH_INFLIGHT_BYTES_PER_NODE_MAX,
-    FETCH_STUCK_S_MAX,
     PUBLISH_RETRY_AFTER_MS,
 )
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -69,7 +68,8 @@ class AnswerRoom:
             self._forget(peer, own)
 
     def hold(self, peer: str, size: int) -> None:
-        """Counts an answer that is there until the call's own task has sent it, or is cut off for being stuck."""
+        """Counts an answer that is there until the call's own task has sent it, or the connection has ended: a client
+        that reads nothing at all answers no ping either (GRPC_KEEPALIVE_TIMEOUT_MS)."""
         if size == 0:
             return
         task = asyncio.current_task()
@@ -77,13 +77,7 @@ class AnswerRoom:
         own = self._connections.setdefault(peer, ByteBudget(self._connection_max))
         own.take(size)
         self._node.take(size)
-        stuck = asyncio.get_running_loop().call_later(FETCH_STUCK_S_MAX, task.cancel)
-
-        def give_back(_task: "asyncio.Task[object]") -> None:
-            stuck.cancel()
-            self._release(peer, own, size)
-
-        task.add_done_callback(give_back)
+        task.add_done_callback(lambda _: self._release(peer, own, size))
 
     def _release(self, peer: str, own: ByteBudget, size: int) -> None:
         self._node.release(size)

@@ -20,6 +20,8 @@ GRPC_IDLE_MS: Final = 600_000  # without any call; a client that wants another c
 # the time that an answer takes, so the slower a node gets, the more it takes in: measured, 32 streams of one client
 # filled 7 GB in 10 s. 256 KiB are 25 MB/s a stream over 10 ms, and more than loopback needs.
 GRPC_WINDOW_BYTES: Final = 256 << 10
+GRPC_ARRIVALS_MAX: Final = 32  # calls whose request, 9 MiB at most, is on the way; most are one packet, there at once
+GRPC_ARRIVAL_PATIENT_S: Final = 1.0  # who takes longer keeps nobody waiting: he is not counted any more
 GRPC_KEEPALIVE_MS: Final = 10_000  # a dead client's streams end within about half a minute
 GRPC_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 GRPC_CLIENT_PING_INTERVAL_MS_MIN: Final = 5_000  # what a client may ping: below gRPC's default of 5 min, ours use 10 s
@@ -49,7 +51,6 @@ FETCH_PARTITION_BYTES_DEFAULT: Final = MIB
 FETCH_CONCURRENCY: Final = 8  # reads of one request at a time: overshoots the byte cap by 8 batches at most
 FETCH_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # answers that are read, or not taken yet, as Kafka's
 FETCH_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB
-FETCH_STUCK_S_MAX: Final = 60  # who does not take an answer this long has given it up
 FETCH_WAIT_MS_MAX: Final = 50_000  # a longer poll is told empty and asks again
 FETCH_BARRIER_MS: Final = 8_000  # beyond max_wait, for a barrier before "out of range": longer than an election
 LIST_OFFSETS_MAX: Final = 1_000

@@ -27,6 +27,7 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc_admin import AdminService
 from smq.coordinator.grpc_agent import AgentService
 from smq.coordinator.grpc_broker import BrokerService
+from smq.coordinator.grpc_gate import ArrivalGate
 from smq.coordinator.http import HttpServer
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.logs import configure_logs
@@ -93,7 +94,7 @@ class Server:
             ("grpc.max_receive_message_length", config.request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
             ("grpc.max_allowed_incoming_connections", connections.grpc),
         )
-        self._grpc = grpc.aio.server(options=options)
+        self._grpc = grpc.aio.server(options=options, interceptors=[ArrivalGate()])
         self.grpc_address: Address = (config.grpc_address[0], self._bind_grpc())
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),

@@ -144,23 +144,3 @@ def test_an_answer_counts_until_its_call_has_ended_however_it_ends() -> None:
 async def _wait_in(room: AnswerRoom) -> None:
     async with room.reserved("a", 9, 10_000):
         pass
-
-
-def test_an_answer_that_nobody_takes_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smq.coordinator.grpc_room.FETCH_STUCK_S_MAX", 0.01)
-
-    async def test() -> None:
-        room = AnswerRoom()
-
-        async def call() -> None:
-            room.hold("a", 8)
-            await asyncio.Event().wait()  # gRPC, which waits for the client
-
-        stuck = asyncio.create_task(call())
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait([stuck])
-        assert stuck.cancelled()
-        await asyncio.sleep(0)
-        assert room.used_bytes == 0
-
-    asyncio.run(test())

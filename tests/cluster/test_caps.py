@@ -155,12 +155,12 @@ def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster) -> 
 
 
 def test_a_grpc_client_of_many_large_calls_fills_only_the_places_of_arrivals(one: Cluster) -> None:
-    """300 calls of 8 MiB each, 2.4 GiB, for a method that needs a byte."""
+    """150 calls of 8 MiB each, for a method that needs a byte."""
     before, most = memory_bytes(one), 0
     request = b"\x9a\x06" + _varint(8 * MIB) + bytes(8 * MIB)  # a field that nobody knows: it is passed over
     with grpc.insecure_channel(one.nodes[1].grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
         ask: Any = channel.unary_unary("/smq.v1.Admin/NodeStatus", None, None)
-        calls = [ask.future(request) for _ in range(300)]
+        calls = [ask.future(request) for _ in range(150)]
         while not all(call.done() for call in calls):
             most = max(most, memory_bytes(one) - before)
             time.sleep(0.02)

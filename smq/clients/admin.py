@@ -16,12 +16,16 @@ from smq.clients.tls import Tls
 from smq.clients.types import (
     ClusterDescription,
     CommittedOffset,
+    GroupDescription,
+    GroupSummary,
     ListedOffset,
     NodeStatus,
     PartitionRange,
     TopicDescription,
     TopicPartition,
     cluster_from_message,
+    group_from_message,
+    group_summary_from_message,
     node_status_from_message,
     range_from_message,
 )
@@ -216,6 +220,53 @@ class Admin:
         return await resolve_starts(
             self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
         )
+
+    # -- groups
+
+    async def list_groups(self) -> list[GroupSummary]:
+        """In the order of their names."""
+        return [group_summary_from_message(g) for g in (await self._list_groups()).groups]
+
+    async def offsets_retention_ms(self) -> int:
+        """How long a group without members keeps what it has committed; 0 is for ever."""
+        return (await self._list_groups()).offsets_retention_ms
+
+    async def _list_groups(self) -> pb.ListGroupsResponse:
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListGroupsResponse:
+            return await node.admin.ListGroups(pb.ListGroupsRequest(timeout_ms=node_ms), timeout=call_s)
+
+        return await self._call(run)
+
+    async def describe_group(self, name: str) -> GroupDescription:
+        """UNKNOWN_GROUP where there is none."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeGroupResponse:
+            request = pb.DescribeGroupRequest(group=name, timeout_ms=node_ms)
+            return await node.admin.DescribeGroup(request, timeout=call_s)
+
+        return group_from_message(await self._call(run))
+
+    async def delete_group(self, name: str) -> None:
+        """With all it has committed. GROUP_NOT_EMPTY while it has members, UNKNOWN_GROUP where there is none."""
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = pb.DeleteGroupRequest(group=name, request_id=request_id, timeout_ms=node_ms)
+            await node.admin.DeleteGroup(request, timeout=call_s)
+
+        await self._call(run)
+
+    async def set_offsets_retention(self, retention_ms: int) -> None:
+        """For the whole cluster; 0 keeps committed offsets for ever."""
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = pb.SetOffsetsRetentionRequest(
+                retention_ms=retention_ms, request_id=request_id, timeout_ms=node_ms
+            )
+            await node.admin.SetOffsetsRetention(request, timeout=call_s)
+
+        await self._call(run)
 
     # -- groups' offsets
 

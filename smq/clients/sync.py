@@ -25,6 +25,8 @@ from smq.clients.types import (
     CommittedOffset,
     ConsumerRecord,
     FetchedRange,
+    GroupDescription,
+    GroupSummary,
     ListedOffset,
     NodeStatus,
     PartitionRange,
@@ -329,6 +331,21 @@ class SyncAdmin(_Shell):
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
         return self._run(self._admin.fetch_offsets(group, partitions))
+
+    def list_groups(self) -> list[GroupSummary]:
+        return self._run(self._admin.list_groups())
+
+    def describe_group(self, name: str) -> GroupDescription:
+        return self._run(self._admin.describe_group(name))
+
+    def delete_group(self, name: str) -> None:
+        self._run(self._admin.delete_group(name))
+
+    def offsets_retention_ms(self) -> int:
+        return self._run(self._admin.offsets_retention_ms())
+
+    def set_offsets_retention(self, retention_ms: int) -> None:
+        self._run(self._admin.set_offsets_retention(retention_ms))
 
     def close(self) -> None:
         self._run(self._admin.close())

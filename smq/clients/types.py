@@ -243,3 +243,92 @@ def range_from_message(m: pb.GetPartitionRangeInfoResponse) -> PartitionRange:
         epoch=m.epoch,
         replicas=tuple(m.replicas),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """`state` is Empty, PreparingRebalance, CompletingRebalance or Stable. A Kafka client's group g is kafka-cg-g."""
+
+    name: str
+    state: str
+    protocol_type: str
+    members: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """`partitions` are those that a consumer was assigned; `instance_id` is None where it is not static."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPosition:
+    """`offset` and `lag` are None where nothing is committed. A lag is never negative."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    log_start: int
+    hwm: int
+    lag: int | None
+    committed_ms: int
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDescription:
+    summary: GroupSummary
+    protocol: str
+    coordinator: int | None
+    members: tuple[GroupMember, ...]
+    positions: tuple[GroupPosition, ...]
+
+    @property
+    def lag(self) -> int:
+        """Of all partitions that something is committed for."""
+        return sum(p.lag or 0 for p in self.positions)
+
+
+def group_summary_from_message(g: pb.GroupSummary) -> GroupSummary:
+    return GroupSummary(
+        name=g.group, state=g.state, protocol_type=g.protocol_type, members=g.members, generation=g.generation
+    )
+
+
+def group_from_message(m: pb.DescribeGroupResponse) -> GroupDescription:
+    return GroupDescription(
+        summary=group_summary_from_message(m.group),
+        protocol=m.protocol,
+        coordinator=m.coordinator if m.HasField("coordinator") else None,
+        members=tuple(
+            GroupMember(
+                member_id=g.member_id,
+                instance_id=g.instance_id if g.HasField("instance_id") else None,
+                client_id=g.client_id,
+                client_host=g.client_host,
+                session_timeout_ms=g.session_timeout_ms,
+                partitions=tuple((p.topic, p.partition) for p in g.partitions),
+            )
+            for g in m.members
+        ),
+        positions=tuple(
+            GroupPosition(
+                topic=o.topic,
+                partition=o.partition,
+                offset=o.offset if o.HasField("offset") else None,
+                log_start=o.log_start,
+                hwm=o.hwm,
+                lag=o.lag if o.HasField("lag") else None,
+                committed_ms=o.committed_ms,
+                metadata=o.metadata,
+            )
+            for o in m.offsets
+        ),
+    )

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
+from rich.table import Table
 
 from smq.clients.metadata import parse_bootstrap
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, tls_from_environment
@@ -93,6 +95,14 @@ def bootstrap_option(command: F) -> F:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def print_table(table: Table) -> None:
+    """As wide as it must be where nobody looks at it: scripts read whole lines."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from smq.clients import Admin
@@ -21,10 +20,12 @@ from smq.coordinator.cli_common import (
     bootstrap_option,
     json_option,
     parse_settings,
+    print_table,
     run,
 )
 from smq.coordinator.cli_consume import consume
 from smq.coordinator.cli_export import topic_export
+from smq.coordinator.cli_group import group as group_commands
 from smq.coordinator.cli_nodes import node as node_group
 from smq.coordinator.cli_nodes import offsets
 from smq.coordinator.cli_produce import produce
@@ -38,7 +39,7 @@ _CERTIFICATE_DAYS_FEW: Final = 14
 
 def register(group: click.Group) -> None:
     """Adds the data commands to the `smq` command."""
-    for command in (topic, produce, consume, node_group, offsets, status):
+    for command in (topic, group_commands, produce, consume, node_group, offsets, status):
         group.add_command(command)
 
 
@@ -107,7 +108,7 @@ def topic_list(as_json: bool, bootstrap: str) -> None:
     for t in topics:
         records = sum(p.hwm - p.log_start for p in t.partitions)
         table.add_row(t.name, str(len(t.partitions)), str(t.replication_factor), f"{records:,}", _settings(t))
-    _print(table) if topics else click.echo("there are no topics: create one with `smq topic create NAME`")
+    print_table(table) if topics else click.echo("there are no topics: create one with `smq topic create NAME`")
 
 
 @topic.command("describe")
@@ -134,7 +135,7 @@ def topic_describe(name: str, as_json: bool, bootstrap: str) -> None:
         table.add_row(
             str(p.partition), leader, str(p.epoch), replicas, str(p.log_start), str(p.hwm), f"{start}-{stop - 1}"
         )
-    _print(table)
+    print_table(table)
 
 
 @topic.command("delete")
@@ -255,7 +256,7 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
         if described.drained:
             state += ", drained"
         table.add_row(str(described.node), state, described.grpc_address, described.http_address, *cells)
-    _print(table)
+    print_table(table)
     for node in nodes:
         if isinstance(node, NodeStatus):
             for warning in node.warnings:
@@ -294,11 +295,3 @@ def _topic_json(t: TopicDescription) -> dict[str, object]:
 
 def _settings(t: TopicDescription) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(t.config.items())) or "as by default"
-
-
-def _print(table: Table) -> None:
-    """As wide as it must be where nobody looks at it: scripts read whole lines."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(table)

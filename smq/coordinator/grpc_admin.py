@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.pb import smq_pb2_grpc
-from smq.coordinator.calls import NodeCalls
+from smq.coordinator.grpc_groups import GroupAdmin
 from smq.coordinator.grpc_service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import PARTITION_COUNT_MAX
 from smq.coordinator.lookup import find_partition, find_topic
@@ -33,9 +32,9 @@ from smq.replication.api import NodeApi
 _REPLICATION_FACTOR_DEFAULT = 3
 
 
-class AdminService(smq_pb2_grpc.AdminServicer):
+class AdminService(GroupAdmin):
     def __init__(self, node: NodeApi, tls: NodeTls | None) -> None:
-        self._calls = NodeCalls(node)
+        super().__init__(node)
         self._tls = tls
 
     @property

@@ -13,7 +13,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from smq.coordinator.limits import METRICS_PARTITIONS_MAX
+from smq.coordinator.groups.view import positions
+from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import NodeApi, NodeStatus, ReplicaStatus
@@ -67,6 +69,7 @@ class NodeCollector(Collector):
         yield from _node_metrics(status, state)
         yield from _storage_metrics(status)
         yield from _partition_metrics(status, state)
+        yield from _group_metrics(status, state)
 
 
 def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
@@ -82,7 +85,7 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
         ("smq_cluster_nodes", "Nodes that have registered.", len(state.nodes)),
         ("smq_cluster_nodes_fenced", "Nodes that are not heard of.", fenced),
         ("smq_cluster_topics", "Topics.", len(state.topics)),
-        ("smq_cluster_groups", "Consumer groups with commits.", len(state.groups)),
+        ("smq_cluster_groups", "Consumer groups with commits or members.", len(state.groups)),
     )
     for name, text, value in values:
         yield GaugeMetricFamily(name, text, value=value)
@@ -124,6 +127,30 @@ def _partition_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metr
     for topic, partition, _ in held:
         missing.add_metric((topic, str(partition.index)), sum(1 for n in partition.replicas if _is_away(n, state)))
     yield missing
+
+
+def _group_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
+    """Of the groups that this node coordinates, so that a sum over the nodes counts each once; where no node has a
+    Kafka listener, of all at Raft's leader."""
+    leads = status.raft_leader == status.node
+    owners = ((group, coordinator_of(state, name).node) for name, group in sorted(state.groups.items()))
+    mine = [g for g, owner in owners if owner == status.node or (not owner and leads)][:METRICS_GROUPS_MAX]
+    members = GaugeMetricFamily("smq_group_members", "Members of the group.", labels=("group",))
+    generation = GaugeMetricFamily(
+        "smq_group_generation", "Generation of the group: grows by one with each rebalance.", labels=("group",)
+    )
+    lag = GaugeMetricFamily(
+        "smq_group_lag", "Records up to the high water mark that are not committed.", labels=("group", *_LABELS)
+    )
+    series = 0
+    for group in mine:
+        members.add_metric((group.name,), len(group.members))
+        generation.add_metric((group.name,), group.generation)
+        for at in positions(state, group):
+            if at.lag is not None and series < METRICS_PARTITIONS_MAX:
+                series += 1
+                lag.add_metric((group.name, at.topic, str(at.part.index)), at.lag)
+    yield from (members, generation, lag)
 
 
 def _held(

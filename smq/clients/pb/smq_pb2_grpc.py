@@ -609,6 +609,26 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteRecordsRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteRecordsResponse.FromString,
                 _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/smq.v1.Admin/ListGroups',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
+        self.DescribeGroup = channel.unary_unary(
+                '/smq.v1.Admin/DescribeGroup',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeGroupRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeGroupResponse.FromString,
+                _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/smq.v1.Admin/DeleteGroup',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
+        self.SetOffsetsRetention = channel.unary_unary(
+                '/smq.v1.Admin/SetOffsetsRetention',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionResponse.FromString,
+                _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/smq.v1.Admin/DescribeCluster',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterRequest.SerializeToString,
@@ -656,6 +676,31 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRecords(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGroups(self, request, context):
+        """Consumer groups, after a barrier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetOffsetsRetention(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -709,6 +754,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeleteRecords,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteRecordsRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteRecordsResponse.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListGroupsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'DescribeGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeGroup,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeGroupRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeGroupResponse.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'SetOffsetsRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetOffsetsRetention,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -863,6 +928,114 @@ class Admin:
             '/smq.v1.Admin/DeleteRecords',
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteRecordsRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/ListGroups',
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListGroupsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/DescribeGroup',
+            smq_dot_clients_dot_pb_dot_smq__pb2.DescribeGroupRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.DescribeGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/DeleteGroup',
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetOffsetsRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/SetOffsetsRetention',
+            smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,

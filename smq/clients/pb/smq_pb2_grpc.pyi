@@ -196,6 +196,11 @@ class AdminStub:
     AddPartitions: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AddPartitionsRequest, _smq_pb2.AddPartitionsResponse]
     AlterTopic: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterTopicRequest, _smq_pb2.AlterTopicResponse]
     DeleteRecords: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteRecordsRequest, _smq_pb2.DeleteRecordsResponse]
+    ListGroups: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListGroupsRequest, _smq_pb2.ListGroupsResponse]
+    """Consumer groups, after a barrier."""
+    DescribeGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]
+    DeleteGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]
+    SetOffsetsRetention: _grpc.UnaryUnaryMultiCallable[_smq_pb2.SetOffsetsRetentionRequest, _smq_pb2.SetOffsetsRetentionResponse]
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _grpc.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]
@@ -213,6 +218,11 @@ class AdminAsyncStub(AdminStub):
     AddPartitions: _aio.UnaryUnaryMultiCallable[_smq_pb2.AddPartitionsRequest, _smq_pb2.AddPartitionsResponse]  # type: ignore[assignment]
     AlterTopic: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterTopicRequest, _smq_pb2.AlterTopicResponse]  # type: ignore[assignment]
     DeleteRecords: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteRecordsRequest, _smq_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
+    ListGroups: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListGroupsRequest, _smq_pb2.ListGroupsResponse]  # type: ignore[assignment]
+    """Consumer groups, after a barrier."""
+    DescribeGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]  # type: ignore[assignment]
+    DeleteGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    SetOffsetsRetention: _aio.UnaryUnaryMultiCallable[_smq_pb2.SetOffsetsRetentionRequest, _smq_pb2.SetOffsetsRetentionResponse]  # type: ignore[assignment]
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _aio.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]  # type: ignore[assignment]
@@ -257,6 +267,35 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _smq_pb2.DeleteRecordsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.DeleteRecordsResponse, _abc.Awaitable[_smq_pb2.DeleteRecordsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListGroups(
+        self,
+        request: _smq_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.ListGroupsResponse, _abc.Awaitable[_smq_pb2.ListGroupsResponse]]:
+        """Consumer groups, after a barrier."""
+
+    @_abc_1.abstractmethod
+    def DescribeGroup(
+        self,
+        request: _smq_pb2.DescribeGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.DescribeGroupResponse, _abc.Awaitable[_smq_pb2.DescribeGroupResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteGroup(
+        self,
+        request: _smq_pb2.DeleteGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.DeleteGroupResponse, _abc.Awaitable[_smq_pb2.DeleteGroupResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetOffsetsRetention(
+        self,
+        request: _smq_pb2.SetOffsetsRetentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.SetOffsetsRetentionResponse, _abc.Awaitable[_smq_pb2.SetOffsetsRetentionResponse]]: ...
 
     @_abc_1.abstractmethod
     def DescribeCluster(

@@ -7,6 +7,7 @@ after a barrier. Only groups that Kafka clients can name are shown.
 from typing import Final
 
 from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
+from smq.coordinator.groups.view import PHASES
 from smq.coordinator.kafka.cluster import Gateway, find_known, new_request_id
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
@@ -22,18 +23,12 @@ from smq.raft_state.state import GroupPhase, GroupState
 _NO_OPERATIONS: Final = -(2**31)
 _NOT_FOUND_VERSION: Final = 6  # of DescribeGroups: says that there is no such group (KIP-1043)
 _TYPE: Final = "classic"
-_PHASES: Final = {
-    GroupPhase.EMPTY: "Empty",
-    GroupPhase.PREPARING: "PreparingRebalance",
-    GroupPhase.COMPLETING: "CompletingRebalance",
-    GroupPhase.STABLE: "Stable",
-}
 _DELETE_ATTEMPTS: Final = 3  # each time the group has rebalanced meanwhile
 
 
 def _state_of(gateway: Gateway, group: GroupState) -> str:
     is_rebalancing = bool(group.members) and gateway.groups.is_rebalancing(group.name)
-    return _PHASES[GroupPhase.PREPARING if is_rebalancing else group.phase]
+    return PHASES[GroupPhase.PREPARING if is_rebalancing else group.phase]
 
 
 async def _barrier(gateway: Gateway) -> KafkaError:
@@ -73,7 +68,7 @@ def _described(gateway: Gateway, version: int, name: str, failure: KafkaError) -
             answer |= {"error_code": KafkaError.GROUP_ID_NOT_FOUND, "error_message": f"Group {name} not found."}
         return answer
     state = _state_of(gateway, group)
-    is_stable = state == _PHASES[GroupPhase.STABLE]
+    is_stable = state == PHASES[GroupPhase.STABLE]
     return answer | {
         "group_state": state,
         "protocol_type": group.protocol_type,

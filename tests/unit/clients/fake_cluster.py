@@ -85,6 +85,8 @@ class FakeCluster:
         self.next_producer_id = 100
         self.assigned: dict[tuple[str, int], int] = {}  # next offsets of external storage
         self.drained: set[int] = set()
+        self.groups: dict[str, pb.DescribeGroupResponse] = {}
+        self.offsets_retention_ms = 90 * 86_400_000
 
     def partition(self, topic: str, partition: int) -> FakePartition:
         partitions = self.topics.get(topic)
@@ -430,6 +432,37 @@ class _Admin(AdminServicer):
             return pb.DeleteRecordsResponse(log_start=log.log_start)
 
         return self.node.cluster.once(request.request_id, "delete records", change)
+
+    @call
+    async def ListGroups(self, request: pb.ListGroupsRequest) -> Message:
+        cluster = self.node.cluster
+        groups = [cluster.groups[name].group for name in sorted(cluster.groups)]
+        return pb.ListGroupsResponse(groups=groups, offsets_retention_ms=cluster.offsets_retention_ms)
+
+    @call
+    async def DescribeGroup(self, request: pb.DescribeGroupRequest) -> Message:
+        found = self.node.cluster.groups.get(request.group)
+        if found is None:
+            raise SmqError(ErrorCode.UNKNOWN_GROUP, f"there is no group {request.group!r}")
+        return found
+
+    @call
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> Message:
+        def change() -> Message:
+            if self.node.cluster.groups[request.group].members:
+                raise SmqError(ErrorCode.GROUP_NOT_EMPTY, f"group {request.group!r} has members")
+            del self.node.cluster.groups[request.group]
+            return pb.DeleteGroupResponse()
+
+        return self.node.cluster.once(request.request_id, "delete group", change)
+
+    @call
+    async def SetOffsetsRetention(self, request: pb.SetOffsetsRetentionRequest) -> Message:
+        def change() -> Message:
+            self.node.cluster.offsets_retention_ms = request.retention_ms
+            return pb.SetOffsetsRetentionResponse()
+
+        return self.node.cluster.once(request.request_id, "set retention", change)
 
     @call
     async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> Message:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.cli import cli
 from tests.unit.clients.fake_cluster import FakeCluster, cluster_of
 
@@ -59,6 +60,33 @@ def test_life_of_a_topic(smq: Smq) -> None:
     assert len(json.loads(smq("topic", "describe", "u", "--json").stdout)["partitions"]) == 4
     assert lines(smq("topic", "delete", "u")) == ["deleted topic u"]
     assert smq("topic", "describe", "u").exit_code == 1
+
+
+def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluster: FakeCluster, smq: Smq) -> None:
+    assert lines(smq("group", "list"))[0].startswith("there are no groups")
+    summary = pb.GroupSummary(group="g", state="Stable", protocol_type="consumer", members=1, generation=3)
+    member = pb.GroupMemberInfo(member_id="m", client_id="c", partitions=[pb.TopicPartition(topic="t", partition=0)])
+    offsets = [
+        pb.GroupOffset(topic="t", partition=0, offset=1_000, hwm=3_500, lag=2_500),
+        pb.GroupOffset(topic="t", partition=1, hwm=7),
+    ]
+    found = pb.DescribeGroupResponse(group=summary, protocol="range", coordinator=2, members=[member], offsets=offsets)
+    cluster.groups["g"] = found
+    assert [g["name"] for g in json.loads(smq("group", "list", "--json").stdout)] == ["g"]
+    told = lines(smq("group", "describe", "g"))
+    assert told[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,500"
+    assert any(line.split() == ["│", "t", "│", "1", "│", "-", "│", "7", "│", "-", "│", "-", "│"] for line in told)
+    assert json.loads(smq("group", "describe", "g", "--json").stdout)["lag"] == 2_500
+    assert "GROUP_NOT_EMPTY" in smq("group", "delete", "g").stderr
+    del found.members[:]
+    assert lines(smq("group", "delete", "g")) == ["deleted group g"]
+    assert "UNKNOWN_GROUP" in smq("group", "describe", "g").stderr
+
+
+def test_retention_of_offsets_is_shown_and_set(smq: Smq) -> None:
+    told = [lines(smq("group", "retention", *wanted)) for wanted in ((), ("36h",), ("forever",), ())]
+    assert told == [["90d"], ["36h"], ["forever"], ["forever"]]
+    assert "is no duration" in smq("group", "retention", "1.5d").stderr
 
 
 def test_lines_go_in_and_come_out(smq: Smq, tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""A group as an operator sees it: its members, what each was assigned, what is committed, and how far behind it is.
+
+Owns the one definition of a group's lag, for gRPC, the command line and the metrics. Pure reading of the state.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from smq.coordinator.groups.protocols import CONSUMER
+from smq.raft_state.ids import PartitionId
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, PartitionState
+
+PHASES: Final = {
+    GroupPhase.EMPTY: "Empty",
+    GroupPhase.PREPARING: "PreparingRebalance",
+    GroupPhase.COMPLETING: "CompletingRebalance",
+    GroupPhase.STABLE: "Stable",
+}
+_PARTITIONS_MAX: Final = 1_000_000  # far more than an assignment's own cap allows
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPosition:
+    """`committed` is None where a member was assigned a partition that nothing is committed for."""
+
+    topic: str
+    part: PartitionState
+    committed: CommittedOffset | None
+
+    @property
+    def lag(self) -> int | None:
+        """Never negative: a commit may name an offset that is not there yet."""
+        return max(0, self.part.hwm - self.committed.offset) if self.committed is not None else None
+
+
+def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str, int]]:
+    """Of a consumer's assignment (version i16, topics with partitions, ...); empty for what does not parse."""
+    if group.protocol_type != CONSUMER:
+        return []
+    found: list[tuple[str, int]] = []
+    try:
+        (topics,) = struct.unpack_from(">i", assignment, 2)
+        at = 6
+        for _ in range(min(topics, _PARTITIONS_MAX)):
+            (size,) = struct.unpack_from(">h", assignment, at)
+            topic = str(assignment[at + 2 : at + 2 + size], "utf-8")
+            (count,) = struct.unpack_from(">i", assignment, at + 2 + size)
+            at += 6 + size
+            if size < 0 or not 0 <= count <= _PARTITIONS_MAX:
+                return []
+            found += [(topic, index) for index in struct.unpack_from(f">{count}i", assignment, at)]
+            at += 4 * count
+    except (struct.error, UnicodeDecodeError):
+        return []
+    return found
+
+
+def positions(state: ClusterState, group: GroupState) -> Iterator[GroupPosition]:
+    """Of all partitions that the group has committed for or was assigned, in order of topic and partition."""
+    pids: set[PartitionId] = set(group.offsets)
+    for m in group.members.values():
+        for topic, index in assigned_partitions(group, m.assignment):
+            known = state.topics.get(topic)
+            if known is not None and 0 <= index < len(known.partitions):
+                pids.add(known.partitions[index].pid)
+    found = [(pid, state.partition(pid)) for pid in pids]
+    named = [(state.topic_names[part.topic_id], part.index, pid, part) for pid, part in found if part is not None]
+    for topic, _, pid, part in sorted(named, key=lambda row: row[:2]):
+        yield GroupPosition(topic, part, group.offsets.get(pid))

@@ -1,0 +1,57 @@
+"""A group as an operator sees it: assignments that parse or do not, and lag that is never negative."""
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.coordinator.groups.protocols import subscribed_topics
+from smq.coordinator.groups.view import assigned_partitions, positions
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.state import GroupState
+from tests.unit.raft_state.support import advance, advances, cluster, commit, form, hand_out, member, pid, topic
+
+
+def assignment(*topics: tuple[str, tuple[int, ...]]) -> bytes:
+    """As consumers write it: version, topics with their partitions, user data."""
+    out = struct.pack(">hi", 1, len(topics))
+    for name, parts in topics:
+        out += struct.pack(f">h{len(name)}si{len(parts)}i", len(name), name.encode(), len(parts), *parts)
+    return out + struct.pack(">i", -1)
+
+
+def consumers() -> GroupState:
+    return GroupState(name="g", protocol_type="consumer")
+
+
+def test_assignment_of_a_consumer_names_its_partitions() -> None:
+    data = assignment(("a", (0, 2)), ("bb", ()), ("c", (1,)))
+    assert assigned_partitions(consumers(), data) == [("a", 0), ("a", 2), ("c", 1)]
+    assert assigned_partitions(GroupState(name="g", protocol_type="connect"), data) == []
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_assignment_or_subscription_is_none_and_never_an_error(data: bytes) -> None:
+    assigned_partitions(consumers(), data)
+    subscribed_topics(data)
+
+
+@given(st.data())
+def test_assignment_cut_anywhere_is_not_taken_for_a_whole_one(data: st.DataObject) -> None:
+    whole = assignment(("topic", (0, 1, 2)))
+    cut = data.draw(st.integers(0, len(whole) - 5))
+    assert assigned_partitions(consumers(), whole[:cut]) == []
+
+
+def test_lag_is_up_to_the_hwm_never_negative_and_unknown_without_a_commit() -> None:
+    driver = cluster(kafka=True)
+    driver.ok(topic(1, "t", partitions=4))
+    driver.ok(advances(*(advance(pid(1, p), 0, hwm=10) for p in range(3))))
+    driver.ok(commit("g", (pid(1, 0), 4), (pid(1, 1), 99)))
+    epoch = coordinator_of(driver.machine.state, "g").epoch
+    driver.ok(form("g", epoch, 0, member("m")))
+    driver.ok(hand_out("g", epoch, 1, m=assignment(("t", (1, 2)), ("gone", (0,)))))
+    found = [
+        (at.topic, at.part.index, at.lag) for at in positions(driver.machine.state, driver.machine.state.groups["g"])
+    ]
+    assert found == [("t", 0, 6), ("t", 1, 0), ("t", 2, None)]

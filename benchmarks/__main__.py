@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import failover, handover, judging, kafka, latency, offsets, rates, recovery, spark
+from benchmarks import failover, handover, judging, kafka, latency, offsets, rates, recovery, snapshot, spark
 from benchmarks.report import Report, machine
 from tests.cluster.harness import Cluster
 
@@ -23,6 +23,7 @@ def _sections(quick: bool) -> dict[str, Section]:
         "kafka": lambda c, r: kafka.measure(c, r, records=records * 3, singles=300 if quick else 1_000),
         "failover": lambda c, r: failover.measure(c, r, kills=3 if quick else 20),
         "handover": lambda c, r: handover.measure(c, r, rounds=3 if quick else 9),
+        "snapshot": lambda c, r: snapshot.measure(c, r, quick=quick),
         "offsets": lambda c, r: offsets.measure(c, r, calls=500 if quick else 5_000),
         "spark": lambda c, r: spark.measure(c, r, records=4 * records),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256]),

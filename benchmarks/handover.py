@@ -11,7 +11,9 @@ import signal
 import statistics
 import threading
 import time
+from concurrent.futures import Future
 
+from benchmarks import loop
 from benchmarks.report import Report
 from smq.clients import Producer
 from tests.cluster.conftest import make_topic
@@ -30,26 +32,21 @@ class Senders:
         self._topic = topic
         self.acks: list[list[float]] = [[] for _ in range(PARTITIONS)]
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        self.failure: BaseException | None = None
+        self._work: Future[None] | None = None
 
     def __enter__(self) -> "Senders":
-        self._thread.start()
+        self._work = loop.start(self._run())
         wait_for("the first acknowledgements", lambda: all(len(acks) > 20 for acks in self.acks))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join(60)
-        if self.failure is not None:
-            raise AssertionError("a sender failed") from self.failure
+        if self._work is not None:
+            self._work.result(60)
 
     async def _run(self) -> None:
-        try:
-            async with Producer(self._bootstrap, linger_ms=0) as producer:
-                await asyncio.gather(*(self._send(producer, partition) for partition in range(PARTITIONS)))
-        except BaseException as e:  # noqa: BLE001  # kept, and raised where the benchmark ends
-            self.failure = e
+        async with Producer(self._bootstrap, linger_ms=0) as producer:
+            await asyncio.gather(*(self._send(producer, partition) for partition in range(PARTITIONS)))
 
     async def _send(self, producer: Producer, partition: int) -> None:
         while not self._stopping.is_set():

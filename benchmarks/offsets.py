@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import time
 
+from benchmarks import loop
 from benchmarks.report import Report, percentile
 from smq.clients import Admin, OffsetAssigner
 from tests.cluster.harness import Cluster
@@ -15,7 +16,7 @@ BATCH = 100  # offsets of one call in the batched runs
 
 
 def measure(cluster: Cluster, report: Report, *, calls: int) -> None:
-    asyncio.run(_measure(cluster, report, calls))
+    loop.start(_measure(cluster, report, calls)).result()
 
 
 async def _measure(cluster: Cluster, report: Report, calls: int) -> None:

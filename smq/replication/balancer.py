@@ -17,6 +17,7 @@ from smq.replication.ports import Channel
 TRANSFERS_MAX: Final = 64  # leaderships moved in one round: each costs its partition a short pause
 LOOK_NS: Final = 1_000_000_000  # between two looks at all partitions
 PACE_NS: Final = 250_000_000  # between two rounds while there is more to move
+RAFT_AGAIN_NS: Final = 10_000_000_000  # between two attempts of a drained node to hand Raft over
 ASKED_NS: Final = 5_000_000_000  # a leader that did not hand over when asked is not asked again for this long
 WAIT_FACTOR_MAX: Final = 16  # a node that keeps coming and going waits up to so many rebalance intervals
 
@@ -58,6 +59,7 @@ class Balancer:
     def __init__(self, host: ControllerHost) -> None:
         self._host = host
         self._next_ns = 0
+        self._raft_next_ns = 0
         self._health: dict[NodeId, _Health] = {}  # one a node
         self._asked: dict[PartitionId, int] = {}  # when; bounded by the partitions, and emptied as time passes
 
@@ -85,7 +87,7 @@ class Balancer:
         self._asked = {pid: at_ns for pid, at_ns in self._asked.items() if now_ns - at_ns < ASKED_NS}
         moved = sum(self._ask(part, target, now_ns) for part, target in self._moves(now_ns))
         self._next_ns = now_ns + (PACE_NS if moved else LOOK_NS)
-        self._leave_raft()
+        self._leave_raft(now_ns)
 
     def _is_leaving(self, node: NodeState) -> bool:
         return self._host.is_leaving(node.node, node.incarnation)
@@ -131,12 +133,13 @@ class Balancer:
             self._host.send(part.leader, Channel.CONTROL, wire.Transfer(part.pid, part.epoch, target))
         return True
 
-    def _leave_raft(self) -> None:
-        """A drained node does not lead Raft either, while another can."""
+    def _leave_raft(self, now_ns: int) -> None:
+        """A drained node does not lead Raft either, while another can. Tried seldom: proposals have to wait for it."""
         nodes = self._host.state.nodes
         me = nodes.get(self._host.node_id)
-        if me is None or not me.drained:
+        if me is None or not me.drained or now_ns < self._raft_next_ns:
             return
+        self._raft_next_ns = now_ns + RAFT_AGAIN_NS
         for node, health in self._health.items():
             if health.since_ns is not None and not nodes[node].drained and node != me.node:
                 self._host.engine.transfer_leadership(node)

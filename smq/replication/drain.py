@@ -70,6 +70,9 @@ class Drain:
 
     def _fence(self) -> None:
         host = self._host
+        if not any(host.is_candidate(node) for node in host.state.nodes if node != host.node_id):
+            self._hand_over_raft()  # nobody could take over what is left
+            return
         command = FenceNode(node=host.node_id, incarnation=host.incarnation)
         host.propose(command, FENCE_MS_MAX, lambda _reply: self._hand_over_raft())
 

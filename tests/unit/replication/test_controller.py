@@ -26,6 +26,7 @@ from smq.replication import wire
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.controller import Controller
+from smq.replication.core import has_majority
 from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, register
@@ -348,3 +349,14 @@ def test_few_elections_are_proposed_at_once_and_all_in_the_end(world: World, mon
     parts = world.state.topics["many"].partitions
     assert all(part.leader != PEER_A for part in parts)
     assert sum(part.epoch == 1 for part in parts) == 10
+
+
+@pytest.mark.parametrize(
+    ("reachable", "has_it"),
+    [(set(), False), ({PEER_A}, True), ({PEER_A, PEER_B}, True), ({NodeId(9)}, False)],
+)
+def test_rule_20_majority_is_of_the_partitions_replicas_with_this_node(
+    world: World, reachable: set[NodeId], has_it: bool
+) -> None:
+    """Whoever lacks it reports nothing for an election: it would only resign again."""
+    assert has_majority(world.part(), ME, frozenset(reachable)) is has_it

@@ -9,6 +9,10 @@ from pyspark.sql import DataFrame
 from smq.records import NewRecord
 from smq.spark_connector import decode, fetching
 
+# Spark gives its Python ten seconds to start, and no setting changes that; on a busy machine it takes longer. Whoever
+# runs a job starts it again.
+SLOW_START = "Timed out while waiting for the Python worker to connect back"
+
 
 def numbered(count: int, first: int = 0) -> list[NewRecord]:
     """Record i has the value b"v<i>" and the create time 1000 + i ms."""

@@ -25,6 +25,7 @@ from smq.spark_connector.schema import default_schema
 from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.raw import Unanswered
 from tests.spark.stream_query import Query
+from tests.spark.support import SLOW_START
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
@@ -61,7 +62,6 @@ class Job:
         return max((int(path.name) + 1 for path in found), default=0)
 
     def wait_committed(self, batches: int) -> None:
-
         def is_there() -> bool:
             if self._has_ended():
                 self.start()
@@ -70,12 +70,11 @@ class Job:
         wait_for(f"{batches} micro-batches", is_there, PATIENCE_S)
 
     def _has_ended(self) -> bool:
-        """By itself, which is allowed for one reason alone: Spark gives its Python ten seconds to start, and no
-        setting changes that; on a busy machine it takes longer. Whoever runs a job starts it again."""
+        """By itself, which is allowed for one reason alone."""
         assert self._process is not None
         if self._process.poll() is None:
             return False
-        assert "Timed out while waiting for the Python worker to connect back" in self._told(), self._told()[-3000:]
+        assert SLOW_START in self._told(), self._told()[-3000:]
         return True
 
     def kill(self) -> None:

@@ -1,0 +1,1 @@
+"""Crash images: what a disk may hold after a power loss in the middle of real LMDB commits."""

@@ -1,0 +1,102 @@
+"""Records the system calls by which a process writes its LMDB file, with strace.
+
+    python -m chaos_tests.crash.recorder OUT SUBMISSIONS [LMDB_OPTION=VALUE ...]
+
+Owns the reading of its output. A call that it does not understand on that file is an error, so that no write can be
+overlooked. It needs strace, and no root: a process may trace its own child.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from chaos_tests.crash.trace import Acked, Sync, Trace, Write, dump
+
+CALLS: Final = "openat,pwrite64,pwritev,pwritev2,writev,write,lseek,fdatasync,fsync,ftruncate,fallocate,msync"
+_LINE = re.compile(r"^\d+\s+(\w+)\((.*)\)\s+= (-?\d+)")
+_STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
+
+
+class RecordingError(Exception):
+    """strace is missing, or said something that is not understood."""
+
+
+def record(submissions: int, options: tuple[str, ...] = ()) -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        log, directory = Path(folder) / "strace.log", Path(folder) / "node"
+        worker = [sys.executable, "-m", "chaos_tests.crash.workload", str(directory), str(submissions), *options]
+        strace = ["strace", "-f", "-xx", "-s", str(1 << 24), "-e", f"trace={CALLS}", "-o", str(log), *worker]
+        try:
+            subprocess.run(strace, check=True, stdout=subprocess.DEVNULL)
+        except (OSError, subprocess.CalledProcessError) as e:
+            raise RecordingError(f"strace could not record: {e}") from e
+        with log.open() as lines:
+            return _Reader(directory).read(lines)
+
+
+class _Reader:
+    def __init__(self, directory: Path) -> None:
+        self._file = _hex(str(directory / "data.mdb"))
+        self._fds: dict[int, bool] = {}  # of the file: whether it was opened with O_DSYNC
+        self._at: dict[int, int] = {}
+        self._trace = Trace()
+
+    def read(self, lines: Iterable[str]) -> Trace:
+        for line in lines:
+            if "unfinished" in line and any(f"({fd}," in line or f"({fd} " in line for fd in self._fds):
+                raise RecordingError(f"two calls at a time: {line[:120]}")
+            found = _LINE.match(line)
+            if found is not None:
+                self._call(found[1], found[2], int(found[3]))
+        return self._trace
+
+    def _call(self, name: str, arguments: str, result: int) -> None:
+        if name == "openat":
+            if f'"{self._file}"' in arguments and result >= 0:
+                self._fds[result] = "O_DSYNC" in arguments
+            return
+        fd = int(arguments.split(",", 1)[0])
+        if name == "write" and fd == 1:
+            self._acked(_bytes(arguments).decode())
+        elif fd in self._fds:
+            self._on_file(name, fd, arguments, result)
+
+    def _acked(self, text: str) -> None:
+        for line in text.splitlines():
+            if line.startswith("acked "):
+                self._trace.events.append(Acked(*(int(n) for n in line.split()[1:])))
+
+    def _on_file(self, name: str, fd: int, arguments: str, result: int) -> None:
+        if name in ("fdatasync", "fsync"):
+            self._trace.events.append(Sync())
+        elif name == "lseek":
+            self._at[fd] = result
+        elif name in ("write", "writev"):
+            self._write(fd, self._at.get(fd, 0), arguments, result)
+            self._at[fd] = self._at.get(fd, 0) + result
+        elif name in ("pwrite64", "pwritev", "pwritev2"):
+            self._write(fd, int(re.sub(r".*, (\d+)(?:, \w+)?$", r"\1", arguments, flags=re.DOTALL)), arguments, result)
+        else:
+            raise RecordingError(f"{name} of the data file is not understood")
+
+    def _write(self, fd: int, offset: int, arguments: str, size: int) -> None:
+        data = _bytes(arguments)
+        if len(data) != size:
+            raise RecordingError(f"a write of {size} bytes shows {len(data)}")
+        self._trace.events.append(Write(offset, data, self._fds[fd]))
+
+
+def _bytes(arguments: str) -> bytes:
+    return b"".join(bytes.fromhex(text.replace("\\x", "")) for text in _STRING.findall(arguments))
+
+
+def _hex(text: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in text.encode())
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_bytes(dump(record(int(sys.argv[2]), tuple(sys.argv[3:]))))

@@ -1,0 +1,62 @@
+"""Opens a crash image as a node would, and looks for everything that was acknowledged.
+
+Owns the judgement of one image. It uses the production store throughout.
+"""
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos_tests.crash.trace import Acked
+from chaos_tests.crash.workload import PID, batch, command
+from smq.records import CRC_START
+from smq.replication.disk_lmdb import DATA_FILE, DiskOpenError, LmdbDisk
+from smq.replication.journal import RaftJournal
+from smq.replication.log_store import LogStore
+from smq.replication.ports import DataDamaged, Disk
+
+
+def verdict(directory: Path, image: bytes, acked: Acked) -> str:
+    """Empty where the image opens and holds what was acknowledged; else what is wrong with it."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for old in directory.iterdir():
+        old.unlink()
+    (directory / DATA_FILE).write_bytes(image)
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    fatal: list[BaseException] = []
+    try:
+        disk = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=fatal.append, map_size=1 << 30)
+    except DiskOpenError as e:
+        return f"it does not open: {e}"
+    try:
+        return _log_verdict(disk, acked) or _journal_verdict(disk, acked)
+    except DataDamaged as e:
+        return f"it is damaged: {e}"
+    finally:
+        disk.close()
+
+
+def _log_verdict(disk: Disk, acked: Acked) -> str:
+    log = LogStore(disk).open_all().get(PID)
+    if log is None:
+        return "the partition is not there"
+    if log.damaged is not None or log.rotten:
+        return f"the log is damaged: {log.damaged or log.rotten}"
+    if log.durable_end < acked.log_end or log.log_start < acked.log_start:
+        return f"the log is {log!r}, {acked} was acknowledged"
+    at = log.log_start
+    while found := log.read(at, log.durable_end, 1 << 20):
+        for stored in found:
+            if bytes(stored.batch[CRC_START:]) != batch(stored.base)[CRC_START:]:
+                return f"offset {stored.base} holds another batch"
+        at = found[-1].end
+    return "" if at == log.durable_end else f"the log cannot be read from {at} on"
+
+
+def _journal_verdict(disk: Disk, acked: Acked) -> str:
+    journal = RaftJournal(disk, lambda: None)
+    journal.load()
+    if not len(journal) or journal.last_index < acked.journal_index:
+        return f"the journal is too short, {acked} was acknowledged"
+    wrong = [index for entry, index, _ in journal.entries_from(1, count_max=1 << 30) if entry != command(index)]
+    return f"the journal holds another entry at {wrong[0]}" if wrong else ""

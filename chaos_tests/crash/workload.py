@@ -1,0 +1,70 @@
+"""A process that writes as a node does, and says what it was told is on disk. Recorded by `recorder`.
+
+    python -m chaos_tests.crash.workload DIRECTORY SUBMISSIONS [LMDB_OPTION=VALUE ...]
+
+Owns what is written (all of it follows from its number) and the lines of acknowledgement on its standard output:
+`log start, log end, last journal index`. The options spoil LMDB's settings, to prove that the images would tell.
+"""
+
+import queue
+import random
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import parse_header
+from smq.replication import disk_lmdb
+from smq.replication.disk_lmdb import LmdbDisk
+from smq.replication.journal import RaftJournal
+from smq.replication.log_store import LogStore
+
+PID: Final = PartitionId(b"crash-images........")
+SIZES: Final = (50, 300, 1_500, 5_000, 14_000)  # inline in a leaf, and on pages of its own
+TRIM_EVERY: Final = 7  # submissions; freed pages are what a wrong order of writes would spoil
+
+
+def batch(number: int) -> bytes:
+    """The batch with this number: its size and its bytes."""
+    rng = random.Random(number)
+    payload = rng.randbytes(10) * (rng.choice(SIZES) // 10)  # so that a trace can be packed
+    rest = struct.pack(">hiqqqhii", 0, 0, number, number, -1, -1, -1, 1) + payload
+    return struct.pack(">qiibI", 0, len(rest) + 9, -1, 2, crc32c(rest)) + rest
+
+
+def command(index: int) -> bytes:
+    return b"\x00" + index.to_bytes(8, "big") * 10
+
+
+def main(directory: str, submissions: int, options: dict[str, bool]) -> None:
+    if options:
+        store: Any = vars(disk_lmdb)["lmdb"]  # the adapter alone imports it
+        honest: Callable[..., Any] = store.open
+        store.open = lambda *args, **given: honest(*args, **{**given, **options})
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    disk = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
+    log = LogStore(disk).create(PID, Offset(0))
+    journal = RaftJournal(disk, lambda: None)
+    journal.setCurrentTerm(1, None)
+    for number in range(submissions):
+        data = batch(number)
+        log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(number + 1), done=lambda: None)
+        journal.add(command(number + 1), number + 1, 1)
+        journal.flush()
+        if number % TRIM_EVERY == TRIM_EVERY - 1:
+            log.advance_log_start(Offset(max(number - 2 * TRIM_EVERY, 0)))
+        while disk.durable_seq < disk.submitted_seq:
+            calls.get()()
+        sys.stdout.write(f"acked {log.log_start} {log.durable_end} {journal.durable_index}\n")
+        sys.stdout.flush()
+
+
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), {name: value == "True" for name, value in (a.split("=") for a in sys.argv[3:])})

@@ -114,7 +114,10 @@ class LogReader:
         """Adds the next batch by itself; False where it is damaged."""
         at = state.end if state.end > self._base.end else self._first
         try:
-            found = self.read(max(at, self.log_start), end, 1, durable_only=False)
+            if self._tail and at >= self._tail[0].base:
+                found = self._read_tail(at, end)
+            else:
+                found = self._read_disk(at, min(end, self.durable_end), 1)
         except BatchDamaged:
             return False
         for stored in found[:1]:
@@ -137,7 +140,7 @@ class LogReader:
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
         """The batches appended after that time that end at or below `end`."""
         seen = Offset(0)
-        for info in self._durable_infos(after_ts_ns):
+        for info in self._durable_infos(after_ts_ns, self._first):
             if info.end > end:
                 return
             seen = info.end
@@ -147,16 +150,17 @@ class LogReader:
                 ts_ns, header = parse_header_of(stored.value, verify=False)
                 yield info_of(ts_ns, header, stored.base, stored.epoch)
 
-    def _durable_infos(self, after_ts_ns: int) -> Iterator[BatchInfo]:
-        """The index rows on disk, of batches that are not deleted, in order."""
-        pid = self.pid
+    def _durable_infos(self, after_ts_ns: int, at_least: Offset | None = None) -> Iterator[BatchInfo]:
+        """The index rows on disk, of batches that are not deleted, in order; `at_least` in place of log_start tells of
+        those that are yet to be."""
+        pid, above = self.pid, self.log_start if at_least is None else at_least
         start, stop = after_append_time(pid, max(after_ts_ns, self._base.last_ts_ns)), times_range(pid, TIME_APPEND)[1]
         while rows := self._disk.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_A_SCAN):
             for key, value in rows:
                 info = parse_row(pid, key, value)
                 if info.end > self.durable_end:
                     return
-                if info.end > self.log_start:
+                if info.end > above:
                     yield info
             start = rows[-1][0] + b"\x00"
 
@@ -249,7 +253,7 @@ class LogReader:
         start, stop = times_range(self.pid, TIME_CREATE)
         for key in self._disk.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_A_SCAN):
             # The rows ascend in both: the last one that is readable has the largest time of all that is.
-            if self._first <= base_of_key(key) < min(end, self.durable_end):
+            if max(self._first, self.log_start) <= base_of_key(key) < min(end, self.durable_end):
                 return create_ms_of_key(key)
         times = (info.max_timestamp_ms for info in self._durable_infos(0) if info.end <= end)
         return max(times, default=INT64_MAX + 1)

@@ -35,6 +35,7 @@ from smq.replication.log_state import (
 )
 from smq.replication.partition_log import PartitionLog, TailBudget, delete_partition
 from smq.replication.ports import DataDamaged, Disk, Put, Table
+from smq.replication.reaper import Reaper
 
 __all__ = ["BatchDamaged", "BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]
 
@@ -46,6 +47,7 @@ class LogStore:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._budget = TailBudget()
+        self._reaper = Reaper(disk)
 
     def create(self, pid: PartitionId, log_start: Offset, *, has_producers: bool = True) -> PartitionLog:
         """An empty log. What an older one of this id may have left is deleted first."""
@@ -53,6 +55,7 @@ class LogStore:
         self._disk.submit(
             [
                 *delete_partition(pid),
+                *self._reaper.forget(pid),
                 Put(Table.CHECKPOINTS, partition_key(pid), encode_partition(log_start, has_producers)),
                 Put(Table.CHECKPOINTS, checkpoint_key(pid, log_start), encode_checkpoint(state)),
             ]
@@ -69,11 +72,11 @@ class LogStore:
         )
 
     def drop(self, log: PartitionLog | PartitionId) -> None:
-        """Deletes everything of the partition; the log that is given must not be used any more."""
+        """Deletes everything of the partition, in slices; the log that is given must not be used any more."""
         if isinstance(log, PartitionLog):
             log.drop()
-        else:
-            self._disk.submit(delete_partition(log))
+            log = log.pid
+        self._reaper.drop(log)
 
     def open_all(self) -> dict[PartitionId, PartitionLog]:
         """Every partition on this disk. Damaged batches that their index rows tell of are `rotten`; a log without
@@ -84,6 +87,8 @@ class LogStore:
             pid = PartitionId(keys[0][:20])
             logs[pid] = self._open(pid)
             at = partition_stop(pid)
+            logs[pid].trim()
+        self._reaper.resume()
         return logs
 
     def _open(self, pid: PartitionId) -> PartitionLog:

@@ -7,7 +7,8 @@ lineage and says where to cut. Only the log store creates it; the replica and th
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
@@ -42,6 +43,7 @@ from smq.replication.log_state import (
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 from smq.replication.producers import ProducerTable
+from smq.replication.reaper import SLICE_BATCHES, SLICE_BYTES
 
 TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches, per partition: what consumers and followers read next
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # above this, over all partitions, durable batches leave memory at once
@@ -110,6 +112,7 @@ class PartitionLog(LogReader):
         self._tail_bytes = 0
         self._budget = budget
         self._is_dropped = False
+        self._is_trimming = False
 
     # --------------------------------------------------------------------------------------------- append
     def append(
@@ -233,13 +236,37 @@ class PartitionLog(LogReader):
             self.log_start = offset
             self._replace_all(state)
             return
-        try:
-            first = self._boundary(offset)
-            ops = self._delete_before(first) if first > self._first else []
-        except DataDamaged:
-            ops = []  # what lies before is not readable as a whole: it goes when the start moves next
         self.log_start = offset
-        self._disk.submit([*ops, self._partition_row()])
+        self.trim([self._partition_row()])
+
+    def trim(self, ops: Sequence[Op] = ()) -> None:
+        """Deletes a slice of what lies before log_start, with `ops`, and then the next. What is not deleted yet is
+        seen by nobody; a restart goes on with it."""
+        if self._is_dropped or (self._is_trimming and not ops):
+            return
+        deletions: list[Op] = []
+        if not self._is_trimming and self.damaged is None and self._first < self.log_start:
+            with suppress(DataDamaged):  # not readable as a whole: it goes when the start moves next
+                first = self._slice_end()
+                deletions = self._delete_before(first) if first > self._first else []
+        if deletions:
+            self._is_trimming = True
+            self._disk.submit([*deletions, *ops], self._on_trimmed)
+        elif ops:
+            self._disk.submit(ops)
+
+    def _on_trimmed(self) -> None:
+        self._is_trimming = False
+        self.trim()
+
+    def _slice_end(self) -> Offset:
+        """Where the next slice of deletions ends: a batch's base, at most that of the batch with log_start."""
+        last, size = self._boundary(self.log_start), 0
+        for count, info in enumerate(self._durable_infos(0, self._first), 1):
+            size += info.size
+            if info.end >= last or count >= SLICE_BATCHES or size >= SLICE_BYTES:
+                return min(info.end, last)
+        return last
 
     def producers_at(self, offset: Offset) -> bytes:
         """The producer state before the batch that contains `offset`, or at the log's end, for `adopt_producers`."""
@@ -306,10 +333,9 @@ class PartitionLog(LogReader):
             self._count_tail(-len(self._tail.pop().value))
 
     def drop(self) -> None:
-        """Everything of the partition goes; this object is not used any more."""
+        """The partition goes; this object is not used any more. The store deletes what there is of it."""
         self._forget_tail(Offset(-1))
         self._is_dropped = True
-        self._disk.submit(delete_partition(self.pid))
 
     # ----------------------------------------------------------------------------------------- checkpoints
     def _is_checkpoint_due(self) -> bool:

@@ -88,6 +88,7 @@ class LogAgainstList(RuleBasedStateMachine):
             "CHECKPOINT_BATCHES": 3,
             "CHECKPOINT_BATCHES_A_PRODUCER": 1,
             "TAIL_BYTES_KEPT": 200,
+            "SLICE_BATCHES": 1,
         }.items():
             self.patch.setattr(partition_log, name, value)
         self.patch.setattr(log_reader, "INDEX_ROWS_A_SCAN", 2)

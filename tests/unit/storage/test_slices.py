@@ -1,0 +1,132 @@
+"""Large deletions go in slices, are seen at once, and go on after a restart."""
+
+import pytest
+
+from smq.raft_state.ids import Offset
+from smq.replication import partition_log, reaper
+from smq.replication.log_store import LogStore
+from smq.replication.ports import Delete, Op, Table
+from tests.unit.storage.support import FakeHarness, Harness
+from tests.unit.storage.test_log_store import ALL, OTHER, PID, append, flipped, replace, rows
+
+
+@pytest.fixture(autouse=True)
+def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (partition_log, reaper):
+        monkeypatch.setattr(module, "SLICE_BATCHES", 3)
+    monkeypatch.setattr(reaper, "BLIND_BATCHES", 2)
+
+
+ALL_KEYS = b"\xff" * 40
+
+
+def test_a_dropped_partition_goes_in_slices_and_leaves_nothing(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log, other = store.create(PID, Offset(0)), store.create(OTHER, Offset(0))
+    append(other, 2)
+    harness.settle()
+    before = rows(harness)
+    for _ in range(10):
+        append(log, 2)
+    harness.settle()
+    store.drop(log)
+    harness.settle()
+    assert rows(harness) == before - 2  # the two checkpoint rows of the dropped one
+    assert harness.disk.scan_keys(Table.META, b"dropped/", b"dropped0") == []
+    assert [v.end for v in other.read(Offset(0), ALL, 1 << 20)] == [2]
+
+
+def test_a_drop_that_was_interrupted_goes_on_after_a_restart_and_is_never_seen_again(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(10):
+        append(log, 2)
+    harness.settle()
+    store.drop(log)
+    store._reaper._left.clear()  # the process dies here
+    harness.settle()
+    assert 0 < len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) < 10
+    again = LogStore(harness.reopen())
+    assert again.open_all() == {}
+    harness.settle()
+    assert rows(harness) == 0
+    assert harness.disk.scan_keys(Table.META, b"dropped/", b"dropped0") == []
+
+
+def test_a_dropped_partition_whose_rows_have_rotted_goes_all_the_same(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(7):
+        append(log, 2)
+    harness.settle()
+    for key, row in harness.disk.scan(Table.TIMES, PID, PID + b"\x01")[2:4]:
+        replace(harness, Table.TIMES, key, flipped(row, 77))
+    store.drop(log)
+    harness.settle()
+    assert rows(harness) == 0
+
+
+def test_a_partition_made_anew_while_the_old_one_is_being_deleted_keeps_its_records(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(10):
+        append(log, 2)
+    harness.settle()
+    store.drop(log)
+    log = store.create(PID, Offset(5))
+    stored = [append(log, 2) for _ in range(4)]
+    harness.settle()
+    assert log.read(Offset(5), ALL, 1 << 20) == stored
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert recovered.read(Offset(5), ALL, 1 << 20) == stored
+
+
+def test_a_log_start_moves_at_once_and_what_lies_before_it_goes_in_slices(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(20)]
+    harness.settle()
+    log.advance_log_start(Offset(31))
+    assert log.read(Offset(0), ALL, 1 << 20) == []
+    assert log.read(Offset(31), ALL, 1 << 20) == stored[15:]
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 5
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert (recovered.log_start, recovered.producers) == (31, log.producers)
+    assert recovered.read(Offset(31), ALL, 1 << 20) == stored[15:]
+
+
+def test_a_move_that_was_interrupted_goes_on_after_a_restart() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2) for _ in range(20)]
+    harness.settle()
+    log.advance_log_start(Offset(30))
+    log._is_dropped = True  # no slice follows the first: the process dies
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 17
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert recovered.read(Offset(30), ALL, 1 << 20) == stored[15:]
+    assert recovered.read(Offset(29), ALL, 1 << 20) == []
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 5
+    assert append(recovered).base == 40
+
+
+def test_no_slice_deletes_more_than_its_batches() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(20):
+        append(log, 2)
+    harness.settle()
+    seen: list[Delete] = []
+    submit = harness.fake.submit
+
+    def spy(ops: list[Op], done: object = None) -> int:
+        seen.extend(op for op in ops if isinstance(op, Delete) and op.table is Table.BATCHES)
+        return submit(ops, done)  # type: ignore[arg-type]  # passed on as it is
+
+    harness.fake.submit = spy  # type: ignore[method-assign, assignment]  # looked at on its way
+    log.advance_log_start(Offset(30))
+    harness.settle()
+    ends = [int.from_bytes(op.stop[-8:], "big") for op in seen]
+    assert ends == [6, 12, 18, 24, 30]

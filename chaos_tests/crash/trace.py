@@ -1,7 +1,8 @@
 """A recorded trace: the writes to one file, its syncs and what was acknowledged between them, as text.
 
 Owns the format, one event a line, and the images that a power loss at any event may leave. A write that was not synced
-may be on the disk, or not, or some of its sectors; in any order. It must never look into the file's contents.
+may be on the disk, or not, or some of its sectors; in any order. It must never look into the file's contents. In a
+file the lines are packed by xz and written as base64, so that it stays text.
 
     d ID BASE64      bytes that writes name (each once)
     w OFFSET ID      a write; durable after the next sync
@@ -72,11 +73,11 @@ def dump(trace: Trace) -> bytes:
                 lines.append("s")
             case Acked(start, end, index):
                 lines.append(f"a {start} {end} {index}")
-    return lzma.compress("\n".join(lines).encode(), preset=9)
+    return base64.encodebytes(lzma.compress("\n".join(lines).encode(), preset=9))
 
 
 def load(path: Path) -> Trace:
-    return parse(lzma.decompress(path.read_bytes()).decode().splitlines())
+    return parse(lzma.decompress(base64.b64decode(path.read_bytes())).decode().splitlines())
 
 
 def parse(lines: Iterable[str]) -> Trace:

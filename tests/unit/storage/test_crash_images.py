@@ -10,7 +10,7 @@ from chaos_tests.crash.recorder import record
 from chaos_tests.crash.trace import Acked, Sync, Trace, Write, dump, images, load, parse
 from chaos_tests.crash.verify import verdict
 
-RECORDED = Path(__file__).parent / "crash_trace.txt.xz"  # python -m chaos_tests.crash.recorder FILE 60
+RECORDED = Path(__file__).parent / "crash_trace.txt"  # python -m chaos_tests.crash.recorder FILE 60
 QUICK_IMAGES = 100
 FULL_IMAGES = 10_000
 

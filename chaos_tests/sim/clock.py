@@ -4,10 +4,11 @@ Owns the order in which everything happens. Ties are broken by the order of sche
 its seed alone. It must never read real time.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -16,23 +17,23 @@ CLOCK_READ_NS = 100  # a read costs time: loops that wait for the clock to move 
 READY_MAX = 200_000  # callbacks run in a row without time passing: beyond it the code under test spins
 
 Callback = Callable[[], None]
+FN = 2  # place of the function in an Event
 
 
 class SpinError(AssertionError):
     """A process schedules callbacks for "now" without end."""
 
 
-class Event:
-    """One thing to come. Cancelling is forgetting its function."""
+class Event(list[Any]):
+    """One thing to come: [when, tie-breaker, function, process]. Cancelling is forgetting its function.
 
-    __slots__ = ("fn", "process")
+    A list, because the heap compares thousands of them a virtual second, and compares lists without calling anybody.
+    """
 
-    def __init__(self, fn: Callback | None, process: "Process | None") -> None:
-        self.fn = fn
-        self.process = process
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self.fn = None
+        self[FN] = None
 
 
 class Scheduler:
@@ -42,34 +43,37 @@ class Scheduler:
         self.now_ns = 0
         self.executed = 0
         self._seq = 0
-        self._heap: list[tuple[int, int, Event]] = []
+        self._heap: list[Event] = []
 
     def at(self, time_ns: int, fn: Callback, process: "Process | None" = None) -> Event:
         """Runs `fn` at `time_ns` (now, where that is past), within `process` where one is given."""
-        event = Event(fn, process)
-        self.push(time_ns, event)
+        self._seq = seq = self._seq + 1
+        event = Event((time_ns if time_ns > self.now_ns else self.now_ns, seq, fn, process))
+        heappush(self._heap, event)
         return event
 
-    def push(self, time_ns: int, event: Event) -> None:
+    def again(self, event: Event) -> None:
+        """Runs an event now whose time has passed: the same object, for whoever holds it may still cancel it."""
         self._seq += 1
-        heapq.heappush(self._heap, (time_ns if time_ns > self.now_ns else self.now_ns, self._seq, event))
+        event[0], event[1] = self.now_ns, self._seq
+        heappush(self._heap, event)
 
     def after_ms(self, delay_ms: float, fn: Callback, process: "Process | None" = None) -> Event:
         return self.at(self.now_ns + int(delay_ms * NS_PER_MS), fn, process)
 
     def run_until(self, time_ns: int, *, stop: Callable[[], bool] | None = None) -> bool:
         """Runs everything up to `time_ns`; True as soon as `stop` says so (asked after each event)."""
-        heap, pop = self._heap, heapq.heappop
+        heap = self._heap
         while heap and heap[0][0] <= time_ns:
-            self.now_ns, _, event = pop(heap)
-            fn = event.fn
+            event = heappop(heap)
+            self.now_ns, _, fn, process = event
             if fn is None:
                 continue
             self.executed += 1
-            if event.process is not None:
-                event.process.execute(event)
+            if process is not None:
+                process.execute(event)
             else:
-                event.fn = None
+                event[FN] = None
                 fn()
             if stop is not None and stop():
                 return True
@@ -116,7 +120,7 @@ class Process:
         self.paused = False
         held, self.held = self.held, deque()
         for event in held:
-            self.scheduler.push(self.scheduler.now_ns, event)  # the same object: whoever holds it may still cancel it
+            self.scheduler.again(event)
 
     def soon(self, fn: Callback) -> None:
         self.ready.append(fn)
@@ -130,7 +134,7 @@ class Process:
         if self.paused:
             self.held.append(event)
             return
-        fn, event.fn = event.fn, None
+        fn, event[FN] = event[FN], None
         ready, left = self.ready, READY_MAX
         self._running = True
         try:

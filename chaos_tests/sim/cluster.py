@@ -56,7 +56,6 @@ class SimHost:
     has_power: bool = True
     starts: int = 0
     capacity: int | None = None  # of its disk, bytes; None: endless
-    expected_death: bool = False  # an injected disk error: the process must end itself
     is_buried: bool = False
     restart_wanted: int = 0  # number of the latest scheduled start; older ones do nothing
 
@@ -92,7 +91,6 @@ class Cluster:
             return
         host.starts += 1
         host.has_power = True
-        host.expected_death = False
         name = f"{node}.{host.starts}"
         process = Process(self.scheduler, name, partial(self._died, host, host.starts))
         clock = SimClock(process, host.machine)
@@ -172,7 +170,7 @@ class Cluster:
     def _end(self, host: SimHost, error: BaseException) -> None:
         if not host.is_up:
             return
-        if not host.expected_death:
+        if host.disk is None or not host.disk.has_failed:  # else it had to
             self.recorder.note("died", n=host.node, err=_describe(error))
         self.crash(host.node, power=False, why=f"ended itself: {type(error).__name__}")
         low, high = SUPERVISOR_MS

@@ -17,7 +17,8 @@ from smq.replication.ports import Clock, Examined, Op, Put, Rng, Space, Table
 NS_PER_MS = 1_000_000
 REPORT_DELAY_MS_MAX = 0.2  # a commit is visible to reads a little before the loop hears of it, as with a real thread
 ENDLESS_BYTES = 1 << 40  # free on a disk without a capacity
-SURVIVES = 0.5  # chance that the group in flight at a crash, and each submission behind it, is on disk nevertheless
+REPORTED_AT_ONCE = 0.7  # share of the commits for which that little is nothing
+TORN = 0.3  # chance that what a crash leaves of the unsynced submissions ends anywhere, not between two groups
 
 
 def _empty_tables() -> dict[Table, "SortedDict"]:
@@ -85,6 +86,7 @@ class FakeDisk:
         self.latency_ms = latency_ms
         self._on_fatal = on_fatal
         self.capacity: int | None = None  # bytes; a commit that would take more fails for want of space
+        self.has_failed = False  # a commit has: the process must end
         self._fail_next: BaseException | None = None
         self._stalled_until_ns = 0
         self._queue: deque[_Submission] = deque()
@@ -220,7 +222,7 @@ class FakeDisk:
         self._unreported.extend(group)
         upto = group[-1].seq
         delay_ms = self._rng.random() * REPORT_DELAY_MS_MAX
-        if self.latency_ms[1] == 0 or self._is_closed or self._rng.random() < 0.5:
+        if self.latency_ms[1] == 0 or self._is_closed or self._rng.random() < REPORTED_AT_ONCE:
             self._clock.call_soon(lambda: self._report(upto))
         else:
             self._clock.call_later(delay_ms, lambda: self._report(upto))
@@ -245,25 +247,29 @@ class FakeDisk:
                 submission.done()
 
     def _die(self, error: BaseException) -> None:
-        self._is_dead = True
+        self._is_dead = self.has_failed = True
         self._clock.call_soon(lambda: self._on_fatal(error))
 
     # ----------------------------------------------------------------------------------------- faults
     def crash(self) -> DiskImage:
-        """Power is lost now. What was reported is in the image; the group in flight and a prefix of what was
-        queued behind it may be, although nobody was told. Nothing of this disk runs afterwards."""
-        pending = [self._in_flight]  # also where its commit failed: what a failed fsync left behind is unknown
+        """Power is lost now. What was reported is in the image. Of the rest a prefix may be, although nobody was told:
+        nothing, the group in flight, all of what was queued, or a part of the group, torn between two submissions. (A
+        submission is never torn: the store writes pages beside the old ones, in any order, and then one root.)
+        Nothing of this disk runs afterwards."""
+        unsynced = list(self._in_flight)  # also where its commit failed: what a failed fsync left behind is unknown
+        groups = [len(unsynced)]
         if not self._is_dead:
-            pending.extend([submission] for submission in self._queue)
+            unsynced.extend(self._queue)
+            groups.append(len(unsynced))
         self._is_dead = self._is_closed = True
         self._in_flight = []
         self._queue.clear()
-        for group in pending:
-            if self._rng.random() < SURVIVES:
-                for submission in group:
-                    self._image.apply(submission.ops)
-            else:
-                break
+        if self._rng.random() < TORN:
+            survive = int(self._rng.random() * (len(unsynced) + 1))
+        else:
+            survive = (0, *groups)[int(self._rng.random() * (len(groups) + 1))]
+        for submission in unsynced[:survive]:
+            self._image.apply(submission.ops)
         return self._image
 
     @property

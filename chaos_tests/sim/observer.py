@@ -19,7 +19,7 @@ from smq.replication.node import Node
 from smq.replication.ports import Clock, Disk, Network, Rng
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
-SAMPLE_MS = 100.0
+SAMPLE_MS = 200.0
 
 RARE = (
     "leader_changes",

@@ -145,7 +145,7 @@ class ClientNet:
         def serve() -> None:
             call.request(api, done)
 
-        self.scheduler.at(self.scheduler.now_ns, serve, process)
+        process.execute(Event((self.scheduler.now_ns, 0, serve, process)))
 
     def _check_answered(self, call: Call, process: Process, overdue: list[Event], chances: int) -> None:
         """Asked inside the process: while it is paused nobody can expect an answer, nor right after."""

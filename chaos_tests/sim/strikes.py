@@ -204,7 +204,6 @@ def disk_error(fault: Fault) -> Script:
     for host in fault.hosts():
         if host.disk is not None:
             fault.note("disk-error", n=host.node)
-            host.expected_death = True
             host.disk.fail_next_commit(OSError(5, "simulated I/O error"))
     yield fault.duration()
 
@@ -220,6 +219,19 @@ def fill_disk(fault: Fault) -> Script:
     yield fault.duration()
     for host in hosts:
         fault.note("fill-disk-heal", n=host.node)
+        host.limit(None)
+
+
+def disk_full(fault: Fault) -> Script:
+    """Nothing is left, not even the node's reserve: commits fail, the process must end itself each time it is started,
+    and once there is space again nothing may be missing."""
+    hosts = list(fault.hosts())
+    for host in hosts:
+        fault.note("disk-full", n=host.node)
+        host.limit(0)
+    yield fault.duration()
+    for host in hosts:
+        fault.note("disk-has-space", n=host.node)
         host.limit(None)
 
 
@@ -272,6 +284,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         slow_disk,
         disk_error,
         fill_disk,
+        disk_full,
         clock_jump,
         rot,
         wipe,

@@ -400,7 +400,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="log_start",
         anomalies=frozenset({"duplicate-sequence", "sequence-gap", "inconsistent-offsets"}),
-        seeds=60,
+        seeds=25,
     ),
     PlantedBug(
         name="snapshot-forgets-commits",

@@ -101,3 +101,26 @@ def raft_minority(fault: Fault) -> Script:
     yield fault.duration()
     for src, dst in cut:
         network.heal(src, dst)
+
+
+def passed_by(fault: Fault) -> Script:
+    """A follower is away while log starts pass it by; soon after it is back a leader dies, with retries under way:
+    whoever is elected must know the producers of what has been deleted (rule 16)."""
+    cluster, pace = fault.arena.cluster, fault.arena.world.pace
+    node = fault.rng.choice(fault.arena.world.nodes)
+    cluster.crash(node, power=fault.rng.random() < 0.5, why="passed-by")
+    for _ in range(fault.rng.randint(1, 4)):
+        pace.rush()
+        yield Sleep(150)
+    cluster.start(node)
+    yield Sleep(fault.rng.uniform(100, 500))
+    pace.rush()
+    yield Sleep(fault.rng.uniform(5, 60))
+    _, leaders = fault.arena.seen_leaders()
+    leaders = [leader for leader in leaders if leader != node]
+    if leaders:
+        leader = fault.rng.choice(leaders)
+        cluster.crash(leader, power=fault.rng.random() < 0.5, why="passed-by")
+        pace.rush()
+        cluster.start_later(leader, fault.lasting_ms())
+    yield fault.duration()

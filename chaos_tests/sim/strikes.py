@@ -290,6 +290,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         wipe,
         steered.stale_return,
         steered.behind_log,
+        steered.passed_by,
         steered.quick_restart,
         steered.raft_minority,
     )

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from smq.clients.sync import SyncAdmin
 from smq.clients.tls import Tls
-from smq.clients.types import ClusterDescription, PartitionDescription, ReplicaStatus
+from smq.clients.types import ClusterDescription, ReplicaStatus
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.option_values import topics as topics_of
@@ -52,20 +52,24 @@ PARTITION_COLUMNS: Final[dict[str, DataType]] = {
     "replica_lag": LongType(),  # records that the slowest replica has yet to fetch; null where none answered
 }
 GROUP_COLUMNS: Final[dict[str, DataType]] = {
-    "group": StringType(),
+    "group": StringType(),  # a Kafka client's group g is kafka-cg-g
+    "state": StringType(),
     "topic": StringType(),
     "partition": IntegerType(),
-    "offset": LongType(),  # the next one to read
+    "offset": LongType(),  # the next one to read; null where nothing is committed
     "metadata": StringType(),  # what the consumer committed beside it
+    "committed_ms": LongType(),  # when, Unix time; null where nothing is committed
     "log_start": LongType(),
     "hwm": LongType(),
-    "lag": LongType(),  # records from `offset` to the high water mark; never negative
+    "lag": LongType(),  # records from `offset` to the high water mark; never negative; null where nothing is committed
+    "member_id": StringType(),  # who was assigned the partition; null where nobody was
+    "client_id": StringType(),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataOptions:
-    """A validated read of `kind`. No topics: all there are. `groups` is empty for partitions."""
+    """A validated read of `kind`. No topics, or no groups: all there are."""
 
     kind: str
     servers: tuple[str, ...]
@@ -86,8 +90,6 @@ def metadata_options(options: Mapping[str, str]) -> MetadataOptions:
             hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"it knows {', '.join(KNOWN)}"
             raise OptionError(f"a read of metadata has no option {key!r}; {hint}")
     groups = tuple(part.strip() for part in options.get("group", "").split(",") if part.strip())
-    if kind == "groups" and not groups:
-        raise OptionError("metadata 'groups' does not know whose offsets: set .option('group', 'name[,name]')")
     if kind != "groups" and "group" in options:
         raise OptionError("option 'group' belongs to metadata 'groups'")
     subscribe = options.get("subscribe")
@@ -193,16 +195,25 @@ def _replica_states(
 
 
 def _group_rows(admin: SyncAdmin, cluster: ClusterDescription, options: MetadataOptions) -> Iterator[Row]:
-    partitions: dict[tuple[str, int], PartitionDescription] = {
-        (topic.name, p.partition): p for topic in cluster.topics for p in topic.partitions
-    }
-    for group in options.groups:
-        for (topic, partition), committed in sorted(admin.fetch_offsets(group).items()):
-            found = partitions.get((topic, partition))
-            if found is not None:
-                lag = max(found.hwm - committed.offset, 0)
-                place = (group, topic, partition, committed.offset, committed.metadata)
-                yield (*place, found.log_start, found.hwm, lag)
+    topics = {topic.name for topic in cluster.topics}
+    for name in options.groups or [group.name for group in admin.list_groups()]:
+        try:
+            group = admin.describe_group(name)
+        except SmqError as e:
+            if e.code is ErrorCode.UNKNOWN_GROUP and not options.groups:
+                continue  # it went between the two questions
+            raise
+        owners = {place: member for member in group.members for place in member.partitions}
+        for p in sorted(group.positions, key=lambda p: (p.topic, p.partition)):
+            if p.topic not in topics:
+                continue
+            owner = owners.get((p.topic, p.partition))
+            committed_ms = None if p.offset is None else p.committed_ms
+            yield (
+                *(name, group.summary.state, p.topic, p.partition, p.offset, p.metadata, committed_ms),
+                *(p.log_start, p.hwm, p.lag),
+                *((owner.member_id, owner.client_id) if owner is not None else (None, None)),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

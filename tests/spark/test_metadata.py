@@ -4,11 +4,13 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import Consumer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from smq.clients import SyncAdmin
 from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.metadata import MetadataReader, MetadataSlice, metadata_options, metadata_schema
@@ -62,16 +64,49 @@ def test_groups_lag_is_in_sql(spark: SparkSession, servers: str, new_topic: Topi
         admin.commit_offsets("readers", {(topic, 0): 15, (topic, 1): 0})
     spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW smq_groups USING smq "
-        f"OPTIONS (servers '{servers}', metadata 'groups', group 'readers,nobody', subscribe '{topic}')"
+        f"OPTIONS (servers '{servers}', metadata 'groups', subscribe '{topic}')"
     )
-    rows = spark.sql("SELECT * FROM smq_groups ORDER BY partition").collect()
+    rows = spark.sql("SELECT * EXCEPT (committed_ms) FROM smq_groups ORDER BY partition").collect()
     assert [tuple(row) for row in rows] == [
-        ("readers", topic, 0, 15, "", 0, 40, 25),
-        ("readers", topic, 1, 0, "", 0, 0, 0),
+        ("readers", "Empty", topic, 0, 15, "", 0, 40, 25, None, None),
+        ("readers", "Empty", topic, 1, 0, "", 0, 0, 0, None, None),
     ]
     assert [tuple(r) for r in spark.sql("SELECT lag, `group` FROM smq_groups WHERE lag > 0").collect()] == [
         (25, "readers")
     ]
+
+
+@pytest.mark.cluster
+def test_partition_of_a_group_names_its_member(
+    cluster: Cluster, servers: str, new_topic: TopicFn, publish: PublishFn
+) -> None:
+    topic = new_topic(1)
+    publish(topic, 0, [NewRecord(None, b"v", 1)] * 7)
+    settings = {
+        "bootstrap.servers": cluster.nodes[1].kafka,
+        "group.id": f"of-{topic}",
+        "client.id": "counting",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    consumer = Consumer(settings)
+    try:
+        consumer.subscribe([topic])
+        assert len(consumer.consume(7, timeout=60)) == 7
+        (row,) = planned(servers, metadata="groups", group=f"kafka-cg-of-{topic}")
+        assert (row["state"], row["client_id"]) == ("Stable", "counting")
+        assert (row["offset"], row["committed_ms"], row["lag"], row["hwm"]) == (None, None, None, 7)
+        consumer.commit(asynchronous=False)
+        (row,) = planned(servers, metadata="groups", group=f"kafka-cg-of-{topic}")
+        assert (row["offset"], row["lag"]) == (7, 0)
+    finally:
+        consumer.close()
+
+
+@pytest.mark.cluster
+def test_group_that_is_not_there_is_named(servers: str) -> None:
+    with pytest.raises(SmqError, match="no-such-group"):
+        planned(servers, metadata="groups", group="no-such-group")
 
 
 @pytest.mark.cluster
@@ -102,7 +137,6 @@ def test_topic_that_is_not_there_is_named(servers: str) -> None:
         ({"metadata": "partitions", "servers": "h:1", "startingoffsets": "earliest"}, "no option 'startingoffsets'"),
         ({"metadata": "partitions", "servers": "h:1", "subscribed": "t"}, "did you mean 'subscribe'"),
         ({"metadata": "partitions", "servers": "h:1", "group": "g"}, "belongs to metadata 'groups'"),
-        ({"metadata": "groups", "servers": "h:1"}, r"set \.option\('group'"),
     ],
 )
 def test_options_that_cannot_be_right_are_refused(options: dict[str, str], told: str) -> None:

@@ -500,7 +500,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="handover",
         anomalies=BROKEN,
-        seeds=10,
+        seeds=40,
     ),
 )
 

@@ -26,7 +26,7 @@ from smq.raft_state.errors import SmqError
 
 _STORM_KILLS: Final = 3
 _PAGE: Final = 4096
-FLIPS: Final = 10  # bits a fault
+FLIPS: Final = 20  # bits a fault
 _DAMAGED_START_S: Final = 20.0
 _MEMORY_SLACK: Final = 16 << 20
 _HOSTILE_BYTES: Final = 4096

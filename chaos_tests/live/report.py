@@ -14,7 +14,6 @@ from chaos_tests.live.catalogue import CATALOGUE
 from chaos_tests.live.history_run import read_summary
 
 _COLOURS: Final = {"ok": "#2a7f4f", "info": "#d08a00", "fail": "#c0392b"}
-_POINTS_MAX: Final = 20_000  # of the scatter: an SVG of more does not open well
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 h1{font-size:1.5em} h2{font-size:1.15em;margin-top:2em} table{border-collapse:collapse;width:100%}
@@ -52,7 +51,9 @@ def _page(summary: dict[str, Any], events: list[Event]) -> str:
         "<h2>What was found</h2>" + _findings(summary),
         "<h2>What was done to the cluster</h2>" + _faults(summary),
         "<h2>Sends: latency, and acknowledged a second</h2>"
-        "<p>Grey bands are faults. A point is one send: green acknowledged, orange outcome unknown, red refused.</p>",
+        "<p>Grey bands are faults. A point is one send: green acknowledged, orange outcome unknown, red refused. The "
+        "strip below has a line for every record that was acknowledged with acks=all: green where the final read of the "
+        "replicas shows it, red where it does not.</p>",
         _picture(summary, events),
         "<h2>Operations</h2>" + _operations(summary),
     ]
@@ -132,7 +133,8 @@ def _picture(summary: dict[str, Any], events: list[Event]) -> str:
 
     start = events[0]["t"] if events else 0
     points, acked = _sends(events, start)
-    figure, (above, below) = plt.subplots(2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 1))
+    kept, lost = _fates(events, start)
+    figure, (above, below, strip) = plt.subplots(3, 1, figsize=(11, 6.5), sharex=True, height_ratios=(6, 3, 0.6))
     for fault in summary["faults"]:
         for axes in (above, below):
             axes.axvspan(fault["start_s"], max(fault["end_s"], fault["start_s"] + 0.1), color="0.87", zorder=0)
@@ -142,14 +144,18 @@ def _picture(summary: dict[str, Any], events: list[Event]) -> str:
     for kind, colour in _COLOURS.items():
         found = [(at, ms) for at, ms, was in points if was == kind]
         if found:
-            above.scatter(*zip(*found, strict=True), s=3, color=colour, label=kind, rasterized=len(found) > _POINTS_MAX)
+            above.scatter(*zip(*found, strict=True), s=3, color=colour, label=kind, rasterized=True)
     above.set_yscale("log")
     above.set_ylabel("latency of a send, ms")
     above.legend(loc="upper right", fontsize=7)
     seconds = range(max(acked, default=0) + 1)
     below.fill_between(list(seconds), [acked[s] for s in seconds], step="post", color=_COLOURS["ok"], alpha=0.6)
     below.set_ylabel("records acknowledged/s")
-    below.set_xlabel("seconds since the start")
+    strip.eventplot([kept], colors=_COLOURS["ok"], linewidths=0.3, rasterized=True)
+    strip.eventplot([lost], colors=_COLOURS["fail"], linewidths=2)
+    strip.set_yticks([])
+    strip.set_ylabel(f"{len(lost)} lost", rotation=0, ha="right", va="center")
+    strip.set_xlabel("seconds since the start")
     out = io.StringIO()
     figure.savefig(out, format="svg", bbox_inches="tight")
     plt.close(figure)
@@ -173,3 +179,28 @@ def _sends(events: list[Event], start: int) -> tuple[list[tuple[float, float, st
         if event["ty"] == "ok":
             acked[int((event["t"] - start) / 1e9)] += len(asked["v"])
     return points, acked
+
+
+def _fates(events: list[Event], start: int) -> tuple[list[float], list[float]]:
+    """Seconds of the acknowledgements (acks=all) whose records the final read shows, and of those that it does not."""
+    read: set[int] = set()
+    finals: set[int] = set()
+    open_ops: dict[int, Event] = {}
+    acked: list[tuple[float, list[int]]] = []
+    for event in events:
+        process, function = event["p"], event["f"]
+        if function == "send":
+            if event["ty"] == "invoke":
+                open_ops[process] = event
+            else:
+                asked = open_ops.pop(process)
+                if event["ty"] == "ok" and asked["acks"] == -1:
+                    acked.append(((event["t"] - start) / 1e9, asked["v"]))
+        elif function == "poll" and event["ty"] == "invoke":
+            (finals.add if event.get("final") else finals.discard)(process)
+        elif function == "poll" and event["ty"] == "ok" and process in finals:
+            read.update(value for batch in event["b"] for value in batch[2])
+    if not read:
+        return [at for at, _ in acked], []  # there was no final read: the findings say so
+    kept = [at for at, values in acked if read.issuperset(values)]
+    return kept, [at for at, values in acked if not read.issuperset(values)]

@@ -52,7 +52,7 @@ def _page(summary: dict[str, Any], events: list[Event]) -> str:
         "<h2>What was done to the cluster</h2>" + _faults(summary),
         "<h2>Sends: latency, and acknowledged a second</h2>"
         "<p>Grey bands are faults. A point is one send: green acknowledged, orange outcome unknown, red refused. The "
-        "strip below has a line for every record that was acknowledged with acks=all: green where the final read of the "
+        "strip below has a line for every record acknowledged with acks=all: green where the final read of the "
         "replicas shows it, red where it does not.</p>",
         _picture(summary, events),
         "<h2>Operations</h2>" + _operations(summary),

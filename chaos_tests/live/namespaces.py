@@ -20,6 +20,11 @@ from smq.raft_state.ids import NodeId
 
 _ENTERED: Final = "SMQ_CHAOS_NAMESPACE"
 _TOOLS: Final = ("unshare", "nsenter", "ip")
+# Processes, too, so that whatever kills the run ends its nodes and its namespaces with it.
+_UNSHARE: Final = (
+    *("unshare", "--net", "--mount", "--propagation", "private"),
+    *("--pid", "--fork", "--kill-child", "--mount-proc"),
+)
 _SUBNET: Final = "10.77.0"
 _HARNESS_HOST: Final = 254
 _PORTS: Final = {"peer": 7400, "grpc": 7401, "http": 7402, "kafka": 9092}
@@ -32,19 +37,18 @@ def why_not() -> str | None:
         return f"the programs {', '.join(missing)} are not installed"
     if not os.path.exists("/dev/net/tun"):
         return "there is no /dev/net/tun"
-    tried = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False)
+    tried = subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False)
     return None if tried.returncode == 0 else "this user may not make network namespaces (root may)"
 
 
 def enter(arguments: list[str]) -> None:
-    """Runs this very command again inside namespaces of its own (network and mounts), unless it does already. Does
-    not return in the first case."""
+    """Runs this very command again inside namespaces of its own (network, mounts, processes), unless it does already.
+    Does not return in the first case."""
     if os.environ.get(_ENTERED) == "1":
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         return
     os.environ[_ENTERED] = "1"
-    command = ["unshare", "--net", "--mount", "--propagation", "private", sys.executable, "-m", "chaos_tests"]
-    os.execvp(command[0], [*command, *arguments])
+    os.execvp(_UNSHARE[0], [*_UNSHARE, sys.executable, "-m", "chaos_tests", *arguments])
 
 
 def is_inside() -> bool:

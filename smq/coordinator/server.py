@@ -271,7 +271,8 @@ async def _run(
         loop.add_reader(sys.stdin.fileno(), stop.set)
     server = Server(config)
     await server.start()
-    if config.tls is not None and not sys.stdin.isatty():  # of a terminal it says that nobody is there any more
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None where it was closed before the start
+    if config.tls is not None and not has_terminal:  # of a terminal it says that nobody is there any more
         loop.add_signal_handler(signal.SIGHUP, server.reload)
     # What has been built lives as long as the process: the collector need not look at it again and again.
     gc.collect()

@@ -7,7 +7,19 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from chaos_tests.checkers import assignments, groups, kafka, liveness, log, losses, marks, raft, reads, sends
+from chaos_tests.checkers import (
+    assignments,
+    groups,
+    kafka,
+    liveness,
+    log,
+    losses,
+    marks,
+    membership,
+    raft,
+    reads,
+    sends,
+)
 from chaos_tests.checkers.base import Violation, index
 from chaos_tests.history import Event, pair
 
@@ -18,6 +30,7 @@ CHECKS = (
     sends.check,
     marks.check,
     groups.check,
+    membership.check,
     assignments.check,
     kafka.check,
     raft.check,

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
+from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.raft_state.commands import Applied, HwmsAdvanced, LeaderElected
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.replication.config import NodeConfig
@@ -20,6 +21,7 @@ from smq.replication.ports import Clock, Disk, Network, Rng
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
 SAMPLE_MS = 200.0
+GROUP_DELAY_MS = 200  # how long an empty group waits for more members
 
 RARE = (
     "leader_changes",
@@ -178,7 +180,15 @@ class WatchedNode(Node):
     ) -> None:
         self._observer = observer
         self._disk_failed = False
+        self.groups: GroupCoordinator | None = None
         super().__init__(config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal)
+
+    def start(self) -> None:
+        """With a coordinator of groups where the scenario has members of groups."""
+        super().start()
+        if self.config.kafka_address:
+            self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=GROUP_DELAY_MS)
+            self.groups.start()
 
     def digest(self) -> str:
         return self._machine.digest()

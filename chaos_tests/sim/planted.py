@@ -94,7 +94,72 @@ LOST = frozenset(
 BROKEN = LOST | {"process-died", "no-progress", "stale-hwm", "nonmonotonic-send", "duplicate-sequence", "sequence-gap"}
 RAFT = BROKEN | {"two-leaders-in-term", "log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"}
 
+_LIVE = "smq.coordinator.groups.live:LiveGroup."
+_GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
+
 BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        name="commit-of-another-generation",
+        rule="DESIGN 9: every commit of a member is fenced by its generation",
+        mutations=(
+            Mutation(
+                "smq.raft_state.groups:commit_member_offsets",
+                "if command.generation != group.generation:",
+                "if command.generation < 0:",
+            ),
+        ),
+        scenario="groups",
+        anomalies=frozenset({"stale-generation"}),
+        seeds=5,
+    ),
+    PlantedBug(
+        name="new-coordinator-evicts-at-once",
+        rule="a new coordinator gives each member one fresh session",
+        mutations=(
+            Mutation(
+                _LIVE + "_look",
+                "before.get(name, now_ns + m.member.session_timeout_ms * _NS_PER_MS)",
+                "before.get(name, now_ns)",
+            ),
+        ),
+        scenario="groups",
+        anomalies=frozenset({"evicted-alive"}),
+        seeds=5,
+    ),
+    PlantedBug(
+        name="new-coordinator-forgets-the-members",
+        rule="a coordinator takes its groups up from the replicated state",
+        mutations=(
+            Mutation(_GROUPS + "_find", "if group is None and known is not None and known.members:", "if False:"),
+        ),
+        scenario="groups",
+        anomalies=frozenset({"evicted-alive", "phantom-member"}),
+        seeds=5,
+    ),
+    PlantedBug(
+        name="sessions-never-end",
+        rule="members that are not heard of are evicted",
+        mutations=(Mutation(_LIVE + "_gone", "until_ns <= now_ns or name in late", "False"),),
+        scenario="groups",
+        anomalies=frozenset({"phantom-member"}),
+        seeds=5,
+    ),
+    PlantedBug(
+        name="former-coordinator-evicts",
+        rule="changes of a group name the epoch of its coordinator; who stood still gives everybody time",
+        mutations=(
+            Mutation(
+                "smq.raft_state.members:_check_coordinator",
+                "if slot.epoch != command.coordinator_epoch or not slot.node:",
+                "if not slot.node:",
+            ),
+            Mutation(_GROUPS + "_tick", "if self._table != self._node.state.coordinators:", "if False:"),
+            Mutation(_GROUPS + "_tick", "if self._was_away or late_ms > GROUP_PAUSE_MS:", "if False:"),
+        ),
+        scenario="groups",
+        anomalies=frozenset({"evicted-alive", "split-generation", "shared-partition"}),
+        seeds=20,
+    ),
     PlantedBug(
         name="hwm-without-epoch-check",
         rule="9: apply rejects an advance of another epoch",

@@ -22,6 +22,7 @@ from chaos_tests.history import Event, Recorder
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.consumer import Consumer
+from chaos_tests.sim.clients.groups import STATIC, GroupConsumer
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
@@ -148,6 +149,7 @@ class Simulation:
                 cluster_id=CLUSTER_ID,
                 peers=peers,
                 grpc_address=f"127.0.0.1:{20_000 + node}",
+                kafka_address=f"127.0.0.1:{30_000 + node}" if self.scenario.clients.members else "",
                 raft_snapshot_entries=profile.snapshot_entries,
                 **{**TIMINGS, **profile.node},
             )
@@ -271,6 +273,9 @@ class Simulation:
         made += [RangeReader(world, f"ranges-{i}", think_ms=think * 2).run() for i in range(mix.ranges)]
         made += [GroupMember(world, f"member-{i}", "g", think_ms=think * 2).run() for i in range(mix.groups)]
         made += [
+            GroupConsumer(world, f"group-{i}", instance=STATIC if i == 0 else "").run() for i in range(mix.members)
+        ]
+        made += [
             Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms, to_hwm=mix.trim_to_hwm).run()
             for i in range(mix.trimmers)
         ]
@@ -366,6 +371,8 @@ class Simulation:
             yield from ranges.time(known)
             yield from member.commit(known)
             yield from member.fetch(known)
+        if self.scenario.clients.members:
+            yield from GroupConsumer(self.world, "probe-group").probe()
 
     def _read_all(self) -> Generator[Any, Any, None]:
         reader = Consumer(self.world, "final", think_ms=0)

@@ -43,7 +43,8 @@ class ClientMix:
     no_acks: int = 1
     consumers: int = 2
     ranges: int = 1
-    groups: int = 2
+    groups: int = 2  # clients of a group without members
+    members: int = 0  # of one group
     assigners: int = 0  # of offsets without records, in a topic of their own
     trimmers: int = 0
     topic_owners: int = 0

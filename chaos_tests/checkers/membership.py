@@ -1,0 +1,90 @@
+"""Groups with members: one generation at a time, each partition one member's, nobody evicted who was heard of.
+
+Owns the anomalies stale-generation (a commit was taken although a later generation had been told to somebody before it
+began), split-generation (one generation with two leaders or two sets of members), shared-partition (a partition is two
+members' in one generation), evicted-alive (a member is unknown within its session after a sign of life) and
+phantom-member (after everybody has gone, somebody who is left alone does not get all).
+"""
+
+from typing import Any
+
+from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.history import Op
+
+SESSION_MS = 4_000  # of the members that the simulation runs
+_SESSION_NS = SESSION_MS * 1_000_000
+_DRIFT = 0.9  # of a session by a clock that runs a little fast
+_GONE = ("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER")
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    joins = [op for op in facts.history.of("gjoin") if op.is_ok]
+    _check_generations(joins, findings)
+    _check_shares([op for op in facts.history.of("gsync") if op.is_ok], findings)
+    _check_commits(joins, facts.history.of("commit"), findings)
+    _check_evictions(facts, findings)
+    for event in facts.history.noted("galone"):
+        if event["held"] != event["live"]:
+            detail = f"alone in the group, a member holds {event['held']} of {event['live']}"
+            findings.add("phantom-member", detail, event)
+    return findings.found
+
+
+def _check_generations(joins: list[Op], findings: Findings) -> None:
+    leaders: dict[tuple[str, int], Op] = {}
+    members: dict[tuple[str, int], Op] = {}
+    for op in joins:
+        key = (op.asked["g"], op.told["gen"])
+        first = leaders.setdefault(key, op)
+        if first.told["leader"] != op.told["leader"]:
+            findings.add("split-generation", f"generation {key[1]} has two leaders", first, op)
+        if op.told["members"]:
+            first = members.setdefault(key, op)
+            if sorted(first.told["members"]) != sorted(op.told["members"]):
+                findings.add("split-generation", f"generation {key[1]} has two sets of members", first, op)
+
+
+def _check_shares(syncs: list[Op], findings: Findings) -> None:
+    owners: dict[tuple[str, int, str], Op] = {}
+    for op in syncs:
+        for part in op.told["parts"]:
+            first = owners.setdefault((op.asked["g"], op.asked["gen"], part), op)
+            if first.told["who"] != op.told["who"]:
+                findings.add("shared-partition", f"{part} is two members' in generation {op.asked['gen']}", first, op)
+
+
+def _check_commits(joins: list[Op], commits: list[Op], findings: Findings) -> None:
+    """Against the highest generation that anybody had been told before the commit began."""
+    told = sorted(joins, key=lambda op: op.end_ns)
+    at, highest = 0, None
+    taken = [op for op in commits if op.is_ok and "gen" in op.asked]
+    for op in sorted(taken, key=lambda op: op.start_ns):
+        while at < len(told) and told[at].end_ns < op.start_ns:
+            if highest is None or told[at].told["gen"] > highest.told["gen"]:
+                highest = told[at]
+            at += 1
+        if highest is not None and op.asked["gen"] < highest.told["gen"]:
+            detail = f"a commit of generation {op.asked['gen']} was taken in generation {highest.told['gen']}"
+            findings.add("stale-generation", detail, highest, op)
+
+
+def _check_evictions(facts: Facts, findings: Findings) -> None:
+    """A sign of life counts from when it was sent, and only while it was answered with "all is well"."""
+    heard: dict[str, Op] = {}
+    ops: list[Op] = []
+    for function in ("gbeat", "gsync", "gleave", "gjoin", "commit"):
+        ops += [op for op in facts.history.of(function) if op.asked.get("m")]
+    for op in sorted(ops, key=lambda op: op.start_ns):
+        member: Any = op.asked["m"]
+        if op.function == "gleave" or op.function == "gjoin":
+            heard.pop(member, None)  # from here on it may be gone by its own doing, or is in a round
+            continue
+        code = op.told.get("code") if op.function == "gbeat" else op.told.get("err")
+        before = heard.get(member)
+        if code in _GONE and before is not None and op.end_ns - before.start_ns < _SESSION_NS * _DRIFT:
+            findings.add("evicted-alive", f"{member} is unknown within its session", before, op)
+        if (op.function == "gbeat" and code == "NONE") or (op.is_ok and op.function in ("gsync", "commit")):
+            heard[member] = op
+        else:
+            heard.pop(member, None) if code not in (None, "NONE") else None

@@ -1,0 +1,226 @@
+"""A consumer of a group with members: joins, takes its share, commits what it has read, leaves or goes silent.
+
+Owns what such a client does with each answer, as client libraries do it. It speaks with the coordinators themselves,
+which run in the simulated nodes as they do in production.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from chaos_tests.checkers.membership import SESSION_MS
+from chaos_tests.sim.clients.base import Client, Known, World
+from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
+from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
+from smq.coordinator.kafka.errors import KafkaError
+from smq.raft_state.commands import GroupMember, OffsetCommit
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NodeId, Offset, RequestId
+
+GROUP: Final = "kg"
+STATIC: Final = "static"  # the instance id of the one static member
+REBALANCE_MS: Final = 6_000
+BEAT_MS: Final = 500.0
+CALL_MS: Final = 1_000.0
+JOIN_MS: Final = REBALANCE_MS + 14_000  # a round, and a command at its end
+PROTOCOL: Final = "all"
+_FATAL: Final = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
+_REJOIN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
+
+
+def _label(member_id: str) -> str:
+    """A static member is the same under each of its ids."""
+    return STATIC if member_id.startswith(f"{STATIC}-") else member_id
+
+
+class GroupConsumer(Client):
+    def __init__(self, world: World, name: str, *, instance: str = "") -> None:
+        super().__init__(world, name)
+        self.name = name
+        self.instance = instance
+        self.member_id = ""
+        self.generation = -1
+        self.coordinator: NodeId | None = None
+        self._held: list[Known] = []
+        self._positions: dict[str, int] = {}
+        self._count = 0
+
+    @property
+    def _who(self) -> Identity:
+        return Identity(member_id=self.member_id, instance_id=self.instance)
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield from self.live()
+        if self.member_id and self.rng.random() < 0.5:
+            yield from self._leave()
+
+    def live(self) -> Script:
+        """One life as a member: until it is told to begin anew, or ends itself."""
+        joined = yield from self._join()
+        if joined is None:
+            yield Sleep(self.rng.uniform(50, 300))
+            return
+        if not (yield from self._sync(joined)):
+            return
+        if self._held and self.rng.random() < 0.3:  # a thread that has not noticed: it must be refused
+            yield from self._commit(self.rng.choice(self._held), generation=self.generation - 1)
+        while not self.world.stopped:
+            yield Sleep(BEAT_MS * self.rng.uniform(0.8, 1.2))
+            code = yield from self._beat()
+            if code in _REJOIN:
+                return
+            if code in _FATAL:
+                self.member_id = ""
+                return
+            if code is KafkaError.NONE and self._held and self.rng.random() < 0.6:
+                yield from self._commit(self.rng.choice(self._held))
+            if self.rng.random() < 0.02:
+                yield from self._end()
+                return
+
+    def _end(self) -> Script:
+        """It leaves, or its process dies and another one comes later."""
+        if self.rng.random() < 0.5:
+            yield from self._leave()
+        elif self.rng.random() < 0.7:
+            yield Sleep(self.rng.uniform(0.2, 2.0) * SESSION_MS)
+        self.member_id = ""
+
+    # ------------------------------------------------------------------------------------------ requests
+    def _ask(self, request: Callable[[Any, Callable[[Any], None]], object], ms: float = CALL_MS) -> Any:
+        """A Script that returns the answer of the group's coordinator, looked up first where it is not known."""
+        if self.coordinator is None:
+            found = yield Call(
+                self.any_node(), lambda api, done: done(coordinator_of(api.state, GROUP).node), CALL_MS, CALL_MS
+            )
+            if isinstance(found, Lost | SmqError) or not found:
+                return Lost.REFUSED
+            self.coordinator = found
+        result = yield Call(self.coordinator, request, ms * 1.2, ms)
+        code = getattr(result, "code", result)
+        if isinstance(result, Lost) or code in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE):
+            self.coordinator = None
+        return result
+
+    def _join(self) -> Any:
+        """A Script that returns the Joined of its generation; None where it must try again."""
+        member = GroupMember(
+            member_id=self.member_id,
+            instance_id=self.instance,
+            client_id=self.name,
+            client_host="/sim",
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
+            protocols=((PROTOCOL, b""),),
+        )
+        asked = Join(
+            group=GROUP, member=member, protocol_type="consumer", takes_id_first=True, can_skip_assignment=True
+        )
+        self.world.recorder.invoke(self.process, "gjoin", g=GROUP, m=self.member_id)
+        joined = yield from self._ask(lambda api, done: api.groups.join(asked, done), JOIN_MS)
+        if not isinstance(joined, Joined):
+            self.conclude_unknown("gjoin")
+            return None
+        if joined.code is KafkaError.NONE:
+            self.member_id, self.generation = joined.member_id, joined.generation
+            ids = [member_id for member_id, _, _ in joined.members]
+            told = {"leader": _label(joined.leader), "members": [_label(member_id) for member_id in ids]}
+            self.ok("gjoin", m=joined.member_id, gen=joined.generation, **told)
+            return joined
+        self.world.recorder.fail(self.process, "gjoin", err=joined.code.name)
+        if joined.code is KafkaError.MEMBER_ID_REQUIRED:
+            self.member_id = joined.member_id
+            return (yield from self._join())
+        if joined.code in _FATAL:
+            self.member_id = ""
+        return None
+
+    def _sync(self, joined: Joined) -> Any:
+        """A Script that returns whether the member has its share."""
+        assignments: tuple[tuple[str, bytes], ...] = ()
+        if joined.leader == self.member_id and not joined.skip_assignment:
+            assignments = self._assign([member_id for member_id, _, _ in joined.members])
+        asked = Sync(group=GROUP, who=self._who, generation=self.generation, assignments=assignments)
+        self.world.recorder.invoke(self.process, "gsync", g=GROUP, m=self.member_id, gen=self.generation)
+        synced = yield from self._ask(lambda api, done: api.groups.sync(asked, done), JOIN_MS)
+        if not isinstance(synced, Synced):
+            self.conclude_unknown("gsync")
+            return False
+        if synced.code is not KafkaError.NONE:
+            self.world.recorder.fail(self.process, "gsync", err=synced.code.name)
+            if synced.code in _FATAL:
+                self.member_id = ""
+            return False
+        numbers = struct.unpack(f">{len(synced.assignment) // 4}i", synced.assignment)
+        self._held = [self.world.partitions[n] for n in numbers if n < len(self.world.partitions)]
+        self.ok("gsync", who=_label(self.member_id), parts=sorted(known.key for known in self._held))
+        return True
+
+    def _assign(self, ids: list[str]) -> tuple[tuple[str, bytes], ...]:
+        """Partitions by turns."""
+        live = [n for n, known in enumerate(self.world.partitions) if not known.dropped]
+        shares = [live[at :: len(ids)] for at in range(len(ids))]
+        return tuple((name, struct.pack(f">{len(share)}i", *share)) for name, share in zip(ids, shares, strict=True))
+
+    def _beat(self) -> Any:
+        """A Script that returns the code, None where nothing is known."""
+        who, generation = self._who, self.generation
+        self.world.recorder.invoke(self.process, "gbeat", g=GROUP, m=self.member_id, gen=generation)
+        code = yield from self._ask(lambda api, done: done(api.groups.heartbeat(GROUP, who, generation)))
+        if not isinstance(code, KafkaError):
+            self.conclude_unknown("gbeat")
+            return None
+        self.ok("gbeat", code=code.name)
+        return code
+
+    def _commit(self, partition: Known, *, generation: int | None = None) -> Script:
+        self._count += 1
+        tag, who = f"{self.name}-{self._count}", self._who
+        generation = self.generation if generation is None else generation
+        at = min(self._positions.get(partition.key, 0) + self.rng.randint(0, 3), partition.hwm)
+        self._positions[partition.key] = at
+        items = (OffsetCommit(partition=partition.pid, offset=Offset(at), metadata=tag),)
+        request_id = RequestId(self.rng.randbytes(16))
+
+        def request(api: Any, done: Callable[[Any], None]) -> None:
+            code = api.groups.refusal(GROUP)
+            if code is not KafkaError.NONE:
+                done(code)
+            else:
+                api.groups.commit(GROUP, who, generation, items, request_id, int(CALL_MS), done)
+
+        self.world.recorder.invoke(
+            self.process, "commit", g=GROUP, k=partition.key, o=at, tag=tag, gen=generation, m=self.member_id
+        )
+        result = yield from self._ask(request)
+        if isinstance(result, KafkaError) or (isinstance(result, SmqError) and result.code.is_definite):
+            code = result.name if isinstance(result, KafkaError) else result.code.name
+            self.world.recorder.fail(self.process, "commit", err=code)
+        elif isinstance(result, Lost | SmqError):
+            self.conclude_unknown("commit")
+        else:
+            self.ok("commit")
+
+    def _leave(self) -> Script:
+        who = self._who
+        self.world.recorder.invoke(self.process, "gleave", g=GROUP, m=self.member_id)
+        codes = yield from self._ask(lambda api, done: api.groups.leave(GROUP, [who], done), CALL_MS * 12)
+        if isinstance(codes, list):
+            self.ok("gleave", code=codes[0].name)
+        else:
+            self.conclude_unknown("gleave")
+
+    # ------------------------------------------------------------------------------------------ at the end
+    def probe(self) -> Script:
+        """After the heal, and long after everybody's session: a member alone must get everything."""
+        yield Sleep(3.0 * SESSION_MS + REBALANCE_MS)
+        for _ in range(5):
+            joined = yield from self._join()
+            if joined is not None and (yield from self._sync(joined)):
+                break
+        live = sorted(known.key for known in self.world.partitions if not known.dropped)
+        held = sorted(known.key for known in self._held)
+        self.world.recorder.note("galone", g=GROUP, held=held, live=live)
+        yield from self._leave()

@@ -110,7 +110,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="groups",
         anomalies=frozenset({"stale-generation"}),
-        seeds=5,
+        seeds=3,
     ),
     PlantedBug(
         name="new-coordinator-evicts-at-once",
@@ -142,7 +142,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_LIVE + "_gone", "until_ns <= now_ns or name in late", "False"),),
         scenario="groups",
         anomalies=frozenset({"phantom-member"}),
-        seeds=5,
+        seeds=3,
     ),
     PlantedBug(
         name="former-coordinator-evicts",

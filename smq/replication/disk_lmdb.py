@@ -430,6 +430,9 @@ def _open_environment(path: Path, map_size: int) -> tuple[lmdb.Environment, dict
         _refuse_cut_file(env, path)
         tables = _open_tables(env, path)
         _sync_directory(path)  # the names of LMDB's own files
+    except lmdb.Error as e:
+        env.close()
+        raise DiskOpenError(f"{path / DATA_FILE} is damaged: {e}. {REPLACE_ADVICE}") from e
     except BaseException:
         env.close()
         raise

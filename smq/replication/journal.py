@@ -43,6 +43,7 @@ _END_KEY: Final = b"\xff" * 9  # behind every index
 
 _BEYOND_ALL: Final = b"\xff" * 16
 _ASIDE: Final = b"damaged/"
+_STARTED_KEY: Final = b"raft_started"  # in META: Raft's tables have been written, so they are not empty
 
 _SCAN_BYTES: Final = 8 << 20  # a start reads the journal in pieces of this size
 _ADVICE: Final = (
@@ -67,6 +68,7 @@ def set_aside(disk: Disk) -> list[Op]:
         kept = _ASIDE + table.value.encode() + b"/"
         ops += [Put(Table.META, kept + key, value) for key, value in disk.scan(table, _FIRST_KEY[:1], _BEYOND_ALL)]
         ops.append(Delete(table, b"", _BEYOND_ALL))
+    ops.append(Delete(Table.META, _STARTED_KEY, _STARTED_KEY + b"\x00"))
     return ops
 
 
@@ -118,11 +120,14 @@ class RaftJournal:
     def load(self) -> None:
         """Reads everything and checks every CRC. RaftDamaged where anything is missing or wrong."""
         self._entries, self._bytes, self.snapshot = [], 0, None
+        self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
         bounds = self._load_meta(_BOUNDS_KEY)
         vote = self._load_meta(_VOTE_KEY)
         self._load_snapshot()
         self._load_entries()
         if bounds is None and vote is None and self.snapshot is None and not self._entries:
+            if self._disk.get(Table.META, _STARTED_KEY) is not None:
+                raise damaged(Table.RAFT_LOG, "all of it", "both of Raft's tables are empty")
             return  # a new node: its first submission writes vote and bounds together
         if vote is None or len(vote) != _VOTE.size:
             raise damaged(Table.RAFT_META, _VOTE_KEY.decode(), "term and vote are missing")
@@ -293,6 +298,8 @@ class RaftJournal:
         with the next one, and is only ever too low."""
         if not self._ops and not self._vote_changed:
             return
+        if self.changed_seq == 0:
+            self._ops.append(Put(Table.META, _STARTED_KEY, b"1"))
         if self._vote_changed or self.changed_seq == 0:
             self._ops.append(_meta_put(_VOTE_KEY, _VOTE.pack(_VERSION, self._term, self._voted_for or 0)))
         bounds = _BOUNDS.pack(_VERSION, self.first_index, self.last_index, self._commit)

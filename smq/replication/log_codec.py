@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, TsNs, split_partition_id
+from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.records import (
     CRC_START,
     HEADER_BYTES,
@@ -180,7 +181,9 @@ def partition_stop(pid: PartitionId) -> bytes:
 
 
 def partition_name(pid: PartitionId) -> str:
-    """For messages: topic id and index."""
+    """For messages: topic id and index; whatever it is, where damage made it no partition's."""
+    if len(pid) != PARTITION_ID_BYTES:
+        return f"partition {pid.hex()}"
     topic, index = split_partition_id(pid)
     return f"partition {topic.hex()}-{index}"
 

@@ -7,6 +7,7 @@ its CRC. It must never judge lineage nor truncate by itself. The node imports it
 from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId
+from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.replication.log_codec import (
     TIME_APPEND,
     BatchDamaged,
@@ -34,7 +35,7 @@ from smq.replication.log_state import (
     partition_key,
 )
 from smq.replication.partition_log import PartitionLog, TailBudget, delete_partition
-from smq.replication.ports import DataDamaged, Disk, Put, Table
+from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 from smq.replication.reaper import Reaper
 
 __all__ = ["BatchDamaged", "BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]
@@ -84,7 +85,11 @@ class LogStore:
         logs: dict[PartitionId, PartitionLog] = {}
         at = b""
         while keys := self._disk.scan_keys(Table.CHECKPOINTS, at, _BEYOND_ALL, limit=1):
-            pid = PartitionId(keys[0][:20])
+            if len(keys[0]) <= PARTITION_ID_BYTES:  # a key whose bytes have rotted: it is of no partition
+                self._disk.submit([Delete(Table.CHECKPOINTS, keys[0], keys[0] + b"\x00")])
+                at = keys[0] + b"\x00"
+                continue
+            pid = PartitionId(keys[0][:PARTITION_ID_BYTES])
             logs[pid] = self._open(pid)
             at = partition_stop(pid)
             logs[pid].trim()

@@ -78,6 +78,24 @@ def test_a_node_with_a_damaged_journal_is_another_disk_says_so_and_does_not_stan
     assert meta[b"damaged/raft_meta/" + key] == damaged[key], "kept until the others have let it in"
 
 
+def test_raft_tables_that_are_suddenly_empty_are_damage_and_no_new_node() -> None:
+    image = run(DiskImage(), (ONE, TWO, THREE)).image
+    before = image.tables[Table.META][DISK_KEY]
+    for table in (Table.RAFT_LOG, Table.RAFT_META):
+        image.tables[table].clear()
+    ran = run(image, (ONE, TWO, THREE))
+    assert ran.image.tables[Table.META][DISK_KEY] != before
+    assert "empty" in ran.node.status().warnings[0]
+
+
+def test_a_journal_that_met_damage_begins_anew_with_nothing_of_the_old_one() -> None:
+    alone = run(DiskImage(), (ONE,)).image  # it has a term and committed entries
+    rot(alone, Table.RAFT_LOG, next(iter(alone.tables[Table.RAFT_LOG])))
+    ran = run(alone, (ONE, TWO, THREE))
+    assert ran.fatal == []
+    assert (ran.node.engine.term, ran.node.engine.commit_index) == (0, 1)
+
+
 def test_a_restart_before_it_was_let_in_remembers_why() -> None:
     image = run(DiskImage(), (ONE, TWO, THREE)).image
     rot(image, Table.RAFT_META, b"vote")

@@ -508,3 +508,13 @@ def test_a_batch_that_contains_log_start_is_not_found_by_time_before_it_is_durab
     found = log.find_timestamp(50)
     assert found is not None
     assert (found.base, found.end) == (9, 12)
+
+
+def test_a_checkpoint_under_a_key_that_is_no_partitions_is_forgotten(harness: Harness) -> None:
+    append(LogStore(harness.disk).create(PID, Offset(0)), 3)
+    harness.settle()
+    replace(harness, Table.CHECKPOINTS, PID[:7], b"what a damaged page makes of a row")
+    logs = LogStore(harness.reopen()).open_all()
+    harness.settle()
+    assert [log.appended_end for log in logs.values()] == [3]
+    assert harness.disk.get(Table.CHECKPOINTS, PID[:7]) is None

@@ -101,6 +101,7 @@ GROUP_INITIAL_DELAY_MS_DEFAULT: Final = 3_000  # as Kafka's group.initial.rebala
 GROUP_INITIAL_DELAY_MS_MAX: Final = 60_000  # beyond it a first consumer would seem to hang
 GROUP_QUEUE_MAX: Final = 4_000  # requests that wait for one command: a few of each member there may be
 GROUP_ID_GIVEN_MS_MAX: Final = 30_000  # a member joins under its new id at once, or has gone
+MEMBER_ID_CHARS_MAX: Final = 233  # of an id that is given: the client's name, cut, and 32 random digits
 GROUP_TICK_MS: Final = 50  # sessions are of seconds
 GROUP_PAUSE_MS: Final = 1_000  # a tick this late: this process stood still, and heard nobody meanwhile
 GROUP_COMMAND_MS_MAX: Final = 10_000  # of one change of a group: longer than an election

@@ -124,10 +124,9 @@ def _commit(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], com
     group = state.groups.get(name)
     if group is None:
         group = make_group(state, name)
+    at_ms = max(committed_ms, state.expiry_clock_ms)  # a clock that is behind must not let it expire at once
     for item in items:
-        group.offsets[item.partition] = CommittedOffset(
-            offset=item.offset, metadata=item.metadata, committed_ms=committed_ms
-        )
+        group.offsets[item.partition] = CommittedOffset(offset=item.offset, metadata=item.metadata, committed_ms=at_ms)
     return _DONE
 
 

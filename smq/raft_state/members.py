@@ -97,7 +97,7 @@ def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
     group.generation = Generation(group.generation + 1)
     group.phase = GroupPhase.EMPTY
     group.protocol = group.leader = ""
-    group.emptied_ms = command.removed_ms
+    group.emptied_ms = max(command.removed_ms, state.expiry_clock_ms)
     drop_if_bare(state, group)
     return _DONE
 

@@ -20,12 +20,13 @@ from smq.coordinator.limits import (
     GROUP_SESSION_MS_MAX,
     GROUP_SESSION_MS_MIN,
     GROUP_TICK_MS,
+    MEMBER_ID_CHARS_MAX,
 )
 from smq.raft_state.commands import Command, CommitMemberOffsets, ExpireOffsets, OffsetCommit, Reply
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Generation, RequestId
-from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
+from smq.raft_state.ids import Epoch, Generation, RequestId
+from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.state import CoordinatorSlot, GroupState
 from smq.replication.api import DoneFn, NodeApi
 from smq.replication.ports import Clock, Rng
@@ -131,6 +132,8 @@ class GroupCoordinator:
         texts += tuple(name for name, _ in member.protocols)
         if any(len(text.encode()) > MEMBER_TEXT_BYTES_MAX for text in texts):
             return KafkaError.INVALID_REQUEST
+        if len(member.protocols) > MEMBER_PROTOCOLS_MAX:
+            return KafkaError.INVALID_REQUEST
         code = self.refusal(request.group)
         if code is not KafkaError.NONE:
             return code
@@ -200,6 +203,13 @@ class GroupCoordinator:
         return (code or KafkaError.UNKNOWN_MEMBER_ID), group
 
     # ------------------------------------------------------------------------------------------- what groups see
+    @property
+    def member_bytes(self) -> int:
+        return self._node.state.member_bytes
+
+    def epoch_of(self, name: str) -> Epoch:
+        return coordinator_of(self._node.state, name).epoch
+
     def group_state(self, name: str) -> GroupState | None:
         return self._node.state.groups.get(name)
 
@@ -211,7 +221,8 @@ class GroupCoordinator:
 
     def new_member_id(self, prefix: str) -> str:
         """Random, since a member that is back after its group has gone and come again must not be taken for another."""
-        return f"{prefix[:200]}-{self._rng.randbytes(_ID_BYTES).hex()}"
+        number = self._rng.randbytes(_ID_BYTES).hex()
+        return f"{prefix[: MEMBER_ID_CHARS_MAX - len(number) - 1]}-{number}"
 
     def propose(self, command: Command, done: Callable[[Reply | SmqError], None]) -> None:
         self._node.propose(command, GROUP_COMMAND_MS_MAX, done)

@@ -17,7 +17,7 @@ from smq.coordinator.groups.protocols import chosen, known_to_all
 from smq.coordinator.groups.round import Joiner, Round
 from smq.coordinator.groups.types import Identity, Join, OnJoined, OnLeft, OnSynced, Sync, Synced
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_QUEUE_MAX
+from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_QUEUE_MAX, MEMBER_ID_CHARS_MAX
 from smq.raft_state.commands import (
     AssignMembers,
     Command,
@@ -29,8 +29,8 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Generation
-from smq.raft_state.limits import GROUP_MEMBERS_MAX
-from smq.raft_state.state import GroupPhase, GroupState, MemberState
+from smq.raft_state.limits import GROUP_BYTES_MAX, GROUP_MEMBERS_MAX, MEMBER_BYTES_CLUSTER_MAX
+from smq.raft_state.state import GroupPhase, GroupState, MemberState, members_bytes
 
 _NS_PER_MS: Final = 1_000_000
 _NEVER_NS: Final = 1 << 62
@@ -44,7 +44,14 @@ class LiveHost(Protocol):
     @property
     def initial_delay_ms(self) -> int: ...
 
+    @property
+    def member_bytes(self) -> int:
+        """Of the members of all groups of the cluster."""
+
     def group_state(self, name: str) -> GroupState | None: ...
+
+    def epoch_of(self, name: str) -> Epoch:
+        """Of the group's coordinator, as the state has it now."""
 
     def now_ns(self) -> int: ...
 
@@ -156,6 +163,11 @@ class LiveGroup:
                 self._host.forget(self)
                 self.close(code_of_failure(reply))
                 return
+            if self._host.epoch_of(self.name) != self.epoch:
+                # It took effect, and another has gone on since: what the state says now is no answer to this command.
+                self._host.forget(self)
+                self.close(KafkaError.NOT_COORDINATOR)
+                return
             self._is_busy = False
             self._failed = None
             self._look()
@@ -202,6 +214,8 @@ class LiveGroup:
         member = joiner.member
         if not self._fits(group, joiner):
             joiner.refuse(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
+        elif not self._has_room(member):
+            joiner.refuse(KafkaError.GROUP_MAX_SIZE_REACHED)
         elif member.member_id:
             self._join_again(group, joiner)
         else:
@@ -226,6 +240,18 @@ class LiveGroup:
         if group is not None and group.members:
             types.add(group.protocol_type)
         return types == {request.protocol_type} and bool(known_to_all([member, *others]))
+
+    def _has_room(self, member: GroupMember) -> bool:
+        """Asked of the one who comes: a generation that is refused for its size would be refused to all."""
+        waiting = self._round.joiners if self._round is not None else {}
+        others = {name: m.member for name, m in self._seen.items()} | {name: j.member for name, j in waiting.items()}
+        others.pop(member.member_id, None)
+        mine = MemberState(member=member).metadata_bytes
+        if not member.member_id:
+            mine += 4 * MEMBER_ID_CHARS_MAX  # of the id that it will be given
+        group = mine + sum(MemberState(member=m).metadata_bytes for m in others.values())
+        elsewhere = self._host.member_bytes - members_bytes(self._seen)
+        return group <= GROUP_BYTES_MAX and elsewhere + group <= MEMBER_BYTES_CLUSTER_MAX
 
     def _join_first(self, joiner: Joiner) -> None:
         waiting = self._round.joiners if self._round is not None else {}

@@ -25,8 +25,11 @@ def known_to_all(members: Iterable[GroupMember]) -> set[str]:
 
 
 def chosen(members: list[GroupMember]) -> str:
-    """Each member votes for the first in its list that all know; of equals, the first that was voted for."""
+    """Each member votes for the first in its list that all know; of equals, the first that was voted for. Empty where
+    they share none, which the state machine refuses."""
     common = known_to_all(members)
+    if not common:
+        return ""
     votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
     return votes.most_common(1)[0][0]
 

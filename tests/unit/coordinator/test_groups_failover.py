@@ -4,10 +4,12 @@ import pytest
 
 from smq.coordinator.groups import live as live_module
 from smq.coordinator.kafka.errors import KafkaError
-from smq.raft_state.commands import DeleteGroup, ExpireOffsets, Rejected, SetOffsetsRetention
+from smq.raft_state.commands import Command, DeleteGroup, ExpireOffsets, Rejected, Reply, SetOffsetsRetention
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
+from smq.replication.api import DoneFn
 from tests.unit.coordinator.group_world import GROUP, World, assemble, client, converge, restarted, static_pair
-from tests.unit.raft_state.support import commit, pid, register
+from tests.unit.raft_state.support import commit, pid, register, remove
 
 NONE = KafkaError.NONE
 
@@ -125,10 +127,44 @@ def test_generation_whose_outcome_is_not_known_sends_everybody_back_to_the_state
     assert set(world.group.members) == {a.member_id, b.member_id}
 
 
+def test_member_that_is_too_large_is_refused_alone(world: World) -> None:
+    a = client(world, "a")
+    assemble(world, a)
+    for metadata in (bytes(1_000_000), bytes(899_200)):
+        assert client(world, "b", metadata=metadata).ask().code is KafkaError.GROUP_MAX_SIZE_REACHED
+    assert client(world, "b", protocols=("range", *map(str, range(99)))).ask().code is KafkaError.INVALID_REQUEST
+    assert a.beat() is NONE
+
+
 def test_limit_that_the_state_machine_keeps_is_told_as_a_policy(world: World) -> None:
-    a = client(world, "a", metadata=bytes(1_000_000)).join()
+    world.machine.state.groups_max = 1
+    a = client(world, "a").ask()
+    world.apply(commit("another", (pid(1), 1)))
+    a.ask()
     world.run()
     assert a.code is KafkaError.POLICY_VIOLATION
+    assert list(world.machine.state.groups) == ["another"]
+
+
+def test_generation_that_was_overtaken_before_its_answer_came_is_not_told(world: World) -> None:
+    """It took effect, and by then another coordinator had emptied the group: nobody may take it for the present one."""
+    a = client(world, "a").ask()
+    former = world.nodes[world.owner]
+    original = former.propose
+
+    def propose(command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        def overtaken(reply: Reply | SmqError) -> None:
+            world.fence_owner()
+            epoch = coordinator_of(world.machine.state, GROUP).epoch
+            world.apply(remove(GROUP, epoch, 1, a.member_id))
+            done(reply)
+
+        original(command, timeout_ms, overtaken)
+
+    former.propose = propose  # type: ignore[method-assign]  # the moment between apply and answer
+    a.ask()
+    world.run()
+    assert a.code is KafkaError.NOT_COORDINATOR
     assert world.machine.state.groups == {}
 
 

@@ -404,6 +404,19 @@ def test_one_clock_that_jumps_does_not_wipe_out_the_offsets(driver: Driver) -> N
     assert "g" in driver.machine.state.groups
 
 
+def test_clock_that_is_behind_does_not_let_a_fresh_commit_expire(driver: Driver) -> None:
+    driver.ok(SetOffsetsRetention(retention_ms=100))
+    driver.ok(ExpireOffsets(now_ms=DAY_MS))
+    driver.ok(replace(commit("nobody", (pid(1), 1)), committed_ms=5))
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=5))
+    driver.ok(remove("g", 1, 1, "a", at_ms=5))
+    driver.ok(ExpireOffsets(now_ms=DAY_MS + 99))
+    assert sorted(driver.machine.state.groups) == ["g", "nobody"]
+    driver.ok(ExpireOffsets(now_ms=DAY_MS + 100))
+    assert driver.machine.state.groups == {}
+
+
 @pytest.mark.parametrize("retention_ms", [-1, 2**62])
 def test_retention_that_cannot_be_is_refused(driver: Driver, retention_ms: int) -> None:
     driver.refused(SetOffsetsRetention(retention_ms=retention_ms), ErrorCode.INVALID_CONFIG)

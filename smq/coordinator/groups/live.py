@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
+from smq.coordinator.groups.admission import fits, has_room
 from smq.coordinator.groups.answers import code_of_failure, joined, subscription, synced
-from smq.coordinator.groups.protocols import chosen, known_to_all
+from smq.coordinator.groups.protocols import chosen
 from smq.coordinator.groups.round import Joiner, Round
 from smq.coordinator.groups.types import Identity, Join, OnJoined, OnLeft, OnSynced, Sync, Synced
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_QUEUE_MAX, MEMBER_ID_CHARS_MAX
+from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_QUEUE_MAX
 from smq.raft_state.commands import (
     AssignMembers,
     Command,
@@ -29,8 +30,8 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Generation
-from smq.raft_state.limits import GROUP_BYTES_MAX, GROUP_MEMBERS_MAX, MEMBER_BYTES_CLUSTER_MAX
-from smq.raft_state.state import GroupPhase, GroupState, MemberState, members_bytes
+from smq.raft_state.limits import GROUP_MEMBERS_MAX
+from smq.raft_state.state import GroupPhase, GroupState, MemberState
 
 _NS_PER_MS: Final = 1_000_000
 _NEVER_NS: Final = 1 << 62
@@ -212,9 +213,10 @@ class LiveGroup:
             return
         group = self._look()
         member = joiner.member
-        if not self._fits(group, joiner):
+        waiting = self._round.joiners if self._round is not None else {}
+        if not fits(joiner, group, self._seen, waiting):
             joiner.refuse(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
-        elif not self._has_room(member):
+        elif not has_room(member, self._seen, waiting, self._host.member_bytes):
             joiner.refuse(KafkaError.GROUP_MAX_SIZE_REACHED)
         elif member.member_id:
             self._join_again(group, joiner)
@@ -224,34 +226,6 @@ class LiveGroup:
                 self._replace(joiner, owner)
             else:
                 self._join_first(joiner)
-
-    def _fits(self, group: GroupState | None, joiner: Joiner) -> bool:
-        """Whether the member shares the type and at least one protocol with all others."""
-        request, member = joiner.request, joiner.member
-        if not request.protocol_type or not member.protocols:
-            return False
-        waiting = self._round.joiners if self._round is not None else {}
-        others = [j.member for name, j in waiting.items() if name != member.member_id]
-        others += [m.member for name, m in self._seen.items() if name not in waiting and name != member.member_id]
-        others = [m for m in others if not member.instance_id or m.instance_id != member.instance_id]
-        if not others:
-            return True
-        types = {j.request.protocol_type for name, j in waiting.items() if name != member.member_id}
-        if group is not None and group.members:
-            types.add(group.protocol_type)
-        return types == {request.protocol_type} and bool(known_to_all([member, *others]))
-
-    def _has_room(self, member: GroupMember) -> bool:
-        """Asked of the one who comes: a generation that is refused for its size would be refused to all."""
-        waiting = self._round.joiners if self._round is not None else {}
-        others = {name: m.member for name, m in self._seen.items()} | {name: j.member for name, j in waiting.items()}
-        others.pop(member.member_id, None)
-        mine = MemberState(member=member).metadata_bytes
-        if not member.member_id:
-            mine += 4 * MEMBER_ID_CHARS_MAX  # of the id that it will be given
-        group = mine + sum(MemberState(member=m).metadata_bytes for m in others.values())
-        elsewhere = self._host.member_bytes - members_bytes(self._seen)
-        return group <= GROUP_BYTES_MAX and elsewhere + group <= MEMBER_BYTES_CLUSTER_MAX
 
     def _join_first(self, joiner: Joiner) -> None:
         waiting = self._round.joiners if self._round is not None else {}

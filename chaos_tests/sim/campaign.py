@@ -6,6 +6,7 @@ in the ledger.
 
 import json
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -110,8 +111,9 @@ def results(order: Order, ledger: Ledger) -> Iterator[Result]:
 
 
 def campaign(order: Order, ledger: Ledger) -> int:
-    """Runs the seeds and prints as it goes; the exit code."""
+    """Runs the seeds and prints as it goes; the exit code. Stopped by a signal, it writes down what is done first."""
     started, saved, before = time.monotonic(), time.monotonic(), ledger.totals.seeds + ledger.totals.short
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for result in results(order, ledger):
             ledger.add(result)
@@ -122,7 +124,11 @@ def campaign(order: Order, ledger: Ledger) -> int:
                 saved = now
                 ledger.save(order.folder)
             _show_progress(ledger, order, before, started)
+    except KeyboardInterrupt:
+        print(f"\nstopped: {ledger.totals.summary()}")
+        return 130
     finally:
+        signal.signal(signal.SIGTERM, handler)
         if order.folder is not None:
             ledger.save(order.folder)
     ran = ledger.totals.seeds + ledger.totals.short - before

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.sim
 FRESH_SEEDS = int(os.environ.get("SIM_FRESH_SEEDS", "12"))
 ACKED_MIN = 100  # a run with less traffic proves nothing
 
-# Seeds that once found a bug of ours, and what it was.
+# Seeds that meet a bug that the simulation once found in our code, and what it was. When the clients or the faults of
+# the simulation change, a seed takes another course: then it is found anew, by planting the bug again. (One more, a
+# reader of a topic deleted meanwhile who was told out of range, is too rare for that: see test_late_answers.)
 PINNED = {
-    ("log_start", 3141): "a log that jumped over a log start knew no producers: a retry was stored twice",
-    ("log_start", 3155): "the same, after the leader's death",
-    ("snapshots", 3442): "a reader of a deleted topic was told out of range",
-    ("everything", 1011): "the simulated network never made a session anew whose end a paused node had not seen",
+    ("log_start", 3): "a log that jumped over a log start knew no producers: a retry was stored twice",
+    ("clocks", 2): "look-ups by time asked the index rows for what only batches have, and ended the process",
 }
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.sim.campaign import replay_line
+from chaos_tests.sim.clients.pace import ACKED_MIN
 from chaos_tests.sim.run import Result, simulate
 from chaos_tests.sim.scenario import ScenarioError, find, load_all
 
 pytestmark = pytest.mark.sim
 
 FRESH_SEEDS = int(os.environ.get("SIM_FRESH_SEEDS", "12"))
-ACKED_MIN = 100  # a run with less traffic proves nothing
 
 # Seeds that meet a bug that the simulation once found in our code, and what it was. When the clients or the faults of
 # the simulation change, a seed takes another course: then it is found anew, by planting the bug again. (One more, a

@@ -108,6 +108,15 @@ class LiveGroup:
             self._wake_at(min(self._sessions.values(), default=_NEVER_NS))
         return group
 
+    def _catch_up(self) -> GroupState | None:
+        """As `_look`; begins the round that the state asks for where this object has not asked for it: a removal whose
+        outcome an earlier object was not told has been applied since."""
+        group = self._look()
+        is_due = group is not None and group.phase is GroupPhase.PREPARING
+        if is_due and self._round is None and not self._is_busy and self._closed_with is None:
+            self._open_round()
+        return group
+
     @property
     def is_idle(self) -> bool:
         """Nothing would be lost with this object."""
@@ -161,13 +170,11 @@ class LiveGroup:
                 return  # closed meanwhile
             if isinstance(reply, SmqError):
                 self._host.complain(self.name, type(command).__name__, reply)
-                self._host.forget(self)
-                self.close(code_of_failure(reply))
+                self._give_up(code_of_failure(reply))
                 return
             if self._host.epoch_of(self.name) != self.epoch:
                 # It took effect, and another has gone on since: what the state says now is no answer to this command.
-                self._host.forget(self)
-                self.close(KafkaError.NOT_COORDINATOR)
+                self._give_up(KafkaError.NOT_COORDINATOR)
                 return
             self._is_busy = False
             self._failed = None
@@ -181,6 +188,11 @@ class LiveGroup:
         while self._queue and not self._is_busy:
             self._queue.popleft()()
         self._settle_round()
+
+    def _give_up(self, code: KafkaError) -> None:
+        """What there is now is for the next object to find."""
+        self._host.forget(self)
+        self.close(code)
 
     def close(self, code: KafkaError) -> None:
         """Everybody who waits is told, those in the queue too."""
@@ -211,7 +223,7 @@ class LiveGroup:
             joiner.refuse(self._closed_with)
         if not joiner.is_waiting:
             return
-        group = self._look()
+        group = self._catch_up()
         member = joiner.member
         waiting = self._round.joiners if self._round is not None else {}
         if not fits(joiner, group, self._seen, waiting):
@@ -400,7 +412,7 @@ class LiveGroup:
         return withdraw
 
     def _sync(self, request: Sync, done: OnSynced) -> None:
-        group, member_id = self._look(), request.who.member_id
+        group, member_id = self._catch_up(), request.who.member_id
         code = self._closed_with or self._check(request.who, request.generation)
         if code is KafkaError.NONE and self._round is not None:
             code = KafkaError.REBALANCE_IN_PROGRESS
@@ -455,7 +467,7 @@ class LiveGroup:
     # ---------------------------------------------------------------------------------------- heartbeats, leaving
     def heartbeat(self, who: Identity, generation: int) -> KafkaError:
         """Answered from memory, at once."""
-        group = self._look()
+        group = self._catch_up()
         code = self._check(who, generation)
         if code is not KafkaError.NONE or group is None:
             return code
@@ -546,7 +558,7 @@ class LiveGroup:
         """Called once `due_ns` has come."""
         if self._is_busy:
             return
-        self._look()
+        self._catch_up()
         for member_id in [m for m, until_ns in self._given_ids.items() if until_ns <= now_ns]:
             del self._given_ids[member_id]
         gone = self._gone(now_ns)

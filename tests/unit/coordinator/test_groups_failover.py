@@ -4,7 +4,15 @@ import pytest
 
 from smq.coordinator.groups import live as live_module
 from smq.coordinator.kafka.errors import KafkaError
-from smq.raft_state.commands import Command, DeleteGroup, ExpireOffsets, Rejected, Reply, SetOffsetsRetention
+from smq.raft_state.commands import (
+    Command,
+    DeleteGroup,
+    ExpireOffsets,
+    Rejected,
+    RemoveMembers,
+    Reply,
+    SetOffsetsRetention,
+)
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.api import DoneFn
@@ -136,6 +144,24 @@ def test_member_that_is_too_large_is_refused_alone(world: World) -> None:
     assert a.beat() is NONE
 
 
+def test_removal_that_is_applied_after_its_proposer_gave_it_up_still_makes_the_others_rebalance(world: World) -> None:
+    """Else nobody would take over what was assigned to the member that has gone."""
+    a, b = client(world, "a"), client(world, "b")
+    assemble(world, a, b)
+    node = world.nodes[world.owner]
+    node.fail_next = SmqError(ErrorCode.TIMED_OUT, "lost")
+    b.leave()
+    world.run(100)
+    assert a.beat() is NONE  # the next object has taken the group up as it was
+    late = node.proposed[-1]
+    assert isinstance(late, RemoveMembers)
+    assert not isinstance(world.apply(late), Rejected)
+    assert a.beat() is KafkaError.REBALANCE_IN_PROGRESS
+    a.ask()
+    world.run()
+    assert (a.code, list(world.group.members)) == (NONE, [a.member_id])
+
+
 def test_limit_that_the_state_machine_keeps_is_told_as_a_policy(world: World) -> None:
     world.machine.state.groups_max = 1
     a = client(world, "a").ask()
@@ -241,7 +267,7 @@ def test_group_that_is_deleted_while_members_join_begins_anew(world: World) -> N
 def test_expiry_is_proposed_by_one_node(world: World) -> None:
     assert not isinstance(world.apply(SetOffsetsRetention(retention_ms=4_000)), Rejected)
     world.apply(commit(GROUP, (pid(1), 3)))
-    world.run(3_000)
+    world.run(6_000)  # the first look starts the clock of expiry
     proposers = [n for n, node in world.nodes.items() if any(isinstance(c, ExpireOffsets) for c in node.proposed)]
     assert proposers == [world.machine.state.coordinators[0].node]
     assert world.machine.state.groups == {}  # committed long before the virtual clock's time

@@ -174,10 +174,13 @@ def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
 def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
     """What a group without members committed goes a retention after its last member or its last commit, whichever was
     later. The clock of the expiry follows the proposers' clocks in small steps, so that one wrong clock cannot wipe
-    out what all groups have committed."""
+    out what all groups have committed. Nor can the first one, which nothing bounds: it only starts the clock, and what
+    is there counts as of then."""
     before = state.expiry_clock_ms
-    limit = before + EXPIRY_STEP_MS_MAX if before else command.now_ms
-    state.expiry_clock_ms = max(before, min(command.now_ms, limit))
+    if not before:
+        _start_clock(state, command.now_ms)
+        return _DONE
+    state.expiry_clock_ms = max(before, min(command.now_ms, before + EXPIRY_STEP_MS_MAX))
     if not state.offsets_retention_ms:
         return _DONE
     horizon_ms = state.expiry_clock_ms - state.offsets_retention_ms
@@ -188,6 +191,13 @@ def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
             del group.offsets[pid]
         drop_if_bare(state, group)
     return _DONE
+
+
+def _start_clock(state: ClusterState, now_ms: int) -> None:
+    state.expiry_clock_ms = max(now_ms, 0)
+    for group in state.groups.values():
+        for committed in group.offsets.values():
+            committed.committed_ms = max(committed.committed_ms, state.expiry_clock_ms)
 
 
 def set_offsets_retention(state: ClusterState, command: SetOffsetsRetention) -> Applied:

@@ -66,6 +66,7 @@ def commands() -> list[Command]:
 def commands_of_members() -> list[Command]:
     """Groups with members, of all phases."""
     return [
+        ExpireOffsets(now_ms=1),  # starts the clock
         *(register(node, 7, kafka=f"host:{node}") for node in (2, 4)),
         form("team", _epoch("team"), 0, member("a"), member("b", "range", "sticky", instance="i")),
         hand_out("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),

@@ -374,6 +374,7 @@ def test_consumer_that_was_away_for_30_days_finds_its_offsets_and_after_the_rete
 
 def test_retention_counts_from_the_last_member_or_the_last_commit(driver: Driver) -> None:
     driver.ok(SetOffsetsRetention(retention_ms=100))
+    driver.ok(ExpireOffsets(now_ms=1_000))
     driver.ok(replace(commit("nobody", (pid(1), 1)), committed_ms=1_000))
     driver.ok(replace(commit("nobody", (pid(1, 1), 1)), committed_ms=1_050))
     stable(driver, "a")
@@ -415,6 +416,19 @@ def test_clock_that_is_behind_does_not_let_a_fresh_commit_expire(driver: Driver)
     assert sorted(driver.machine.state.groups) == ["g", "nobody"]
     driver.ok(ExpireOffsets(now_ms=DAY_MS + 100))
     assert driver.machine.state.groups == {}
+
+
+def test_first_clock_that_is_years_ahead_wipes_nothing_out_now_or_later(driver: Driver) -> None:
+    """Nothing bounds the first look, and the clock of expiry never goes back: commits by clocks that are right must
+    not count as old for it."""
+    driver.ok(replace(commit("before", (pid(1), 1)), committed_ms=DAY_MS))
+    driver.ok(ExpireOffsets(now_ms=2_000 * DAY_MS))
+    driver.ok(replace(commit("after", (pid(1), 1)), committed_ms=2 * DAY_MS))
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=2 * DAY_MS))
+    driver.ok(remove("g", 1, 1, "a", at_ms=2 * DAY_MS))
+    expire_daily(driver, 2 * DAY_MS, 40 * DAY_MS)
+    assert list(driver.machine.state.groups) == ["before", "after", "g"]
 
 
 @pytest.mark.parametrize("retention_ms", [-1, 2**62])

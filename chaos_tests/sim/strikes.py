@@ -6,6 +6,7 @@ takes back what it did; `heal` of the storm undoes what is left when the run end
 
 from collections.abc import Callable
 
+from chaos_tests.crash.flips import flipped
 from chaos_tests.sim import steered
 from chaos_tests.sim.clock import NS_PER_MS, Process
 from chaos_tests.sim.cluster import SimHost
@@ -249,6 +250,19 @@ def rot(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def flip_file(fault: Fault) -> Script:
+    """Bits of a node's whole LMDB file flip while it is down. Where a node would not start on it, the operator does
+    what the message says: an empty directory (rule 18). Always the same node's."""
+    cluster, node = fault.arena.cluster, fault.arena.victim
+    host = cluster.hosts[node]
+    cluster.crash(node, power=fault.rng.random() < 0.5, why="flip-file")
+    found, outcome = flipped(host.image, fault.rng)
+    host.image = found if found is not None else DiskImage()
+    fault.note("flip-file", n=node, outcome=outcome)
+    cluster.start_later(node, fault.lasting_ms())
+    yield fault.duration()
+
+
 def wipe(fault: Fault) -> Script:
     """A node's disk is replaced by an empty one while it is down (rule 18). Always the same node's: a majority of the
     disks survives."""
@@ -287,6 +301,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         disk_full,
         clock_jump,
         rot,
+        flip_file,
         wipe,
         steered.stale_return,
         steered.behind_log,

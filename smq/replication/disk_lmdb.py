@@ -450,7 +450,10 @@ def _refuse_cut_file(env: lmdb.Environment, path: Path) -> None:
     found, needed = file.stat().st_size, (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     if found >= needed:
         return
-    os.truncate(file, needed)
+    try:
+        os.truncate(file, needed)
+    except OSError as e:
+        raise DiskOpenError(f"{file} is damaged: its header speaks of {needed} bytes. {REPLACE_ADVICE}") from e
     code = f"from {__name__} import walk; walk({os.fspath(path)!r})"
     if subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode != 0:
         os.truncate(file, found)

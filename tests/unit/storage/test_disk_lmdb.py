@@ -236,3 +236,17 @@ def test_a_data_file_whose_missing_end_holds_nothing_is_whole(tmp_path: Path) ->
     assert disk.get(T, b"kept") == b"19"
     disk.close()
     assert file.stat().st_size == size
+
+
+def test_a_header_that_speaks_of_more_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
+    harness = LmdbHarness(tmp_path)
+    harness.disk.submit([Put(T, b"k", b"v")])
+    harness.settle()
+    harness.close()
+    file = tmp_path / DATA_FILE
+    content = bytearray(file.read_bytes())
+    for meta in (0, 4096):  # the last page's number, behind the roots of both trees
+        content[meta + 16 + 24 + 2 * 48 : meta + 16 + 24 + 2 * 48 + 8] = (1 << 58).to_bytes(8, "little")
+    file.write_bytes(content)
+    with pytest.raises(DiskOpenError, match="empty one"):
+        open_disk(tmp_path)

@@ -1,0 +1,109 @@
+"""Bits flipped in a real LMDB file: a simulated node's disk is written as one, damaged, and read again as a node would.
+
+    python -m chaos_tests.crash.flips DIRECTORY     (the reading: rows on standard output)
+
+Owns the way there and back, and the names of what came of it. The reading is a process of its own, for LMDB has no
+checksums: a damaged tree may end whoever walks it by a signal.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from chaos_tests.sim.disk import DiskImage
+from smq.replication.disk_lmdb import DATA_FILE, FORMAT_KEY, DiskOpenError, LmdbDisk
+from smq.replication.ports import DataDamaged, Put, Table
+
+PAGE_BYTES: Final = 4096
+REFUSED: Final = 3  # exit code: the directory is refused with a message, as a node would
+WALK_S: Final = 30
+
+
+def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
+    """The image after some bits of its file have flipped, or the file was cut; None where a node would not run on it.
+    And what came of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "node"
+        _write(image, directory)
+        kind = _damage(directory / DATA_FILE, rng)
+        reading = [sys.executable, "-m", "chaos_tests.crash.flips", str(directory)]
+        try:
+            ended = subprocess.run(reading, check=False, capture_output=True, timeout=WALK_S)
+        except subprocess.TimeoutExpired:
+            return None, f"{kind}: goes in circles"
+    if ended.returncode == REFUSED:
+        return None, f"{kind}: refused with a message"
+    if ended.returncode != 0:
+        how = f"signal {-ended.returncode}" if ended.returncode < 0 else ended.stderr.decode().splitlines()[-1][:60]
+        return None, f"{kind}: ended by {how}"
+    found = DiskImage()
+    for name, rows in json.loads(ended.stdout).items():
+        found.tables[Table(name)].update((bytes.fromhex(key), bytes.fromhex(value)) for key, value in rows)
+    found.tables[Table.META].pop(FORMAT_KEY, None)
+    return found, f"{kind}: {_difference(image, found)}"
+
+
+def _write(image: DiskImage, directory: Path) -> None:
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    disk = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
+    for table, rows in image.tables.items():
+        disk.submit([Put(table, key, value) for key, value in rows.items()])
+    disk.close()
+
+
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+def _damage(file: Path, rng: Random) -> str:
+    size = file.stat().st_size
+    if rng.random() < 0.03:
+        os.truncate(file, rng.randrange(0, size))
+        return "cut"
+    where = rng.choice(("anywhere", "anywhere", "meta pages", "page headers"))
+    count = rng.choice((1, 1, 1, 3, 64))
+    with file.open("r+b") as f:
+        for _ in range(count):
+            at = rng.randrange(size)
+            if where == "meta pages":
+                at = rng.randrange(2) * PAGE_BYTES + rng.randrange(160)
+            elif where == "page headers":
+                at = at // PAGE_BYTES * PAGE_BYTES + rng.randrange(64)
+            f.seek(at)
+            old = f.read(1)[0]
+            f.seek(at)
+            f.write(bytes([old ^ (1 << rng.randrange(8))]))
+    return where
+
+
+def _difference(before: DiskImage, after: DiskImage) -> str:
+    for table, rows in before.tables.items():
+        if list(rows) != list(after.tables[table]):
+            return "rows missing or under other keys"
+    if any(before.tables[table] != after.tables[table] for table in Table):
+        return "values changed"
+    return "no difference"
+
+
+def _read(directory: str) -> int:
+    try:
+        disk = LmdbDisk(directory, call_soon_threadsafe=lambda fn: None, on_fatal=_fail, map_size=1 << 30)
+        rows = {table: disk.scan(table, b"", b"\xff" * 512) for table in Table}
+    except (DiskOpenError, DataDamaged) as e:
+        sys.stderr.write(f"{e}\n")
+        return REFUSED
+    json.dump({table.value: [(key.hex(), value.hex()) for key, value in rows[table]] for table in Table}, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    code = _read(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(code)

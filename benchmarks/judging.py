@@ -15,8 +15,8 @@ from chaos_tests.history import Recorder
 PARTITIONS: Final = 8
 REPLICAS: Final = (1, 2, 3)
 CLIENTS: Final = 64
-RECORDS_A_BATCH: Final = 3
-BATCHES_A_POLL: Final = 4
+RECORDS_A_BATCH: Final = 2
+BATCHES_A_POLL: Final = 2
 BATCHES_A_FINAL_POLL: Final = 100
 
 StoredBatch = list[object]  # as a poll shows it: base, ts, values, producer, sequence, producer epoch

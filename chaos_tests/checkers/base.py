@@ -5,7 +5,7 @@ works in O(n) or O(n log n). It must never depend on the simulation.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from chaos_tests.history import Event, History, Op
 
@@ -42,12 +42,22 @@ class Findings:
 Batch = tuple[int, int, list[int], int, int, int]
 
 
+class Acked(NamedTuple):
+    """A send whose producer was told offsets that may never be used again."""
+
+    base: int
+    end: int
+    values: list[int]
+    op: Op
+
+
 @dataclass(slots=True)
 class PartitionFacts:
     """Everything a history says about one partition."""
 
     key: str
     sends: list[Op] = field(default_factory=list)
+    acked: list[Acked] = field(default_factory=list)  # of the sends: those with acks=all that succeeded
     polls: list[Op] = field(default_factory=list)  # those answered ok
     refused_polls: list[Op] = field(default_factory=list)
     finals: list[Op] = field(default_factory=list)  # polls of the last full read, also among `polls`
@@ -63,11 +73,6 @@ class PartitionFacts:
     @property
     def was_read_to_the_end(self) -> bool:
         return bool(self.finals)
-
-
-def is_acked_by_all(op: Op) -> bool:
-    """Whether the producer was told offsets that may never be used again."""
-    return bool(op.kind == "ok" and op.asked["acks"] == -1)
 
 
 def batches(op: Op) -> list[Batch]:
@@ -95,7 +100,12 @@ def index(history: History) -> Facts:
         return found
 
     for op in history.of("send"):
-        partition(op).sends.append(op)
+        of = partition(op)
+        of.sends.append(op)
+        asked = op.asked
+        if op.kind == "ok" and asked["acks"] == -1:
+            base, values = op.told["o"], asked["v"]
+            of.acked.append(Acked(base, base + len(values), values, op))
     for op in history.of("poll"):
         if op.kind == "ok":
             of = partition(op)
@@ -116,7 +126,8 @@ def index(history: History) -> Facts:
             for base, ts_ns, values, *_ in batches(op):
                 if base not in found.final_log:
                     for at, value in enumerate(values, base):
-                        found.final_log.setdefault(at, (value, ts_ns, op))
+                        if at not in found.final_log:
+                            found.final_log[at] = (value, ts_ns, op)
     return facts
 
 
@@ -127,6 +138,6 @@ def _observed(polls: list[Op]) -> list[tuple[Batch, Op]]:
             known = at.get(batch[0])
             if known is None:
                 at[batch[0]] = [(batch, op)]
-            elif known[0][0] is not batch and all(other != batch for other, _ in known):
+            elif known[0][0] != batch and all(other != batch for other, _ in known):
                 known.append((batch, op))
     return [entry for base in at for entry in at[base]]

@@ -41,8 +41,12 @@ CHECKS = (
 def judge(events: Iterable[Event]) -> list[Violation]:
     """Every violation found in a history, in the order of the judges."""
     with _without_collector():
-        facts = index(pair(events))
-        return [violation for check in CHECKS for violation in check(facts)]
+        return _judged(events)
+
+
+def _judged(events: Iterable[Event]) -> list[Violation]:
+    facts = index(pair(events))
+    return [violation for check in CHECKS for violation in check(facts)]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Owns what every replica's log may contain. Reads of records that turn out never 
 business of `reads`, loss that of `losses`.
 """
 
-from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches, is_acked_by_all
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
 from chaos_tests.history import Op
 
 
@@ -31,7 +31,13 @@ def _check_reads(partition: PartitionFacts, idempotent: set[int], findings: Find
             first = seen.get(offset)
             if first is None:
                 seen[offset] = (value, ts_ns, op)
-                _check_place(partition.key, where, value, offset, op, idempotent, findings)
+                other = where.get(value)
+                if other is None:
+                    where[value] = (offset, op)
+                elif other[0] != offset:
+                    anomaly = "duplicate-sequence" if value in idempotent else "duplicate"
+                    detail = f"{partition.key}: value {value} lies at {other[0]} and at {offset}"
+                    findings.add(anomaly, detail, other[1], op)
             elif first[0] != value:
                 detail = f"{partition.key}@{offset} was read as {first[0]} and as {value}"
                 findings.add("inconsistent-offsets", detail, first[2], op)
@@ -41,36 +47,21 @@ def _check_reads(partition: PartitionFacts, idempotent: set[int], findings: Find
     return seen
 
 
-def _check_place(
-    key: str,
-    where: dict[int, tuple[int, Op]],
-    value: int,
-    offset: int,
-    op: Op,
-    idempotent: set[int],
-    findings: Findings,
-) -> None:
-    other = where.setdefault(value, (offset, op))
-    if other[0] != offset:
-        anomaly = "duplicate-sequence" if value in idempotent else "duplicate"
-        findings.add(anomaly, f"{key}: value {value} lies at {other[0]} and at {offset}", other[1], op)
-
-
 def _check_told(partition: PartitionFacts, seen: Seen, findings: Findings) -> None:
     """What producers were told agrees with what is read, and nobody was told the same offset for another value."""
     value_at: dict[int, tuple[int, Op]] = {}
     offset_of = {entry[0]: offset for offset, entry in seen.items()}
-    for op in partition.sends:
-        # acks=1 promises nothing: its batch may go with the leader, and a late first attempt may bring it back.
-        if not is_acked_by_all(op):
-            continue
-        for offset, value in enumerate(op.asked["v"], op.told["o"]):
+    # acks=1 promises nothing: its batch may go with the leader, and a late first attempt may bring it back.
+    for base, _, values, op in partition.acked:
+        for offset, value in enumerate(values, base):
             read_at = offset_of.get(value, offset)
             if read_at != offset:
                 detail = f"{partition.key}: {value} was acknowledged at {offset} and read at {read_at}"
                 findings.add("inconsistent-offsets", detail, op, seen[read_at][2])
-            first = value_at.setdefault(offset, (value, op))
-            if first[0] != value:
+            first = value_at.get(offset)
+            if first is None:
+                value_at[offset] = (value, op)
+            elif first[0] != value:
                 detail = f"{partition.key}@{offset} was acknowledged for {first[0]} and for {value}"
                 findings.add("offset-reuse", detail, first[1], op)
             read = seen.get(offset)

@@ -3,7 +3,7 @@
 Owns the comparison of everything that clients were told with the final read of every replica.
 """
 
-from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches, is_acked_by_all
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -59,11 +59,8 @@ def _check_replicas(partition: PartitionFacts, replicas: dict[int, Replica], fin
 def _check_lost(
     partition: PartitionFacts, node: int, lo: int, hwm: int, log: dict[int, int], findings: Findings
 ) -> None:
-    for op in partition.sends:
-        if not is_acked_by_all(op):
-            continue
-        base, values = op.told["o"], op.asked["v"]
-        if base + len(values) > hwm:
+    for base, end, values, op in partition.acked:
+        if end > hwm:
             detail = f"{partition.key}@{base} was acknowledged, node {node} ends at {hwm}"
             findings.add("lost-write", detail, op)
         elif base >= lo and log.get(base) != values[0]:

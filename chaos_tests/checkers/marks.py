@@ -4,8 +4,9 @@ Owns what GetPartitionRange and OffsetForTime may answer.
 """
 
 from bisect import bisect_left
+from operator import itemgetter
 
-from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, is_acked_by_all
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation
 from chaos_tests.history import Op
 
 
@@ -29,13 +30,16 @@ class _Floor:
         told: list[tuple[int, int, Op]] = []
         told.extend((op.end_ns, op.told["hwm"], op) for op in partition.polls)
         told.extend((op.end_ns, op.told["hwm"], op) for op in partition.ranges if op.is_ok)
-        told.extend((op.end_ns, op.told["o"] + len(op.asked["v"]), op) for op in partition.sends if is_acked_by_all(op))
-        told.sort(key=lambda entry: entry[0])
-        self._times = [when for when, _, _ in told]
+        told.extend((acked.op.end_ns, acked.end, acked.op) for acked in partition.acked)
+        told.sort(key=itemgetter(0))
+        self._times: list[int] = []  # when the mark that somebody had been told grew
         self._best: list[tuple[int, Op]] = []
-        for _, end, op in told:
-            better = not self._best or end > self._best[-1][0]
-            self._best.append((end, op) if better else self._best[-1])
+        highest = -1
+        for when, end, op in told:
+            if end > highest:
+                highest = end
+                self._times.append(when)
+                self._best.append((end, op))
 
     def before(self, time_ns: int) -> tuple[int, Op | None]:
         at = bisect_left(self._times, time_ns)

@@ -6,7 +6,7 @@ Owns what one answer to a reader may look like.
 
 from bisect import bisect_right
 
-from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, is_acked_by_all
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation
 from chaos_tests.history import Op
 
 
@@ -63,7 +63,7 @@ def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
     told: list[tuple[int, int]] = []  # (when somebody was told it, an offset below or at the HWM)
     told.extend((op.end_ns, op.told["hwm"]) for op in partition.polls)
     told.extend((op.end_ns, op.told["hwm"]) for op in partition.ranges if op.is_ok)
-    told.extend((op.end_ns, op.told["o"] + len(op.asked["v"])) for op in partition.sends if is_acked_by_all(op))
+    told.extend((acked.op.end_ns, acked.end) for acked in partition.acked)
     told.sort()
     first_lo = min((op.told["lo"] for op in (*partition.polls, *partition.ranges) if op.is_ok), default=0)
     times, highest = [when for when, _ in told], []

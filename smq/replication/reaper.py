@@ -47,7 +47,9 @@ class Reaper:
             ops = self._slice(pid)
             if not ops:
                 self._left.popleft()
-                ops = [Delete(Table.TIMES, pid, partition_stop(pid)), *self.forget(pid)]
+                # What was on its way to the disk when the partition went is there by then: the disk keeps the order.
+                rest = [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES)]
+                ops = [*rest, *self.forget(pid)]
             self._disk.submit(ops, self._on_durable)
 
     def _on_durable(self) -> None:

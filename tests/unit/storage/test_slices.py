@@ -36,6 +36,16 @@ def test_a_dropped_partition_goes_in_slices_and_leaves_nothing(harness: Harness)
     assert [v.end for v in other.read(Offset(0), ALL, 1 << 20)] == [2]
 
 
+def test_a_partition_that_is_dropped_before_its_first_batches_are_on_disk_leaves_nothing(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(2):
+        append(log, 2)
+    store.drop(log)
+    harness.settle()
+    assert rows(harness) == 0
+
+
 def test_a_drop_that_was_interrupted_goes_on_after_a_restart_and_is_never_seen_again(harness: Harness) -> None:
     store = LogStore(harness.disk)
     log = store.create(PID, Offset(0))

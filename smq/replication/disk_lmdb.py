@@ -425,7 +425,9 @@ def _open_environment(path: Path, map_size: int) -> tuple[lmdb.Environment, dict
             "restore a backup"
         ) from e
     except lmdb.Error as e:
-        raise DiskOpenError(f"data directory {path} cannot be opened: {e}") from e
+        raise DiskOpenError(
+            f"data directory {path} cannot be opened: {e}. If its file is damaged: {REPLACE_ADVICE}"
+        ) from e
     try:
         _refuse_cut_file(env, path)
         tables = _open_tables(env, path)

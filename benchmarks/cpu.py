@@ -1,6 +1,7 @@
 """CPU seconds of a process and all its descendants, from /proc.
 
-Owns that sum alone. Children that have ended are in their parent's figures once it has waited for them.
+Owns that sum alone. Spark's Python daemon leaves its ended workers to the kernel (SIGCHLD ignored), so that their time
+is in nobody's figures afterwards: what was seen of a process that has gone is kept here.
 """
 
 import os
@@ -10,23 +11,32 @@ from typing import Final
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
-def tree_cpu_seconds(root: int) -> float:
-    """User and system time of `root` and of everything below it."""
-    times: dict[int, int] = {}
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended meanwhile
-        pid = int(entry.name)
-        times[pid] = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-        children.setdefault(int(fields[1]), []).append(pid)
-    total, left = 0, [root]
-    while left:
-        pid = left.pop()
-        total += times.get(pid, 0)
-        left += children.get(pid, [])
-    return total / TICKS_PER_S
+class TreeCpu:
+    """`seconds()` never goes back. What a process used after the last look at it and before its end is missed."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._seen: dict[tuple[int, str], int] = {}  # ticks by pid and start time, as pids come again
+
+    def seconds(self) -> float:
+        """User and system time of the root and of everything that was seen below it, until now."""
+        found: dict[int, tuple[str, int]] = {}
+        children: dict[int, list[int]] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            pid = int(entry.name)
+            found[pid] = (fields[19], int(fields[11]) + int(fields[12]))
+            children.setdefault(int(fields[1]), []).append(pid)
+        left = [self._root]
+        while left:
+            pid = left.pop()
+            if pid in found:
+                started, ticks = found[pid]
+                self._seen[pid, started] = ticks
+            left += children.get(pid, [])
+        return sum(self._seen.values()) / TICKS_PER_S

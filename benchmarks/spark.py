@@ -19,7 +19,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from benchmarks.cpu import tree_cpu_seconds
+from benchmarks.cpu import TreeCpu
 from benchmarks.kafka_jars import JarsMissing, KafkaJars, fetch_kafka_jars
 from benchmarks.report import Report
 from smq.clients.sync import SyncProducer
@@ -144,13 +144,16 @@ class _Runs:
         self._spark = spark
         self._report = report
         self._records = records
-        self._nodes = [node.pid for node in cluster.nodes.values()]
+        self._nodes = [TreeCpu(node.pid) for node in cluster.nodes.values()]
         gateway = spark.sparkContext._gateway
         assert gateway is not None
-        self._java: int = gateway.proc.pid
+        self._java = TreeCpu(gateway.proc.pid)
 
     def _cpu_s(self) -> float:
-        return time.process_time() + tree_cpu_seconds(self._java)
+        return time.process_time() + self._java.seconds()
+
+    def _nodes_cpu_s(self) -> float:
+        return sum(node.seconds() for node in self._nodes)
 
     def rates(self, source: Source, topic: str, what: str) -> None:
         """Each query once to warm up, then REPEATS times: the best wall time, and the CPU of all of them."""
@@ -158,13 +161,13 @@ class _Runs:
         for name, query in QUERIES.items():
             query(frame)
             walls = []
-            spent, nodes = self._cpu_s(), sum(map(tree_cpu_seconds, self._nodes))
+            spent, nodes = self._cpu_s(), self._nodes_cpu_s()
             for _ in range(REPEATS):
                 began = time.perf_counter()
                 query(source.batch(topic))
                 walls.append(time.perf_counter() - began)
             spent = (self._cpu_s() - spent) / REPEATS
-            nodes = (sum(map(tree_cpu_seconds, self._nodes)) - nodes) / REPEATS
+            nodes = (self._nodes_cpu_s() - nodes) / REPEATS
             rate, per_cpu = self._records / min(walls), self._records / spent
             self._report.add(
                 f"{name}, {what}: {source.name}",

@@ -29,6 +29,7 @@ mapping and no translation. What a Kafka client writes, gRPC and Spark read byte
 
 In `node.toml`, `kafka_address` opens the listener (`smq serve` has none without it), and `kafka_auto_create = true`
 lets clients that name an unknown topic create it, with one partition. `smq dev` and `smq cluster` set both.
+`rack` says where the node stands (`smq cluster --racks a,b,c`); it can change when the node restarts.
 `request_bytes_max` bounds a request and the records of a response; `kafka_group_initial_delay_ms` is how long an empty
 group waits for more members before its first generation.
 
@@ -46,6 +47,10 @@ producer.flush()
   `acks=1` when the leader has it on disk; `acks=0` never, and a batch that is refused then closes the connection.
 - An idempotent producer's retry is stored once, also over the death of a leader and the restart of all nodes.
 - Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
+- A consumer reads in its own rack (KIP-392): where `client.rack` is the `rack` of a node that holds a replica, and the
+  leader stands elsewhere, the leader names that node, of several the one that holds most. It must hold the offset, be
+  alive, and not be drained. It serves what it knows to be committed, a network delay behind the leader; where it lacks
+  it, or has lost the cluster, it answers OFFSET_NOT_AVAILABLE, and the client asks the leader again.
 - ListOffsets by time is exact to the record; earliest, latest and the largest timestamp too. All are linearizable.
 - Errors name the new leader and its address (KIP-951) in Produce from version 10 and Fetch from version 16.
 - Groups are those of Kafka's classic protocol, with the assignors of the clients, static members and incremental
@@ -56,9 +61,8 @@ producer.flush()
 
 ## What is not there yet
 
-Transactions, the new group protocol of KIP-848, SASL and ACLs. Any replica serves a fetch, but nodes have no rack,
-so none is preferred for a client's (KIP-392). Keys that are not in the table below are not advertised; using one closes
-the connection.
+Transactions, the new group protocol of KIP-848, SASL and ACLs. Keys that are not in the table below are not advertised;
+using one closes the connection.
 
 ## Configuration
 

@@ -55,6 +55,7 @@ class NodeDescription:
     fenced: bool
     incarnation: int
     drained: bool
+    rack: str  # "" for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,7 @@ def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
             fenced=n.fenced,
             incarnation=n.incarnation,
             drained=n.drained,
+            rack=n.rack,
         )
         for n in m.nodes
     )

@@ -109,6 +109,7 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, tls: bool, ready_file: Pa
 @grpc_port
 @http_port
 @kafka_port
+@click.option("--racks", default="", help="One a node, such as a,b,c: Kafka clients read in their own rack.")
 @tls_option
 @ready_file
 def cluster(
@@ -117,6 +118,7 @@ def cluster(
     grpc_port: int | None,
     http_port: int | None,
     kafka_port: int | None,
+    racks: str,
     tls: bool,
     ready_file: Path | None,
 ) -> None:
@@ -128,7 +130,8 @@ def cluster(
 
         def start(is_retry: bool) -> int:
             secure = secure_cluster if tls else None
-            paths = prepare_cluster(data_dir, count, ports, new_peer_ports=is_retry, secure=secure)
+            named = racks.split(",") if racks else []
+            paths = prepare_cluster(data_dir, count, ports, new_peer_ports=is_retry, racks=named, secure=secure)
             return asyncio.run(_cluster(paths, data_dir, ready_file))
 
         code = _with_other_ports(start)

@@ -31,7 +31,7 @@ def node() -> None:
 @json_option
 @bootstrap_option
 def node_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all nodes, whether they are drained, and what they lead."""
+    """Lists all nodes, whether they are drained, their racks, and what they lead."""
 
     async def work() -> ClusterDescription:
         async with _admin(bootstrap) as admin:
@@ -41,10 +41,11 @@ def node_list(as_json: bool, bootstrap: str) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    table = Table("node", "state", "leads", "replicas", "gRPC")
+    table = Table("node", "state", "rack", "leads", "replicas", "gRPC")
     for row in rows:
         states = [word for word in ("fenced", "drained") if row[word]] or ["in service"]
-        table.add_row(*map(str, (row["node"], ", ".join(states), row["leads"], row["replicas"], row["grpc_address"])))
+        state, rack = ", ".join(states), row["rack"] or "-"
+        table.add_row(*map(str, (row["node"], state, rack, row["leads"], row["replicas"], row["grpc_address"])))
     Console().print(table)
 
 
@@ -55,6 +56,7 @@ def _rows(cluster: ClusterDescription) -> list[dict[str, Any]]:
             "node": n.node,
             "fenced": n.fenced,
             "drained": n.drained,
+            "rack": n.rack,
             "leads": sum(p.leader == n.node for p in partitions),
             "replicas": sum(n.node in p.replicas for p in partitions),
             "grpc_address": n.grpc_address,

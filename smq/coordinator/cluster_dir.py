@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from smq.coordinator.config import Address, ServerConfig, TlsConfig, format_address, load_config, write_config
+from smq.coordinator.config import (
+    Address,
+    ServerConfig,
+    TlsConfig,
+    check_rack,
+    format_address,
+    load_config,
+    write_config,
+)
 from smq.coordinator.tls_layout import Identity, client_identity, tls_dir
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
@@ -50,11 +58,18 @@ class Ports:
 
 
 def prepare_cluster(
-    directory: Path, node_count: int, ports: Ports, *, new_peer_ports: bool = False, secure: Secure | None = None
+    directory: Path,
+    node_count: int,
+    ports: Ports,
+    *,
+    new_peer_ports: bool = False,
+    racks: Sequence[str] = (),
+    secure: Secure | None = None,
 ) -> list[Path]:
     """Makes or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError where the
     directory holds another cluster than the one asked for. The ports between nodes are nobody's business: they are
-    chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile. `secure` gives TLS to
+    chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of
+    the nodes in their order; without any they stay as they are. `secure` gives TLS to
     nodes that have none."""
     found = find_nodes(directory)
     configs = [load_config(path) for path in found] if found else _new_cluster(node_count)
@@ -66,6 +81,7 @@ def prepare_cluster(
     _check_ports(ports, len(configs))
     configs = _with_kafka(configs, is_free=ports.are_free)
     configs = _with_ports(configs, ports, new_peer_ports)
+    configs = _with_racks(configs, racks)
     if secure is not None:
         configs = secure(directory, configs)
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
@@ -170,6 +186,16 @@ def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[Serve
         )
         for i, c in enumerate(configs)
     ]
+
+
+def _with_racks(configs: list[ServerConfig], racks: Sequence[str]) -> list[ServerConfig]:
+    if not racks:
+        return configs
+    if len(racks) != len(configs):
+        raise ConfigError(f"--racks names {len(racks)}: name one for each of the {len(configs)} nodes")
+    for rack in racks:
+        check_rack(rack)  # before it is in a file that the next start could not read
+    return [replace(c, rack=rack) for c, rack in zip(configs, racks, strict=True)]
 
 
 def _check_ports(ports: Ports, node_count: int) -> None:

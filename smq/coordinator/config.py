@@ -23,12 +23,13 @@ from smq.coordinator.limits import (
 )
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
+from smq.raft_state.limits import RACK_BYTES_MAX
 from smq.replication.config import NodeConfig
 
 Address = tuple[str, int]
 
 _NODE_ID_MAX: Final = 2**31 - 1
-_NOT_TUNABLE: Final = {"node_id", "cluster_id", "peers", "grpc_address", "http_address", "kafka_address"}
+_NOT_TUNABLE: Final = {"node_id", "cluster_id", "peers", "grpc_address", "http_address", "kafka_address", "rack"}
 _TUNABLE: Final = {f.name: f.type for f in dataclasses.fields(NodeConfig) if f.name not in _NOT_TUNABLE}
 
 
@@ -56,6 +57,7 @@ class ServerConfig:
     grpc_address: Address = ("127.0.0.1", 0)
     http_address: Address = ("127.0.0.1", 0)
     kafka_address: Address | None = None
+    rack: str = ""  # where the node stands: a Kafka client of the same rack reads from it
     kafka_auto_create: bool = False  # whether a Kafka client that names an unknown topic creates it
     kafka_group_initial_delay_ms: int = GROUP_INITIAL_DELAY_MS_DEFAULT  # an empty group waits so long for more members
     insecure: bool = False
@@ -74,6 +76,7 @@ class ServerConfig:
             grpc_address=format_address(grpc_address),
             http_address=format_address(http_address),
             kafka_address=format_address(kafka_address) if kafka_address is not None else "",
+            rack=self.rack,
         )
         # Any: `replace` cannot know that the tunable fields, checked by name above, are the integers.
         tuning: dict[str, Any] = dict(self.tuning)
@@ -117,6 +120,7 @@ def parse_config(text: str, *, base_dir: Path, insecure: bool = False) -> Server
         grpc_address=parse_address("grpc_address", raw.get("grpc_address", "127.0.0.1:0")),
         http_address=parse_address("http_address", raw.get("http_address", "127.0.0.1:0")),
         kafka_address=parse_address("kafka_address", raw["kafka_address"]) if "kafka_address" in raw else None,
+        rack=_string("rack", raw.get("rack", "")),
         kafka_auto_create=_bool("kafka_auto_create", raw.get("kafka_auto_create", False)),
         kafka_group_initial_delay_ms=_integer(
             "kafka_group_initial_delay_ms",
@@ -137,6 +141,7 @@ def check_config(config: ServerConfig) -> None:
         raise ConfigError(f'[peers] must name this node too: add {config.node_id} = "127.0.0.1:PORT"')
     if not config.cluster_id:
         raise ConfigError("cluster_id must not be empty: all nodes of a cluster share one")
+    check_rack(config.rack)
     if not MIB <= config.request_bytes_max <= REQUEST_BYTES_MAX:
         raise ConfigError(f"request_bytes_max is {config.request_bytes_max}: it must be {MIB} to {REQUEST_BYTES_MAX}")
     if config.kafka_group_initial_delay_ms > GROUP_INITIAL_DELAY_MS_MAX:
@@ -156,6 +161,16 @@ def check_config(config: ServerConfig) -> None:
     for key, address in listens.items():
         if not config.insecure and not is_loopback(address[0]):
             _refuse_open_door(key, address, config.tls)
+
+
+def check_rack(rack: str) -> None:
+    """ConfigError for a name that a registration cannot carry."""
+    try:
+        size = len(rack.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"rack is {rack!a}: it must be valid Unicode") from None
+    if size > RACK_BYTES_MAX:
+        raise ConfigError(f"rack has {size} bytes: it must have at most {RACK_BYTES_MAX}")
 
 
 def _refuse_open_door(key: str, address: Address, tls: TlsConfig | None) -> None:
@@ -186,6 +201,7 @@ def dump_config(config: ServerConfig) -> str:
         f"grpc_address = {_quoted(format_address(config.grpc_address))}",
         f"http_address = {_quoted(format_address(config.http_address))}",
         *([f"kafka_address = {_quoted(format_address(config.kafka_address))}"] if config.kafka_address else []),
+        *([f"rack = {_quoted(config.rack)}"] if config.rack else []),
         f"kafka_auto_create = {str(config.kafka_auto_create).lower()}",
         f"kafka_group_initial_delay_ms = {config.kafka_group_initial_delay_ms}",
         f"insecure = {str(config.insecure).lower()}",

@@ -191,6 +191,7 @@ def _node_info(node: NodeState) -> pb.NodeInfo:
         fenced=node.fenced,
         incarnation=node.incarnation,
         drained=node.drained,
+        rack=node.rack,
     )
 
 

@@ -2,7 +2,8 @@
 
 Owns the tag of every command and reply and the order of its fields. First byte: the codec version; second: the
 tag. Both are for ever: a tag is never reused, fields are never reordered; a change adds a version and keeps
-reading the old one. No pickle. Anything that is not exactly what this version writes is a CodecError.
+reading the old one. What an older version can say is written as it says it: every value has one encoding, and an older
+smq reads whatever uses nothing new. No pickle. Anything that is not exactly what this smq writes is a CodecError.
 """
 
 import struct
@@ -79,7 +80,8 @@ from smq.raft_state.limits import COMMAND_BYTES_MAX, PARTITION_ID_BYTES
 
 __all__ = ["VERSION", "CodecError", "decode_command", "decode_reply", "encode_command", "encode_reply"]
 
-VERSION: Final = 1
+VERSION: Final = 2  # the newest: 2 is RegisterNode with a rack, and nothing else
+_FIRST_VERSION: Final = 1
 _HEADER: Final = struct.Struct(">BB")  # version, tag
 
 # Request, topic and disk ids carry a length, so that one of a wrong length is refused by the machine, with a typed
@@ -106,6 +108,13 @@ GROUP_MEMBER: Final = Record(
         ("rebalance_timeout_ms", INT32),
         ("protocols", NAMED_BLOBS),
     ),
+)
+_REGISTER_NODE_V1: Final = (
+    *_NODE,
+    ("disk", _ANY_ID),
+    ("grpc_address", TEXT),
+    ("http_address", TEXT),
+    ("kafka_address", TEXT),
 )
 # partition, epoch, hwm, next_offset, ts_ns
 _HWM_ITEM: Final = struct.Struct(f">{PARTITION_ID_BYTES}siqqq")
@@ -173,16 +182,7 @@ COMMANDS: Final[dict[int, Record]] = {
             ("replies_max", INT64),
         ),
     ),
-    2: Record(
-        RegisterNode,
-        (
-            *_NODE,
-            ("disk", _ANY_ID),
-            ("grpc_address", TEXT),
-            ("http_address", TEXT),
-            ("kafka_address", TEXT),
-        ),
-    ),
+    2: Record(RegisterNode, (*_REGISTER_NODE_V1, ("rack", TEXT))),
     3: Record(FenceNode, _NODE),
     4: Record(UnfenceNode, _NODE),
     5: Record(
@@ -288,37 +288,47 @@ REPLIES: Final[dict[int, Record]] = {
     20: Record(GenerationFormed, (("generation", INT32),)),
 }
 
+# What each version can say. COMMANDS holds the newest layout of everything.
+_COMMANDS: Final = {
+    _FIRST_VERSION: {**COMMANDS, 2: Record(RegisterNode, _REGISTER_NODE_V1)},
+    VERSION: {2: COMMANDS[2]},
+}
+_REPLIES: Final = {_FIRST_VERSION: REPLIES}
 _COMMAND_TAGS: Final = {record.cls: tag for tag, record in COMMANDS.items()}
 _REPLY_TAGS: Final = {record.cls: tag for tag, record in REPLIES.items()}
 
 
 def encode_command(command: Command) -> bytes:
     """CodecError where a value does not fit its field: a bad request that the proposer should have refused."""
-    return _encode(command, _COMMAND_TAGS, COMMANDS)
+    version = VERSION if isinstance(command, RegisterNode) and command.rack else _FIRST_VERSION
+    return _encode(command, _COMMAND_TAGS, _COMMANDS, version)
 
 
 def decode_command(data: Bytes) -> Command:
     """Inverse of `encode_command`; CodecError for anything else."""
-    return cast(Command, _decode(data, COMMANDS, "command"))
+    command = cast(Command, _decode(data, _COMMANDS, "command"))
+    if isinstance(command, RegisterNode) and not command.rack and data[0] != _FIRST_VERSION:
+        raise CodecError(f"a registration without a rack is of codec version {_FIRST_VERSION}, not {data[0]}")
+    return command
 
 
 def encode_reply(reply: Reply) -> bytes:
     """The reply's bytes, as they are forwarded and cached."""
-    return _encode(reply, _REPLY_TAGS, REPLIES)
+    return _encode(reply, _REPLY_TAGS, _REPLIES, _FIRST_VERSION)
 
 
 def decode_reply(data: Bytes) -> Reply:
     """Inverse of `encode_reply`; CodecError for anything else."""
-    return cast(Reply, _decode(data, REPLIES, "reply"))
+    return cast(Reply, _decode(data, _REPLIES, "reply"))
 
 
-def _encode(value: Any, tags: dict[Any, int], table: dict[int, Record]) -> bytes:
+def _encode(value: Any, tags: dict[Any, int], tables: dict[int, dict[int, Record]], version: int) -> bytes:
     tag = tags.get(type(value))
     if tag is None:
         raise CodecError(f"{type(value).__name__} has no tag")
-    out = bytearray((VERSION, tag))
+    out = bytearray((version, tag))
     try:
-        table[tag].write(out, value)
+        tables[version][tag].write(out, value)
     except (struct.error, UnicodeEncodeError, TypeError, AttributeError, CodecError) as e:
         raise CodecError(f"{type(value).__name__} does not encode: {e}") from e
     if len(out) > COMMAND_BYTES_MAX:
@@ -326,13 +336,14 @@ def _encode(value: Any, tags: dict[Any, int], table: dict[int, Record]) -> bytes
     return bytes(out)
 
 
-def _decode(data: Bytes, table: dict[int, Record], what: str) -> Any:
+def _decode(data: Bytes, tables: dict[int, dict[int, Record]], what: str) -> Any:
     if len(data) > COMMAND_BYTES_MAX:
         raise CodecError(f"a {what} of {len(data)} bytes, at most {COMMAND_BYTES_MAX} are allowed")
     reader = Reader(data)
     version, tag = reader.unpack(_HEADER)
-    if version != VERSION:
-        raise CodecError(f"a {what} of codec version {version}; this smq reads {VERSION}: upgrade it")
+    table = tables.get(version)
+    if table is None:
+        raise CodecError(f"a {what} of codec version {version}; this smq reads up to {VERSION}: upgrade it")
     record = table.get(tag)
     if record is None:
         raise CodecError(f"a {what} with the unknown tag {tag}")

@@ -46,6 +46,7 @@ class RegisterNode:
     grpc_address: str
     http_address: str
     kafka_address: str  # "" where there is no listener
+    rack: str = ""  # where the node stands; "" where nobody has said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

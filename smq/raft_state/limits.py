@@ -26,6 +26,7 @@ GROUP_NAME_BYTES_MAX: Final = 512  # Kafka's groups live here as "kafka-cg-<grou
 METADATA_BYTES_MAX: Final = 4_096  # Kafka's offset.metadata.max.bytes
 TOPIC_ID_BYTES: Final = 16  # a uuid
 PARTITION_ID_BYTES: Final = 20  # the topic's uuid, then a uint32
+RACK_BYTES_MAX: Final = 255  # the name of a zone or of a data centre; every answer to Metadata carries it
 DISK_ID_BYTES: Final = 16  # random, as a request id
 REQUEST_ID_BYTES: Final = 16  # random; 2**128 makes collisions within the cache impossible in practice
 

@@ -24,6 +24,7 @@ from smq.raft_state.limits import (
     DISK_ID_BYTES,
     LIMIT_CAP,
     NODES_MAX,
+    RACK_BYTES_MAX,
     REPLIES_CAP,
 )
 from smq.raft_state.refusal import Refused, find_node
@@ -56,7 +57,7 @@ def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
 
 
 def register_node(state: ClusterState, command: RegisterNode) -> Applied:
-    """A higher incarnation replaces the node; the same with the same disk and addresses is a retry. Both unfence it."""
+    """A higher incarnation replaces the node; the same, told the same again, is a retry. Both unfence it."""
     _check_registration(command)
     new = NodeState(
         node=command.node,
@@ -66,6 +67,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
         http_address=command.http_address,
         kafka_address=command.kafka_address,
         fenced=False,
+        rack=command.rack,
     )
     old = state.nodes.get(command.node)
     new.drained = old is not None and old.drained
@@ -118,13 +120,13 @@ def _check_registration(command: RegisterNode) -> None:
     for name in ("grpc_address", "http_address", "kafka_address"):
         if len(getattr(command, name).encode()) > ADDRESS_BYTES_MAX:
             raise Refused(ErrorCode.INVALID_REQUEST, f"{name} must have at most {ADDRESS_BYTES_MAX} bytes")
+    if len(command.rack.encode()) > RACK_BYTES_MAX:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"rack must have at most {RACK_BYTES_MAX} bytes")
 
 
 def _is_retry(old: NodeState, new: NodeState) -> bool:
-    return (old.incarnation, old.disk, old.grpc_address, old.http_address, old.kafka_address) == (
-        new.incarnation,
-        new.disk,
-        new.grpc_address,
-        new.http_address,
-        new.kafka_address,
-    )
+    return _registration(old) == _registration(new)
+
+
+def _registration(node: NodeState) -> tuple[object, ...]:
+    return node.incarnation, node.disk, node.grpc_address, node.http_address, node.kafka_address, node.rack

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 PIECE_ITEMS: Final = 250  # partitions, replies: half a millisecond of encoding
 PIECE_GROUPS: Final = 5  # of up to 10,000 commits each, but some hundred as a rule
-FORMAT_VERSION: Final = 2  # of these bytes
+FORMAT_VERSION: Final = 3  # of these bytes; 2 had no racks
 _FIRST_VERSION: Final = 1  # the oldest that is read: no drained nodes, no assigned offsets, no members of groups
 SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
 
@@ -92,8 +92,11 @@ _NODE_V1: Final = (
     ("kafka_address", TEXT),
     ("fenced", FLAG),
 )
-_NODES: Final = Many(Record(NodeState, (*_NODE_V1, ("drained", FLAG))))
-_NODES_V1: Final = Many(Record(NodeState, _NODE_V1))
+_NODE_V2: Final = (*_NODE_V1, ("drained", FLAG))
+_NODE: Final = (*_NODE_V2, ("rack", TEXT))
+_NODES: Final = {
+    version: Many(Record(NodeState, fields)) for version, fields in enumerate((_NODE_V1, _NODE_V2, _NODE), 1)
+}
 _TOPIC: Final = (
     ("name", TEXT),
     ("topic_id", Fixed(TOPIC_ID_BYTES)),
@@ -127,7 +130,7 @@ def state_pieces(state: ClusterState) -> Iterator[bytes]:
     """The state's bytes, a millisecond's work at a time. It must not change before the last piece."""
     out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.schema_version))
     _CLUSTER.write(out, state)
-    _NODES.write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
+    _NODES[FORMAT_VERSION].write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
     write_count(out, len(state.topics))
     yield bytes(out)
     for name in sorted(state.topics):
@@ -193,13 +196,12 @@ def decode_state(data: Bytes) -> ClusterState:
     if not _FIRST_VERSION <= version <= FORMAT_VERSION or schema_version > SCHEMA_VERSION:
         raise CodecError(f"a snapshot of format {version}, schema {schema_version}, from another smq: upgrade this one")
     state = ClusterState(schema_version=schema_version, **{name: kind.read(reader) for name, kind in _CLUSTER.fields})
-    nodes = _NODES if version == FORMAT_VERSION else _NODES_V1
-    state.nodes = {node.node: node for node in nodes.read(reader)}
+    state.nodes = {node.node: node for node in _NODES[version].read(reader)}
     topics = [_read_topic(reader) for _ in range(read_count(reader))]
     state.topics = {topic.name: topic for topic in topics}
     state.topic_names = {topic.topic_id: topic.name for topic in topics}
     state.producers = dict(_PRODUCERS.read(reader))
-    has_members = version == FORMAT_VERSION
+    has_members = version > _FIRST_VERSION
     groups = [_read_group(reader, has_members) for _ in range(read_count(reader))]
     state.groups = {group.name: group for group in groups}
     state.member_bytes = sum(members_bytes(group.members) for group in groups)
@@ -208,7 +210,7 @@ def decode_state(data: Bytes) -> ClusterState:
             setattr(state, name, kind.read(reader))
         state.coordinators = list(_COORDINATORS.read(reader))
     state.replies = dict(_REPLIES.read(reader))
-    if version == FORMAT_VERSION:
+    if version > _FIRST_VERSION:
         _read_assigned(reader, state)
     reader.finish()
     if version == FORMAT_VERSION and encode_state(state) != data:

@@ -38,6 +38,7 @@ class NodeState:
     kafka_address: str
     fenced: bool
     drained: bool = False  # by an operator; a new process of the node keeps it
+    rack: str = ""  # Kafka's word for a zone of failure and of short ways; "" for none
 
 
 @dataclass(frozen=True, slots=True)

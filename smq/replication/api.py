@@ -6,7 +6,7 @@ it may be called before the method returns only for errors found at once. Timeou
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -213,6 +213,10 @@ class NodeApi(Protocol):
         """The batches from the one that contains `offset` on that fit into `bytes_max`, one at least; `end` == offset
         where this node's replica has none. At once and as this node knows it: raises SmqError (NOT_REPLICA elsewhere,
         OFFSET_OUT_OF_RANGE below log_start as of this node)."""
+
+    def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
+        """Of a partition that this process leads: how far the followers' logs reach, as they last told. Only those that
+        are heard, and that would be let lead, are in it. Empty where another node leads."""
 
     def commit_offsets(
         self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]

@@ -18,6 +18,7 @@ class NodeConfig:
     grpc_address: str = ""
     http_address: str = ""
     kafka_address: str = ""
+    rack: str = ""
 
     heartbeat_interval_ms: int = 100
     session_timeout_ms: int = 1500  # a silent node is fenced after this; a third of it when its connection is gone

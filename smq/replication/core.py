@@ -240,6 +240,7 @@ class NodeCore:
             grpc_address=self.config.grpc_address,
             http_address=self.config.http_address,
             kafka_address=self.config.kafka_address,
+            rack=self.config.rack,
         )
         self._proposer.propose(command, REGISTER_MS_MAX, self._on_registered)
 

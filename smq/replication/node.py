@@ -4,7 +4,7 @@ Owns the looking-up of topics and partitions and the linearizable reads of the r
 it passes on. Answers are never made from inside the call that asked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from smq.raft_state.commands import (
@@ -18,6 +18,7 @@ from smq.raft_state.commands import (
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import (
     LogIndex,
+    NodeId,
     Offset,
     PartitionId,
     PartitionIndex,
@@ -238,6 +239,12 @@ class Node(NodeCore):
                 return e
 
         self._after_barrier(timeout_ms, after_look_up, look_up_or_damage)
+
+    def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
+        replica = self._replicas.get(partition)
+        if replica is None or replica.leading is None:
+            return {}
+        return {n: end for n, end in replica.follower_ends().items() if self.is_candidate(n)}
 
     def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
         part = self._find(topic, partition)

@@ -351,6 +351,10 @@ class Replica:
             self._recount()
             self._hand_over.drive()
 
+    def follower_ends(self) -> dict[NodeId, Offset]:
+        """How far the logs of those that have spoken in this epoch reach, as they have told: nothing without one."""
+        return {peer: s.acked_end for peer, s in self._streams.items() if s.acked_end is not None}
+
     def _majority_end(self) -> Offset:
         ends = [self.durable_verified_end]
         ends += [s.acked_end if s.acked_end is not None else Offset(0) for s in self._streams.values()]

@@ -86,7 +86,9 @@ class RawKafka:
         answer: Struct = body["responses"][0]["partition_responses"][0]
         return answer
 
-    def fetch(self, topic: str, offset: int, *, version: int = 12, max_wait_ms: int = 0, **fields: Any) -> Struct:
+    def fetch(
+        self, topic: str, offset: int, *, version: int = 12, max_wait_ms: int = 0, rack: str = "", **fields: Any
+    ) -> Struct:
         """The answer for partition 0; `fields` are the partition's."""
         asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20} | fields
         body = self.call(
@@ -98,6 +100,7 @@ class RawKafka:
             max_bytes=1 << 20,
             topics=[{"topic": topic, "partitions": [asked]}],
             forgotten_topics_data=[],
+            rack_id=rack,
         )
         answer: Struct = body["responses"][0]["partitions"][0]
         return answer

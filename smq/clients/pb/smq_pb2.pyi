@@ -1980,6 +1980,7 @@ class NodeInfo(_message.Message):
     FENCED_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     grpc_address: _builtins.str
     http_address: _builtins.str
@@ -1987,6 +1988,8 @@ class NodeInfo(_message.Message):
     fenced: _builtins.bool
     incarnation: _builtins.int
     drained: _builtins.bool
+    rack: _builtins.str
+    """"" for none"""
     def __init__(
         self,
         *,
@@ -1997,10 +2000,11 @@ class NodeInfo(_message.Message):
         fenced: _builtins.bool = ...,
         incarnation: _builtins.int = ...,
         drained: _builtins.bool = ...,
+        rack: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "fenced", b"fenced", "grpc_address", b"grpc_address", "http_address", b"http_address", "incarnation", b"incarnation", "kafka_address", b"kafka_address", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "fenced", b"fenced", "grpc_address", b"grpc_address", "http_address", b"http_address", "incarnation", b"incarnation", "kafka_address", b"kafka_address", "node", b"node", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -101,12 +101,12 @@ def endpoint(node: NodeState) -> tuple[str, int] | None:
 
 
 def brokers(state: ClusterState, *, with_fenced: bool = False) -> list[Struct]:
-    """The nodes that a client may talk to, as `{node_id, host, port}`."""
+    """The nodes that a client may talk to, as `{node_id, host, port, rack}`."""
     out: list[Struct] = []
     for number, node in sorted(state.nodes.items()):
         address = endpoint(node)
         if address is not None and (with_fenced or not node.fenced):
-            out.append({"node_id": number, "host": address[0], "port": address[1], "rack": None})
+            out.append({"node_id": number, "host": address[0], "port": address[1], "rack": node.rack or None})
     return out
 
 
@@ -173,7 +173,8 @@ class LeaderHints:
         if partition is None or leader is None or address is None or leader.node == self._me:
             return
         answer["current_leader"] = {"leader_id": leader.node, "leader_epoch": partition.epoch}
-        self._named[leader.node] = {"node_id": leader.node, "host": address[0], "port": address[1], "rack": None}
+        host, port = address
+        self._named[leader.node] = {"node_id": leader.node, "host": host, "port": port, "rack": leader.rack or None}
 
     @property
     def endpoints(self) -> list[Struct]:

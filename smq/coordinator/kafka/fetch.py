@@ -2,7 +2,7 @@
 
 Owns the answers to readers. Batches leave as they lie in the log, as parts of the response's gather list. Sessions
 (KIP-227) are not kept: who asks for one is told "session 0" and goes on with full requests. Any replica serves, up to
-the high water mark it knows.
+the high water mark it knows; a client that says where it stands is sent to one that stands there (KIP-392).
 """
 
 from typing import Final
@@ -11,8 +11,11 @@ from smq.coordinator.fetching import Outcome, Wanted, fetch_many
 from smq.coordinator.kafka.cluster import Gateway, LeaderHints, check_epoch, find_known, topic_named
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
+from smq.coordinator.kafka.racks import is_behind, preferred_replica
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX
 from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NodeId
+from smq.raft_state.state import PartitionState
 from smq.replication.api import Fetched
 
 BY_ID_VERSION: Final = 13
@@ -43,12 +46,19 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
                 answer["error_code"] = code
                 hints.add(answer, code, name or "", asked["partition"])
                 continue
+            nearer = _nearer(gateway, name, asked, request["rack_id"])
+            if nearer is not None:
+                answer["preferred_read_replica"] = nearer
+                _fill_range(answer, find_known(gateway.state, name, asked["partition"]))
+                continue
             wanted.append(_wanted(name, asked))
             places.append(answer)
-    has_errors = len(places) < sum(len(topic["partitions"]) for topic in answers)
-    outcomes = await _fetch_all(gateway, request, wanted, is_due=has_errors)
+    has_answers = len(places) < sum(len(topic["partitions"]) for topic in answers)
+    outcomes = await _fetch_all(gateway, request, wanted, is_due=has_answers)
     for want, answer, outcome in zip(wanted, places, outcomes, strict=True):
         _fill(gateway, want, answer, outcome, hints)
+        if request["rack_id"] and isinstance(outcome, Fetched):
+            _send_back(gateway, want, answer, outcome)
     return {
         "throttle_time_ms": 0,
         "error_code": KafkaError.NONE,
@@ -92,6 +102,24 @@ def _refusal(gateway: Gateway, name: str | None, asked: Struct) -> KafkaError:
     return check_epoch(known, asked["current_leader_epoch"]) if known is not None else KafkaError.NONE
 
 
+def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | None:
+    """Who should be asked instead, in the client's rack."""
+    known = find_known(gateway.state, name, asked["partition"]) if rack else None
+    if known is None or known.leader != gateway.calls.node.node_id:
+        return None
+    ends = gateway.calls.node.follower_ends(known.pid)
+    return preferred_replica(gateway.state, known, ends, rack=rack, offset=asked["fetch_offset"])
+
+
+def _send_back(gateway: Gateway, want: Wanted, answer: Struct, found: Fetched) -> None:
+    """To the leader, from a follower that cannot serve. Only clients that name a rack expect to be sent."""
+    known = find_known(gateway.state, want.topic, want.partition)
+    if known is None or known.leader == gateway.calls.node.node_id:
+        return
+    if is_behind(found, offset=want.offset, is_ready=gateway.calls.node.is_ready):
+        answer["error_code"] = KafkaError.OFFSET_NOT_AVAILABLE
+
+
 def _empty(index: int, isolation_level: int) -> Struct:
     return {
         "partition_index": index,
@@ -112,9 +140,13 @@ def _fill(gateway: Gateway, want: Wanted, answer: Struct, outcome: Outcome, hint
         return
     # None: the response was full before this partition's turn; its range is as this node last applied it.
     found = outcome if isinstance(outcome, Fetched) else find_known(gateway.state, want.topic, want.partition)
+    _fill_range(answer, found)
+    if isinstance(outcome, Fetched):
+        answer["records"] = [batch.data for batch in outcome.batches]
+
+
+def _fill_range(answer: Struct, found: Fetched | PartitionState | None) -> None:
     if found is not None:
         answer["high_watermark"] = found.hwm
         answer["last_stable_offset"] = found.lso
         answer["log_start_offset"] = found.log_start
-    if isinstance(outcome, Fetched):
-        answer["records"] = [batch.data for batch in outcome.batches]

@@ -148,7 +148,7 @@ async def describe_cluster(gateway: Gateway, _version: int, request: Struct) -> 
                 "broker_id": broker["node_id"],
                 "host": broker["host"],
                 "port": broker["port"],
-                "rack": None,
+                "rack": broker["rack"],
                 "is_fenced": is_fenced,
             }
         )

@@ -53,6 +53,21 @@ def test_a_directory_from_before_gets_a_kafka_port(tmp_path: Path) -> None:
     assert prepared(tmp_path, 1)[0].kafka_address == ("127.0.0.1", 9092)
 
 
+def test_racks_are_one_a_node_and_stay_until_others_are_named(tmp_path: Path) -> None:
+    def racks(*named: str) -> list[str]:
+        return [load_config(path).rack for path in prepare_cluster(tmp_path, 3, Ports(), racks=named)]
+
+    assert racks() == ["", "", ""]
+    assert racks("a", "b", "b") == ["a", "b", "b"]
+    assert racks() == ["a", "b", "b"]
+    with pytest.raises(ConfigError, match="--racks names 2: name one for each of the 3 nodes"):
+        racks("a", "b")
+    for wrong, says in (("x" * 256, "rack has 256 bytes"), ("\udcff", "must be valid Unicode")):
+        with pytest.raises(ConfigError, match=says):
+            racks("a", "b", wrong)
+    assert racks() == ["a", "b", "b"]
+
+
 def test_the_same_directory_is_the_same_cluster_on_the_same_ports(tmp_path: Path) -> None:
     first = prepared(tmp_path, grpc=0, http=0)
     assert prepared(tmp_path) == first

@@ -52,6 +52,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         peers={NodeId(3): ("::1", 9003), NodeId(1): ("localhost", 9001)},
         grpc_address=("127.0.0.1", 7401),
         kafka_address=("::1", 9092),
+        rack='a "quoted" place',
         kafka_auto_create=True,
         request_bytes_max=2 << 20,
         tuning={"session_timeout_ms": 900},
@@ -60,6 +61,12 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write_config(config, path)
     assert load_config(path) == config
     assert parse_config(dump_config(config), base_dir=tmp_path) == config
+
+
+def test_rack_reaches_the_node() -> None:
+    ports = {"grpc_address": ("127.0.0.1", 1), "http_address": ("127.0.0.1", 2)}
+    assert parse('rack = "a"\n' + GOOD).node_config(**ports).rack == "a"
+    assert parse(GOOD).node_config(**ports).rack == ""
 
 
 def test_tuning_reaches_the_node() -> None:
@@ -90,6 +97,8 @@ def test_tuning_reaches_the_node() -> None:
         (GOOD.replace("127.0.0.1:9001", "10.0.0.1:9001"), "peers.1 is 10.0.0.1:9001, which is not a loopback"),
         ("request_bytes_max = 1\n" + GOOD, "request_bytes_max"),
         ('insecure = "yes"\n' + GOOD, "true or false"),
+        ("rack = 1\n" + GOOD, "rack is 1: it must be a string"),
+        (f'rack = "{"x" * 256}"\n' + GOOD, "rack has 256 bytes: it must have at most 255"),
         ("this is not toml", "not valid TOML"),
         ("peers = 3\n" + GOOD.split("[peers]")[0], "must be a table"),
     ],

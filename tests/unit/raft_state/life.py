@@ -51,6 +51,11 @@ from tests.unit.raft_state.support import (
 
 def commands() -> list[Command]:
     """The life, in order."""
+    return [*commands_of_v2(), register(3, incarnation=3, rack="süd")]
+
+
+def commands_of_v2() -> list[Command]:
+    """What there was when the second format was made."""
     return [
         *commands_of_v1(),
         SetNodeDrained(node=NodeId(3), drained=True),
@@ -136,8 +141,12 @@ def run(machine: Machine, steps: list[Command], first_index: int = 1) -> None:
 
 def end_of_life() -> Machine:
     """A machine that has lived it all."""
+    return lived(commands())
+
+
+def lived(steps: list[Command]) -> Machine:
     machine = Machine()
-    run(machine, commands())
+    run(machine, steps)
     return machine
 
 

@@ -80,7 +80,7 @@ members: Any_ = st.builds(
 )
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(InitCluster, cluster_id=text, topics_max=i64, partitions_max=i64, groups_max=i64, replies_max=i64),
-    st.builds(RegisterNode, **nodes, disk=ids, grpc_address=text, http_address=text, kafka_address=text),
+    st.builds(RegisterNode, **nodes, disk=ids, grpc_address=text, http_address=text, kafka_address=text, rack=text),
     st.builds(FenceNode, **nodes),
     st.builds(UnfenceNode, **nodes),
     st.builds(

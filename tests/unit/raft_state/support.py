@@ -65,7 +65,9 @@ def did(n: int) -> DiskId:
     return DiskId(n.to_bytes(16, "big"))
 
 
-def register(node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0, kafka: str = "") -> RegisterNode:
+def register(
+    node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0, kafka: str = "", rack: str = ""
+) -> RegisterNode:
     """Of the node's own disk, whose number is the node's, unless another is named."""
     return RegisterNode(
         node=NodeId(node),
@@ -74,6 +76,7 @@ def register(node: int, incarnation: int = 1, address: str = "host:1", disk: int
         grpc_address=address,
         http_address="host:2",
         kafka_address=kafka,
+        rack=rack,
     )
 
 

@@ -46,7 +46,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, TsNs
 from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
 from tests.unit.raft_state import strategies
-from tests.unit.raft_state.support import advance, advances, pid
+from tests.unit.raft_state.support import advance, advances, pid, register
 
 
 @given(strategies.commands)
@@ -89,9 +89,9 @@ def test_random_bytes_are_a_command_or_a_codec_error(data: bytes) -> None:
     _decodes_or_refuses(data)
 
 
-@given(st.sampled_from(sorted(codec.COMMANDS)), st.binary(max_size=200))
-def test_random_bytes_behind_a_true_head_are_a_command_or_a_codec_error(tag: int, data: bytes) -> None:
-    _decodes_or_refuses(bytes((codec.VERSION, tag)) + data)
+@given(st.integers(1, codec.VERSION), st.sampled_from(sorted(codec.COMMANDS)), st.binary(max_size=200))
+def test_random_bytes_behind_a_true_head_are_a_command_or_a_codec_error(version: int, tag: int, data: bytes) -> None:
+    _decodes_or_refuses(bytes((version, tag)) + data)
 
 
 @given(strategies.commands, st.data())
@@ -105,17 +105,33 @@ def test_command_with_one_byte_changed_is_a_command_or_a_codec_error(command: Co
 @given(st.sampled_from(sorted(codec.REPLIES)), st.binary(max_size=100))
 def test_random_bytes_behind_a_reply_tag_are_a_reply_or_a_codec_error(tag: int, data: bytes) -> None:
     with contextlib.suppress(CodecError):
-        decode_reply(bytes((codec.VERSION, tag)) + data)
+        decode_reply(bytes((1, tag)) + data)
 
 
 def test_other_version_is_refused_with_advice() -> None:
-    with pytest.raises(CodecError, match=r"codec version 2.*upgrade"):
-        decode_command(b"\x02" + encode_command(Barrier())[1:])
+    with pytest.raises(CodecError, match=r"codec version 3.*upgrade"):
+        decode_command(b"\x03" + encode_command(Barrier())[1:])
 
 
 def test_unknown_tag_is_refused() -> None:
     with pytest.raises(CodecError, match="unknown tag 200"):
-        decode_command(bytes((codec.VERSION, 200)))
+        decode_command(bytes((1, 200)))
+
+
+def test_version_2_is_a_registration_with_a_rack_and_nothing_else() -> None:
+    """Whoever names no rack is understood by an older smq: nothing of his is of version 2."""
+    named, nameless = register(1, rack="a"), register(1)
+    assert encode_command(named)[0] == 2
+    assert encode_command(nameless)[0] == 1
+    assert decode_command(encode_command(named)) == named
+    with pytest.raises(CodecError, match="without a rack is of codec version 1"):
+        decode_command(b"\x02" + encode_command(nameless)[1:] + b"\0\0")
+    with pytest.raises(CodecError, match="left over"):
+        decode_command(b"\x01" + encode_command(named)[1:])
+    with pytest.raises(CodecError, match="unknown tag"):
+        decode_command(b"\x02" + encode_command(Barrier())[1:])
+    with pytest.raises(CodecError, match="reply of codec version 2"):
+        decode_reply(b"\x02" + encode_reply(HwmsAdvanced(accepted=()))[1:])
 
 
 def test_pickle_is_refused() -> None:

@@ -17,7 +17,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import DiskId, Incarnation, NodeId, Offset
-from smq.raft_state.limits import LIMIT_CAP, NODES_MAX, REPLIES_CAP, default_init
+from smq.raft_state.limits import LIMIT_CAP, NODES_MAX, RACK_BYTES_MAX, REPLIES_CAP, default_init
 from tests.unit.raft_state.support import Driver, advances, cluster, commit, did, elect, pid, register, topic
 
 
@@ -147,3 +147,20 @@ def test_fencing_twice_is_as_fencing_once() -> None:
     for command, expected in steps:
         assert driver.ok(command) == Done()
         assert driver.machine.state.nodes[NodeId(1)].fenced is expected
+
+
+def test_rack_is_kept_and_moves_with_the_next_process_only() -> None:
+    driver = cluster(0)
+    driver.ok(register(1, rack="a"))
+    driver.ok(register(1, rack="a"))  # a retry
+    driver.refused(register(1, rack="b"), ErrorCode.STALE_INCARNATION)
+    assert driver.machine.state.nodes[NodeId(1)].rack == "a"
+    driver.ok(register(1, incarnation=2, rack="b"))
+    assert driver.machine.state.nodes[NodeId(1)].rack == "b"
+
+
+def test_rack_of_more_bytes_than_the_bound_is_an_invalid_request() -> None:
+    driver = cluster(0)
+    driver.ok(register(1, rack="x" * RACK_BYTES_MAX))
+    reply = driver.refused(register(2, rack="ü" * (RACK_BYTES_MAX // 2 + 1)), ErrorCode.INVALID_REQUEST)
+    assert "rack" in reply.message

@@ -1,0 +1,35 @@
+"""KIP-392: which replica a consumer reads from, and when that one sends it back to the leader.
+
+Owns the two rules, as pure functions of the replicated state. A client that names no rack meets neither of them.
+`fetch` imports it.
+"""
+
+from collections.abc import Mapping
+
+from smq.raft_state.ids import NodeId, Offset
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication.api import Fetched
+
+
+def preferred_replica(
+    state: ClusterState, partition: PartitionState, ends: Mapping[NodeId, Offset], *, rack: str, offset: int
+) -> NodeId | None:
+    """Of the followers in the client's rack that hold `offset`, the one that holds most: as Kafka's
+    RackAwareReplicaSelector. None where the leader does as well, and where only the leader can tell (out of range).
+    `ends` are the leader's `follower_ends`; among equals the first replica wins, so that partitions spread."""
+    leader = state.nodes.get(partition.leader)
+    if not rack or leader is None or leader.rack == rack or not partition.log_start <= offset <= partition.hwm:
+        return None
+    near = [n for n in partition.replicas if ends.get(n, -1) >= offset and _is_reachable(state, n, rack)]
+    return max(near, key=lambda n: ends[n], default=None)
+
+
+def _is_reachable(state: ClusterState, number: NodeId, rack: str) -> bool:
+    node = state.nodes.get(number)
+    return node is not None and not node.fenced and bool(node.kafka_address) and node.rack == rack
+
+
+def is_behind(found: Fetched, *, offset: int, is_ready: bool) -> bool:
+    """Whether a follower that found nothing cannot tell that there is nothing: it lacks what has been committed,
+    or it has lost the cluster and knows an old high water mark. Its client must not stay with it."""
+    return found.readable_end <= offset and (not is_ready or offset < found.hwm)

@@ -1,0 +1,111 @@
+"""Who reads from which replica, and who is sent back to the leader."""
+
+from dataclasses import replace
+
+import pytest
+
+from smq.coordinator.kafka.racks import is_behind, preferred_replica
+from smq.raft_state.ids import NodeId, Offset
+from smq.raft_state.state import ClusterState
+from smq.replication.api import Fetched
+from tests.unit.raft_state.support import advance, advances, cluster, elect, pid, register, topic
+
+HWM = 10
+ENDS = {2: 10, 3: 12, 4: 11}
+RACKS = {1: "a", 2: "b", 3: "b", 4: "b", 5: ""}
+
+
+def _state(racks: dict[int, str] = RACKS, replicas: int = 5) -> ClusterState:
+    """Node 1 leads the only partition, whose records 3 to 9 are there."""
+    driver = cluster(0)
+    for node, rack in racks.items():
+        driver.ok(register(node, kafka=f"host:{node}", rack=rack))
+    driver.ok(topic(1, replicas=replicas, start=3))
+    driver.ok(elect(pid(1), 0, 1, 3))
+    driver.ok(advances(advance(pid(1), 1, HWM)))
+    return driver.machine.state
+
+
+def _preferred(
+    state: ClusterState, *, rack: str = "b", offset: int = HWM, ends: dict[int, int] = ENDS
+) -> NodeId | None:
+    part = state.partition(pid(1))
+    assert part is not None
+    assert part.leader == 1
+    told = {NodeId(n): Offset(end) for n, end in ends.items()}
+    return preferred_replica(state, part, told, rack=rack, offset=offset)
+
+
+def test_of_the_followers_in_the_rack_the_one_that_holds_most_is_preferred() -> None:
+    assert _preferred(_state()) == 3
+
+
+def test_among_equals_the_first_replica_is_preferred() -> None:
+    state = _state()
+    part = state.partition(pid(1))
+    assert part is not None
+    first = next(n for n in part.replicas if n in ENDS)
+    assert _preferred(state, ends=dict.fromkeys(ENDS, 12)) == first
+
+
+@pytest.mark.parametrize("rack", ["", "z", "B"])
+def test_without_a_rack_or_a_node_in_it_the_leader_serves(rack: str) -> None:
+    assert _preferred(_state(), rack=rack) is None
+
+
+def test_a_node_without_a_rack_is_in_nobodys() -> None:
+    assert _preferred(_state({1: "a", 2: "", 3: ""}, 3), rack="") is None
+
+
+def test_the_leader_serves_its_own_rack_whoever_else_is_in_it() -> None:
+    assert _preferred(_state(dict.fromkeys(RACKS, "b"))) is None
+
+
+def test_a_follower_that_lacks_the_offset_is_passed_over() -> None:
+    ends = {2: 9, 3: 8, 4: 5}
+    assert _preferred(_state(), offset=9, ends=ends) == 2
+    assert _preferred(_state(), offset=10, ends=ends) is None
+
+
+def test_a_follower_that_has_not_spoken_to_this_leader_is_passed_over() -> None:
+    assert _preferred(_state(), ends={4: 10}) == 4
+    assert _preferred(_state(), ends={}) is None
+
+
+def test_a_fenced_follower_and_one_without_a_listener_are_passed_over() -> None:
+    state = _state()
+    state.nodes[NodeId(3)].fenced = True
+    assert _preferred(state) == 4
+    state.nodes[NodeId(4)] = replace(state.nodes[NodeId(4)], kafka_address="")
+    assert _preferred(state) == 2
+
+
+def test_a_node_that_is_no_replica_is_not_preferred() -> None:
+    racks = {1: "a", 2: "a", 3: "b"}
+    state = _state(racks, replicas=2)
+    part = state.partition(pid(1))
+    assert part is not None
+    assert part.replicas == (1, 2)
+    assert _preferred(state, ends={2: 10, 3: 10}) is None
+
+
+@pytest.mark.parametrize("offset", [-1, 2, HWM + 1])
+def test_what_is_out_of_range_the_leader_answers_itself(offset: int) -> None:
+    assert _preferred(_state(), offset=offset) is None
+    assert _preferred(_state(), offset=3) == 3
+
+
+@pytest.mark.parametrize(
+    ("readable", "is_ready", "expected"),
+    [
+        (10, True, False),  # at the end of all that there is
+        (10, False, True),  # of all that a node without the cluster knows of
+        (7, True, True),  # committed, and not here
+        (12, True, False),  # here: the answer had no room for it
+        (12, False, False),
+    ],
+)
+def test_a_follower_sends_back_whom_it_cannot_serve(readable: int, is_ready: bool, expected: bool) -> None:
+    hwm = Offset(max(readable, HWM))
+    found = Fetched([], Offset(3), hwm, hwm, Offset(readable))
+    assert is_behind(found, offset=HWM if readable >= HWM else readable, is_ready=is_ready) is expected

@@ -206,6 +206,11 @@ class PartitionLog(LogReader):
         if state.end <= self._base.end or self._is_empty():
             self._replace_all(self._base.copy())
             return
+        if state.end < self.log_start:
+            # Neither is whole of a batch that is about to be deleted: of those behind it the producers are lost, too.
+            self.has_producers = False
+            self._replace_all(state)
+            return
         end = state.end  # where neither a batch nor its row is whole the log ends before it: it is fetched again
         pid, stop = self.pid, partition_stop(self.pid)
         ops: list[Op] = [

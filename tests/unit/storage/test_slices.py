@@ -140,3 +140,22 @@ def test_no_slice_deletes_more_than_its_batches() -> None:
     harness.settle()
     ends = [int.from_bytes(op.stop[-8:], "big") for op in seen]
     assert ends == [6, 12, 18, 24, 30]
+
+
+def test_a_log_that_is_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_producers(harness: Harness) -> None:
+    """It must not end below its start: nobody could send it anything there."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for i in range(20):
+        append(log, 2, producer=(1, 0, 2 * i))
+    harness.settle()
+    log = LogStore(harness.reopen()).open_all()[PID]  # nothing of it is in memory
+    for table in (Table.BATCHES, Table.TIMES):
+        key, value = harness.disk.scan(table, PID, PID + b"\xff" * 20)[10]
+        replace(harness, table, key, flipped(value, 77))
+    log.advance_log_start(Offset(31))
+    log.truncate(Offset(36))
+    assert (log.log_start, log.appended_end, log.has_producers) == (31, 31, False)
+    harness.settle()
+    assert rows(harness) == 2
+    again = LogStore(harness.reopen()).open_all()[PID]
+    assert (again.log_start, again.appended_end, again.has_producers) == (31, 31, False)

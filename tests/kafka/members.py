@@ -82,7 +82,7 @@ class PythonMember:
         )
 
     def poll(self) -> None:
-        polled = self._consumer.poll(100)
+        polled = self._consumer.poll(500)  # it gives a round up that is not over when it returns
         self.seen += [(tp.topic, tp.partition, r.offset) for tp, records in polled.items() for r in records]
 
     def assigned(self) -> set[Place]:

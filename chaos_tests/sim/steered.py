@@ -124,3 +124,32 @@ def passed_by(fault: Fault) -> Script:
         pace.rush()
         cluster.start_later(leader, fault.lasting_ms())
     yield fault.duration()
+
+
+def unsynced(fault: Fault) -> Script:
+    """A leader and one follower write to sleeping disks, nobody else hears of it, Raft's majority is awake: then the
+    plug is pulled on all. What the two had counted before it was on their disks is nowhere (P1, rule 7)."""
+    cluster, network = fault.arena.cluster, fault.arena.cluster.network
+    _, leaders = fault.arena.seen_leaders()
+    if not leaders:
+        return
+    leader = fault.rng.choice(leaders)
+    others = fault.others(leader)
+    partner = fault.rng.choice(others)
+    deaf = [node for node in others if node != partner]
+    fault.note("unsynced", leader=leader, partner=partner)
+    for node in (leader, partner):
+        disk = cluster.hosts[node].disk
+        if disk is not None:
+            disk.stall(500)
+    for node in deaf:
+        network.stall(leader, node, Channel.DATA)
+    fault.arena.world.pace.rush()
+    yield Sleep(fault.rng.uniform(20, 250))
+    for host in cluster.up():
+        cluster.crash(host.node, power=True, why="unsynced")
+    for node in deaf:
+        network.unstall(leader, node, Channel.DATA)
+    for node in fault.arena.world.nodes:
+        cluster.start_later(node, fault.lasting_ms())
+    yield fault.duration()

@@ -308,5 +308,6 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         steered.passed_by,
         steered.quick_restart,
         steered.raft_minority,
+        steered.unsynced,
     )
 }

@@ -110,7 +110,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="groups",
         anomalies=frozenset({"stale-generation"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="new-coordinator-evicts-at-once",
@@ -142,7 +142,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_LIVE + "_gone", "until_ns <= now_ns or name in late", "False"),),
         scenario="groups",
         anomalies=frozenset({"phantom-member"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="former-coordinator-evicts",
@@ -172,7 +172,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="ack-before-fsync",
@@ -199,7 +199,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="ack-before-apply",
@@ -214,7 +214,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="unverified-ack",
@@ -225,7 +225,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="no-incarnation-check",
@@ -241,7 +241,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="quick_restarts",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="ts-from-clock-only",
@@ -252,7 +252,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="clocks",
         anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}) | BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="read-without-lineage",
@@ -267,7 +267,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=LOST,
-        seeds=8,
+        seeds=20,
     ),
     PlantedBug(
         name="read-uncommitted",
@@ -281,7 +281,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="crashes",
         anomalies=frozenset({"read-above-hwm"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="judging-newer-stamps",
@@ -289,7 +289,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation("smq.replication.lineage:verified_end", "if run.epoch > history[-1].epoch:", "if False:"),),
         scenario="power",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="no-truncation",
@@ -297,7 +297,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_REPLICA + "judge", "if wrong is not None:", "if False:"),),
         scenario="stale",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="producers-not-rolled-back",
@@ -311,7 +311,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="no-duplicate-check",
@@ -319,7 +319,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_REPLICA + "produce", "cached = self.log.producers.check(header)", "cached = None"),),
         scenario="partitions",
         anomalies=frozenset({"duplicate-sequence"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="duplicate-answered-at-once",
@@ -341,7 +341,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation("smq.replication.reads:Reads._try", "if not poll.confirmed:", "if False:"),),
         scenario="partitions",
         anomalies=frozenset({"false-out-of-range"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="election-without-hwm-check",
@@ -353,7 +353,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="empty-log-ends-at-zero",
@@ -365,7 +365,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="log_start",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="stale-range",
@@ -375,7 +375,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="partitions",
         anomalies=frozenset({"stale-hwm", "stale-commit", "wrong-time-offset"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="raft-votes-not-durable",
@@ -403,7 +403,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="raft_minority",
         anomalies=RAFT,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="vote-of-a-replaced-disk",
@@ -437,7 +437,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=frozenset({"sequence-gap", "duplicate-sequence"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="truncation-leaves-time-rows",
@@ -451,7 +451,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="churn",
         anomalies=BROKEN | {"wrong-time-offset"},
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="jump-without-producers",
@@ -479,7 +479,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="snapshots",
         anomalies=frozenset({"digest-mismatch", "stale-commit"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="no-reply-cache",
@@ -513,7 +513,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="rot",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="rot-not-repaired",
@@ -521,7 +521,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation("smq.replication.repair:Repairs._ask_next", "while repair.untold:", "while False:"),),
         scenario="rot",
         anomalies=BROKEN,
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="full-for-ever",
@@ -531,7 +531,7 @@ BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="full_disk",
         anomalies=frozenset({"no-progress"}),
-        seeds=3,
+        seeds=8,
     ),
     PlantedBug(
         name="retry-assigned-anew",

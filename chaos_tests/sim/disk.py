@@ -105,6 +105,10 @@ class FakeDisk:
         return self._submitted_seq
 
     @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
     def durable_seq(self) -> int:
         return self._durable_seq
 

@@ -262,7 +262,8 @@ class PartitionLog(LogReader):
 
     def _on_trimmed(self) -> None:
         self._is_trimming = False
-        self.trim()
+        if not self._disk.is_closed:  # else the next start goes on with it
+            self.trim()
 
     def _slice_end(self) -> Offset:
         """Where the next slice of deletions ends: a batch's base, at most that of the batch with log_start."""

@@ -147,6 +147,10 @@ class Disk(Protocol):
         """Everything submitted with this number or a lower one is on disk, as the loop has been told."""
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing may be submitted any more. Reports of what was submitted before may still come."""
+
+    @property
     def queued_bytes(self) -> int:
         """Size of the values that are submitted and not yet durable."""
 

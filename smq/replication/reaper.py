@@ -54,7 +54,8 @@ class Reaper:
 
     def _on_durable(self) -> None:
         self._is_working = False
-        self._work()
+        if not self._disk.is_closed:  # else the next start goes on with it
+            self._work()
 
     def _slice(self, pid: PartitionId) -> list[Op]:
         """The next batches, oldest first; empty where none is left."""

@@ -5,6 +5,8 @@ Owns what every replica's log may contain. Reads of records that turn out never 
 business of `reads`, loss that of `losses`.
 """
 
+from functools import cache, partial
+
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
 from chaos_tests.history import Op
 
@@ -12,49 +14,51 @@ from chaos_tests.history import Op
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     for partition in facts.partitions.values():
-        idempotent = {value for op in partition.sends if op.asked.get("idem") for value in op.asked["v"]}
-        seen = _check_reads(partition, idempotent, findings)
-        _check_told(partition, seen, findings)
+        seen, places = _check_reads(partition, findings)
+        _check_told(partition, seen, places, findings)
         _check_sequences(partition, findings)
     return findings.found
 
 
 Seen = dict[int, tuple[int, int, Op]]  # offset -> value, ts_ns, the poll that first showed it
+Places = dict[int, int]  # value -> the offset where it was first read
 
 
-def _check_reads(partition: PartitionFacts, idempotent: set[int], findings: Findings) -> Seen:
+def _check_reads(partition: PartitionFacts, findings: Findings) -> tuple[Seen, Places]:
     """All polls of all replicas agree on what lies at an offset, and no value lies at two."""
     seen: Seen = {}
-    where: dict[int, tuple[int, Op]] = {}
+    places: Places = {}
+    idempotent = cache(partial(_idempotent_values, partition))  # seldom asked for
     for (base, ts_ns, values, *_), op in partition.observed:
         for offset, value in enumerate(values, base):
             first = seen.get(offset)
             if first is None:
                 seen[offset] = (value, ts_ns, op)
-                other = where.get(value)
-                if other is None:
-                    where[value] = (offset, op)
-                elif other[0] != offset:
-                    anomaly = "duplicate-sequence" if value in idempotent else "duplicate"
-                    detail = f"{partition.key}: value {value} lies at {other[0]} and at {offset}"
-                    findings.add(anomaly, detail, other[1], op)
+                other = places.setdefault(value, offset)
+                if other != offset:
+                    anomaly = "duplicate-sequence" if value in idempotent() else "duplicate"
+                    detail = f"{partition.key}: value {value} lies at {other} and at {offset}"
+                    findings.add(anomaly, detail, seen[other][2], op)
             elif first[0] != value:
                 detail = f"{partition.key}@{offset} was read as {first[0]} and as {value}"
                 findings.add("inconsistent-offsets", detail, first[2], op)
             elif first[1] != ts_ns:
                 detail = f"{partition.key}@{offset} has ts_ns {first[1]} and {ts_ns}"
                 findings.add("inconsistent-ts", detail, first[2], op)
-    return seen
+    return seen, places
 
 
-def _check_told(partition: PartitionFacts, seen: Seen, findings: Findings) -> None:
+def _idempotent_values(partition: PartitionFacts) -> set[int]:
+    return {value for op in partition.sends if op.asked.get("idem") for value in op.asked["v"]}
+
+
+def _check_told(partition: PartitionFacts, seen: Seen, places: Places, findings: Findings) -> None:
     """What producers were told agrees with what is read, and nobody was told the same offset for another value."""
     value_at: dict[int, tuple[int, Op]] = {}
-    offset_of = {entry[0]: offset for offset, entry in seen.items()}
     # acks=1 promises nothing: its batch may go with the leader, and a late first attempt may bring it back.
     for base, _, values, op in partition.acked:
         for offset, value in enumerate(values, base):
-            read_at = offset_of.get(value, offset)
+            read_at = places.get(value, offset)
             if read_at != offset:
                 detail = f"{partition.key}: {value} was acknowledged at {offset} and read at {read_at}"
                 findings.add("inconsistent-offsets", detail, op, seen[read_at][2])

@@ -39,7 +39,7 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, Replica]:
 def _check_replicas(partition: PartitionFacts, replicas: dict[int, Replica], findings: Findings) -> None:
     """A replica's full read has no hole between its log start and its high water mark."""
     for node, (lo, hwm, log) in replicas.items():
-        missing = [offset for offset in range(lo, hwm) if offset not in log]
+        missing = sorted(set(range(lo, hwm)) - log.keys())
         if missing:
             where = f"{partition.key} on node {node}"
             detail = f"{where}: {len(missing)} offsets of [{lo}, {hwm}) missing, first {missing[0]}"

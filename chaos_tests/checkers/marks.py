@@ -59,18 +59,19 @@ def _check_invented(partition: PartitionFacts, asked: list[Op], findings: Findin
     """The HWM never passes a record whose send begins only later: it would have been told before it existed."""
     if not partition.final_log:
         return
-    start_of = {value: op.start_ns for op in partition.sends for value in op.asked["v"]}
-    for op in asked:
-        last = partition.final_log.get(op.told["hwm"] - 1)
+    told = [(op, partition.final_log.get(op.told["hwm"] - 1)) for op in asked]
+    wanted = {last[0] for _, last in told if last is not None}
+    start_of = {value: op.start_ns for op in partition.sends for value in op.asked["v"] if value in wanted}
+    for op, last in told:
         if last is not None and start_of.get(last[0], 0) > op.end_ns:
             findings.add("stale-hwm", f"{partition.key}: HWM {op.told['hwm']} before {last[0]} was sent", op)
 
 
 def _check_times(partition: PartitionFacts, floor: _Floor, findings: Findings) -> None:
     """By the final log: the first record at or after the time, or none if it came later than the question."""
-    log = sorted((offset, ts_ns) for offset, (_, ts_ns, _) in partition.final_log.items())
-    if not log:
+    if not partition.times or not partition.final_log:
         return
+    log = sorted((offset, ts_ns) for offset, (_, ts_ns, _) in partition.final_log.items())
     lo = max(op.told["lo"] for op in partition.finals)
     offsets, stamps = [offset for offset, _ in log], [ts_ns for _, ts_ns in log]
     for op in partition.times:

@@ -15,9 +15,10 @@ def check(facts: Facts) -> list[Violation]:
         replicas = _final_replicas(partition)
         if not replicas:
             findings.add("lost-write", f"{partition.key}: no replica could be read to its end")
-        _check_replicas(partition, replicas, findings)
-        for node, (lo, hwm, log) in replicas.items():
-            _check_lost(partition, node, lo, hwm, log, findings)
+        _check_agreement(partition, replicas, findings)
+        for node, replica in {id(replica): (node, replica) for node, replica in replicas.items()}.values():
+            _check_whole(partition, node, replica, findings)
+            _check_lost(partition, node, replica, findings)
         _check_precommitted(partition, findings)
     return findings.found
 
@@ -26,28 +27,42 @@ Replica = tuple[int, int, dict[int, int]]  # log start, high water mark, offset 
 
 
 def _final_replicas(partition: PartitionFacts) -> dict[int, Replica]:
-    """Each replica's last full read, put together from its polls."""
-    found: dict[int, Replica] = {}
+    """Each replica's last full read, put together from its polls. Equal ones (nearly always all) are one object."""
+    read: dict[int, tuple[int, int, dict[int, list[int]]]] = {}  # batches by their base
     for op in partition.finals:
-        lo, hwm, log = found.get(op.asked["n"], (0, 0, {}))
-        for base, _, values, *_ in batches(op):
-            log.update(enumerate(values, base))
-        found[op.asked["n"]] = (max(lo, op.told["lo"]), max(hwm, op.told["hwm"]), log)
+        lo, hwm, whole = read.get(op.asked["n"], (0, 0, {}))
+        for batch in batches(op):
+            whole[batch[0]] = batch[2]
+        read[op.asked["n"]] = (max(lo, op.told["lo"]), max(hwm, op.told["hwm"]), whole)
+    found: dict[int, Replica] = {}
+    for node, (lo, hwm, whole) in read.items():
+        twin = next((other for other in found if read[other] == (lo, hwm, whole)), None)
+        if twin is None:
+            log: dict[int, int] = {}
+            for base, values in whole.items():
+                log.update(enumerate(values, base))
+            found[node] = (lo, hwm, log)
+        else:
+            found[node] = found[twin]
     return found
 
 
-def _check_replicas(partition: PartitionFacts, replicas: dict[int, Replica], findings: Findings) -> None:
+def _check_whole(partition: PartitionFacts, node: int, replica: Replica, findings: Findings) -> None:
     """A replica's full read has no hole between its log start and its high water mark."""
-    for node, (lo, hwm, log) in replicas.items():
-        missing = sorted(set(range(lo, hwm)) - log.keys())
-        if missing:
-            where = f"{partition.key} on node {node}"
-            detail = f"{where}: {len(missing)} offsets of [{lo}, {hwm}) missing, first {missing[0]}"
-            findings.add("divergent-replica", detail)
+    lo, hwm, log = replica
+    missing = sorted(set(range(lo, hwm)) - log.keys())
+    if missing:
+        where = f"{partition.key} on node {node}"
+        detail = f"{where}: {len(missing)} offsets of [{lo}, {hwm}) missing, first {missing[0]}"
+        findings.add("divergent-replica", detail)
+
+
+def _check_agreement(partition: PartitionFacts, replicas: dict[int, Replica], findings: Findings) -> None:
+    """Where two replicas have an offset, they have the same there."""
     nodes = list(replicas)
     for node in nodes[1:]:
         first, other = replicas[nodes[0]][2], replicas[node][2]
-        if first == other:
+        if first is other or first == other:
             continue
         differing = sorted(offset for offset in first.keys() & other.keys() if first[offset] != other[offset])
         if differing:
@@ -56,9 +71,8 @@ def _check_replicas(partition: PartitionFacts, replicas: dict[int, Replica], fin
             findings.add("divergent-replica", detail)
 
 
-def _check_lost(
-    partition: PartitionFacts, node: int, lo: int, hwm: int, log: dict[int, int], findings: Findings
-) -> None:
+def _check_lost(partition: PartitionFacts, node: int, replica: Replica, findings: Findings) -> None:
+    lo, hwm, log = replica
     for base, end, values, op in partition.acked:
         if end > hwm:
             detail = f"{partition.key}@{base} was acknowledged, node {node} ends at {hwm}"

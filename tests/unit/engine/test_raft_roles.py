@@ -1,12 +1,22 @@
 """Leader, follower and pre-vote against a view that only records: the rules one by one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.journal import RaftJournal, Snapshot
-from smq.replication.raft_codec import NO_OP, REGULAR, Append, AppendReply, Message, PreVote, SnapshotChunk, TermNotice
+from smq.replication.raft_codec import (
+    NO_ANSWER,
+    NO_OP,
+    REGULAR,
+    Append,
+    AppendReply,
+    Message,
+    PreVote,
+    SnapshotChunk,
+    TermNotice,
+)
 from smq.replication.raft_follower import Follower
 from smq.replication.raft_leader import WINDOW_BYTES_MAX, Leader
 from smq.replication.raft_outbox import Needs
@@ -190,7 +200,44 @@ def test_a_majority_that_is_silent_is_noticed() -> None:
     assert lead.hears_majority()
 
 
+def test_a_moved_commit_index_is_told_at_once_and_only_a_heartbeat_asks_for_an_answer() -> None:
+    view, lead = leading(1, term=1)
+    lead.send(is_forced=True)
+    view.take_sent()
+    view.commit_index = 2
+    lead.send()
+    told = [m for m in view.take_sent() if isinstance(m, Append)]
+    assert [(m.number, m.commit, m.entries) for m in told] == [(NO_ANSWER, 2, [])] * 2
+    lead.send()
+    assert view.take_sent() == [], "it is told once"
+    view.time += 1
+    lead.send()
+    assert all(isinstance(m, Append) and m.number != NO_ANSWER for m in view.take_sent())
+
+
+def test_the_first_message_of_a_session_is_answered() -> None:
+    view, lead = leading(1, term=1)
+    lead.send(is_forced=True)
+    view.take_sent()
+    lead.forget_session(A)
+    view.commit_index = 2
+    lead.send()
+    numbers = {peer: m.number for peer, m in view.sent if isinstance(m, Append)}
+    assert numbers[A] != NO_ANSWER, "behind a new session there may be another disk"
+    assert numbers[B] == NO_ANSWER
+
+
 # ------------------------------------------------------------------------------------------------------- follower
+def test_what_wants_no_answer_gets_none_and_counts_all_the_same() -> None:
+    view = view_of(1, 1)
+    follower = Follower(view)
+    follower.on_append(A, replace(append(term=1, prev=(3, 1), commit=3), number=NO_ANSWER))
+    assert (view.commit_index, view.leader, follower.heard_at) == (3, A, view.time)
+    follower.on_append(A, replace(append(term=1, prev=(9, 1), commit=9), number=NO_ANSWER))
+    assert view.commit_index == 3
+    assert view.take_sent() == [], "what does not fit is found out by the next heartbeat"
+
+
 def test_a_shorter_message_truncates_nothing() -> None:
     view = view_of(1, 1, 1)
     Follower(view).on_append(A, append(1, term=1, prev=(1, 0)))

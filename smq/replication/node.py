@@ -5,6 +5,7 @@ it passes on. Answers are never made from inside the call that asked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from smq.raft_state.commands import (
@@ -116,13 +117,13 @@ class Node(NodeCore):
             try:
                 use(self._find(topic, partition))
             except SmqError as e:
-                error = e
-                self.deliver(lambda: done(error))
+                # Without its traceback: that leads to this frame, and so to the request, which only the garbage
+                # collector would find again. It counts objects, and a request may have megabytes.
+                self.deliver(partial(done, e.with_traceback(None)))
 
         def after_barrier(result: LogIndex | SmqError) -> None:
             if isinstance(result, SmqError):
-                error = result
-                self.deliver(lambda: done(error))
+                self.deliver(partial(done, result))
             else:
                 attempt()
 

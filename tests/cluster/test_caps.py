@@ -151,7 +151,8 @@ def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster) -> 
             assert is_well(one)
         finally:
             pouring.kill()
-    assert most < 4 * 9 * MIB * streams
+    # A message in the making, one parsed, one with the node, and what the allocator keeps of those before.
+    assert most < 5 * 9 * MIB * streams
 
 
 def test_a_grpc_client_of_many_large_calls_fills_only_the_places_of_arrivals(one: Cluster) -> None:

@@ -11,6 +11,8 @@ from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import find
 from chaos_tests.sim.shrink import ShrinkError, shrink
 
+STRIKES_SHOWN = 6  # of a schedule that would not shrink further
+
 
 @dataclass(frozen=True, slots=True)
 class Catch:
@@ -72,4 +74,7 @@ def table(catches: list[Catch]) -> str:
 def _told(schedule: tuple[str, ...] | None) -> str:
     if schedule is None:
         return ""
-    return "<br>".join(schedule) or "none"
+    shown = list(schedule[:STRIKES_SHOWN])
+    if len(schedule) > len(shown):
+        shown.append(f"and {len(schedule) - len(shown)} more")
+    return "<br>".join(shown) or "none"

@@ -310,16 +310,6 @@ def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, n
     assert body["topics"][0]["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
 
 
-def test_a_commit_of_a_member_that_nobody_knows_is_refused(leader: Leader, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    raw = leader(topic)
-    partitions = [{"partition_index": 0, "committed_offset": 1, "committed_metadata": None}]
-    topics = [{"name": topic, "partitions": partitions}]
-    for fields in ({"member_id": "m"}, {"member_id": "", "generation_id_or_member_epoch": 3}):
-        body = raw.call(ApiKey.OFFSET_COMMIT, 8, group_id="g", group_instance_id=None, topics=topics, **fields)
-        assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.UNKNOWN_MEMBER_ID
-
-
 @pytest.mark.parametrize(
     ("group", "offset", "metadata", "code"),
     [

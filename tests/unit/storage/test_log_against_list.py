@@ -312,7 +312,9 @@ class LmdbLogAgainstList(LogAgainstList):
         shutil.rmtree(self.path)
 
 
+# The same examples in every run: a find of a random search is shrunk for minutes, and then times out unnamed. Take
+# derandomize away to search.
 TestFakeLogAgainstList = FakeLogAgainstList.TestCase
-TestFakeLogAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFakeLogAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
 TestLmdbLogAgainstList = LmdbLogAgainstList.TestCase
-TestLmdbLogAgainstList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestLmdbLogAgainstList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None, derandomize=True)

@@ -1,6 +1,7 @@
 """One node's gRPC services, called plainly: one attempt, at that node, errors as SmqError. No retry, no discovery.
 
-Tests use it to say exactly which node is asked what; smq.clients, which hides all that, is tested beside it.
+Live histories, tests and benchmarks use it to say exactly which node is asked what; smq.clients, which hides all that,
+is tested beside it.
 """
 
 import secrets
@@ -144,9 +145,7 @@ class RawNode:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             request = pb.FetchRequest(partitions=[wanted], max_wait_ms=max_wait_ms)
-            (fetched,) = self.call(self.broker.Fetch, request, DEADLINE_S + max_wait_ms / 1000).partitions
-            if fetched.HasField("error"):
-                raise error_from_detail(fetched.error)
+            fetched = self.fetch_once(request, DEADLINE_S + max_wait_ms / 1000)
             if fetched.batches or offset >= fetched.hwm or time.monotonic() > deadline:
                 return fetched
             max_wait_ms = max(max_wait_ms, CATCH_UP_POLL_MS)

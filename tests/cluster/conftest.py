@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from chaos_tests.live.raw import RawNode
 from tests.cluster.harness import Cluster
-from tests.cluster.raw import RawNode
 
 HERE = Path(__file__).parent
 

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from chaos_tests.live.raw import RawNode, Unanswered
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
-from tests.cluster.raw import RawNode, Unanswered
 
 T = TypeVar("T")
 CLI = (sys.executable, "-m", "smq.coordinator.cli")

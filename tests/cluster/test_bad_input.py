@@ -5,10 +5,11 @@ from functools import partial
 
 import pytest
 
+from chaos_tests.live.raw import RawNode, batch_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from tests.cluster.harness import Cluster
-from tests.cluster.raw import RawNode, batch_of, raises
+from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]
 LeaderOf = Callable[..., RawNode]

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from chaos_tests.live.raw import error_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AgentStub, BrokerStub
 from smq.coordinator import limits
@@ -23,7 +24,6 @@ from smq.coordinator.kafka.keys import ApiKey
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, encode_batch
 from tests.cluster.harness import Cluster, serve_command, wait_for
-from tests.cluster.raw import error_of
 from tests.cluster.slow_reader import SlowReader
 from tests.kafka.raw import RawKafka
 

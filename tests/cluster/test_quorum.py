@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from chaos_tests.live.raw import RawNode, Unanswered
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from tests.cluster.conftest import make_topic
 from tests.cluster.harness import Cluster, wait_for
-from tests.cluster.raw import RawNode, Unanswered
 
 ASKED_MS = 1_500
 SLACK_S = 3.0  # beyond what was asked: two cores, and other tests beside

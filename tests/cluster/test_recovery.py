@@ -4,11 +4,11 @@ import shutil
 import signal
 import time
 
+from chaos_tests.live.raw import RawNode
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from tests.cluster.conftest import make_topic
 from tests.cluster.harness import Cluster
-from tests.cluster.raw import RawNode
 
 
 def _publish(cluster: Cluster, topic: str, count: int) -> RawNode:

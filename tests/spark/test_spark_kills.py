@@ -17,13 +17,13 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
+from chaos_tests.live.raw import Unanswered
 from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
 from smq.spark_connector.options import read_options
 from smq.spark_connector.reader import SmqReader
 from smq.spark_connector.schema import default_schema
 from tests.cluster.harness import Cluster, wait_for
-from tests.cluster.raw import Unanswered
 from tests.spark.stream_query import Query
 from tests.spark.support import SLOW_START
 

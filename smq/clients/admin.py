@@ -6,10 +6,10 @@ node, take effect once. Users, `sync` and the command line import it.
 
 import uuid
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
+from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_start, resolve_starts
 from smq.clients.tls import Tls
@@ -34,7 +34,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 REPLICATION_DEFAULT = 0  # the server's choice: 3, or the number of nodes where that is fewer
 
 
-class Admin:
+class Admin(Lifecycle):
     """`async with Admin("host:port") as a: await a.create_topic("t", 6)`. `timeout_ms` bounds every call whole."""
 
     def __init__(
@@ -53,19 +53,6 @@ class Admin:
 
     async def close(self) -> None:
         await self._cluster.close()
-
-    async def __aenter__(self) -> "Admin":
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _call(self, run: CallFn[T]) -> T:
         return await self._cluster.call(run, timeout_ms=self._timeout_ms)

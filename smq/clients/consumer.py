@@ -8,13 +8,13 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from types import TracebackType
 
 from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import error_from_detail
 from smq.clients.fetching import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, StartAt, parse_start, resolve_starts
 from smq.clients.retry import RandomFn
@@ -26,7 +26,7 @@ from smq.records import decode_batch
 Assignment = Iterable[TopicPartition] | Mapping[TopicPartition, Start]
 
 
-class Consumer:
+class Consumer(Lifecycle):
     """`async with Consumer("host:port") as c: await c.assign([("t", 0)]); async for record in c: ...`
 
     A start position is an offset, the name of an offset type, (type, value), or a StartAt; the default is
@@ -96,19 +96,6 @@ class Consumer:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._news.set()
         await self._cluster.close()
-
-    async def __aenter__(self) -> "Consumer":
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- assignment and positions
 

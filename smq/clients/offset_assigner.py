@@ -6,16 +6,16 @@ Owns what makes a repeated attempt safe: one request id a call, and a bound from
 
 import uuid
 from collections.abc import Iterable
-from types import TracebackType
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
+from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
 
 
-class OffsetAssigner:
+class OffsetAssigner(Lifecycle):
     """`async with OffsetAssigner("host:port") as a: base, last = await a.assign("t", 0, 5)`.
 
     Any number of tasks may call it at once; those that reach one node together share one round of Raft. `timeout_ms`
@@ -38,19 +38,6 @@ class OffsetAssigner:
 
     async def close(self) -> None:
         await self._cluster.close()
-
-    async def __aenter__(self) -> "OffsetAssigner":
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def assign(
         self,

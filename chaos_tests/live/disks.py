@@ -19,19 +19,23 @@ _IMAGE_MIB: Final = 1024  # sparse: what is not written takes no room
 _TOOLS: Final = ("mkfs.ext4", "mount", "umount", "losetup")
 
 
+class Power(Protocol):
+    """The mains of a run's disks."""
+
+    def cut(self, node: int) -> None:
+        """What is not on the disk now never will be. The caller kills the process, then calls `restore`."""
+
+    def restore(self, node: int) -> None: ...
+
+
 class Disks(Protocol):
     """The data directories of a run's nodes."""
 
     name: str
-    can_cut_power: bool
+    power: Power | None  # None where it cannot be cut
 
     def prepare(self, node: int, data: Path) -> None:
         """Before a node's first start; `data` does not exist yet."""
-
-    def cut_power(self, node: int) -> None:
-        """What is not on the disk now never will be. The caller kills the process, then calls `restore_power`."""
-
-    def restore_power(self, node: int) -> None: ...
 
     def wipe(self, node: int) -> None:
         """An empty disk in place of the old one. The node is not running."""
@@ -43,19 +47,13 @@ class Directories:
     """Implements Disks: no power cuts, for the kernel keeps what a dead process wrote."""
 
     name = "directories"
-    can_cut_power = False
+    power: Power | None = None
 
     def __init__(self) -> None:
         self._data: dict[int, Path] = {}
 
     def prepare(self, node: int, data: Path) -> None:
         self._data[node] = data
-
-    def cut_power(self, node: int) -> None:
-        raise NotImplementedError("directories have no power to cut")
-
-    def restore_power(self, node: int) -> None:
-        raise NotImplementedError("directories have no power to cut")
 
     def wipe(self, node: int) -> None:
         shutil.rmtree(self._data[node], ignore_errors=True)
@@ -65,12 +63,12 @@ class Directories:
 
 
 class Images:
-    """Implements Disks."""
+    """Implements Disks, and their Power."""
 
     name = "ext4 images"
-    can_cut_power = True
 
     def __init__(self, root: Path) -> None:
+        self.power: Power | None = self
         self._root = root
         self._data: dict[int, Path] = {}
 
@@ -85,14 +83,14 @@ class Images:
         self._mount(node)
         shutil.rmtree(data / "lost+found")
 
-    def cut_power(self, node: int) -> None:
+    def cut(self, node: int) -> None:
         fd = os.open(self._data[node], os.O_RDONLY)
         try:
             fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
         finally:
             os.close(fd)
 
-    def restore_power(self, node: int) -> None:
+    def restore(self, node: int) -> None:
         _run("umount", str(self._data[node]))
         self._mount(node)
 

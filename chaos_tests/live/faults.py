@@ -20,6 +20,7 @@ from typing import Final
 
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.network import Link, Links, both
+from chaos_tests.live.proxies import ProxyNetwork
 from chaos_tests.live.raw import Unanswered
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
@@ -207,9 +208,11 @@ def healed(arena: Arena, nodes: list[int]) -> None:
 
 
 def reset(arena: Arena) -> list[int]:
+    network = arena.fleet.network
+    assert isinstance(network, ProxyNetwork), "drawn only where proxies are"
     for _ in range(5):
         for node in arena.nodes:
-            arena.fleet.network.reset(node)
+            network.reset(node)
         time.sleep(0.2)
     return arena.nodes
 
@@ -283,11 +286,13 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
 def power_cut(choose: Callable[[Arena], list[int]]) -> Strike:
     def strike(arena: Arena) -> list[int]:
         nodes = choose(arena)
+        power = arena.fleet.disks.power
+        assert power is not None, "drawn only where power can be cut"
         for node in nodes:
-            arena.fleet.disks.cut_power(node)
+            power.cut(node)
         arena.fleet.kill(*nodes)
         for node in nodes:
-            arena.fleet.disks.restore_power(node)
+            power.restore(node)
         return nodes
 
     return strike

@@ -110,9 +110,6 @@ class NamespaceNetwork:
         self._switch.stdin.flush()
         self._expect("ok")
 
-    def reset(self, node: int) -> None:
-        raise NotImplementedError("not among the things this network can do")
-
     def close(self) -> None:
         self._switch.kill()
         self._switch.wait()

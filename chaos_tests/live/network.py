@@ -68,7 +68,4 @@ class Network(Protocol):
     def impose(self, links: Links) -> None:
         """Replaces all rules; returns when they are in force."""
 
-    def reset(self, node: int) -> None:
-        """Breaks every connection between this node and the others, as a router that reboots does."""
-
     def close(self) -> None: ...

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from chaos_tests.live.disks import Power
 from chaos_tests.live.faults import Arena, Fault, Undo
 from chaos_tests.live.fleet import Fleet, FleetError, Member
 from chaos_tests.live.network import Links
@@ -49,8 +50,6 @@ class TheirNetwork:
 
     def impose(self, links: Links) -> None: ...
 
-    def reset(self, node: int) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -59,13 +58,9 @@ class TheirDisks:
     """Implements disks.Disks likewise."""
 
     name: str = "disks of its own"
-    can_cut_power: bool = False
+    power: Power | None = None
 
     def prepare(self, node: int, data: Path) -> None: ...
-
-    def cut_power(self, node: int) -> None: ...
-
-    def restore_power(self, node: int) -> None: ...
 
     def wipe(self, node: int) -> None: ...
 

@@ -74,6 +74,8 @@ class ProxyNetwork:
         self._run(swap())
 
     def reset(self, node: int) -> None:
+        """Breaks every connection between this node and the others, as a router that reboots does."""
+
         async def break_all() -> None:
             for tunnel in [t for t in self._tunnels if node in t.pair]:
                 for writer in tunnel.writers:

@@ -9,6 +9,7 @@ import random
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
@@ -80,7 +81,7 @@ class World:
         return list(range(first, first + count))
 
 
-class Client:
+class Client(ABC):
     """A thread with a random stream of its own. Subclasses do one operation in `step`."""
 
     think_s = 0.06  # the mean: the machine is to be busy with faults, not with us
@@ -92,10 +93,11 @@ class Client:
         self.process = world.recorder.new_process()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @abstractmethod
     def step(self) -> None:
-        raise NotImplementedError
+        """One operation."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most clients have nothing to close
         """After the last step, in the client's own thread."""
 
     def _run(self) -> None:

@@ -82,8 +82,9 @@ def test_a_slow_link_delays_and_keeps_the_order(link: Any) -> None:
 
 
 def test_a_reset_ends_the_connection(link: Any) -> None:
-    network, near, _ = link
+    network, near, far = link
     near.sendall(b"x")
+    assert far.recv(10) == b"x"  # the proxy knows both halves: accepting alone does not say so
     network.reset(2)
     with pytest.raises(ConnectionError):
         near.recv(10)

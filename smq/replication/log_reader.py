@@ -268,8 +268,7 @@ class LogReader:
         if create_ms > INT64_MAX:
             return None
         if after is not None or create_ms <= self._base.create_ms_max:
-            infos = self._durable_infos(after.ts_ns if after is not None else 0)
-            return next((info for info in infos if info.max_timestamp_ms >= create_ms), None)
+            return self._walk_to_timestamp(create_ms, after.ts_ns if after is not None else 0)
         start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
         keys = self._disk.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
         # A row may be of a batch that is not durable yet, or that is deleted and the disk has not come to it; also of
@@ -277,6 +276,8 @@ class LogReader:
         is_any_durable = self.durable_end > self.log_start
         if not keys or not is_any_durable or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
             return None
+        if base < self.log_start:  # it contains log_start, or waits to be deleted: those behind it may have no row
+            return self._walk_to_timestamp(create_ms, 0)
         key = batch_key(self.pid, base)
         value = self._disk.get(Table.BATCHES, key)
         if value is None:
@@ -284,6 +285,9 @@ class LogReader:
         stored = parse_stored(self.pid, key, value)
         ts_ns, header = parse_header_of(value, verify=False)
         return info_of(ts_ns, header, stored.base, stored.epoch)
+
+    def _walk_to_timestamp(self, create_ms: int, after_ts_ns: int) -> BatchInfo | None:
+        return next((info for info in self._durable_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)
 
 
 def parse_stored(pid: PartitionId, key: bytes, value: bytes) -> StoredValue:

@@ -201,10 +201,14 @@ class PartitionLog(LogReader):
         """Drops every batch whose end is beyond `cut`: at once in memory, in its turn on disk."""
         if self.damaged is None and (cut >= self.appended_end or self._is_empty()):
             return
-        end = self._boundary(min(cut, self.appended_end))
+        # What waits to be deleted before log_start counts as gone: its producers and times stay, as after the deletion.
+        end = self._boundary(max(min(cut, self.appended_end), self.log_start))
         state = self._state_up_to(end) if end > self._first else self._base
         if state.end <= self._base.end or self._is_empty():
             self._replace_all(self._base.copy())
+            return
+        if end <= self.log_start and state.end == end:
+            self._replace_all(state)
             return
         if state.end < self.log_start:
             # Neither is whole of a batch that is about to be deleted: of those behind it the producers are lost, too.

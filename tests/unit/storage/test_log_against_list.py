@@ -286,7 +286,9 @@ class FakeLogAgainstList(LogAgainstList):
     def crash(self) -> None:
         """All that was reported is there; of what was not, a prefix of the submissions."""
         reported = self.fake.disk.durable_seq
-        candidates = [m for seq, m in self.snapshots.items() if seq >= reported]
+        # A slice of deletions that follows another by itself is submitted too, and changes nothing that the model sees.
+        newest = max(seq for seq in self.snapshots if seq <= reported)
+        candidates = [m for seq, m in self.snapshots.items() if seq >= newest]
         store = LogStore(self.fake.crash())
         log = store.open_all()[PID]
         stored = log.read(log.log_start, Offset(1 << 62), 1 << 30)
@@ -312,9 +314,7 @@ class LmdbLogAgainstList(LogAgainstList):
         shutil.rmtree(self.path)
 
 
-# The same examples in every run: a find of a random search is shrunk for minutes, and then times out unnamed. Take
-# derandomize away to search.
 TestFakeLogAgainstList = FakeLogAgainstList.TestCase
-TestFakeLogAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestFakeLogAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestLmdbLogAgainstList = LmdbLogAgainstList.TestCase
-TestLmdbLogAgainstList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None, derandomize=True)
+TestLmdbLogAgainstList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

@@ -165,7 +165,7 @@ def test_a_look_up_by_create_time_passes_over_what_waits_to_be_deleted(harness: 
     """Its rows are the largest times yet: what comes later and is older has none."""
     log = LogStore(harness.disk).create(PID, Offset(0))
     for i in range(20):
-        append(log, 2, created_ms=100 if i < 10 else 50)
+        append(log, 2, created_ms=10 if i < 3 else 100 if i < 10 else 50)  # the first slice leaves the late ones
     harness.settle()
     log.advance_log_start(Offset(21))
     found = log.find_timestamp(40)
@@ -174,15 +174,15 @@ def test_a_look_up_by_create_time_passes_over_what_waits_to_be_deleted(harness: 
     assert log.find_timestamp(60) is None
 
 
-def test_a_log_that_is_cut_to_its_start_keeps_the_producers_of_what_waits_to_be_deleted(harness: Harness) -> None:
+def test_a_log_that_is_cut_below_its_start_keeps_the_producers_of_what_waits_to_be_deleted(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     for i in range(20):
         append(log, 2, producer=(1, 0, 2 * i))
     harness.settle()
     log.advance_log_start(Offset(30))
     at_start = log.producers_at(Offset(30))
-    log.truncate(Offset(30))
-    assert (log.log_start, log.appended_end) == (30, 30)
+    log.truncate(Offset(20))
+    assert (log.log_start, log.appended_end, log.has_producers) == (30, 30, True)
     assert log.producers.snapshot() == at_start
     harness.settle()
     again = LogStore(harness.reopen()).open_all()[PID]

@@ -378,6 +378,26 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
+        name="read-index-unconfirmed",
+        rule="raft.md 12: a leader gives a read index once a majority has answered what it sent after the read began",
+        mutations=(
+            Mutation(
+                "smq.replication.raft_leader:Leader.answered_by_majority",
+                "return numbers[len(numbers) // 2]",
+                'return float("inf")',
+            ),
+            # A second guard: without it a cut-off leader believes for half a second only that it leads.
+            Mutation(
+                "smq.replication.raft_leader:Leader.hears_majority",
+                "return 2 * heard > len(self._progress) + 1",
+                "return True",
+            ),
+        ),
+        scenario="partitions",
+        anomalies=frozenset({"stale-hwm", "stale-commit", "wrong-time-offset", "false-out-of-range"}),
+        seeds=8,
+    ),
+    PlantedBug(
         name="raft-votes-not-durable",
         rule="DESIGN 4: persist, then speak",
         mutations=(

@@ -344,6 +344,9 @@ class NodeCore:
         self._proposer.on_applied(index)
         return applied
 
+    def pass_over(self, index: LogIndex) -> None:
+        self._proposer.on_applied(index)
+
     def snapshot(self) -> Iterator[bytes]:
         return self._machine.snapshot_pieces()
 
@@ -438,6 +441,8 @@ class NodeCore:
                 self.liveness.on_heartbeat(peer, incarnation, is_leaving=is_leaving, is_full=is_full)
             case wire.Propose():
                 self._proposer.on_propose(peer, message)
+            case wire.ReadIndex():
+                self._proposer.on_read_index(peer, message)
             case wire.Proposed():
                 self._proposer.on_proposed(message)
             case wire.ElectionQuery(query, partitions):

@@ -44,7 +44,7 @@ from smq.replication.raft_follower import Follower
 from smq.replication.raft_leader import Leader
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_prevote import PreVoting
-from smq.replication.raft_turns import Result, TurnEngine
+from smq.replication.raft_turns import ReadResult, Result, TurnEngine
 from smq.replication.raft_view import EngineTiming, RaftViolation
 
 __all__ = ["EngineTiming", "PySyncObjEngine"]
@@ -394,6 +394,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     def _SyncObj__setState(self, newState: int) -> None:
         if self.is_leader and newState != library._RAFT_STATE.LEADER:
             self._postpone_election()  # else the deadline of the time before it led would be long past
+            self.lead.end()
         super()._SyncObj__setState(newState)
 
     def _SyncObj__sendAppendEntries(self) -> None:
@@ -412,6 +413,9 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     def queue_command(self, command: bytes, on_result: Callable[[Result], None]) -> None:
         self._applyCommand(command, lambda result, reason: on_result(_result(result, reason)), REGULAR)
 
+    def begin_read(self, on_result: Callable[[ReadResult], None]) -> None:
+        self.lead.begin_read(lambda index: on_result(ProposalLost.NOT_LEADER if index is None else LogIndex(index)))
+
     def hand_over(self, to: NodeId | None) -> None:
         self.lead.hand_over(to)
 
@@ -425,6 +429,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     def run(self) -> None:
         if self.is_leader:
             self.lead.advance_commit()
+            self.lead.confirm_reads()
             if not self.lead.hears_majority():
                 self._step_down()
         elif self._SyncObj__raftElectionDeadline < self.now() and self._SyncObj__connectedToAnyone():
@@ -475,6 +480,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
             return self._engine.machine.apply(LogIndex(index), entry[1:])
         if entry[0] != NO_OP:
             raise DataDamaged(f"raft_log, index {index}: entry type {entry[0]} is unknown to this version")
+        self._engine.machine.pass_over(LogIndex(index))
         return None
 
     def _give_up_waiting(self, *, up_to: int) -> None:

@@ -210,12 +210,16 @@ class Committed:
 
 
 ProposalDone: TypeAlias = Callable[[Committed | ProposalLost], None]
+ReadIndexDone: TypeAlias = Callable[[LogIndex | ProposalLost], None]
 
 
 class StateMachine(Protocol):
     """What the engine drives. An exception from any of these ends the process."""
 
     def apply(self, index: LogIndex, command: bytes) -> Applied: ...
+
+    def pass_over(self, index: LogIndex) -> None:
+        """In the place of `apply`, for an entry that holds no command."""
 
     def snapshot(self) -> Iterator[bytes]:
         """The state's bytes in pieces, each a step of work. Nothing is applied or restored between two of them, but
@@ -250,6 +254,10 @@ class Engine(Protocol):
 
     def propose(self, command: bytes, done: ProposalDone) -> None:
         """`done` is called exactly once, unless the process stops. Callers set their own deadline."""
+
+    def read_index(self, done: ReadIndexDone) -> None:
+        """`done` gets an index: who has applied it has applied everything that was committed, on any node, when this
+        was called. Nothing is written. Called once, as a proposal's; NOT_LEADER where the leadership ended first."""
 
     def on_session_open(self, peer: NodeId) -> None: ...
 

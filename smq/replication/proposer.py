@@ -3,7 +3,7 @@
 Owns the retrying of proposals: every command either bears a request id, which makes the state machine answer a
 repetition as it did the first, or is harmless when repeated. So an attempt whose outcome is unknown is simply
 made again, until the caller's deadline. It must never report success before this node has applied the command.
-Used by the node only.
+A read index is asked for in the same way: a question to the leader, without a command. Used by the node only.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
-from smq.raft_state.commands import Barrier, Command, Rejected, Reply
+from smq.raft_state.commands import Command, Done, Rejected, Reply
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
 from smq.replication import wire
@@ -23,12 +23,13 @@ from smq.replication.ports import Clock, Committed, Engine, ProposalLost, Rng
 PENDING_MAX: Final = 20_000  # proposals of one node under way: each is a waiting caller, a few hundred bytes
 COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it
 _BARRIER_MS_MAX: Final = 1_000  # of one attempt; the waiters' own deadlines are what ends their waiting
+_READ: Final = Done()  # what there is to say once a read index has been applied
 _RETRY_MS: Final = 20  # after a definite "not leader": the election it waits for takes hundreds
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    command: bytes
+    command: bytes | None  # None: a read index is asked for
     done: DoneFn[Reply]
     deadline: Deadline | None = None
     sent_to: NodeId | None = None  # where the current attempt is; None while it waits for a leader
@@ -76,13 +77,6 @@ class Proposer:
 
     # ------------------------------------------------------------------------------------------- callers
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        if self._closed is not None:
-            self._finish_with(done, self._closed)
-            return
-        if len(self._pending) >= PENDING_MAX:
-            details = ErrorDetails(retry_after_ms=100)
-            self._finish_with(done, SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} proposals are waiting", details))
-            return
         if getattr(command, "request_id", None) == NO_REQUEST:
             command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[arg-type]  # not all have it, this one does
         try:
@@ -90,7 +84,21 @@ class Proposer:
         except CodecError as e:
             self._finish_with(done, SmqError(ErrorCode.INVALID_REQUEST, str(e)))
             return
-        pending = _Pending(data, done)
+        self._begin(_Pending(data, done), timeout_ms)
+
+    def read_index(self, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        """`done` is told once this node has applied all that was committed anywhere when this was called."""
+        self._begin(_Pending(None, done), timeout_ms)
+
+    def _begin(self, pending: _Pending, timeout_ms: int) -> None:
+        if self._closed is not None:
+            self._finish_with(pending.done, self._closed)
+            return
+        if len(self._pending) >= PENDING_MAX:
+            details = ErrorDetails(retry_after_ms=100)
+            error = SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} proposals are waiting", details)
+            self._finish_with(pending.done, error)
+            return
         at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
         pending.deadline = self._deadlines.add(at_ns, lambda: self._expire(pending))
         self._pending[pending] = None
@@ -111,10 +119,14 @@ class Proposer:
             pending.sent_to = self._node_id
             pending.was_sent = True
             attempt = pending.attempt
-            self._engine.propose(pending.command, lambda outcome: self._on_local(pending, attempt, outcome))
+            if pending.command is None:
+                self._engine.read_index(lambda outcome: self._on_local_read(pending, attempt, outcome))
+            else:
+                self._engine.propose(pending.command, lambda outcome: self._on_local(pending, attempt, outcome))
         elif leader is not None and leader != self._node_id:
             self._next_number = (self._next_number + 1) & 0xFFFF_FFFF_FFFF_FFFF
-            if self._send(leader, wire.Propose(self._next_number, pending.command)):
+            number, command = self._next_number, pending.command
+            if self._send(leader, wire.ReadIndex(number) if command is None else wire.Propose(number, command)):
                 pending.sent_to = leader
                 pending.was_sent = True
                 pending.numbers.append(self._next_number)
@@ -128,6 +140,15 @@ class Proposer:
         else:
             pending.sent_to = None
             self._schedule_retry()
+
+    def _on_local_read(self, pending: _Pending, attempt: int, outcome: LogIndex | ProposalLost) -> None:
+        if pending not in self._pending or attempt != pending.attempt:
+            return
+        if isinstance(outcome, ProposalLost):
+            pending.sent_to = None
+            self._schedule_retry()
+        else:
+            self._conclude_at(outcome, pending, _READ)
 
     def _expire(self, pending: _Pending) -> None:
         if pending in self._pending:
@@ -208,6 +229,17 @@ class Proposer:
 
         self._engine.propose(message.command, answer)
 
+    def on_read_index(self, peer: NodeId, message: wire.ReadIndex) -> None:
+        """Another node reads: this node may be the Raft leader."""
+
+        def answer(outcome: LogIndex | ProposalLost) -> None:
+            if isinstance(outcome, ProposalLost):
+                self._send(peer, wire.Proposed(message.request, wire.NOT_LEADER, LogIndex(0), b""))
+            else:
+                self._send(peer, wire.Proposed(message.request, wire.COMMITTED, outcome, encode_reply(_READ)))
+
+        self._engine.read_index(answer)
+
     def on_proposed(self, message: wire.Proposed) -> None:
         pending = self._by_number.pop(message.request, None)
         if pending is None:
@@ -217,12 +249,15 @@ class Proposer:
                 pending.sent_to = None
                 self._schedule_retry()
             return
-        reply = decode_reply(message.reply)
-        if message.index <= self._engine.applied_index:
+        self._conclude_at(message.index, pending, decode_reply(message.reply))
+
+    def _conclude_at(self, index: LogIndex, pending: _Pending, reply: Reply) -> None:
+        """Now, or when this node has applied the index."""
+        if index <= self._engine.applied_index:
             self._conclude(pending, reply)
         else:
             self._tie += 1
-            heapq.heappush(self._unapplied, (message.index, self._tie, pending, reply))
+            heapq.heappush(self._unapplied, (index, self._tie, pending, reply))
 
 
 @dataclass(slots=True, eq=False)
@@ -240,9 +275,9 @@ class _BarrierWaiter:
 
 
 class Barriers:
-    """Linearizable read points, coalesced: one Barrier in flight, everybody who came meanwhile shares the next.
+    """Linearizable read points, coalesced: one read index in flight, everybody who came meanwhile shares the next.
 
-    Each waiter keeps its own deadline, however long the Barrier that it waits for takes. Bounded by the callers'
+    Each waiter keeps its own deadline, however long the read index that it waits for takes. Bounded by the callers'
     requests.
     """
 
@@ -267,7 +302,7 @@ class Barriers:
         self._waiting.clear()
         self._in_flight = bool(batch)
         if batch:
-            self._proposer.propose(Barrier(), _BARRIER_MS_MAX, lambda result: self._on_result(batch, result))
+            self._proposer.read_index(_BARRIER_MS_MAX, lambda result: self._on_result(batch, result))
 
     def _on_result(self, batch: list[_BarrierWaiter], result: Reply | SmqError) -> None:
         self._in_flight = False

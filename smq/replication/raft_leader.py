@@ -7,6 +7,7 @@ nor commit by counting an entry of an older term. Only the engine imports it.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +15,7 @@ from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.journal import Snapshot
 from smq.replication.raft_codec import NO_ANSWER, Append, AppendReply, SnapshotChunk, TimeoutNow
 from smq.replication.raft_outbox import Needs
+from smq.replication.raft_reads import Reads
 from smq.replication.raft_view import RaftView
 
 APPEND_BYTES_MAX: Final = 256 << 10  # entries a message: small enough that a heartbeat behind it is not late
@@ -29,6 +31,7 @@ class Progress:
     next_index: int
     heard_at: float
     match_index: int = 0  # durable at the follower, as it has said in the present session
+    answered_number: int = 0  # the latest message it has answered in the present session
     disk: DiskId | None = None  # the one that says so
     commit_sent: int = 0
     answered_floor: int = 0  # refusals of messages before this one were dealt with by the reset that set it
@@ -68,6 +71,8 @@ class Leader:
         self._view = view
         self._progress: dict[NodeId, Progress] = {}
         self._number = 0
+        self._first_index = 0
+        self._reads = Reads()
         self._heartbeat_at = 0.0
         self._successor: NodeId | None = None
         self._successor_told = False
@@ -78,13 +83,19 @@ class Leader:
         now, next_index = self._view.now(), self._view.journal.last_index + 1
         self._progress = {peer: Progress(next_index=next_index, heard_at=now) for peer in self._view.peers}
         self._number = 0
+        self._first_index = next_index
         self._successor = None
+
+    def end(self) -> None:
+        """Another term, or the same without a leader that is heard."""
+        self._reads.give_up()
 
     def forget_session(self, peer: NodeId) -> None:
         """Messages underway are lost; the commit index is sent at once, which tells what the follower lacks, and
         the answer tells again what it has: behind the new session there may be another disk."""
         if (progress := self._progress.get(peer)) is not None:
             progress.match_index = 0
+            progress.answered_number = 0
             progress.restart(self._number + 1)
             progress.commit_sent = 0
 
@@ -94,6 +105,7 @@ class Leader:
         progress, last_index = self._progress[peer], self._view.journal.last_index
         progress.heard_at = self._view.now()
         progress.disk = m.disk
+        progress.answered_number = max(progress.answered_number, min(m.number, self._number))
         progress.answered(m.number)
         if m.success:
             progress.match_index = max(progress.match_index, min(m.next_index - 1, last_index))
@@ -125,12 +137,30 @@ class Leader:
         if index > self._view.commit_index and self._view.journal.term_at(index) == self._view.term:
             self._view.commit_to(index)
 
+    # --------------------------------------------------------------------------------------------------- reading
+    def begin_read(self, done: Callable[[int | None], None]) -> None:
+        """`done` gets an index behind which lies everything that is committed now; None where the leadership ends
+        first. What earlier leaders committed lies before this term's first entry."""
+        self._reads.begin(self._number, max(self._view.commit_index, self._first_index), done)
+        self._heartbeat_at = 0.0  # asks for answers in this turn
+
+    def confirm_reads(self) -> None:
+        if self._reads:
+            self._reads.confirm(self.answered_by_majority())
+
+    def answered_by_majority(self) -> float:
+        """The latest message that a majority of the registered disks has answered, this node counted."""
+        numbers = [float(p.answered_number) if self._counts(peer, p) else -1.0 for peer, p in self._progress.items()]
+        numbers.append(float("inf"))
+        numbers.sort(reverse=True)
+        return numbers[len(numbers) // 2]
+
+    # --------------------------------------------------------------------------------------------------- sending
     def hears_majority(self) -> bool:
         since = self._view.now() - self._view.timing.leader_fallback_ms / 1000
         heard = 1 + sum(progress.heard_at > since for progress in self._progress.values())
         return 2 * heard > len(self._progress) + 1
 
-    # --------------------------------------------------------------------------------------------------- sending
     def send(self, *, is_forced: bool = False) -> None:
         """New entries, a moved commit index, or a heartbeat that is due, to every follower with a session."""
         now = self._view.now()

@@ -9,11 +9,23 @@ import abc
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.journal import RaftJournal, Snapshot
-from smq.replication.ports import Buffer, Clock, Committed, Disk, ProposalDone, ProposalLost, Rng, StateMachine, Table
+from smq.replication.ports import (
+    Buffer,
+    Clock,
+    Committed,
+    Disk,
+    ProposalDone,
+    ProposalLost,
+    ReadIndexDone,
+    Rng,
+    StateMachine,
+    Table,
+)
 from smq.replication.raft_codec import COMMAND_BYTES_MAX, MalformedMessage, Message, decode
 from smq.replication.raft_outbox import Outbox
 from smq.replication.raft_view import EngineTiming
@@ -22,6 +34,7 @@ from smq.replication.raft_voters import Voters
 log = logging.getLogger(__name__)
 
 Result: TypeAlias = Committed | ProposalLost
+ReadResult: TypeAlias = LogIndex | ProposalLost
 
 
 class RaftCore(Protocol):
@@ -55,6 +68,8 @@ class RaftCore(Protocol):
     def receive(self, peer: NodeId, message: Message) -> None: ...
 
     def queue_command(self, command: bytes, on_result: Callable[[Result], None]) -> None: ...
+
+    def begin_read(self, on_result: Callable[[ReadResult], None]) -> None: ...
 
     def hand_over(self, to: NodeId | None) -> None: ...
 
@@ -107,7 +122,7 @@ class TurnEngine(abc.ABC):
         self.outbox = Outbox(disk, self.journal, send, self._peers)
         self._raft: RaftCore | None = None  # from start
         self._inbox: deque[tuple[NodeId, Message]] = deque()  # emptied by every turn
-        self._results: list[tuple[ProposalDone, Result]] = []
+        self._results: list[Callable[[], None]] = []
         self._is_waking = False
         self._is_stopped = False
         self._leadership_told: tuple[int, NodeId | None] = (0, None)
@@ -176,7 +191,16 @@ class TurnEngine(abc.ABC):
             self._clock.call_soon(lambda: done(ProposalLost.NOT_LEADER))
             return
         # The answer is given after the turn, outside the library.
-        self._raft.queue_command(command, lambda result: self._results.append((done, result)))
+        self._raft.queue_command(command, lambda result: self._results.append(partial(done, result)))
+        self._wake()
+
+    def read_index(self, done: ReadIndexDone) -> None:
+        if self._is_stopped:
+            return
+        if not self.is_leader or self._raft is None:
+            self._clock.call_soon(lambda: done(ProposalLost.NOT_LEADER))
+            return
+        self._raft.begin_read(lambda result: self._results.append(partial(done, result)))
         self._wake()
 
     def on_session_open(self, peer: NodeId) -> None:
@@ -266,12 +290,12 @@ class TurnEngine(abc.ABC):
         self._on_fatal(error)
 
     def _call_back(self) -> None:
-        """Answers proposals and tells of a new leader: outside the library, in order, after the barrier."""
+        """Answers proposals and reads, and tells of a new leader: outside the library, in order, after the barrier."""
         try:
             while self._results and not self._is_stopped:
                 results, self._results = self._results, []
-                for done, outcome in results:
-                    done(outcome)
+                for answer in results:
+                    answer()
             raft = self._raft
             if raft is not None and (raft.term, raft.leader) != self._leadership_told and not self._is_stopped:
                 self._leadership_told = (raft.term, raft.leader)

@@ -40,6 +40,13 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadIndex:
+    """CONTROL, to the Raft leader: up to where must be applied what is committed now? Proposed is the answer."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Proposed:
     """CONTROL, the answer. `reply` is empty unless the command was committed."""
 
@@ -167,6 +174,7 @@ class FoundBatch:
 Message: TypeAlias = (
     Heartbeat
     | Propose
+    | ReadIndex
     | Proposed
     | ElectionQuery
     | ElectionReport
@@ -183,6 +191,7 @@ Message: TypeAlias = (
 
 _HEARTBEAT: Final = struct.Struct(">Bq??")
 _PROPOSE: Final = struct.Struct(">BQ")
+_READ_INDEX: Final = struct.Struct(">BQ")
 _PROPOSED: Final = struct.Struct(">BQBq")
 _QUERY: Final = struct.Struct(">BQI")
 _REPORT: Final = struct.Struct(">BQqI")
@@ -222,6 +231,8 @@ def encode(message: Message) -> list[Buffer]:
             return [_HEARTBEAT.pack(1, incarnation, is_leaving, is_full)]
         case Propose(request, command):
             return [_PROPOSE.pack(2, request), command]
+        case ReadIndex(request):
+            return [_READ_INDEX.pack(8, request)]
         case Proposed(request, outcome, index, reply):
             return [_PROPOSED.pack(3, request, outcome, index), reply]
         case ElectionQuery(query, partitions):
@@ -264,6 +275,10 @@ def _heartbeat(payload: memoryview) -> Message:
 
 def _propose(payload: memoryview) -> Message:
     return Propose(_PROPOSE.unpack_from(payload)[1], bytes(payload[_PROPOSE.size :]))
+
+
+def _read_index(payload: memoryview) -> Message:
+    return ReadIndex(_READ_INDEX.unpack(payload)[1])
 
 
 def _proposed(payload: memoryview) -> Message:
@@ -355,6 +370,7 @@ _DECODERS: Final = {
     5: _report,
     6: _resign,
     7: _transfer,
+    8: _read_index,
     16: _probe,
     17: _ack,
     18: _append,

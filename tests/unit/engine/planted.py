@@ -119,6 +119,11 @@ def _every_disk_acknowledges(lead: Leader, peer: NodeId, progress: Progress) -> 
     return True
 
 
+def _every_message_is_answered(lead: Leader) -> float:
+    """A leader answers reads because it believes that it leads (finding 12)."""
+    return float("inf")
+
+
 def _drop_snapshot_chunks_silently(follower: Follower, peer: NodeId, m: SnapshotChunk) -> None:
     """The follower never installs anything."""
 
@@ -136,6 +141,7 @@ BUGS: Final[dict[str, Bug]] = {
     "install-not-atomic": _replaced(RaftJournal, "install", _install_in_two_submissions),
     "vote-of-a-replaced-disk": _replaced(Voters, "counts", _every_disk_counts),
     "ack-of-a-replaced-disk": _replaced(Leader, "_counts", _every_disk_acknowledges),
+    "unconfirmed-read": _replaced(Leader, "answered_by_majority", _every_message_is_answered),
     "no-snapshots": _replaced(Follower, "on_chunk", _drop_snapshot_chunks_silently),
 }
 

@@ -63,6 +63,9 @@ class History:
         self._world.note_applied(self._node, index, command.decode())
         return Applied(reply=Done())
 
+    def pass_over(self, index: LogIndex) -> None:
+        self._world.committed_max = max(self._world.committed_max, index)
+
     def disks(self) -> dict[NodeId, DiskId]:
         """Those that were registered: by the command `registration` makes."""
         words = [command.split() for _, command in self.entries if command.startswith("disk ")]
@@ -240,6 +243,8 @@ class World:
         self.acked: dict[str, int] = {}  # command -> index
         self.refused: set[str] = set()  # definitely not in the log
         self.proposed = 0
+        self.committed_max = 0  # the highest index that any node has applied
+        self.reads = 0  # read indexes that were given
         self.is_faulty = True
         for host in self.hosts.values():
             host.start()
@@ -250,6 +255,7 @@ class World:
     # ---------------------------------------------------------------------------------------------------- checks
     def note_applied(self, node: NodeId, index: int, command: str) -> None:
         self.trace(f"apply {node} {index} {command}")
+        self.committed_max = max(self.committed_max, index)
         if self.applied.setdefault(index, command) != command:
             raise Violation(f"index {index}: node {node} applied {command}, another {self.applied[index]}")
         if command in self.refused:
@@ -282,6 +288,23 @@ class World:
 
         self.hosts[node].engine.propose(command.encode(), done)
 
+    def read(self, node: NodeId) -> None:
+        """Whatever index is given covers all that any node had applied when it was asked for."""
+        committed, answered = self.committed_max, False
+
+        def done(outcome: LogIndex | ProposalLost) -> None:
+            nonlocal answered
+            if answered:
+                raise Violation("a read was answered twice")
+            answered = True
+            self.trace(f"read {node} {outcome}")
+            if not isinstance(outcome, ProposalLost):
+                self.reads += 1
+                if outcome < committed:
+                    raise Violation(f"a stale read: index {outcome} for what began when {committed} was committed")
+
+        self.hosts[node].engine.read_index(done)
+
     def note_answer(self, command: str, outcome: Committed | ProposalLost) -> None:
         if isinstance(outcome, Committed):
             self.trace(f"ack {command} {outcome.index}")
@@ -307,6 +330,8 @@ class World:
             for _ in range(self.rng.choice([1, 1, 1, 2, 8])):
                 if chosen:
                     self.propose(self.rng.choice(chosen).node)
+            for host in leaders:
+                self.read(host.node)
             if self.is_faulty:
                 self.scheduler.after_ms(self.rng.expovariate(1 / self.proposal_gap_ms), step)
 
@@ -338,12 +363,16 @@ class World:
                 host.start()
 
     def settle(self) -> None:
-        """Progress after the heal, then equal histories that hold every acknowledged command."""
-        acked_before = len(self.acked)
+        """Progress after the heal, reads included, then equal histories that hold every acknowledged command."""
+        acked_before, reads_before = len(self.acked), self.reads
 
         def is_settled() -> bool:
             hosts = list(self.hosts.values())
-            if len(self.acked) <= acked_before or any(host.engine.applied_index == 0 for host in hosts):
+            if (
+                len(self.acked) <= acked_before
+                or self.reads <= reads_before
+                or any(host.engine.applied_index == 0 for host in hosts)
+            ):
                 return False
             return len({(host.engine.applied_index, host.engine.commit_index) for host in hosts}) == 1
 
@@ -354,12 +383,14 @@ class World:
             leader = self.leader()
             if leader is not None and len(self.acked) <= acked_before:
                 self.propose(leader.node)
+            if leader is not None and self.reads <= reads_before:
+                self.read(leader.node)
             if self.run_ms(100, stop=is_settled):
                 break
-        self.check_final(acked_before)
+        self.check_final(acked_before, reads_before)
 
-    def check_final(self, acked_before: int) -> None:
-        if len(self.acked) <= acked_before:
+    def check_final(self, acked_before: int, reads_before: int) -> None:
+        if len(self.acked) <= acked_before or self.reads <= reads_before:
             states = [(h.node, h.engine.term, h.engine.leader, h.engine.applied_index) for h in self.hosts.values()]
             raise Violation(f"no progress after the heal: {states}")
         histories = {node: host.history.entries for node, host in self.hosts.items()}

@@ -124,6 +124,51 @@ def test_a_proposal_made_from_an_answer_is_committed_too() -> None:
     assert commands(leader) == ["1", "2"]
 
 
+def read(host: Host) -> list[LogIndex | ProposalLost]:
+    """Where the index will appear."""
+    answers: list[LogIndex | ProposalLost] = []
+    host.engine.read_index(answers.append)
+    return answers
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_a_read_index_covers_what_was_committed_and_writes_nothing(nodes: int) -> None:
+    world = calm(nodes)
+    leader = elected(world)
+    outcome = commit(world, leader, "a")
+    last = leader.engine.journal.last_index
+    answers = read(leader)
+    assert answers == [], "not from within the call"
+    wait(world, lambda: bool(answers))
+    assert answers == [outcome.index]
+    assert leader.engine.journal.last_index == last
+
+
+def test_a_read_index_does_not_wait_for_the_next_heartbeat() -> None:
+    world = calm()
+    leader = elected(world)
+    world.run_ms(leader.engine.timing.heartbeat_ms + 1)
+    answers = read(leader)
+    assert world.run_ms(leader.engine.timing.heartbeat_ms / 5, stop=lambda: bool(answers))
+
+
+def test_a_read_index_at_a_follower_is_refused() -> None:
+    world = calm()
+    answers = read(followers(world, elected(world))[0])
+    world.run_ms(1)
+    assert answers == [ProposalLost.NOT_LEADER]
+
+
+def test_an_isolated_leader_gives_no_read_index() -> None:
+    """It leads on for half a second, and the others have elected and committed meanwhile."""
+    world = calm()
+    old = elected(world)
+    isolate(world, old)
+    answers = read(old)
+    wait(world, lambda: world.leader() not in (None, old) and bool(answers))
+    assert answers == [ProposalLost.NOT_LEADER]
+
+
 def test_a_command_above_the_limit_is_refused_with_the_limit() -> None:
     world = calm(1)
     leader = elected(world)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
+from smq.replication import raft_reads
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.raft_codec import (
     NO_ANSWER,
@@ -225,6 +226,88 @@ def test_the_first_message_of_a_session_is_answered() -> None:
     numbers = {peer: m.number for peer, m in view.sent if isinstance(m, Append)}
     assert numbers[A] != NO_ANSWER, "behind a new session there may be another disk"
     assert numbers[B] == NO_ANSWER
+
+
+# ---------------------------------------------------------------------------------------------------------- reads
+def test_a_read_is_confirmed_by_answers_to_what_was_sent_after_it_began() -> None:
+    view, lead = leading(1, term=2)
+    lead.send(is_forced=True)
+    before = {peer: m.number for peer, m in view.sent if isinstance(m, Append)}
+    view.take_sent()
+    told: list[int | None] = []
+    lead.begin_read(told.append)
+    lead.on_reply(A, success(view, before[A], 2))
+    lead.on_reply(B, success(view, before[B], 2))
+    lead.confirm_reads()
+    assert told == [], "these were sent before it began"
+    lead.send()
+    after = {peer: m.number for peer, m in view.sent if isinstance(m, Append)}
+    assert set(after) == {A, B}, "it asks at once, without waiting for the next heartbeat"
+    lead.on_reply(B, success(view, after[B], 2))
+    lead.confirm_reads()
+    assert told == [3], "the first entry of the term: what earlier leaders committed lies before it"
+
+
+def test_a_read_of_a_term_that_has_committed_gets_the_commit_index() -> None:
+    view, lead = leading(1, term=2)
+    view.commit_index = 7
+    told: list[int | None] = []
+    lead.begin_read(told.append)
+    view.commit_index = 8
+    lead.send()
+    lead.on_reply(A, success(view, 9, 2))
+    lead.confirm_reads()
+    assert told == [7]
+
+
+def test_a_replaced_disk_confirms_no_read() -> None:
+    view, lead = leading(1, term=2)
+    view.disks[A] = ANOTHER
+    told: list[int | None] = []
+    lead.begin_read(told.append)
+    lead.send()
+    lead.on_reply(A, success(view, 9, 2))
+    lead.confirm_reads()
+    assert told == []
+
+
+def test_what_a_session_answered_confirms_no_read_after_it() -> None:
+    view, lead = leading(1, term=2)
+    told: list[int | None] = []
+    lead.begin_read(told.append)
+    lead.send()
+    lead.on_reply(A, success(view, 9, 2))
+    lead.forget_session(A)
+    lead.confirm_reads()
+    assert told == [], "behind a new session there may be another disk"
+
+
+def test_sign_of_life_confirms_no_read() -> None:
+    """It overtakes answers, so it may be older than the read."""
+    view, lead = leading(1, term=2)
+    told: list[int | None] = []
+    lead.begin_read(told.append)
+    lead.send()
+    lead.on_reply(A, replace(success(view, 0, 0), success=False))
+    lead.confirm_reads()
+    assert told == []
+
+
+def test_reads_end_with_the_leadership() -> None:
+    _, lead = leading(1, term=2)
+    told: list[int | None] = []
+    lead.begin_read(told.append)
+    lead.end()
+    assert told == [None]
+
+
+def test_reads_of_callers_that_gave_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_reads, "READS_MAX", 2)
+    _, lead = leading(1, term=2)
+    told: list[int | None] = []
+    for _ in range(3):
+        lead.begin_read(told.append)
+    assert told == [None]
 
 
 # ------------------------------------------------------------------------------------------------------- follower

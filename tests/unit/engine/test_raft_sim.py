@@ -54,6 +54,7 @@ HUNTS: Final[dict[str, dict[str, Any]]] = {
     "ack-before-durable": {"only": ("crash_one", "crash_all"), "disk_latency_ms": SLOW_DISK},
     "self-count-before-durable": {"only": ("crash_one", "isolate"), "disk_latency_ms": (1.0, 120.0)},
     "truncate-without-conflict": {"only": ("crash_one", "isolate", "break_session")},
+    "unconfirmed-read": {"only": ("isolate", "pause", "cut_one_way")},
     "duplicate-votes": {"only": ("crash_one", "isolate", "pause"), "nodes": 5, "repeats_votes": True},
 }
 

@@ -7,12 +7,12 @@ import pytest
 from chaos_tests.sim.clock import Machine as Hardware
 from chaos_tests.sim.clock import Process, Scheduler, SimClock
 from smq.raft_state.codec import decode_command, encode_reply
-from smq.raft_state.commands import Applied, Barrier, Command, CommitOffsets, Done, Rejected, Reply
+from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejected, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Term
 from smq.replication import wire
 from smq.replication.deadlines import Deadlines
-from smq.replication.ports import Committed, ProposalDone, ProposalLost, Table
+from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
@@ -30,6 +30,7 @@ class ScriptedEngine:
         self.handed_to: NodeId | None = None
         self.applied_index = LogIndex(0)
         self.queue: list[tuple[Command, ProposalDone]] = []
+        self.reads: list[ReadIndexDone] = []
 
     @property
     def is_leader(self) -> bool:
@@ -37,6 +38,9 @@ class ScriptedEngine:
 
     def propose(self, command: bytes, done: ProposalDone) -> None:
         self.queue.append((decode_command(command), done))
+
+    def read_index(self, done: ReadIndexDone) -> None:
+        self.reads.append(done)
 
     def start(self) -> None: ...
     def on_session_open(self, peer: NodeId) -> None: ...
@@ -199,11 +203,65 @@ def test_barriers_share_one_in_flight_and_the_next_is_for_those_who_came_later(w
     told: list[str] = []
     for name in ("a", "b", "c"):
         barriers.wait(1_000, lambda _result, name=name: told.append(name))  # type: ignore[misc]  # bound per loop
-    assert [type(command) for command, _ in world.engine.queue] == [Barrier]
-    world.engine.queue[0][1](committed(1, Done()))
+    (first,) = world.engine.reads
+    first(LogIndex(0))
     assert told == ["a"]
-    world.engine.queue[1][1](committed(2, Done()))
-    assert told == ["a", "b", "c"]
+    (_, second) = world.engine.reads
+    barriers.wait(1_000, lambda _result: told.append("d"))
+    second(LogIndex(0))
+    assert told == ["a", "b", "c"], "who came after the second had begun waits for the third"
+    world.engine.reads[2](LogIndex(0))
+    assert told == ["a", "b", "c", "d"]
+    assert world.engine.queue == [], "a read writes nothing"
+
+
+def test_a_read_at_the_leader_waits_until_its_index_has_been_applied(world: World) -> None:
+    world.lead(ME)
+    told: list[object] = []
+    world.barriers().wait(1_000, told.append)
+    world.engine.reads[0](LogIndex(3))
+    world.proposer.on_applied(LogIndex(2))
+    assert told == []
+    world.engine.applied_index = LogIndex(3)
+    world.proposer.on_applied(LogIndex(3))
+    assert told == [3]
+
+
+def test_a_read_elsewhere_asks_the_leader_and_waits_until_its_index_has_been_applied_here(world: World) -> None:
+    world.lead(OTHER)
+    told: list[object] = []
+    world.barriers().wait(1_000, told.append)
+    ((peer, sent),) = world.sent
+    assert peer == OTHER
+    assert isinstance(sent, wire.ReadIndex)
+    world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(7), encode_reply(Done())))
+    assert told == []
+    world.engine.applied_index = LogIndex(7)
+    world.proposer.on_applied(LogIndex(7))
+    assert told == [7]
+
+
+def test_a_read_that_its_leader_could_not_confirm_is_asked_of_the_next(world: World) -> None:
+    world.lead(ME)
+    told: list[object] = []
+    world.barriers().wait(1_000, told.append)
+    world.engine.reads[0](ProposalLost.NOT_LEADER)
+    world.lead(OTHER)
+    ((peer, sent),) = world.sent
+    assert (peer, type(sent)) == (OTHER, wire.ReadIndex)
+    world.engine.reads[0](LogIndex(0))
+    assert told == [], "an answer of the attempt before"
+
+
+def test_another_nodes_read_is_answered_with_the_index_or_with_not_leader(world: World) -> None:
+    world.lead(ME)
+    for request, outcome in ((1, LogIndex(9)), (2, ProposalLost.NOT_LEADER)):
+        world.proposer.on_read_index(OTHER, wire.ReadIndex(request))
+        world.engine.reads[-1](outcome)
+    assert world.sent == [
+        (OTHER, wire.Proposed(1, wire.COMMITTED, LogIndex(9), encode_reply(Done()))),
+        (OTHER, wire.Proposed(2, wire.NOT_LEADER, LogIndex(0), b"")),
+    ]
 
 
 def test_a_waiter_behind_a_barrier_in_flight_keeps_its_own_deadline(world: World) -> None:

@@ -19,6 +19,7 @@ OFFSETS = INT64.map(Offset)
 MESSAGES = st.one_of(
     st.builds(wire.Heartbeat, INT64.map(Incarnation)),
     st.builds(wire.Propose, UINT64, st.binary()),
+    st.builds(wire.ReadIndex, UINT64),
     st.builds(wire.Proposed, UINT64, st.integers(0, 255), INT64.map(LogIndex), st.binary()),
     st.builds(wire.ElectionQuery, UINT64, st.lists(st.tuples(PIDS, EPOCHS)).map(tuple)),
     st.builds(wire.ElectionReport, UINT64, INT64.map(Incarnation), st.lists(st.tuples(PIDS, OFFSETS)).map(tuple)),

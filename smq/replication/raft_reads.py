@@ -1,0 +1,48 @@
+"""Read indexes: a point of the log that covers all that was committed when a read began, without an entry of its own.
+
+Owns the reads that wait within one leadership (Ongaro's thesis, 6.4). A read is confirmed when a majority has answered
+a message that was sent after it had begun: then nobody led a newer term at its beginning, and the index taken there
+covers everything that had been committed. It must never confirm by a clock, nor by an answer to an older message.
+Only the leader's role imports it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+READS_MAX: Final = 10_000  # each node has one underway; more are those of callers that have given up
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    number: int  # of the last message sent before it
+    index: int
+    done: Callable[[int | None], None]
+
+
+class Reads:
+    """`done` gets the index, or None where this node does not lead any more."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Read] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def begin(self, number: int, index: int, done: Callable[[int | None], None]) -> None:
+        if len(self._waiting) >= READS_MAX:
+            done(None)
+        else:
+            self._waiting.append(_Read(number, index, done))
+
+    def confirm(self, answered: float) -> None:
+        """A majority has answered the message `answered`, or a later one."""
+        while self._waiting and self._waiting[0].number < answered:
+            read = self._waiting.popleft()
+            read.done(read.index)
+
+    def give_up(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for read in waiting:
+            read.done(None)

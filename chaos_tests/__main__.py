@@ -1,4 +1,4 @@
-"""The harness's command line: `python -m chaos_tests run`, `report`, `sim`, `planted` and `judge`.
+"""The harness's command line: `python -m chaos_tests COMMAND`; its --help lists the commands.
 
 Owns its arguments. It must work from a clone without installation of anything but the dev extras.
 """
@@ -36,7 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
     report = commands.add_parser("report", help="make a run's report.html again")
     report.add_argument("directory", type=Path)
     ledger = commands.add_parser("ledger", help="keep a campaign's summaries and make docs/reliability.md again")
-    ledger.add_argument("--keep", type=Path, help="directory of the campaign whose histories are to be kept")
+    ledger.add_argument(
+        "--keep", type=Path, help="directory of live histories, of `sim --resume`, or of `images` and `flips`"
+    )
+    images = commands.add_parser("images", help="crash images of a node's file: power lost in the middle of commits")
+    images.add_argument("--count", type=int, default=10_000, help="how many (default 10000)")
+    images.add_argument("--out", type=Path, default=Path("crash-images"), help="where run.json is left")
+    flips = commands.add_parser("flips", help="damages of a node's file that a simulated cluster has to survive")
+    flips.add_argument("--count", type=int, default=1_000, help="how many (default 1000)")
+    flips.add_argument("--out", type=Path, default=Path("bit-flips"), help="where run.json is left")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
     if options.command == "run":
@@ -52,13 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
         from chaos_tests.live.ledger import keep, write_page
 
         if options.keep is not None:
-            print(f"{keep(options.keep)} histories kept")
+            print(f"{keep(options.keep)} lines kept")
         print(write_page(Path()))
         return 0
     if options.command == "sim":
         return _sim(options)
     if options.command == "planted":
         return _planted(options)
+    if options.command in ("images", "flips"):
+        return _long_run(options)
     return _judge(options.history)
 
 
@@ -128,6 +138,21 @@ def _one_schedule(options: argparse.Namespace) -> int:
         print(f"kept in {folder}")
     print(f"{len(result.strikes)} strikes, {result.operations} operations, {len(result.violations)} violations")
     return 1 if result.violations else 0
+
+
+def _long_run(options: argparse.Namespace) -> int:
+    from chaos_tests.crash.long_runs import bit_flips, crash_images
+    from chaos_tests.crash.recorder import RecordingError
+    from chaos_tests.sim.ledger import LedgerError
+
+    if options.count < 1:
+        print("--count is at least 1", file=sys.stderr)
+        return 2
+    try:
+        return (crash_images if options.command == "images" else bit_flips)(options.count, options.out)
+    except (LedgerError, RecordingError) as e:
+        print(e, file=sys.stderr)
+        return 2
 
 
 def _planted(options: argparse.Namespace) -> int:

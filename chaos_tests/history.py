@@ -13,15 +13,18 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | hwm    | k, n                                 | lo, hwm, next, epoch                                     |
 | time   | k, ts, n                             | o, ts_found (-1: none)                                   |
 | trim   | k, o                                 |                                                          |
-| commit | g, k, o, tag                         |                                                          |
+| commit | g, k, o, tag, gen?                   |                                                          |
 | fetch  | g, k, n                              | o, tag (-1 and "" where there is no commit)              |
 | assign | k, c (count)                         | o (base)                                                 |
-| kpoll  | c (consumer)                         | r ([[k, o, v], ...])                                     |
+| kpoll  | c (consumer), g? (group)             | r ([[k, o, v], ...]), by? (one assignment of c)          |
+| gjoin  | g                                    | gen, leader (None: not told), members                    |
+| gsync  | g, gen                               | who, parts ([k, ...])                                    |
 | create, drop, alloc | name                    |                                                          |
 
 A `fail` carries `err`, and `lo`/`hi` where the error does. Observations (p -1, ty info): `fault` (what, ...),
 `lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,
-epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `topic` (k: known partition), `found` (why: an anomaly
+epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `topic` (k: known partition), `gdrained`
+(g, ends: {k: offset}: the group has read what lies below), `found` (why: an anomaly
 that an observer met by itself).
 """
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from chaos_tests.checkers import (
     assignments,
+    group_reads,
     groups,
     kafka,
     liveness,
@@ -31,6 +32,7 @@ CHECKS = (
     marks.check,
     groups.check,
     membership.check,
+    group_reads.check,
     assignments.check,
     kafka.check,
     raft.check,

@@ -1,7 +1,8 @@
 """What a Kafka consumer was given: poll-skip, nonmonotonic-poll and inconsistent-offsets, as a client sees them.
 
-Owns the judgement of `kpoll` operations: one consumer (`c`) is given each partition's records in order and without a
-gap, and each is the record that the final read has at that offset.
+Owns the judgement of `kpoll` operations: one consumer (`c`; of a group's member, each assignment by itself: `by`) is
+given each partition's records in order and without a gap, and each is the record that the final read has at that
+offset.
 """
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
@@ -13,7 +14,7 @@ def check(facts: Facts) -> list[Violation]:
     for op in facts.history.of("kpoll"):
         if not op.is_ok:
             continue
-        consumer = op.asked["c"]
+        consumer: str = op.told.get("by") or op.asked["c"]
         for key, offset, value in op.told["r"]:
             expected = following.get((consumer, key))
             if expected is not None and offset != expected:

@@ -15,13 +15,14 @@ from typing import Final
 
 from chaos_tests.live import clocks, disks, namespaces
 from chaos_tests.live.fleet import Fleet
-from chaos_tests.live.history_run import TOPIC, HistoryRun, Summary, new_summary
+from chaos_tests.live.history_run import SPARK, TOPIC, HistoryRun
 from chaos_tests.live.network import Network
 from chaos_tests.live.own import HooksError, OwnCluster, TheirDisks, TheirNetwork, read_hooks
 from chaos_tests.live.plan import FAULTS_MIN, SCENARIOS, PlanError, Step, draw, draw_from, unavailable
 from chaos_tests.live.planted import PLANTED, command_of
 from chaos_tests.live.proxies import ProxyNetwork
 from chaos_tests.live.report import write_report
+from chaos_tests.live.summary import Summary, new_summary
 
 NODES: Final = (1, 3, 5)
 
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hooks", type=Path, help="TOML file of your own faults (docs/chaos.md tells its form)")
     parser.add_argument("--plant", choices=sorted(PLANTED), help="break the nodes on purpose: the run must find it")
     parser.add_argument("--no-kafka", action="store_true", help="without Kafka clients")
+    parser.add_argument(
+        "--spark", action="store_true", help="with a Spark streaming read (Java 17; 20 s more a history)"
+    )
     parser.add_argument("--keep-data", action="store_true", help="keep data directories of runs without findings, too")
     parser.add_argument("--out", type=Path, default=Path("chaos-runs"), help="directory of the campaign")
 
@@ -85,11 +89,14 @@ def run_one(options: argparse.Namespace, directory: Path, seed: int) -> Summary:
         print(f"  {line}", flush=True)
 
     topic = f"{TOPIC}-{seed}-{time.time_ns():x}" if options.servers else TOPIC
-    run = HistoryRun(directory, fleet, steps, summary, say, with_kafka=not options.no_kafka, topic=topic)
+    run = HistoryRun(
+        directory, fleet, steps, summary, say, with_kafka=not options.no_kafka, with_spark=options.spark, topic=topic
+    )
     run.run()
     write_report(directory)
     if summary.holds and not options.keep_data:
         fleet.discard_data()
+        shutil.rmtree(directory / SPARK, ignore_errors=True)
     _tell(summary, directory)
     return summary
 
@@ -167,6 +174,7 @@ def _replay(options: argparse.Namespace, seed: int) -> str:
     parts += [f"--network {options.network}", f"--disks {options.disks}"]
     if options.servers:
         parts.append(f"--servers {options.servers} --hooks {options.hooks}")
+    parts += [word for word, is_asked in (("--no-kafka", options.no_kafka), ("--spark", options.spark)) if is_asked]
     if options.plant:
         parts.append(f"--plant {options.plant}")
     return " ".join(parts)

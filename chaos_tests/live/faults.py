@@ -89,7 +89,7 @@ class Fault:
     undo: Undo
     needs: frozenset[str] = frozenset()
     keeps_majority: bool = True
-    hold_s: tuple[float, float] = (2.0, 5.0)
+    hold_s: tuple[float, float] = (2.0, 4.0)  # longer than the session time-out: others take over
 
 
 # -------------------------------------------------------------------------------------------- kills and pauses

@@ -5,23 +5,24 @@ and `summary.json`; `report` makes pictures of it. The judges are those of the s
 """
 
 import json
-import platform
 import random
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol
 
 from chaos_tests.checkers.judge import judge
-from chaos_tests.history import OBSERVER, Event
 from chaos_tests.live import sockets
 from chaos_tests.live.faults import Arena, end_everything
 from chaos_tests.live.fleet import Fleet, FleetError
+from chaos_tests.live.group_load import Team, TeamWatcher
 from chaos_tests.live.kafka_load import kafka_clients
 from chaos_tests.live.plan import Step
+from chaos_tests.live.raw import Unanswered
+from chaos_tests.live.spark_load import SparkRead
+from chaos_tests.live.summary import Struck, Summary, count
 from chaos_tests.live.watcher import Watcher
 from chaos_tests.live.workload import (
     Client,
@@ -35,8 +36,10 @@ from chaos_tests.live.workload import (
     grpc_clients,
     stop,
 )
+from smq.raft_state.errors import SmqError
 
 TOPIC: Final = "chaos"
+SPARK: Final = "spark"  # directory of the streaming query
 PARTITIONS: Final = 3
 WARM_S: Final = 60.0  # until every partition has acknowledged something
 PROGRESS_S: Final = 30.0  # with a majority untouched, every partition acknowledges within this
@@ -48,58 +51,19 @@ ACKED_MIN: Final = 200  # sends; a run with less traffic proves nothing
 FINAL_POLLS_MAX: Final = 20_000
 
 
-@dataclass(slots=True)
-class Struck:
-    """One fault as it went. Times in seconds since the run began; None where there is nothing to measure."""
+class LateReader(Protocol):
+    """Reads while the faults strike, and on when everybody else has stopped, until it has all."""
 
-    name: str
-    family: str
-    nodes: list[int]
-    led: list[str]  # partitions that these nodes led
-    start_s: float
-    end_s: float = 0.0
-    keeps_majority: bool = True
-    acks_during: int = 0
-    failover_ms: float | None = None  # from the fault to an acknowledgement in every partition that was led there
-    flips: int = 0
-    told: list[str] = field(default_factory=list)
-    recovery_ms: float | None = None  # from its end to an acknowledgement in every partition and all nodes ready
+    group: str
 
+    def start(self) -> str | None:
+        """Why it cannot; None once it reads."""
 
-@dataclass(slots=True)
-class Summary:
-    """summary.json. `violations` are the findings; `is_valid` says whether there was enough to find anything."""
+    def drain(self, ends: Mapping[str, int], timeout_s: float) -> str | None:
+        """Waits until all below `ends` is read; why not, where it is not in time."""
 
-    scenario: str
-    seed: int
-    commit: str
-    nodes: int
-    network: str
-    disks: str
-    python: str
-    planted: str | None
-    started: str  # UTC
-    seconds: float = 0.0
-    fault_seconds: float = 0.0
-    faults: list[Struck] = field(default_factory=list)
-    operations: dict[str, dict[str, int]] = field(default_factory=dict)  # function -> ok, fail, info
-    acked_sends: int = 0
-    acked_records: int = 0
-    records_read: int = 0
-    settle_ms: float | None = None
-    unavailable: dict[str, str] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
-    anomalies: dict[str, int] = field(default_factory=dict)
-    invalid: list[str] = field(default_factory=list)
-    replay: str = ""
-
-    @property
-    def is_valid(self) -> bool:
-        return not self.invalid
-
-    @property
-    def holds(self) -> bool:
-        return self.is_valid and not self.violations
+    def stop(self) -> None:
+        """May be called again."""
 
 
 class HistoryRun:
@@ -114,6 +78,7 @@ class HistoryRun:
         say: Callable[[str], None],
         *,
         with_kafka: bool = True,
+        with_spark: bool = False,
         topic: str = TOPIC,
     ) -> None:
         self.directory = directory
@@ -122,6 +87,7 @@ class HistoryRun:
         self.summary = summary
         self._tell = say
         self._with_kafka = with_kafka
+        self._with_spark = with_spark
         self.topic = topic
         self._sink = (directory / "history.jsonl").open("w", encoding="utf-8")
         self.recorder = SharedRecorder(self._sink)
@@ -134,6 +100,7 @@ class HistoryRun:
         """Never raises for what the cluster did: that is a violation. The cluster is gone afterwards."""
         watcher: Watcher | None = None
         clients: list[Client] = []
+        late: list[LateReader] = []
         world: World | None = None
         try:
             self._say(f"{self.fleet.size} nodes, {self.fleet.network.name}, {self.fleet.disks.name}")
@@ -141,15 +108,23 @@ class HistoryRun:
             world = self._world()
             watcher = Watcher(self.fleet, self.recorder)
             watcher.start()
-            clients = [*grpc_clients(world), *(kafka_clients(world) if self._with_kafka else [])]
+            clients = grpc_clients(world)
+            if self._with_kafka:
+                clients += [*kafka_clients(world), TeamWatcher(world, "team-watcher")]
             for client in clients:
                 client.thread.start()
+            late = self._late_readers(world)
+            for reader in late:
+                problem = reader.start()
+                if problem is not None:
+                    raise FleetError(f"{reader.group}: {problem}")
             self._wait_acks(world, self._start_ns, WARM_S, "after the start")
             for step in self.steps:
                 self._strike(world, step, watcher)
             self._heal(watcher)
             stop(world, clients)
             clients = []
+            self._drain(world, late)
             if self._settle("after the heal"):
                 self._final(world)
         except FleetError as e:
@@ -158,6 +133,8 @@ class HistoryRun:
         finally:
             if world is not None:
                 stop(world, clients)
+                for reader in late:
+                    reader.stop()
                 self._failed += world.failures
             if watcher is not None:
                 watcher.stop()
@@ -178,6 +155,19 @@ class HistoryRun:
         return World(
             self.recorder, raws, kafka, partitions, self._rng, external=[Partition(f"{self.topic}-offsets", 0)]
         )
+
+    def _late_readers(self, world: World) -> list[LateReader]:
+        late: list[LateReader] = []
+        if self._with_kafka:
+            late.append(Team(world))
+        if self._with_spark:
+            late.append(SparkRead(world, self.directory / SPARK))
+        self.summary.workload = [
+            "gRPC",
+            *(["Kafka"] if self._with_kafka else []),
+            *(["Spark"] if self._with_spark else []),
+        ]
+        return late
 
     def _strike(self, world: World, step: Step, watcher: Watcher) -> None:
         fault = step.fault
@@ -231,6 +221,29 @@ class HistoryRun:
         self.recorder.note("heal")
         self.fleet.wait_ready(timeout_s=RECOVERY_S)
         watcher.expect_deaths = False
+
+    def _drain(self, world: World, late: list[LateReader]) -> None:
+        """Those who read on get to where the log ended when the last producer had stopped."""
+        ends: dict[str, int] = {}
+        for partition in world.partitions:
+            self.fleet.wait("a range after the heal", lambda p=partition: self._knows_end(p, ends), RECOVERY_S)  # type: ignore[misc]
+        for reader in late:
+            begun = time.monotonic()
+            problem = reader.drain(ends, SETTLE_S)
+            if problem is None:
+                self.recorder.note("gdrained", g=reader.group, ends=ends)
+                self._say(f"{reader.group} has read all: {(time.monotonic() - begun) * 1000:.0f} ms")
+            else:
+                self._violate(f"no-progress: {reader.group}: {problem}")
+            reader.stop()
+
+    def _knows_end(self, partition: Partition, ends: dict[str, int]) -> bool:
+        node = self._rng.choice(list(self.fleet.members.values()))
+        try:
+            ends[partition.key] = node.raw.range_info(partition.topic, partition.index).hwm
+        except (SmqError, Unanswered):
+            return False
+        return True
 
     def _settle(self, when: str) -> bool:
         begun = time.monotonic()
@@ -304,7 +317,7 @@ class HistoryRun:
         violations = judge(events)
         summary.anomalies = dict(Counter(v.anomaly for v in violations) + Counter(v.split(":")[0] for v in self._found))
         summary.violations = [str(v) for v in violations] + self._found
-        _count(summary, events)
+        count(summary, events)
         if summary.acked_sends < ACKED_MIN:
             summary.invalid.append(f"{summary.acked_sends} acknowledged sends, at least {ACKED_MIN} are needed")
         summary.invalid += self._failed
@@ -324,55 +337,3 @@ class HistoryRun:
 
     def _say(self, line: str) -> None:
         self._tell(f"[{self._since(time.monotonic_ns()):6.1f} s] {line}")
-
-
-def _count(summary: Summary, events: list[Event]) -> None:
-    counts: dict[str, Counter[str]] = {}
-    open_sends: dict[int, Event] = {}
-    for event in events:
-        if event["p"] == OBSERVER:
-            continue
-        if event["ty"] == "invoke":
-            if event["f"] == "send":
-                open_sends[event["p"]] = event
-            continue
-        counts.setdefault(event["f"], Counter())[event["ty"]] += 1
-        if event["f"] == "send":
-            asked = open_sends.pop(event["p"])
-            if event["ty"] == "ok" and asked["acks"] == -1:
-                summary.acked_sends += 1
-                summary.acked_records += len(asked["v"])
-        elif event["f"] == "poll" and event["ty"] == "ok":
-            summary.records_read += sum(len(batch[2]) for batch in event["b"])
-    summary.operations = {function: dict(found) for function, found in sorted(counts.items())}
-
-
-def new_summary(scenario: str, seed: int, fleet: Fleet, planted: str | None) -> Summary:
-    return Summary(
-        scenario=scenario,
-        seed=seed,
-        commit=_commit(),
-        nodes=fleet.size,
-        network=fleet.network.name,
-        disks=fleet.disks.name,
-        python=platform.python_version(),
-        planted=planted,
-        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    )
-
-
-def _commit() -> str:
-    """The checkout's commit, with a + where it has changes; "" outside of one."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    head = git("rev-parse", "--short=10", "HEAD")
-    return head + ("+" if head and git("status", "--porcelain", "--untracked-files=no") else "")
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found

@@ -1,7 +1,8 @@
 """The ledger: what was run, on which commit, what it found, and what the figures do not show.
 
-Owns docs/reliability.md, generated from docs/reliability/*.jsonl: one line a history (`keep` appends the summaries of
-a campaign), one a simulation campaign or another long run (`"kind"` tells which). It judges nothing.
+Owns docs/reliability.md, generated from docs/reliability/*.jsonl: one line a history, one a simulation campaign, one a
+long run of crash images or damaged files (`"kind"` tells which). `keep` appends what a command has left in its
+directory; nothing is entered by hand. It judges nothing.
 """
 
 import json
@@ -11,12 +12,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from chaos_tests.crash.long_runs import RUN
 from chaos_tests.live.catalogue import CATALOGUE
+from chaos_tests.sim.ledger import FILE
 
-KEPT: Final = Path("docs/reliability/histories.jsonl")
+KEPT: Final = Path("docs/reliability")
+HISTORIES: Final = "histories.jsonl"
+RUNS: Final = "runs.jsonl"
 PAGE: Final = Path("docs/reliability.md")
+SIMULATION: Final = "simulation"
 _FIELDS: Final = (
-    *("scenario", "seed", "commit", "nodes", "network", "disks", "started", "seconds", "fault_seconds"),
+    *("scenario", "seed", "commit", "nodes", "network", "disks", "workload", "started", "seconds", "fault_seconds"),
     *("acked_sends", "acked_records", "records_read", "settle_ms", "anomalies", "replay"),
 )
 _FAILOVERS: Final = ("kill", "isolate", "pause")
@@ -24,32 +30,74 @@ _FAILOVERS: Final = ("kill", "isolate", "pause")
 Entry = dict[str, Any]
 
 
-def keep(campaign: Path, kept: Path = KEPT) -> int:
-    """Appends the valid histories of a campaign that are not kept yet; how many. Planted bugs and invalid runs prove
-    nothing of the product and stay out."""
+def keep(directory: Path, kept: Path = KEPT) -> int:
+    """Keeps what a command has left in its directory: valid histories that are not kept yet, a campaign of the
+    simulation as far as it is, a long run. How many lines that changed."""
+    kept.mkdir(parents=True, exist_ok=True)
+    runs = [_campaign(path) for path in directory.glob(FILE)]
+    runs += [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob(RUN)]
+    return _keep_histories(directory, kept / HISTORIES) + _keep_runs(runs, kept / RUNS)
+
+
+def _keep_histories(campaign: Path, kept: Path) -> int:
+    """Planted bugs and invalid runs prove nothing of the product and stay out."""
     known = {_identity(entry) for entry in read(kept)}
-    added = 0
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    added = []
+    for path in sorted(campaign.glob("*/summary.json")):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if not (summary["planted"] or summary["invalid"] or _identity(summary) in known):
+            added.append(_history(summary))
     with kept.open("a", encoding="utf-8") as f:
-        for path in sorted(campaign.glob("*/summary.json")):
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            if summary["planted"] or summary["invalid"] or _identity(summary) in known:
-                continue
-            entry = {"kind": "history", **{name: summary[name] for name in _FIELDS}}
-            entry["operations"] = sum(sum(kinds.values()) for kinds in summary["operations"].values())
-            entry["faults"] = [
-                {
-                    "name": fault["name"],
-                    "s": round(fault["end_s"] - fault["start_s"], 1),
-                    "failover_ms": fault["failover_ms"] and round(fault["failover_ms"]),
-                    "recovery_ms": fault["recovery_ms"] and round(fault["recovery_ms"]),
-                    "flips": fault["flips"],
-                }
-                for fault in summary["faults"]
-            ]
-            f.write(json.dumps(entry, separators=(",", ":")) + "\n")
-            added += 1
-    return added
+        f.writelines(_line(entry) for entry in added)
+    return len(added)
+
+
+def _history(summary: Entry) -> Entry:
+    entry = {"kind": "history", **{name: summary[name] for name in _FIELDS}}
+    entry["operations"] = sum(sum(kinds.values()) for kinds in summary["operations"].values())
+    entry["faults"] = [
+        {
+            "name": fault["name"],
+            "s": round(fault["end_s"] - fault["start_s"], 1),
+            "failover_ms": fault["failover_ms"] and round(fault["failover_ms"]),
+            "recovery_ms": fault["recovery_ms"] and round(fault["recovery_ms"]),
+            "flips": fault["flips"],
+        }
+        for fault in summary["faults"]
+    ]
+    return entry
+
+
+def _campaign(path: Path) -> Entry:
+    """A campaign of the simulation, which may still go on: a later look at it takes the place of an earlier one."""
+    state = json.loads(path.read_text(encoding="utf-8"))
+    totals = state["totals"]
+    scenario = f" --scenario {state['scenario']}" if state["scenario"] else ""
+    return {
+        "kind": SIMULATION,
+        "commit": state["commit"],
+        "command": f"python -m chaos_tests sim --resume DIR{scenario}",
+        "figures": {
+            "seeds": totals["seeds"],
+            "virtual hours": round(totals["virtual_s"] / 3600, 2),
+            "operations": totals["operations"],
+            "acknowledged changes": totals["acked"],
+        },
+        "found": [f"python -m chaos_tests sim --seed {seed} --scenario {name}" for seed, name in state["failed"]],
+    }
+
+
+def _keep_runs(fresh: list[Entry], kept: Path) -> int:
+    entries = {(e["kind"], e["commit"], e["command"]): e for e in read(kept)}
+    before = dict(entries)
+    entries |= {(e["kind"], e["commit"], e["command"]): e for e in fresh}
+    if entries != before:
+        kept.write_text("".join(map(_line, entries.values())), encoding="utf-8")
+    return sum(before.get(key) != entry for key, entry in entries.items())
+
+
+def _line(entry: Entry) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
 def read(path: Path) -> list[Entry]:
@@ -66,20 +114,24 @@ def page(entries: Iterable[Entry]) -> str:
     """docs/reliability.md."""
     all_of = list(entries)
     histories = [entry for entry in all_of if entry["kind"] == "history"]
-    others = [entry for entry in all_of if entry["kind"] != "history"]
+    runs = [entry for entry in all_of if entry["kind"] != "history"]
     parts = [
         "# What was run, and what it found",
         "",
         "Generated by `python -m chaos_tests ledger` from `docs/reliability/*.jsonl`; do not edit. How each kind of "
-        "run works: [chaos.md](chaos.md).",
+        "run works: [chaos.md](chaos.md), [simulation.md](simulation.md).",
         "",
         *_live(histories),
-        *_other(others),
+        *_long(runs),
         "## What these figures do not show",
         "",
         "- The machines were small and shared: failover times hold the scheduling delays of two busy cores.",
-        "- A history is minutes long. Faults that need days to build up (slow leaks, counters that wrap) are not in "
-        "it; the simulation's virtual hours are many short runs, too.",
+        "- A history is about a minute long. Faults that need days to build up (slow leaks, counters that wrap) are "
+        "not in it; the simulation's virtual hours are many runs of some twenty virtual seconds, too.",
+        "- Each line holds for its commit alone. What was changed since was tested by the suites, not by these runs.",
+        "- The simulation runs neither LMDB, sockets, gRPC nor the Kafka and Spark clients; the live histories run "
+        "them, but few schedules of theirs. Crash images are of one node's file, recorded on one file system.",
+        "- Flipped bits are judged by what clients are served. A bit that damages nothing that is read counts too.",
         "- Lying disks (which acknowledge a flush and lose it later) are not part of it: no log on one disk survives "
         "them.",
         "- The nodes of a history share one kernel, one clock source and one physical disk.",
@@ -105,6 +157,8 @@ def _live(histories: list[Entry]) -> list[str]:
         ("operations", f"{sum(e['operations'] for e in histories):,}"),
         ("records acknowledged", f"{sum(e['acked_records'] for e in histories):,}"),
         ("records read and compared", f"{sum(e['records_read'] for e in histories):,}"),
+        ("with Kafka consumers in a group", f"{sum('Kafka' in e['workload'] for e in histories):,}"),
+        ("with a Spark streaming read", f"{sum('Spark' in e['workload'] for e in histories):,}"),
         ("bits flipped", f"{sum(f['flips'] for f in faults):,}"),
         ("anomalies", ", ".join(f"{k}: {n}" for k, n in sorted(anomalies.items())) or "none"),
         ("commits", ", ".join(f"{c} ({n})" for c, n in Counter(e["commit"] for e in histories).items())),
@@ -139,18 +193,30 @@ def _live(histories: list[Entry]) -> list[str]:
     return [*parts, ""]
 
 
-def _other(entries: list[Entry]) -> list[str]:
-    if not entries:
-        return []
-    parts = ["## Other long runs", "", "| kind | commit | command | figures | found |", "|---|---|---|---|---|"]
-    for entry in entries:
-        figures = ", ".join(f"{name} {value:,}" for name, value in entry["figures"].items())
-        parts.append(f"| {entry['kind']} | {entry['commit']} | `{entry['command']}` | {figures} | {entry['found']} |")
-    return [*parts, ""]
+def _long(runs: list[Entry]) -> list[str]:
+    """Simulation, crash images and damaged files: a table each, with sums where it has several lines."""
+    parts = []
+    for kind in dict.fromkeys(entry["kind"] for entry in runs):
+        of = [entry for entry in runs if entry["kind"] == kind]
+        names = list(of[0]["figures"])
+        head = ["commit", *names, "found", "command"]
+        parts += [f"## {kind.capitalize()}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for entry in of:
+            found = "<br>".join(f"`{problem}`" for problem in entry["found"]) or "nothing"
+            parts.append(_row(entry["commit"][:10], entry["figures"], names, found, f"`{entry['command']}`"))
+        if len(of) > 1:
+            sums = {name: round(sum(entry["figures"][name] for entry in of), 2) for name in names}
+            parts.append(_row("all", sums, names, str(sum(len(entry["found"]) for entry in of)), ""))
+        parts.append("")
+    return parts
+
+
+def _row(commit: str, figures: dict[str, float], names: list[str], found: str, command: str) -> str:
+    return f"| {commit} | {' | '.join(f'{figures[name]:,}' for name in names)} | {found} | {command} |"
 
 
 def write_page(root: Path) -> Path:
     """docs/reliability.md under `root`."""
-    entries = [entry for path in sorted((root / KEPT.parent).glob("*.jsonl")) for entry in read(path)]
+    entries = [entry for path in sorted((root / KEPT).glob("*.jsonl")) for entry in read(path)]
     (root / PAGE).write_text(page(entries), encoding="utf-8")
     return root / PAGE

@@ -12,6 +12,7 @@ from chaos_tests.live.catalogue import CATALOGUE, NEEDS
 from chaos_tests.live.faults import Fault
 
 FAULTS_MIN: Final = 5  # a history with fewer is not counted
+CALM_S: Final = (0.2, 0.8)  # after all is well again, which is waited for before
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +77,4 @@ def draw_from(faults: list[Fault], seed: str, count: int) -> list[Step]:
     while faults and len(drawn) < count:
         rng.shuffle(faults)
         drawn += faults[: count - len(drawn)]
-    return [Step(fault, rng.uniform(*fault.hold_s), rng.uniform(0.5, 1.5)) for fault in drawn]
+    return [Step(fault, rng.uniform(*fault.hold_s), rng.uniform(*CALM_S)) for fault in drawn]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from chaos_tests.history import OBSERVER, Event, read_jsonl
 from chaos_tests.live.catalogue import CATALOGUE
-from chaos_tests.live.history_run import read_summary
+from chaos_tests.live.summary import read_summary
 
 _COLOURS: Final = {"ok": "#2a7f4f", "info": "#d08a00", "fail": "#c0392b"}
 _STYLE: Final = """
@@ -26,6 +26,7 @@ _PROMISES: Final = (
     "What definitely failed is nowhere.",
     "Every reader of every replica saw the same records at the same offsets, in order, none left out.",
     "High water marks and committed group offsets are linearizable: nobody was told an older one than known before.",
+    "A group of consumers that faults rebalance was given each acknowledged record, and its commits never went back.",
     "With a majority untouched, every partition went on acknowledging during the fault, and all of it after the heal.",
 )
 

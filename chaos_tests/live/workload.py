@@ -91,6 +91,7 @@ class Client(ABC):
         self.name = name
         self.rng = random.Random(f"{name}/{world.rng.random()}")
         self.process = world.recorder.new_process()
+        self.stopping = world.stopping
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
@@ -102,7 +103,7 @@ class Client(ABC):
 
     def _run(self) -> None:
         try:
-            while not self.world.stopping.is_set():
+            while not self.stopping.is_set():
                 self.step()
                 time.sleep(self.rng.expovariate(1.0) * self.think_s)
         except Exception as e:  # noqa: BLE001 - told, and the run is invalid: a harness that has died proves nothing
@@ -313,7 +314,7 @@ class GroupMember(Client):
         if self.rng.random() < 0.4:
             self._commit(partition)
         else:
-            self._fetch(partition)
+            self.fetch(partition)
 
     def _commit(self, partition: Partition) -> None:
         self._count += 1
@@ -336,20 +337,23 @@ class GroupMember(Client):
                 return
             time.sleep(self.rng.uniform(0.02, 0.1))
 
-    def _fetch(self, partition: Partition) -> None:
+    def fetch(self, partition: Partition) -> int | None:
+        """The committed offset, -1 where there is none; None where nobody told it."""
         node = self.any_node()
         wanted = pb.TopicPartition(topic=partition.topic, partition=partition.index)
         request = pb.FetchOffsetsRequest(group=self.group, partitions=[wanted], timeout_ms=ATTEMPT_MS)
         self.world.recorder.invoke(self.process, "fetch", g=self.group, k=partition.key, n=node)
         result = self.ask(node, lambda raw: raw.call(raw.broker.FetchOffsets, request, ATTEMPT_MS / 1000 + 1))
         if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_GROUP:
-            self.world.recorder.ok(self.process, "fetch", o=-1, tag="")
+            offset, tag = -1, ""
         elif isinstance(result, Exception):
             self.conclude("fetch", result)
+            return None
         else:
             found = next(iter(result.offsets), None)
             offset, tag = (found.offset, found.metadata) if found is not None else (-1, "")
-            self.world.recorder.ok(self.process, "fetch", o=offset, tag=tag)
+        self.world.recorder.ok(self.process, "fetch", o=offset, tag=tag)
+        return offset
 
 
 class Assigner(Client):
@@ -405,6 +409,11 @@ def grpc_clients(world: World) -> list[Client]:
 def stop(world: World, clients: list[Client]) -> None:
     """Ends every client after its present operation."""
     world.stopping.set()
+    join(world, clients)
+
+
+def join(world: World, clients: list[Client]) -> None:
+    """Waits for clients that were told to stop."""
     for client in clients:
         client.thread.join(JOIN_S)
         if client.thread.is_alive():

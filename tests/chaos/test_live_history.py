@@ -44,7 +44,8 @@ def test_a_short_history_without_root_holds_and_makes_its_report(tmp_path: Path)
     check_holds(code, summary, printed)
     assert len(summary["faults"]) == len(SCENARIOS["short"])
     assert summary["acked_sends"] >= 200
-    assert {"send", "poll", "hwm", "commit", "fetch", "assign", "kpoll"} <= summary["operations"].keys()
+    assert {"send", "poll", "hwm", "commit", "fetch", "assign", "kpoll", "gsync"} <= summary["operations"].keys()
+    assert "kafka-cg-chaos-team has read all" in printed
     assert summary["seed"] == 1
     assert "--seed 1" in summary["replay"]
     (report,) = tmp_path.glob("*/report.html")
@@ -65,6 +66,14 @@ def test_every_scenario_holds(scenario: str, tmp_path: Path) -> None:
 def test_five_nodes_hold(tmp_path: Path) -> None:
     require_everything()
     check_holds(*run(tmp_path, "--nodes", "5", "--seed", "11"))
+
+
+@pytest.mark.full
+def test_a_spark_stream_through_faults_has_every_record_once(tmp_path: Path) -> None:
+    code, summary, printed = run(tmp_path, *ANYWHERE, "--spark", "--scenario", "kills", "--faults", "3")
+    check_holds(code, summary, printed)
+    assert "--spark" in summary["replay"]
+    assert "spark has read all" in printed
 
 
 @pytest.mark.full

@@ -8,18 +8,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaos_tests.checkers.judge import judge
+from chaos_tests.crash.long_runs import RUN, LongRun
 from chaos_tests.history import Recorder
 from chaos_tests.live import ledger, sockets
 from chaos_tests.live.network import Link, Links, both
 from chaos_tests.live.own import HooksError, read_hooks
 from chaos_tests.live.proxies import ProxyNetwork
 from chaos_tests.live.switch import Switch
+from chaos_tests.sim.ledger import Ledger, Totals
 from smq.coordinator.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
 from smq.raft_state.ids import NodeId
@@ -169,6 +172,7 @@ def _summary(**changed: Any) -> dict[str, Any]:
         "nodes": 3,
         "network": "n",
         "disks": "d",
+        "workload": ["gRPC", "Kafka"],
         "started": "2026-01-01T00:00:00Z",
         "seconds": 60.0,
         "fault_seconds": 12.5,
@@ -195,18 +199,35 @@ def test_the_ledger_keeps_valid_histories_once_and_leaves_planted_ones_out(tmp_p
     }.items():
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "summary.json").write_text(json.dumps(summary))
-    kept = tmp_path / "kept.jsonl"
+    kept = tmp_path / "kept"
     assert ledger.keep(tmp_path / "runs", kept) == 2
     assert ledger.keep(tmp_path / "runs", kept) == 0
-    page = ledger.page(ledger.read(kept))
+    page = ledger.page(ledger.read(kept / ledger.HISTORIES))
     assert "| histories | 2 |" in page
     assert "| kill | 10 | 500 | 500 | 500 | 500 |" in page
     assert "lost-write: 1" in page  # a history with a finding is told, never left out
 
 
+def test_a_campaign_that_goes_on_replaces_its_line_and_long_runs_have_theirs(tmp_path: Path) -> None:
+    campaign, damages = tmp_path / "sim", tmp_path / "flips"
+    for seeds in (10, 1200):
+        state = Ledger("c" * 40, totals=Totals(seeds=seeds, virtual_s=7200.0), failed=[(7, "power")])
+        state.save(campaign)
+        assert ledger.keep(campaign, tmp_path / "kept") == 1
+    assert ledger.keep(campaign, tmp_path / "kept") == 0
+    damages.mkdir()
+    run = LongRun("damaged files", "d" * 40, "python -m chaos_tests flips", {"damages": 1003}, [])
+    (damages / RUN).write_text(json.dumps(asdict(run)))
+    assert ledger.keep(damages, tmp_path / "kept") == 1
+    page = ledger.page(ledger.read(tmp_path / "kept" / ledger.RUNS))
+    seeds_row = "| cccccccccc | 1,200 | 2.0 | 0 | 0 | `python -m chaos_tests sim --seed 7 --scenario power` |"
+    assert seeds_row in page
+    assert "| dddddddddd | 1,003 | nothing |" in page
+
+
 def test_the_page_in_the_repository_is_what_the_kept_lines_give() -> None:
     root = Path(__file__).parents[2]
-    entries = [entry for path in sorted((root / ledger.KEPT.parent).glob("*.jsonl")) for entry in ledger.read(path)]
+    entries = [entry for path in sorted((root / ledger.KEPT).glob("*.jsonl")) for entry in ledger.read(path)]
     assert (root / ledger.PAGE).read_text() == ledger.page(entries), "run `python -m chaos_tests ledger`"
 
 
@@ -266,3 +287,44 @@ def test_a_kafka_consumer_that_is_given_a_hole_or_a_repeat_is_told() -> None:
     _kpoll(good, (0, 1), (1, 2))
     _kpoll(good, (2, 3))
     assert (_anomalies(hole), _anomalies(again), _anomalies(good)) == ({"poll-skip"}, {"nonmonotonic-poll"}, set())
+
+
+def _drained(recorder: Recorder, end: int) -> None:
+    recorder.note("gdrained", g="team", ends={"t/0": end})
+
+
+def _group_read(recorder: Recorder, *offsets: int) -> None:
+    process = recorder.new_process()
+    recorder.invoke(process, "kpoll", c="m1", g="team")
+    recorder.ok(process, "kpoll", r=[["t/0", offset, offset] for offset in offsets], by=f"m1/{process}")
+
+
+def _sent(recorder: Recorder, count: int) -> None:
+    process = recorder.new_process()
+    recorder.invoke(process, "send", k="t/0", v=list(range(count)), acks=-1, idem=True)
+    recorder.ok(process, "send", o=0, ts=1, dup=False)
+
+
+def test_a_group_may_read_twice_across_assignments_and_must_leave_nothing_out() -> None:
+    whole, short = _recorder(), _recorder()
+    for recorder in (whole, short):
+        _sent(recorder, 4)
+        _group_read(recorder, 0, 1)
+        _drained(recorder, 4)
+    _group_read(whole, 1, 2, 3)
+    _group_read(short, 3)
+    assert (_anomalies(whole), _anomalies(short)) == (set(), {"unread"})
+
+
+def _committed(recorder: Recorder, *offsets: int) -> None:
+    process = recorder.new_process()
+    for number, offset in enumerate(offsets):
+        recorder.invoke(process, "commit", g="team", k="t/0", o=offset, tag=f"m-{number}", gen=1)
+        recorder.ok(process, "commit")
+
+
+def test_a_group_whose_commits_go_back_is_told() -> None:
+    on, back = _recorder(), _recorder()
+    _committed(on, 5, 5, 9)
+    _committed(back, 5, 9, 7)
+    assert (_anomalies(on), _anomalies(back)) == (set(), {"commit-regression"})

@@ -2,28 +2,22 @@
 every acknowledged batch and entry; with LMDB's syncs off it does not."""
 
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from chaos_tests.crash.long_runs import SUBMISSIONS, image_failures
 from chaos_tests.crash.recorder import record
 from chaos_tests.crash.trace import Acked, Sync, Trace, Write, dump, images, load, parse
-from chaos_tests.crash.verify import verdict
 
 RECORDED = Path(__file__).parent / "crash_trace.txt"  # python -m chaos_tests.crash.recorder FILE 60
 QUICK_IMAGES = 100
 FULL_IMAGES = 10_000
 
 
-def failures(trace: Trace, folder: Path, count: int, *, seed: int = 1, enough: int = 1 << 30) -> list[str]:
-    found: list[str] = []
-    for number, image in enumerate(images(trace, seed, count)):
-        said = verdict(folder / "node", image.data, image.acked)
-        if said:
-            found.append(f"image {number} of seed {seed}: {said}")
-            if len(found) >= enough:
-                break
-    return found
+def failures(trace: Trace, folder: Path, count: int, *, enough: int = 1 << 30) -> list[str]:
+    return list(islice(image_failures(trace, folder, count), enough))
 
 
 def test_every_image_of_a_recorded_trace_holds_what_was_acknowledged(tmp_path: Path) -> None:
@@ -59,7 +53,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_ten_thousand_images_of_a_fresh_trace_hold_what_was_acknowledged(tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: nothing can record the writes")
-    assert failures(record(400), tmp_path, FULL_IMAGES) == []
+    assert failures(record(SUBMISSIONS), tmp_path, FULL_IMAGES) == []
 
 
 @pytest.mark.full

@@ -1,0 +1,59 @@
+"""Groups that share a topic's records: unread and commit-regression.
+
+Owns the judgement of what a group as a whole was given and has committed: by the end every acknowledged record below
+the `ends` of its `gdrained` note was given to one of its consumers at least once, and no commit that names its
+generation lies below one that had been acknowledged before it began. (What one consumer was given is `kafka`'s; that
+fetched offsets are current is `groups`'; that no old generation commits is `membership`'s.)
+"""
+
+from collections import defaultdict
+
+from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.history import Op
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    _check_unread(facts, findings)
+    commits: dict[tuple[str, str], list[Op]] = defaultdict(list)
+    for op in facts.history.of("commit"):
+        if op.is_ok and "gen" in op.asked:
+            commits[op.asked["g"], op.asked["k"]].append(op)
+    for ops in commits.values():
+        _check_order(ops, findings)
+    return findings.found
+
+
+def _check_unread(facts: Facts, findings: Findings) -> None:
+    read: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for op in facts.history.of("kpoll"):
+        if op.is_ok and "g" in op.asked:
+            for key, offset, _ in op.told["r"]:
+                read[op.asked["g"], key].add(offset)
+    for event in facts.history.noted("gdrained"):
+        for key, end in event["ends"].items():
+            partition = facts.partitions.get(key)
+            if partition is None:
+                continue
+            known = set(partition.final_log)
+            for acked in partition.acked:
+                known.update(range(acked.base, acked.end))
+            missing = sorted(offset for offset in known - read[event["g"], key] if offset < end)
+            if missing:
+                detail = f"{key}: {len(missing)} records were never given to group {event['g']}, first {missing[0]}"
+                findings.add("unread", detail)
+
+
+def _check_order(ops: list[Op], findings: Findings) -> None:
+    """Each generation begins where the one before it had committed, so commits only go on."""
+    ended = sorted(ops, key=lambda op: op.end_ns)
+    at = 0
+    highest: Op | None = None
+    for op in sorted(ops, key=lambda op: op.start_ns):
+        while at < len(ended) and ended[at].end_ns < op.start_ns:
+            if highest is None or ended[at].asked["o"] > highest.asked["o"]:
+                highest = ended[at]
+            at += 1
+        if highest is not None and op.asked["o"] < highest.asked["o"]:
+            detail = f"group {op.asked['g']} on {op.asked['k']} went back from {highest.asked['o']} to {op.asked['o']}"
+            findings.add("commit-regression", detail, highest, op)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -226,7 +227,7 @@ class HistoryRun:
         """Those who read on get to where the log ended when the last producer had stopped."""
         ends: dict[str, int] = {}
         for partition in world.partitions:
-            self.fleet.wait("a range after the heal", lambda p=partition: self._knows_end(p, ends), RECOVERY_S)  # type: ignore[misc]
+            self.fleet.wait("a range after the heal", partial(self._knows_end, partition, ends), RECOVERY_S)
         for reader in late:
             begun = time.monotonic()
             problem = reader.drain(ends, SETTLE_S)

@@ -137,6 +137,9 @@ def _fill(gateway: Gateway, want: Wanted, answer: Struct, outcome: Outcome, hint
         code = fetch_code_of(outcome)
         answer["error_code"] = code
         hints.add(answer, code, want.topic, want.partition)
+        if outcome.details.lo is not None and outcome.details.hi is not None:
+            # Out of range: Kafka leaves its readers to ask what is there.
+            answer |= {"log_start_offset": outcome.details.lo, "high_watermark": outcome.details.hi}
         return
     # None: the response was full before this partition's turn; its range is as this node last applied it.
     found = outcome if isinstance(outcome, Fetched) else find_known(gateway.state, want.topic, want.partition)

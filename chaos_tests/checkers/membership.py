@@ -22,7 +22,10 @@ def check(facts: Facts) -> list[Violation]:
     joins = [op for op in facts.history.of("gjoin") if op.is_ok]
     _check_generations(joins, findings)
     _check_shares([op for op in facts.history.of("gsync") if op.is_ok], findings)
-    _check_commits(joins, facts.history.of("commit"), findings)
+    commits = [op for op in facts.history.of("commit") if op.is_ok and "gen" in op.asked]
+    for group in sorted({op.asked["g"] for op in commits}):
+        told = [op for op in joins if op.asked["g"] == group]
+        _check_commits(told, [op for op in commits if op.asked["g"] == group], findings)
     _check_evictions(facts, findings)
     for event in facts.history.noted("galone"):
         if event["held"] != event["live"]:
@@ -54,11 +57,10 @@ def _check_shares(syncs: list[Op], findings: Findings) -> None:
                 findings.add("shared-partition", f"{part} is two members' in generation {op.asked['gen']}", first, op)
 
 
-def _check_commits(joins: list[Op], commits: list[Op], findings: Findings) -> None:
-    """Against the highest generation that anybody had been told before the commit began."""
+def _check_commits(joins: list[Op], taken: list[Op], findings: Findings) -> None:
+    """Of one group, against the highest generation that anybody had been told before the commit began."""
     told = sorted(joins, key=lambda op: op.end_ns)
     at, highest = 0, None
-    taken = [op for op in commits if op.is_ok and "gen" in op.asked]
     for op in sorted(taken, key=lambda op: op.start_ns):
         while at < len(told) and told[at].end_ns < op.start_ns:
             if highest is None or told[at].told["gen"] > highest.told["gen"]:

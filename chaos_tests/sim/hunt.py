@@ -6,7 +6,8 @@ Owns the search and its table. The seeds begin at one, so that a table can be ma
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos_tests.sim.planted import BUGS, PlantedBug
+from chaos_tests.sim.mutation import PlantedBug
+from chaos_tests.sim.planted import BUGS
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import find
 from chaos_tests.sim.shrink import ShrinkError, shrink

@@ -1,91 +1,9 @@
-"""Planted bugs: production functions with one line changed, to prove that the simulation would notice.
+"""Planted bugs: what is changed in production code, one bug at a time, to prove that the simulation would notice.
 
-Owns the list, and the mutation itself: the source of a function is taken, a text in it replaced, and the result put
-in its place for the time of a run. A text that is not found exactly once is an error: the code has moved, and the
-planted bug must follow it. Nothing of this exists in production code.
+Owns the list: of each bug the rule it breaks, the scenario in which it must be found, and by what.
 """
 
-import importlib
-import inspect
-import textwrap
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from types import CodeType
-from typing import Any
-
-
-class MutationError(AssertionError):
-    """The text to change is not there exactly once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """`target` is module:Class.method or module:function."""
-
-    target: str
-    old: str
-    new: str
-
-
-def _function(target: str) -> Any:
-    """The function that a target names; a property's getter."""
-    module_name, _, path = target.partition(":")
-    owner: Any = importlib.import_module(module_name)
-    for name in path.split("."):
-        owner = inspect.getattr_static(owner, name)
-    return owner.fget if isinstance(owner, property) else owner
-
-
-def _mutated(function: Any, mutations: list[Mutation]) -> CodeType:
-    """The function's code with all the texts replaced."""
-    source = textwrap.dedent(inspect.getsource(function))
-    for mutation in mutations:
-        if source.count(mutation.old) != 1:
-            times = source.count(mutation.old)
-            raise MutationError(f"{mutation.target} contains {mutation.old!r} {times} times, not once")
-        source = source.replace(mutation.old, mutation.new)
-    lines = source.splitlines()
-    while lines[0].startswith("@"):
-        lines.pop(0)
-    scope: dict[str, Any] = {}
-    name = f"<planted in {mutations[0].target}>"
-    exec(compile("\n".join(lines), name, "exec", dont_inherit=True), function.__globals__, scope)
-    code: CodeType = scope[function.__name__].__code__
-    return code
-
-
-@contextmanager
-def mutated(mutations: Iterable[Mutation]) -> Iterator[None]:
-    """Changes the functions in place, so that tables which hold them see the change, too."""
-    by_target: dict[str, list[Mutation]] = {}
-    for mutation in mutations:
-        by_target.setdefault(mutation.target, []).append(mutation)
-    changed = {target: _mutated(_function(target), wanted) for target, wanted in by_target.items()}
-    originals = {target: _function(target).__code__ for target in changed}
-    for target, code in changed.items():
-        _function(target).__code__ = code
-    try:
-        yield
-    finally:
-        for target, code in originals.items():
-            _function(target).__code__ = code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlantedBug:
-    """`anomalies`: what may give it away. `seeds`: within how many seeds of `scenario` it must be found."""
-
-    name: str
-    rule: str
-    mutations: tuple[Mutation, ...]
-    scenario: str
-    anomalies: frozenset[str]
-    seeds: int
-
-    def planted(self) -> AbstractContextManager[None]:
-        return mutated(self.mutations)
-
+from chaos_tests.sim.mutation import Mutation, PlantedBug
 
 _REPLICA = "smq.replication.replica:Replica."
 LOST = frozenset(
@@ -159,6 +77,16 @@ BUGS: tuple[PlantedBug, ...] = (
         scenario="groups",
         anomalies=frozenset({"evicted-alive", "split-generation", "shared-partition"}),
         seeds=20,
+    ),
+    PlantedBug(
+        name="generations-begin-anew",
+        rule="a group that is formed again counts on, so that no command for the former one fits it",
+        mutations=(
+            Mutation("smq.raft_state.groups:make_group", "name=name, generation=state.generation_floor", "name=name"),
+        ),
+        scenario="groups",
+        anomalies=frozenset({"split-generation"}),
+        seeds=5,
     ),
     PlantedBug(
         name="hwm-without-epoch-check",

@@ -22,7 +22,7 @@ from chaos_tests.history import Event, Recorder
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.consumer import Consumer
-from chaos_tests.sim.clients.groups import STATIC, GroupConsumer
+from chaos_tests.sim.clients.groups import BRIEF, STATIC, GroupConsumer
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
@@ -276,6 +276,7 @@ class Simulation:
         made += [
             GroupConsumer(world, f"group-{i}", instance=STATIC if i == 0 else "").run() for i in range(mix.members)
         ]
+        made += [GroupConsumer(world, f"brief-{i}", group=BRIEF).run() for i in range(mix.brief_members)]
         made += [
             Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms, to_hwm=mix.trim_to_hwm).run()
             for i in range(mix.trimmers)

@@ -45,6 +45,7 @@ class ClientMix:
     ranges: int = 1
     groups: int = 2  # clients of a group without members
     members: int = 0  # of one group
+    brief_members: int = 0  # of another, which none of them stays in
     assigners: int = 0  # of offsets without records, in a topic of their own
     trimmers: int = 0
     topic_owners: int = 0

@@ -16,10 +16,11 @@ from smq.raft_state.commands import (
     SetOffsetsRetention,
 )
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import PartitionId, TopicId
+from smq.raft_state.ids import Generation, PartitionId, TopicId
 from smq.raft_state.limits import (
     COMMIT_ITEMS_MAX,
     EXPIRY_STEP_MS_MAX,
+    GENERATION_MAX,
     GROUP_NAME_BYTES_MAX,
     METADATA_BYTES_MAX,
     OFFSET_MAX,
@@ -46,14 +47,24 @@ def make_group(state: ClusterState, name: str) -> GroupState:
     check_group_name(name)
     if len(state.groups) >= state.groups_max:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, the limit (groups_max)")
-    group = state.groups[name] = GroupState(name=name)
+    group = state.groups[name] = GroupState(name=name, generation=state.generation_floor)
     return group
+
+
+def next_generation(group: GroupState) -> Generation:
+    """Begins again after the largest that Kafka's protocol can carry."""
+    return Generation(group.generation + 1 if group.generation < GENERATION_MAX else 1)
 
 
 def drop_if_bare(state: ClusterState, group: GroupState) -> None:
     """A group with neither offsets nor members is gone."""
     if not group.offsets and not group.members:
-        del state.groups[group.name]
+        _drop(state, group)
+
+
+def _drop(state: ClusterState, group: GroupState) -> None:
+    state.generation_floor = max(state.generation_floor, group.generation)
+    del state.groups[group.name]
 
 
 def check_group_name(name: str) -> None:
@@ -144,7 +155,7 @@ def delete_group(state: ClusterState, command: DeleteGroup) -> Applied:
     group = find_group(state, command.group)
     if group.members:
         raise Refused(ErrorCode.GROUP_NOT_EMPTY, f"group {quoted(group.name)} has {len(group.members)} members")
-    del state.groups[group.name]
+    _drop(state, group)
     return _DONE
 
 

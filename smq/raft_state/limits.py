@@ -50,6 +50,7 @@ MEMBER_TEXT_BYTES_MAX: Final = 1_024  # a member's or client's id, an instance i
 SESSION_TIMEOUT_MS_MAX: Final = 2**31 - 1  # as the wire can say it; the coordinator allows less
 OFFSETS_RETENTION_MS_DEFAULT: Final = 90 * 86_400_000  # a consumer that was away for 30 days resumes (P6), with room
 OFFSETS_RETENTION_MS_MAX: Final = 100 * 365 * 86_400_000
+GENERATION_MAX: Final = 2**31 - 1  # an int32 of Kafka's protocol
 EXPIRY_STEP_MS_MAX: Final = 1_200_000  # of one ExpireOffsets: at one in 10 minutes no clock runs faster than twice
 
 # --- offsets: half of int64 is left to grow into, so no sum of an offset and a batch can overflow

@@ -20,7 +20,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.groups import check_group_name, drop_if_bare, find_group, find_member, make_group
+from smq.raft_state.groups import check_group_name, drop_if_bare, find_group, find_member, make_group, next_generation
 from smq.raft_state.ids import Generation
 from smq.raft_state.limits import (
     GROUP_BYTES_MAX,
@@ -50,7 +50,7 @@ def form_generation(state: ClusterState, command: FormGeneration) -> Applied:
     if group is None:
         group = make_group(state, command.group)
     _set_members(state, group, members)
-    group.generation = Generation(group.generation + 1)
+    group.generation = next_generation(group)
     group.phase = GroupPhase.COMPLETING
     group.protocol_type = command.protocol_type
     group.protocol = command.protocol
@@ -94,7 +94,7 @@ def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
         # Not the coordinator's memory alone: the next one must know that these have to rebalance.
         group.phase = GroupPhase.PREPARING
         return _DONE
-    group.generation = Generation(group.generation + 1)
+    group.generation = next_generation(group)
     group.phase = GroupPhase.EMPTY
     group.protocol = group.leader = ""
     group.emptied_ms = max(command.removed_ms, state.expiry_clock_ms)

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 PIECE_ITEMS: Final = 250  # partitions, replies: half a millisecond of encoding
 PIECE_GROUPS: Final = 5  # of up to 10,000 commits each, but some hundred as a rule
-FORMAT_VERSION: Final = 3  # of these bytes; 2 had no racks
+FORMAT_VERSION: Final = 4  # of these bytes; 3 had no floor of generations, 2 no racks
 _FIRST_VERSION: Final = 1  # the oldest that is read: no drained nodes, no assigned offsets, no members of groups
 SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
 
@@ -95,7 +95,7 @@ _NODE_V1: Final = (
 _NODE_V2: Final = (*_NODE_V1, ("drained", FLAG))
 _NODE: Final = (*_NODE_V2, ("rack", TEXT))
 _NODES: Final = {
-    version: Many(Record(NodeState, fields)) for version, fields in enumerate((_NODE_V1, _NODE_V2, _NODE), 1)
+    version: Many(Record(NodeState, fields)) for version, fields in enumerate((_NODE_V1, _NODE_V2, _NODE, _NODE), 1)
 }
 _TOPIC: Final = (
     ("name", TEXT),
@@ -109,7 +109,9 @@ _PRODUCERS: Final = Many(Group((INT64, INT16)))
 _PRODUCER: Final = struct.Struct(">qh")
 _REPLY: Final = struct.Struct(f">{REQUEST_ID_BYTES}sH")  # request, length of the reply
 _REPLIES: Final = Many(Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX))))
-_GROUPS_AS_A_WHOLE: Final = (("offsets_retention_ms", INT64), ("expiry_clock_ms", INT64))
+_GROUPS_V2: Final = (("offsets_retention_ms", INT64), ("expiry_clock_ms", INT64))
+_GROUPS_AS_A_WHOLE: Final = (*_GROUPS_V2, ("generation_floor", INT32))
+_FLOOR_VERSION: Final = 4  # the first with a floor of generations
 _COORDINATORS: Final = Many(Record(CoordinatorSlot, (("node", INT32), ("incarnation", INT64), ("epoch", INT32))))
 _GROUP: Final = (
     ("generation", INT32),
@@ -206,7 +208,7 @@ def decode_state(data: Bytes) -> ClusterState:
     state.groups = {group.name: group for group in groups}
     state.member_bytes = sum(members_bytes(group.members) for group in groups)
     if has_members:
-        for name, kind in _GROUPS_AS_A_WHOLE:
+        for name, kind in _GROUPS_AS_A_WHOLE if version >= _FLOOR_VERSION else _GROUPS_V2:
             setattr(state, name, kind.read(reader))
         state.coordinators = list(_COORDINATORS.read(reader))
     state.replies = dict(_REPLIES.read(reader))

@@ -194,6 +194,9 @@ class ClusterState:
     coordinators: list[CoordinatorSlot] = field(default_factory=lambda: [_NO_COORDINATOR] * COORDINATOR_SLOTS)
     offsets_retention_ms: int = OFFSETS_RETENTION_MS_DEFAULT  # 0: for ever
     expiry_clock_ms: int = 0  # the time that expiry goes by; 0 before the first ExpireOffsets
+    # The highest of any group that is gone. New groups count on from it, so that a command that was meant for a former
+    # group of the same name never fits the present one.
+    generation_floor: Generation = _NO_GENERATION
     member_bytes: int = 0  # of all groups' members: a sum that follows from them, kept so that nobody has to add it up
     replies: dict[RequestId, bytes] = field(default_factory=dict)  # encoded replies, oldest first
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the last ones, oldest first

@@ -3,7 +3,8 @@
 import pytest
 
 from chaos_tests.sim.hunt import hunt
-from chaos_tests.sim.planted import BUGS, Mutation, MutationError, PlantedBug, mutated
+from chaos_tests.sim.mutation import Mutation, MutationError, PlantedBug, mutated
+from chaos_tests.sim.planted import BUGS
 from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.state import EpochStart
 from smq.replication import lineage

@@ -19,6 +19,7 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset, RequestId
 
 GROUP: Final = "kg"
+BRIEF: Final = "brief"  # a group whose members commit nothing and go soon: it ends with each last one, and begins anew
 STATIC: Final = "static"  # the instance id of the one static member
 REBALANCE_MS: Final = 6_000
 BEAT_MS: Final = 500.0
@@ -35,9 +36,10 @@ def _label(member_id: str) -> str:
 
 
 class GroupConsumer(Client):
-    def __init__(self, world: World, name: str, *, instance: str = "") -> None:
+    def __init__(self, world: World, name: str, *, instance: str = "", group: str = GROUP) -> None:
         super().__init__(world, name)
         self.name = name
+        self.group = group
         self.instance = instance
         self.member_id = ""
         self.generation = -1
@@ -63,6 +65,11 @@ class GroupConsumer(Client):
             yield Sleep(self.rng.uniform(50, 300))
             return
         if not (yield from self._sync(joined)):
+            return
+        if self.group == BRIEF:
+            yield Sleep(self.rng.uniform(0, BEAT_MS))
+            yield from self._leave()
+            self.member_id = ""
             return
         if self._held and self.rng.random() < 0.3:  # a thread that has not noticed: it must be refused
             yield from self._commit(self.rng.choice(self._held), generation=self.generation - 1)
@@ -93,7 +100,7 @@ class GroupConsumer(Client):
         """A Script that returns the answer of the group's coordinator, looked up first where it is not known."""
         if self.coordinator is None:
             found = yield Call(
-                self.any_node(), lambda api, done: done(coordinator_of(api.state, GROUP).node), CALL_MS, CALL_MS
+                self.any_node(), lambda api, done: done(coordinator_of(api.state, self.group).node), CALL_MS, CALL_MS
             )
             if isinstance(found, Lost | SmqError) or not found:
                 return Lost.REFUSED
@@ -116,9 +123,9 @@ class GroupConsumer(Client):
             protocols=((PROTOCOL, b""),),
         )
         asked = Join(
-            group=GROUP, member=member, protocol_type="consumer", takes_id_first=True, can_skip_assignment=True
+            group=self.group, member=member, protocol_type="consumer", takes_id_first=True, can_skip_assignment=True
         )
-        self.world.recorder.invoke(self.process, "gjoin", g=GROUP, m=self.member_id)
+        self.world.recorder.invoke(self.process, "gjoin", g=self.group, m=self.member_id)
         joined = yield from self._ask(lambda api, done: api.groups.join(asked, done), JOIN_MS)
         if not isinstance(joined, Joined):
             self.conclude_unknown("gjoin")
@@ -142,8 +149,8 @@ class GroupConsumer(Client):
         assignments: tuple[tuple[str, bytes], ...] = ()
         if joined.leader == self.member_id and not joined.skip_assignment:
             assignments = self._assign([member_id for member_id, _, _ in joined.members])
-        asked = Sync(group=GROUP, who=self._who, generation=self.generation, assignments=assignments)
-        self.world.recorder.invoke(self.process, "gsync", g=GROUP, m=self.member_id, gen=self.generation)
+        asked = Sync(group=self.group, who=self._who, generation=self.generation, assignments=assignments)
+        self.world.recorder.invoke(self.process, "gsync", g=self.group, m=self.member_id, gen=self.generation)
         synced = yield from self._ask(lambda api, done: api.groups.sync(asked, done), JOIN_MS)
         if not isinstance(synced, Synced):
             self.conclude_unknown("gsync")
@@ -167,8 +174,8 @@ class GroupConsumer(Client):
     def _beat(self) -> Any:
         """A Script that returns the code, None where nothing is known."""
         who, generation = self._who, self.generation
-        self.world.recorder.invoke(self.process, "gbeat", g=GROUP, m=self.member_id, gen=generation)
-        code = yield from self._ask(lambda api, done: done(api.groups.heartbeat(GROUP, who, generation)))
+        self.world.recorder.invoke(self.process, "gbeat", g=self.group, m=self.member_id, gen=generation)
+        code = yield from self._ask(lambda api, done: done(api.groups.heartbeat(self.group, who, generation)))
         if not isinstance(code, KafkaError):
             self.conclude_unknown("gbeat")
             return None
@@ -185,14 +192,14 @@ class GroupConsumer(Client):
         request_id = RequestId(self.rng.randbytes(16))
 
         def request(api: Any, done: Callable[[Any], None]) -> None:
-            code = api.groups.refusal(GROUP)
+            code = api.groups.refusal(self.group)
             if code is not KafkaError.NONE:
                 done(code)
             else:
-                api.groups.commit(GROUP, who, generation, items, request_id, int(CALL_MS), done)
+                api.groups.commit(self.group, who, generation, items, request_id, int(CALL_MS), done)
 
         self.world.recorder.invoke(
-            self.process, "commit", g=GROUP, k=partition.key, o=at, tag=tag, gen=generation, m=self.member_id
+            self.process, "commit", g=self.group, k=partition.key, o=at, tag=tag, gen=generation, m=self.member_id
         )
         result = yield from self._ask(request)
         if isinstance(result, KafkaError) or (isinstance(result, SmqError) and result.code.is_definite):
@@ -205,8 +212,8 @@ class GroupConsumer(Client):
 
     def _leave(self) -> Script:
         who = self._who
-        self.world.recorder.invoke(self.process, "gleave", g=GROUP, m=self.member_id)
-        codes = yield from self._ask(lambda api, done: api.groups.leave(GROUP, [who], done), CALL_MS * 12)
+        self.world.recorder.invoke(self.process, "gleave", g=self.group, m=self.member_id)
+        codes = yield from self._ask(lambda api, done: api.groups.leave(self.group, [who], done), CALL_MS * 12)
         if isinstance(codes, list):
             self.ok("gleave", code=codes[0].name)
         else:
@@ -222,5 +229,5 @@ class GroupConsumer(Client):
                 break
         live = sorted(known.key for known in self.world.partitions if not known.dropped)
         held = sorted(known.key for known in self._held)
-        self.world.recorder.note("galone", g=GROUP, held=held, live=live)
+        self.world.recorder.note("galone", g=self.group, held=held, live=live)
         yield from self._leave()

@@ -51,6 +51,15 @@ from tests.unit.raft_state.support import (
 
 def commands() -> list[Command]:
     """The life, in order."""
+    return [
+        *commands_of_v3(),
+        form("again", _epoch("again"), 0, member("g")),  # counts on from the group that is gone
+        hand_out("again", _epoch("again"), 3, g=b"x"),
+    ]
+
+
+def commands_of_v3() -> list[Command]:
+    """What there was when the third format was made."""
     return [*commands_of_v2(), register(3, incarnation=3, rack="süd")]
 
 
@@ -77,8 +86,6 @@ def commands_of_members() -> list[Command]:
         hand_out("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
         member_commit("team", 1, "a", (pid(2, 0), 19)),
         replaced("team", _epoch("team"), "b", member("c", "range", instance="i")),
-        form("left", _epoch("left"), 0, member("d")),
-        remove("left", _epoch("left"), 1, "d"),
         form("torn", _epoch("torn"), 0, member("e"), member("f")),
         member_commit("torn", 1, "e", (pid(2, 0), 1)),
         remove("torn", _epoch("torn"), 1, "e"),
@@ -88,6 +95,8 @@ def commands_of_members() -> list[Command]:
         DeleteGroup(group="deleted", request_id=rid(40)),
         SetOffsetsRetention(retention_ms=1_000_000, request_id=rid(41)),
         ExpireOffsets(now_ms=500_000),
+        form("left", _epoch("left"), 0, member("d")),
+        remove("left", _epoch("left"), 1, "d"),
         register(4, 8, kafka="moved:1"),
     ]
 

@@ -24,6 +24,7 @@ from smq.raft_state.ids import Generation, Incarnation, NodeId
 from smq.raft_state.limits import (
     COORDINATOR_SLOTS,
     EXPIRY_STEP_MS_MAX,
+    GENERATION_MAX,
     GROUP_BYTES_MAX,
     GROUP_MEMBERS_MAX,
     MEMBER_PROTOCOLS_MAX,
@@ -177,6 +178,57 @@ def test_generation_that_is_sent_twice_forms_once(driver: Driver) -> None:
     command = replace(form("g", 1, 0, member("a")), request_id=rid(1))
     assert driver.ok(command) == driver.ok(command) == GenerationFormed(generation=Generation(1))
     assert group(driver).generation == 1
+
+
+def test_group_that_is_formed_again_counts_on_so_that_old_commands_do_not_fit_it(driver: Driver) -> None:
+    driver.ok(form("g", 1, 0, member("a")))
+    late = hand_out("g", 1, 1, a=b"old")
+    driver.ok(remove("g", 1, 1, "a"))
+    assert driver.machine.state.groups == {}
+    assert driver.ok(form("g", 1, 0, member("b"))) == GenerationFormed(generation=Generation(3))
+    driver.refused(late, ErrorCode.ILLEGAL_GENERATION)
+    driver.ok(hand_out("g", 1, 3, b=b"new"))
+    assert group(driver).members["b"].assignment == b"new"
+
+
+GONE: dict[str, list[Command]] = {
+    "emptied": [remove("g", 1, 1, "a")],
+    "deleted": [member_commit("g", 1, "a", (pid(1), 1)), remove("g", 1, 1, "a"), DeleteGroup(group="g")],
+    "without its topic": [
+        member_commit("g", 1, "a", (pid(1), 1)),
+        remove("g", 1, 1, "a"),
+        DeleteTopic(name="t1"),
+    ],
+    "expired": [
+        SetOffsetsRetention(retention_ms=1),
+        ExpireOffsets(now_ms=1),
+        member_commit("g", 1, "a", (pid(1), 1)),
+        remove("g", 1, 1, "a"),
+        ExpireOffsets(now_ms=2_000),
+    ],
+}
+
+
+@pytest.mark.parametrize("way", GONE)
+def test_every_way_in_which_a_group_ends_is_remembered_by_its_generation(driver: Driver, way: str) -> None:
+    stable(driver, "a")
+    for command in GONE[way]:
+        driver.ok(command)
+    assert driver.machine.state.groups == {}
+    assert driver.machine.state.generation_floor == 2
+    driver = Driver(Machine.restore(driver.machine.snapshot()))
+    driver.ok(topic(2, "t2", replicas=1))
+    driver.ok(commit("other", (pid(2), 1)))
+    assert group(driver, "other").generation == 2
+
+
+def test_generations_begin_again_after_the_largest(driver: Driver) -> None:
+    stable(driver, "a")
+    group(driver).generation = Generation(GENERATION_MAX)
+    assert driver.ok(form("g", 1, GENERATION_MAX, member("a"))) == GenerationFormed(generation=Generation(1))
+    group(driver).generation = Generation(GENERATION_MAX)
+    driver.ok(remove("g", 1, GENERATION_MAX, "a"))
+    assert driver.machine.state.generation_floor <= GENERATION_MAX
 
 
 BIG = member("b", metadata=bytes(GROUP_BYTES_MAX))

@@ -1,0 +1,87 @@
+"""Mutations: production functions with one line changed for the time of a run.
+
+Owns the mutation itself: the source of a function is taken, a text in it replaced, and the result put in its place.
+A text that is not found exactly once is an error: the code has moved, and the planted bug must follow it. Nothing of
+this exists in production code. The list of bugs is in `planted`.
+"""
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+
+class MutationError(AssertionError):
+    """The text to change is not there exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`target` is module:Class.method or module:function."""
+
+    target: str
+    old: str
+    new: str
+
+
+def _function(target: str) -> Any:
+    """The function that a target names; a property's getter."""
+    module_name, _, path = target.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    for name in path.split("."):
+        owner = inspect.getattr_static(owner, name)
+    return owner.fget if isinstance(owner, property) else owner
+
+
+def _mutated(function: Any, mutations: list[Mutation]) -> CodeType:
+    """The function's code with all the texts replaced."""
+    source = textwrap.dedent(inspect.getsource(function))
+    for mutation in mutations:
+        if source.count(mutation.old) != 1:
+            times = source.count(mutation.old)
+            raise MutationError(f"{mutation.target} contains {mutation.old!r} {times} times, not once")
+        source = source.replace(mutation.old, mutation.new)
+    lines = source.splitlines()
+    while lines[0].startswith("@"):
+        lines.pop(0)
+    scope: dict[str, Any] = {}
+    name = f"<planted in {mutations[0].target}>"
+    exec(compile("\n".join(lines), name, "exec", dont_inherit=True), function.__globals__, scope)
+    code: CodeType = scope[function.__name__].__code__
+    return code
+
+
+@contextmanager
+def mutated(mutations: Iterable[Mutation]) -> Iterator[None]:
+    """Changes the functions in place, so that tables which hold them see the change, too."""
+    by_target: dict[str, list[Mutation]] = {}
+    for mutation in mutations:
+        by_target.setdefault(mutation.target, []).append(mutation)
+    changed = {target: _mutated(_function(target), wanted) for target, wanted in by_target.items()}
+    originals = {target: _function(target).__code__ for target in changed}
+    for target, code in changed.items():
+        _function(target).__code__ = code
+    try:
+        yield
+    finally:
+        for target, code in originals.items():
+            _function(target).__code__ = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlantedBug:
+    """`anomalies`: what may give it away. `seeds`: within how many seeds of `scenario` it must be found."""
+
+    name: str
+    rule: str
+    mutations: tuple[Mutation, ...]
+    scenario: str
+    anomalies: frozenset[str]
+    seeds: int
+
+    def planted(self) -> AbstractContextManager[None]:
+        return mutated(self.mutations)

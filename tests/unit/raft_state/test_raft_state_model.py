@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from smq.raft_state.commands import (
     AddPartitions,
@@ -22,11 +22,12 @@ from smq.raft_state.commands import (
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, partition_id
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId, PartitionIndex, TopicId, partition_id
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import PartitionState
-from tests.unit.raft_state.support import Driver, advance, advances, commit, elect, register, rid, tid
+from tests.unit.raft_state.group_model import GroupRules
+from tests.unit.raft_state.support import Driver, advance, advances, elect, register, rid, tid
 
 NAMES = ["a", "b", "c"]
 NODES = [1, 2, 3]
@@ -38,15 +39,14 @@ offsets = st.integers(-1, 12)
 staleness = st.sampled_from([0] * 6 + [1, 2])
 
 
-class ClusterLife(RuleBasedStateMachine):
-    """`model[name]` is a dict with the topic's id and one dict a partition; `groups[name][(topic, index)]`."""
+class ClusterLife(GroupRules):
+    """`model[name]` is a dict with the topic's id and one dict a partition; of the groups, see GroupRules."""
 
     def __init__(self) -> None:
         super().__init__()
         self.driver = Driver()
         self.model: dict[str, dict[str, Any]] = {}
         self.nodes: dict[int, dict[str, Any]] = {}
-        self.groups: dict[str, dict[tuple[bytes, int], int]] = {}
         self.hwm_peaks: dict[bytes, int] = {}
         self.last_topic = 0
         self.last_request = 0
@@ -64,6 +64,10 @@ class ClusterLife(RuleBasedStateMachine):
 
     def topic_id(self, name: str) -> TopicId:
         return self.model[name]["id"] if name in self.model else tid(999)
+
+    def pid_of(self, name: str, index: int) -> tuple[PartitionId, bool]:
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        return pid, self.model_partition(name, index) is not None
 
     def model_partition(self, name: str, index: int) -> dict[str, Any] | None:
         partitions = self.model[name]["partitions"] if name in self.model else []
@@ -87,7 +91,7 @@ class ClusterLife(RuleBasedStateMachine):
     def start(self) -> None:
         self.driver.ok(default_init("model"))
         for node in NODES:
-            self.driver.ok(register(node))
+            self.driver.ok(register(node, kafka="host:9"))
             self.nodes[node] = {"incarnation": 1, "fenced": False}
         self.create("a", 1, 3, 0)
 
@@ -95,7 +99,7 @@ class ClusterLife(RuleBasedStateMachine):
     def register(self, node: int, step: int) -> None:
         entry = self.nodes[node]
         incarnation = entry["incarnation"] + step
-        self.expect(register(node, incarnation), ErrorCode.STALE_INCARNATION if step < 0 else None)
+        self.expect(register(node, incarnation, kafka="host:9"), ErrorCode.STALE_INCARNATION if step < 0 else None)
         if step >= 0:
             entry.update(incarnation=incarnation, fenced=False)
 
@@ -141,8 +145,7 @@ class ClusterLife(RuleBasedStateMachine):
         self.expect(DeleteTopic(name=name), None if name in self.model else ErrorCode.UNKNOWN_TOPIC)
         gone = self.model.pop(name, None)
         if gone:
-            kept = {g: {k: o for k, o in offs.items() if k[0] != gone["id"]} for g, offs in self.groups.items()}
-            self.groups = {g: offs for g, offs in kept.items() if offs}
+            self.forget_topic(gone["id"])
 
     @rule(name=names, count=st.integers(1, 3))
     def grow(self, name: str, count: int) -> None:
@@ -219,22 +222,6 @@ class ClusterLife(RuleBasedStateMachine):
         if p is not None and code is None:
             p["lo"] = max(p["lo"], offset)
 
-    @rule(group=st.sampled_from(["g", "h"]), items=st.dictionaries(st.tuples(names, indexes), offsets, max_size=3))
-    def commit(self, group: str, items: dict[tuple[str, int], int]) -> None:
-        wanted = [(self.topic_id(name), index, offset) for (name, index), offset in items.items()]
-        code = None
-        for (name, index), offset in items.items():
-            if self.model_partition(name, index) is None:
-                code = code or ErrorCode.UNKNOWN_PARTITION
-            elif offset < 0:
-                code = code or ErrorCode.INVALID_OFFSET
-        pairs = [(partition_id(t, PartitionIndex(index)), offset) for t, index, offset in wanted]
-        if len({pid for pid, _ in pairs}) < len(pairs):
-            return  # two topics that do not exist share an id here; a duplicate has its own test
-        self.expect(commit(group, *pairs), code)
-        if code is None and wanted:
-            self.groups.setdefault(group, {}).update({(t, index): offset for t, index, offset in wanted})
-
     @rule(name=names, producer=st.booleans())
     def retry_under_a_request_id(self, name: str, producer: bool) -> None:
         self.last_request += 1
@@ -262,11 +249,7 @@ class ClusterLife(RuleBasedStateMachine):
         for name, topic in self.model.items():
             real = state.topics[name].partitions
             assert [self._seen(p) for p in real] == topic["partitions"]
-        groups = {
-            name: {(p[:16], int.from_bytes(p[16:], "big")): c.offset for p, c in group.offsets.items()}
-            for name, group in state.groups.items()
-        }
-        assert groups == self.groups
+        self.check_groups(state)
         assert {n: {"incarnation": e.incarnation, "fenced": e.fenced} for n, e in state.nodes.items()} == self.nodes
 
     @invariant()

@@ -97,6 +97,9 @@ HTTP_CONNECTIONS_PER_ADDRESS_MAX: Final = 64
 # --- groups with members
 GROUP_SESSION_MS_MIN: Final = 1_000  # below it a busy machine evicts who is well; Kafka's own default floor is 6 s
 GROUP_SESSION_MS_MAX: Final = 1_800_000  # as Kafka's group.max.session.timeout.ms
+# Groups without a generation yet that one address has asked for: a tenth of groups_max, which strangers could else fill
+# by asking for ids under many names; more than a machine starts jobs at once.
+GROUPS_NEW_PER_ADDRESS_MAX: Final = 1_000
 GROUP_INITIAL_DELAY_MS_DEFAULT: Final = 3_000  # as Kafka's group.initial.rebalance.delay.ms
 GROUP_INITIAL_DELAY_MS_MAX: Final = 60_000  # beyond it a first consumer would seem to hang
 GROUP_QUEUE_MAX: Final = 4_000  # requests that wait for one command: a few of each member there may be

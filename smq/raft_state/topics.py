@@ -4,9 +4,6 @@ Owns what a valid topic is: its name, its size, its configuration. Leaves placem
 offsets to `groups`. Only `machine` imports it.
 """
 
-import re
-from typing import Final
-
 from smq.raft_state.commands import (
     AddPartitions,
     AlterTopicConfig,
@@ -19,13 +16,12 @@ from smq.raft_state.commands import (
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.groups import forget_topic
 from smq.raft_state.ids import Offset
-from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES, TOPIC_NAME_CHARS_MAX
+from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES
+from smq.raft_state.names import is_topic_name
 from smq.raft_state.placement import new_partition, place
 from smq.raft_state.refusal import Refused, find_topic, quoted
 from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import EXTERNAL, STORAGE, check_key, checked_config, differing, is_external
-
-_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 
 
 def create_topic(state: ClusterState, command: CreateTopic) -> Applied:
@@ -101,7 +97,7 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
 
 
 def _check_name(state: ClusterState, command: CreateTopic) -> None:
-    if command.name in (".", "..") or _NAME.fullmatch(command.name) is None:
+    if not is_topic_name(command.name):
         raise Refused(ErrorCode.INVALID_TOPIC_NAME, f"{quoted(command.name)} is not a topic name")
     if command.name in state.topics:
         raise Refused(ErrorCode.TOPIC_EXISTS, f"topic {quoted(command.name)} exists")

@@ -137,6 +137,8 @@ def test_resources_that_do_not_exist_are_refused(cluster: Cluster, leader: Leade
     setting = (MAX_MESSAGE_BYTES, SET, "1")
     assert _described(raw, "nowhere")["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
     assert _altered(raw, "nowhere", setting) == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+    assert _described(raw, "no/where")["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
+    assert _altered(raw, "no/where", setting) == KafkaError.INVALID_TOPIC_EXCEPTION
     assert _described(raw, "x", kind=77)["error_code"] == KafkaError.INVALID_REQUEST
     assert _altered(raw, "x", setting, resource_type=77) == KafkaError.INVALID_REQUEST
     assert _described(raw, "99", kind=BROKER)["error_code"] == KafkaError.INVALID_REQUEST

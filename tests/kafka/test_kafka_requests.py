@@ -306,8 +306,9 @@ def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, n
     asked = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
     body = raw.call(ApiKey.CREATE_TOPICS, 5, topics=[asked | {"name": name}])
     assert body["topics"][0]["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
-    body = raw.call(ApiKey.METADATA, 9, topics=[{"name": name}])
-    assert body["topics"][0]["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
+    for may_create in (True, False):
+        body = raw.call(ApiKey.METADATA, 9, topics=[{"name": name}], allow_auto_topic_creation=may_create)
+        assert body["topics"][0]["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize(

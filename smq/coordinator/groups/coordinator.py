@@ -20,6 +20,7 @@ from smq.coordinator.limits import (
     GROUP_SESSION_MS_MAX,
     GROUP_SESSION_MS_MIN,
     GROUP_TICK_MS,
+    GROUPS_NEW_PER_ADDRESS_MAX,
     MEMBER_ID_CHARS_MAX,
 )
 from smq.raft_state.commands import Command, CommitMemberOffsets, ExpireOffsets, OffsetCommit, Reply
@@ -121,7 +122,8 @@ class GroupCoordinator:
         group = self._find(request.group)
         if group is None:
             epoch = coordinator_of(self._node.state, request.group).epoch
-            group = self._live[request.group] = LiveGroup(self, request.group, epoch)
+            address = request.member.client_host
+            group = self._live[request.group] = LiveGroup(self, request.group, epoch, opened_by=address)
         return group.join(request, done)
 
     def _join_refusal(self, request: Join) -> KafkaError:
@@ -137,12 +139,19 @@ class GroupCoordinator:
         code = self.refusal(request.group)
         if code is not KafkaError.NONE:
             return code
+        return self._new_group_refusal(request.group, member.client_host)
+
+    def _new_group_refusal(self, name: str, address: str) -> KafkaError:
         state = self._node.state
-        if request.group not in state.groups and request.group not in self._live:
-            new = sum(1 for name in self._live if name not in state.groups)
-            if len(state.groups) + new >= state.groups_max:
-                log.warning("group_refused", group=request.group, reason="there are groups_max groups")
-                return KafkaError.POLICY_VIOLATION
+        if name in state.groups or name in self._live:
+            return KafkaError.NONE
+        new = [group for group in self._live.values() if group.name not in state.groups]
+        if len(state.groups) + len(new) >= state.groups_max:
+            log.warning("group_refused", group=name, reason="there are groups_max groups")
+            return KafkaError.POLICY_VIOLATION
+        if sum(group.opened_by == address for group in new) >= GROUPS_NEW_PER_ADDRESS_MAX:
+            log.warning("group_refused", group=name, reason="its address has asked for too many new groups")
+            return KafkaError.COORDINATOR_NOT_AVAILABLE  # clients ask again a little later
         return KafkaError.NONE
 
     def sync(self, request: Sync, done: OnSynced) -> Callable[[], None]:

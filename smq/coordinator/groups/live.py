@@ -70,8 +70,10 @@ class LiveHost(Protocol):
 class LiveGroup:
     """All methods may be called at any time; answers come through the callbacks, perhaps before the call returns."""
 
-    def __init__(self, host: LiveHost, name: str, epoch: Epoch) -> None:
+    def __init__(self, host: LiveHost, name: str, epoch: Epoch, *, opened_by: str = "") -> None:
+        """`opened_by` is the address that asked for a group that there was not."""
         self.name = name
+        self.opened_by = opened_by
         self.epoch = epoch  # of the coordinator: another one makes another object
         self.due_ns = _NEVER_NS  # nothing is to be done by the clock before this
         self._host = host

@@ -22,6 +22,7 @@ from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.lookup import find_topic
 from smq.raft_state.commands import AlterTopicConfig
 from smq.raft_state.errors import SmqError
+from smq.raft_state.names import is_topic_name
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG, config_value
 
 TOPIC: Final = 2
@@ -76,6 +77,7 @@ def _answer_to(asked: Struct) -> Struct:
 async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
     """Of a topic, after a barrier: who has altered it through another node sees it here."""
     if kind == TOPIC:
+        _check_topic_name(name)
         await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
         return described((await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)).config)
     if kind == BROKER:
@@ -85,6 +87,11 @@ async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
             raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
         return _described_node(gateway)
     raise _unsupported(kind)
+
+
+def _check_topic_name(name: str) -> None:
+    if not is_topic_name(name):
+        raise KafkaRefusal(KafkaError.INVALID_TOPIC_EXCEPTION, f"{name[:80]!r} is not a topic name")
 
 
 def _unsupported(kind: int) -> KafkaRefusal:
@@ -176,6 +183,7 @@ async def _alter(gateway: Gateway, asked: Struct, changes_of: _ChangesOf, *, is_
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
     if asked["resource_type"] != TOPIC:
         raise _unsupported(asked["resource_type"])
+    _check_topic_name(asked["resource_name"])
     if any(count > 1 for count in Counter(c["name"] for c in asked["configs"]).values()):
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, "a configuration key is given twice")
     set_, unset = changes_of(asked["configs"])

@@ -19,6 +19,7 @@ from smq.coordinator.kafka.keys import SERVED
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
+from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import ClusterState, PartitionState, TopicState
 from smq.raft_state.topic_config import is_external
 
@@ -91,7 +92,7 @@ async def _named_topic(gateway: Gateway, asked: Struct, *, may_create: bool) -> 
 
 
 def _code_of_unknown(name: str) -> KafkaError:
-    return KafkaError.UNKNOWN_TOPIC_OR_PARTITION if name else KafkaError.INVALID_TOPIC_EXCEPTION
+    return KafkaError.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else KafkaError.INVALID_TOPIC_EXCEPTION
 
 
 def _unknown(name: str | None, topic_id: bytes, code: KafkaError) -> Struct:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from smq.coordinator.groups import coordinator as coordinator_module
 from smq.coordinator.groups import live as live_module
 from smq.coordinator.groups.types import Identity, Sync, Synced
 from smq.coordinator.kafka.errors import KafkaError
@@ -168,6 +169,27 @@ def test_groups_max_refuses_a_new_group_and_not_one_that_there_is(world: World) 
     codes: list[KafkaError] = []
     world.coordinator.join(replace(join.request(), group=other), lambda joined: codes.append(joined.code))
     assert codes == [KafkaError.POLICY_VIOLATION]
+
+
+def test_an_address_has_a_bound_of_groups_that_nobody_has_joined_yet(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "GROUPS_NEW_PER_ADDRESS_MAX", 2)
+    names = [name for name in map(str, range(50)) if world.coordinator.refusal(name) is NONE][:4]
+    asked = client(world, "a").request()
+    codes: list[KafkaError] = []
+
+    def ask(name: str, address: str) -> KafkaError:
+        member = replace(asked.member, client_host=address)
+        world.coordinator.join(replace(asked, group=name, member=member), lambda joined: codes.append(joined.code))
+        return codes[-1]
+
+    assert [ask(name, "/a") for name in names[:2]] == [KafkaError.MEMBER_ID_REQUIRED] * 2
+    assert ask(names[2], "/a") is KafkaError.COORDINATOR_NOT_AVAILABLE
+    assert ask(names[0], "/a") is KafkaError.MEMBER_ID_REQUIRED, "a group that there is may be joined"
+    assert ask(names[2], "/b") is KafkaError.MEMBER_ID_REQUIRED, "others are not held up"
+    world.run(GROUP_ID_GIVEN_MS_MAX + 6_000)  # nobody came: what was held for them is swept
+    assert ask(names[3], "/a") is KafkaError.MEMBER_ID_REQUIRED
 
 
 def test_names_that_are_too_long_are_refused_before_they_travel(world: World) -> None:

@@ -2,7 +2,7 @@
 
 Owns docs/reliability.md, generated from docs/reliability/*.jsonl: one line a history, one a simulation campaign, one a
 long run of crash images or damaged files (`"kind"` tells which). `keep` appends what a command has left in its
-directory; nothing is entered by hand. It judges nothing.
+directory. Only found.jsonl is written by hand: what such runs have found, with the test that pins it. Judges nothing.
 """
 
 import json
@@ -21,6 +21,7 @@ HISTORIES: Final = "histories.jsonl"
 RUNS: Final = "runs.jsonl"
 PAGE: Final = Path("docs/reliability.md")
 SIMULATION: Final = "simulation"
+FOUND: Final = "found"
 _FIELDS: Final = (
     *("scenario", "seed", "commit", "nodes", "network", "disks", "workload", "started", "seconds", "fault_seconds"),
     *("acked_sends", "acked_records", "records_read", "settle_ms", "anomalies", "replay"),
@@ -114,7 +115,8 @@ def page(entries: Iterable[Entry]) -> str:
     """docs/reliability.md."""
     all_of = list(entries)
     histories = [entry for entry in all_of if entry["kind"] == "history"]
-    runs = [entry for entry in all_of if entry["kind"] != "history"]
+    found = [entry for entry in all_of if entry["kind"] == FOUND]
+    runs = [entry for entry in all_of if entry["kind"] not in ("history", FOUND)]
     parts = [
         "# What was run, and what it found",
         "",
@@ -123,6 +125,7 @@ def page(entries: Iterable[Entry]) -> str:
         "",
         *_live(histories),
         *_long(runs),
+        *_mended(found),
         "## What these figures do not show",
         "",
         "- The machines were small and shared: failover times hold the scheduling delays of two busy cores.",
@@ -209,6 +212,14 @@ def _long(runs: list[Entry]) -> list[str]:
             parts.append(_row("all", sums, names, str(sum(len(entry["found"]) for entry in of)), ""))
         parts.append("")
     return parts
+
+
+def _mended(found: list[Entry]) -> list[str]:
+    if not found:
+        return []
+    parts = ["## Found on the way, and mended", "", "| by | what | mended in | pinned by |", "|---|---|---|---|"]
+    parts += [f"| {e['by']} | {e['what']} | {e['mended']} | `{e['file']}::{e['test']}` |" for e in found]
+    return [*parts, ""]
 
 
 def _row(commit: str, figures: dict[str, float], names: list[str], found: str, command: str) -> str:

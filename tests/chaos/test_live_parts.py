@@ -231,6 +231,12 @@ def test_the_page_in_the_repository_is_what_the_kept_lines_give() -> None:
     assert (root / ledger.PAGE).read_text() == ledger.page(entries), "run `python -m chaos_tests ledger`"
 
 
+def test_what_was_found_is_pinned_by_a_test_that_is_there() -> None:
+    root = Path(__file__).parents[2]
+    for entry in ledger.read(root / ledger.KEPT / "found.jsonl"):
+        assert f"def {entry['test']}(" in (root / entry["file"]).read_text()
+
+
 # ------------------------------------------------------------------------------------- checkers of live clients
 def _assign(recorder: Recorder, base: int, count: int) -> None:
     process = recorder.new_process()

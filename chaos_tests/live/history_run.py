@@ -148,7 +148,8 @@ class HistoryRun:
         raws = {node: member.raw for node, member in self.fleet.members.items()}
         kafka = ",".join(member.kafka for member in self.fleet.members.values())
         first = next(iter(raws.values()))
-        first.create_topic(self.topic, PARTITIONS, timeout_ms=20_000)
+        # On all nodes: a majority of the nodes that goes on is then a majority of each partition.
+        first.create_topic(self.topic, PARTITIONS, timeout_ms=20_000, replication_factor=self.fleet.size)
         first.create_topic(f"{self.topic}-offsets", 1, timeout_ms=20_000, config={"storage": "external"})
         partitions = [Partition(self.topic, index) for index in range(PARTITIONS)]
         for found in sockets.beyond(self.fleet):

@@ -23,7 +23,7 @@ from chaos_tests.live.kafka_load import kafka_clients
 from chaos_tests.live.plan import Step
 from chaos_tests.live.raw import Unanswered
 from chaos_tests.live.spark_load import SparkRead
-from chaos_tests.live.summary import Struck, Summary, count
+from chaos_tests.live.summary import Struck, Summary, count, failover_ms
 from chaos_tests.live.watcher import Watcher
 from chaos_tests.live.workload import (
     Client,
@@ -47,7 +47,7 @@ PROGRESS_S: Final = 30.0  # with a majority untouched, every partition acknowled
 RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready
 SETTLE_S: Final = 120.0  # after the heal: all replicas agree
 SETTLED_TRIES: Final = 3
-IN_FLIGHT_NS: Final = 20_000_000  # an acknowledgement this soon after a fault was on its way before it
+IN_FLIGHT_NS: Final = 200_000_000  # an acknowledgement this soon after a fault may have been on its way before it
 ACKED_MIN: Final = 200  # sends; a run with less traffic proves nothing
 FINAL_POLLS_MAX: Final = 20_000
 
@@ -182,15 +182,16 @@ class HistoryRun:
         self.recorder.note("fault", what=fault.name, phase="begin")
         try:
             struck.nodes = fault.strike(arena)
+            struck_ns = time.monotonic_ns()
             struck.led = sorted(key for key, node in leaders.items() if node in struck.nodes)
             self.recorder.note("fault", what=fault.name, phase="struck", nodes=struck.nodes)
             time.sleep(step.hold_s)
             if fault.keeps_majority:
-                self._wait_acks(world, begun_ns + IN_FLIGHT_NS, PROGRESS_S, f"during {fault.name}")
+                self._wait_acks(world, struck_ns + IN_FLIGHT_NS, PROGRESS_S, f"during {fault.name}")
         finally:
             ended_ns = time.monotonic_ns()
             struck.end_s = self._since(ended_ns)
-            struck.acks_during = sum(1 for at, _ in list(world.acks) if begun_ns <= at <= ended_ns)
+            struck.acks_during = sum(begun_ns <= ack.at_ns <= ended_ns for ack in list(world.acks))
             fault.undo(arena, struck.nodes)
             struck.flips, struck.told = arena.flips, arena.told
             arena.end_helpers()
@@ -201,7 +202,7 @@ class HistoryRun:
         struck.recovery_ms = (time.monotonic_ns() - ended_ns) / 1e6
         watcher.expect_deaths = False
         if fault.family in ("kill", "isolate", "pause") and struck.led and fault.keeps_majority:
-            struck.failover_ms = self._failover_ms(world, struck.led, begun_ns)
+            struck.failover_ms = failover_ms(world.acks, struck, struck_ns, ended_ns)
         told = f", failover {struck.failover_ms:.0f} ms" if struck.failover_ms is not None else ""
         self._say(
             f"{fault.name} of {struck.nodes}: {struck.end_s - struck.start_s:.1f} s, {struck.acks_during} acks "
@@ -294,23 +295,16 @@ class HistoryRun:
         missing = {partition.key for partition in world.partitions}
 
         def have_all() -> bool:
-            for at, key in reversed(list(world.acks)):
-                if at <= since_ns:
+            for ack in reversed(list(world.acks)):
+                if ack.at_ns <= since_ns:
                     break
-                missing.discard(key)
+                missing.discard(ack.key)
             return not missing or bool(world.failures)
 
         try:
             self.fleet.wait(f"acknowledgements {when}", have_all, timeout_s)
         except FleetError as e:
             raise FleetError(f"{e}; nothing was acknowledged in {', '.join(sorted(missing))}") from None
-
-    def _failover_ms(self, world: World, led: list[str], begun_ns: int) -> float:
-        first: dict[str, int] = {}
-        for at, key in list(world.acks):
-            if at > begun_ns + IN_FLIGHT_NS:
-                first.setdefault(key, at)
-        return max((first[key] - begun_ns) / 1e6 for key in led if key in first)
 
     def _conclude(self, world: World | None) -> None:
         summary, events = self.summary, self.recorder.events

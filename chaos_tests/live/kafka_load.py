@@ -7,7 +7,7 @@ operations: value and offset of each, in the order in which the client was given
 import time
 from typing import Any, Final
 
-from chaos_tests.live.workload import SEND_S, Client, World
+from chaos_tests.live.workload import SEND_S, Ack, Client, World
 
 DELIVERY_MS: Final = int(SEND_S * 1000)
 BURST_MAX: Final = 20
@@ -54,7 +54,7 @@ class KafkaProducer(Client):
                     self._producer = None  # a new one, with a new producer id
                 return
             self.world.recorder.ok(process, "send", o=message.offset(), ts=0, dup=False)
-            self.world.acks.append((time.monotonic_ns(), partition.key))
+            self.world.acks.append(Ack(time.monotonic_ns(), partition.key, 0))
             self._free.append(process)
 
         from confluent_kafka import KafkaException

@@ -174,8 +174,9 @@ def _live(histories: list[Entry]) -> list[str]:
         parts.append(f"| {name} | {says} | {count} |")
     parts += ["", "### Failover", ""]
     parts += [
-        "From the fault to an acknowledgement in every partition that the struck node led, as a client with a 0.7 s "
-        "time-out an attempt sees it. A killed node's connections close; an isolated or paused one is only silent.",
+        "From the strike to an acknowledgement by another node in every partition that the struck nodes led, as a "
+        "client with a 0.7 s time-out an attempt sees it. A killed node's connections close; an isolated or paused one "
+        "is only silent.",
         "",
         "| family | times | min ms | p50 ms | p99 ms | max ms |",
         "|---|---|---|---|---|---|",

@@ -8,12 +8,14 @@ import platform
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chaos_tests.history import OBSERVER, Event
 from chaos_tests.live.fleet import Fleet
+from chaos_tests.live.workload import Ack
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Struck:
     end_s: float = 0.0
     keeps_majority: bool = True
     acks_during: int = 0
-    failover_ms: float | None = None  # from the fault to an acknowledgement in every partition that was led there
+    failover_ms: float | None = None  # from the strike to another's acknowledgement in every partition led there
     flips: int = 0
     told: list[str] = field(default_factory=list)
     recovery_ms: float | None = None  # from its end to an acknowledgement in every partition and all nodes ready
@@ -69,6 +71,19 @@ class Summary:
     @property
     def holds(self) -> bool:
         return self.is_valid and not self.violations
+
+
+def failover_ms(acks: Iterable[Ack], struck: Struck, struck_ns: int, ended_ns: int) -> float | None:
+    """From the strike to an acknowledgement in each partition that was led there: by another node, or by any after the
+    fault's end. What the struck nodes acknowledge before that was on its way, or shows that nobody had to take over."""
+    first: dict[str, int] = {}
+    for ack in list(acks):
+        is_others = ack.node and ack.node not in struck.nodes
+        if ack.at_ns > ended_ns or (ack.at_ns > struck_ns and is_others):
+            first.setdefault(ack.key, ack.at_ns)
+    if not first.keys() >= set(struck.led):
+        return None
+    return max((first[key] - struck_ns) / 1e6 for key in struck.led)
 
 
 def count(summary: Summary, events: list[Event]) -> None:

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 from chaos_tests.history import Event, Recorder
 from chaos_tests.live.raw import RawNode, ReadBatch, Unanswered, batch_of
@@ -58,6 +58,14 @@ class Partition:
         return f"{self.topic}/{self.index}"
 
 
+class Ack(NamedTuple):
+    """One success of acks=all."""
+
+    at_ns: int
+    key: str
+    node: int  # that answered; 0 where the client does not tell
+
+
 @dataclass(slots=True)
 class World:
     """Shared by all clients of one run. `nodes` are asked directly, at their own addresses."""
@@ -69,7 +77,7 @@ class World:
     rng: random.Random
     external: list[Partition] = field(default_factory=list)  # of a topic whose records smq does not keep
     stopping: threading.Event = field(default_factory=threading.Event)
-    acks: list[tuple[int, str]] = field(default_factory=list)  # (monotonic ns, partition) of each acks=all success
+    acks: list[Ack] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # of the harness's own threads: they make a run invalid
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next_value: int = 0
@@ -164,7 +172,7 @@ class Producer(Client):
         batch = batch_of([b"%d" % value for value in values], **self._identity(partition))
         asked = {"k": partition.key, "v": values, "acks": -1 if self.acks == pb.ACKS_ALL else 1}
         self.world.recorder.invoke(self.process, "send", **asked, idem=self.idempotent)
-        result, unknown = self._attempts(partition, batch)
+        result, unknown, node = self._attempts(partition, batch)
         if isinstance(result, Exception):
             self.conclude("send", result, unknown=unknown)
             self._session = None
@@ -172,10 +180,11 @@ class Producer(Client):
         self.world.recorder.ok(self.process, "send", o=result.base_offset, ts=result.ts_ns, dup=result.duplicate)
         self._sequences[partition.key] = self._sequences.get(partition.key, 0) + len(values)
         if self.acks == pb.ACKS_ALL:
-            self.world.acks.append((time.monotonic_ns(), partition.key))
+            self.world.acks.append(Ack(time.monotonic_ns(), partition.key, node))
             partition.hwm = max(partition.hwm, result.last_offset + 1)
 
-    def _attempts(self, partition: Partition, batch: bytes) -> tuple[Any, bool]:
+    def _attempts(self, partition: Partition, batch: bytes) -> tuple[Any, bool, int]:
+        """The answer or the last error, whether an attempt's outcome is unknown, and who was asked last."""
         deadline = time.monotonic() + SEND_S
         unknown = False
 
@@ -194,14 +203,14 @@ class Producer(Client):
             result = self.ask(node, publish)
             if not isinstance(result, Exception):
                 partition.leader = node
-                return result, unknown
+                return result, unknown, node
             partition.leader = 0
             if isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER:
                 partition.leader = result.details.leader or 0
             unknown = unknown or is_unknown(result)
             # A run that ends leaves no send half decided: the last attempts go on until the deadline.
             if (unknown and not self.idempotent) or not may_retry(result) or time.monotonic() > deadline:
-                return result, unknown
+                return result, unknown, node
             time.sleep(self.rng.uniform(0.01, 0.08))
 
     def _open_session(self, topic: str) -> bool:

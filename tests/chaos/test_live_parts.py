@@ -21,7 +21,9 @@ from chaos_tests.live import ledger, sockets
 from chaos_tests.live.network import Link, Links, both
 from chaos_tests.live.own import HooksError, read_hooks
 from chaos_tests.live.proxies import ProxyNetwork
+from chaos_tests.live.summary import Struck, failover_ms
 from chaos_tests.live.switch import Switch
+from chaos_tests.live.workload import Ack
 from chaos_tests.sim.ledger import Ledger, Totals
 from smq.coordinator.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
@@ -235,6 +237,19 @@ def test_what_was_found_is_pinned_by_a_test_that_is_there() -> None:
     root = Path(__file__).parents[2]
     for entry in ledger.read(root / ledger.KEPT / "found.jsonl"):
         assert f"def {entry['test']}(" in (root / entry["file"]).read_text()
+
+
+# ---------------------------------------------------------------------------------------------------- failovers
+def test_a_failover_ends_with_another_nodes_acknowledgement_in_every_partition_led() -> None:
+    struck = Struck("kill-leader", "kill", [1], ["t/0", "t/1"], 0.0)
+    ms = 1_000_000
+    late = Ack(1_010 * ms, "t/0", 1)  # of the struck node: its answer was on its way
+    told_by_nobody = Ack(1_020 * ms, "t/0", 0)
+    assert failover_ms([late, told_by_nobody, Ack(1_600 * ms, "t/1", 2)], struck, 1_000 * ms, 3_000 * ms) is None
+    acks = [late, Ack(1_600 * ms, "t/1", 2), Ack(1_700 * ms, "t/0", 3), Ack(1_800 * ms, "t/0", 2)]
+    assert failover_ms(acks, struck, 1_000 * ms, 3_000 * ms) == 700
+    back_again = [Ack(1_600 * ms, "t/1", 2), Ack(3_200 * ms, "t/0", 1)]
+    assert failover_ms(back_again, struck, 1_000 * ms, 3_000 * ms) == 2200
 
 
 # ------------------------------------------------------------------------------------- checkers of live clients

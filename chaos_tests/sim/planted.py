@@ -310,7 +310,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="raft.md 12: a leader gives a read index once a majority has answered what it sent after the read began",
         mutations=(
             Mutation(
-                "smq.replication.raft_leader:Leader.answered_by_majority",
+                "smq.replication.raft_leader:Leader.confirmed_by_majority",
                 "return numbers[len(numbers) // 2]",
                 'return float("inf")',
             ),

@@ -30,6 +30,8 @@ from smq.replication.raft_codec import (
     REGULAR,
     Append,
     AppendReply,
+    Confirm,
+    Confirmed,
     Message,
     PreVote,
     PreVoteGranted,
@@ -293,6 +295,12 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
                 self.follower.on_append(peer, message)
             case AppendReply():
                 self._on_reply(peer, message)
+            case Confirm():
+                self.follower.on_confirm(peer, message)
+            case Confirmed():
+                self._on_term(message.term)
+                if self.is_leader and message.term == self.term:
+                    self.lead.on_confirmed(peer, message)
             case SnapshotChunk():
                 self.follower.on_chunk(peer, message)
             case RequestVote():

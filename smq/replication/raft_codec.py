@@ -121,8 +121,35 @@ class AppendReply:
     disk: DiskId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirm:
+    """Do you follow me in `term` still? A leader asks for the sake of reads (see raft_reads.py)."""
+
+    term: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """Yes, when the question of this number came."""
+
+    term: int
+    number: int
+    disk: DiskId
+
+
 Message: TypeAlias = (
-    RequestVote | Vote | PreVote | PreVoteGranted | TermNotice | TimeoutNow | Append | SnapshotChunk | AppendReply
+    RequestVote
+    | Vote
+    | PreVote
+    | PreVoteGranted
+    | TermNotice
+    | TimeoutNow
+    | Append
+    | SnapshotChunk
+    | AppendReply
+    | Confirm
+    | Confirmed
 )
 
 _KIND_REQUEST_VOTE: Final = 1
@@ -134,6 +161,8 @@ _KIND_TIMEOUT_NOW: Final = 6
 _KIND_APPEND: Final = 7
 _KIND_CHUNK: Final = 8
 _KIND_REPLY: Final = 9
+_KIND_CONFIRM: Final = 10
+_KIND_CONFIRMED: Final = 11
 
 _ELECTION = struct.Struct(f">BQQQ{DISK_ID_BYTES}sB")  # kind, term, last index, last term, disk, is admitted
 _GRANT = struct.Struct(f">BQ{DISK_ID_BYTES}s")  # kind, term, disk
@@ -142,6 +171,8 @@ _APPEND = struct.Struct(">BQQQQQI")  # kind, term, number, commit, prev index, p
 _ENTRY = struct.Struct(">QI")  # term, length
 _CHUNK = struct.Struct(">BQQQQQIQ")  # kind, term, number, index, its term, size, crc, offset
 _REPLY = struct.Struct(f">BQQQBB{DISK_ID_BYTES}s")  # kind, term, number, next index, success, reset, disk
+_CONFIRM = struct.Struct(">BQQ")  # kind, term, number
+_CONFIRMED = struct.Struct(f">BQQ{DISK_ID_BYTES}s")  # kind, term, number, disk
 
 _ELECTION_KINDS: Final[dict[int, type[RequestVote] | type[PreVote]]] = {
     _KIND_REQUEST_VOTE: RequestVote,
@@ -172,6 +203,10 @@ def encode(message: Message) -> list[Buffer]:
             return [head, c.data]
         case RequestVote() | PreVote() as v:
             return [_ELECTION.pack(_KIND_OF[type(v)], v.term, v.last_index, v.last_term, v.disk, v.is_admitted)]
+        case Confirm() as c:
+            return [_CONFIRM.pack(_KIND_CONFIRM, c.term, c.number)]
+        case Confirmed() as c:
+            return [_CONFIRMED.pack(_KIND_CONFIRMED, c.term, c.number, c.disk)]
         case Vote() | PreVoteGranted() as g:
             return [_GRANT.pack(_KIND_OF[type(g)], g.term, g.disk)]
         case _:
@@ -199,6 +234,14 @@ def decode(payload: Buffer) -> Message:
             return _decode_reply(view)
         if kind == _KIND_CHUNK:
             return _decode_chunk(view)
+        if kind == _KIND_CONFIRM:
+            _, term, number = _CONFIRM.unpack(view)
+            _check_numbers(term, number)
+            return Confirm(term=term, number=number)
+        if kind == _KIND_CONFIRMED:
+            _, term, number, disk = _CONFIRMED.unpack(view)
+            _check_numbers(term, number)
+            return Confirmed(term=term, number=number, disk=DiskId(disk))
         if kind in _ELECTION_KINDS:
             return _decode_election(view)
         if kind in _GRANT_KINDS:

@@ -8,7 +8,15 @@ does not match. Only the engine imports it.
 
 from smq.raft_state.ids import NodeId
 from smq.replication.journal import Snapshot
-from smq.replication.raft_codec import NO_ANSWER, Append, AppendReply, SnapshotChunk, TermNotice
+from smq.replication.raft_codec import (
+    NO_ANSWER,
+    Append,
+    AppendReply,
+    Confirm,
+    Confirmed,
+    SnapshotChunk,
+    TermNotice,
+)
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_view import RaftView, RaftViolation
 
@@ -50,6 +58,12 @@ class Follower:
         matched = m.prev_index + len(m.entries)
         view.commit_to(min(m.commit, matched))
         self._reply(peer, m.number, next_index=matched + 1, success=True)
+
+    def on_confirm(self, peer: NodeId, m: Confirm) -> None:
+        """The answer tells of the term and the vote alone, so it does not wait behind entries."""
+        if self._accept(peer, m.term):
+            confirmed = Confirmed(term=m.term, number=m.number, disk=self._view.voters.own_disk)
+            self._view.send(peer, confirmed, Needs.ALIVE)
 
     def _take(self, index: int, term: int, entry: bytes) -> None:
         """Stores one entry of the leader's, unless it is here already."""

@@ -13,7 +13,15 @@ from typing import Final
 
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.journal import Snapshot
-from smq.replication.raft_codec import NO_ANSWER, Append, AppendReply, SnapshotChunk, TimeoutNow
+from smq.replication.raft_codec import (
+    NO_ANSWER,
+    Append,
+    AppendReply,
+    Confirm,
+    Confirmed,
+    SnapshotChunk,
+    TimeoutNow,
+)
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_reads import Reads
 from smq.replication.raft_view import RaftView
@@ -31,7 +39,8 @@ class Progress:
     next_index: int
     heard_at: float
     match_index: int = 0  # durable at the follower, as it has said in the present session
-    answered_number: int = 0  # the latest message it has answered in the present session
+    asked: int = 0  # the latest question, for reads, in the present session
+    confirmed: int = 0  # the latest that it has answered
     disk: DiskId | None = None  # the one that says so
     commit_sent: int = 0
     answered_floor: int = 0  # refusals of messages before this one were dealt with by the reset that set it
@@ -73,6 +82,7 @@ class Leader:
         self._number = 0
         self._first_index = 0
         self._reads = Reads()
+        self._asked = 0  # the latest question
         self._heartbeat_at = 0.0
         self._successor: NodeId | None = None
         self._successor_told = False
@@ -82,7 +92,7 @@ class Leader:
         """Called before the first entry of the term is added."""
         now, next_index = self._view.now(), self._view.journal.last_index + 1
         self._progress = {peer: Progress(next_index=next_index, heard_at=now) for peer in self._view.peers}
-        self._number = 0
+        self._number = self._asked = 0
         self._first_index = next_index
         self._successor = None
 
@@ -95,7 +105,7 @@ class Leader:
         the answer tells again what it has: behind the new session there may be another disk."""
         if (progress := self._progress.get(peer)) is not None:
             progress.match_index = 0
-            progress.answered_number = 0
+            progress.asked = progress.confirmed = 0
             progress.restart(self._number + 1)
             progress.commit_sent = 0
 
@@ -105,7 +115,6 @@ class Leader:
         progress, last_index = self._progress[peer], self._view.journal.last_index
         progress.heard_at = self._view.now()
         progress.disk = m.disk
-        progress.answered_number = max(progress.answered_number, min(m.number, self._number))
         progress.answered(m.number)
         if m.success:
             progress.match_index = max(progress.match_index, min(m.next_index - 1, last_index))
@@ -141,16 +150,22 @@ class Leader:
     def begin_read(self, done: Callable[[int | None], None]) -> None:
         """`done` gets an index behind which lies everything that is committed now; None where the leadership ends
         first. What earlier leaders committed lies before this term's first entry."""
-        self._reads.begin(self._number, max(self._view.commit_index, self._first_index), done)
-        self._heartbeat_at = 0.0  # asks for answers in this turn
+        self._reads.begin(self._asked, max(self._view.commit_index, self._first_index), done)
+
+    def on_confirmed(self, peer: NodeId, m: Confirmed) -> None:
+        """An answer of the present term."""
+        progress = self._progress[peer]
+        progress.heard_at = self._view.now()
+        progress.disk = m.disk
+        progress.confirmed = max(progress.confirmed, min(m.number, progress.asked))
 
     def confirm_reads(self) -> None:
         if self._reads:
-            self._reads.confirm(self.answered_by_majority())
+            self._reads.confirm(self.confirmed_by_majority())
 
-    def answered_by_majority(self) -> float:
-        """The latest message that a majority of the registered disks has answered, this node counted."""
-        numbers = [float(p.answered_number) if self._counts(peer, p) else -1.0 for peer, p in self._progress.items()]
+    def confirmed_by_majority(self) -> float:
+        """The latest question that a majority of the registered disks has answered, this node counted."""
+        numbers = [float(p.confirmed) if self._counts(peer, p) else -1.0 for peer, p in self._progress.items()]
         numbers.append(float("inf"))
         numbers.sort(reverse=True)
         return numbers[len(numbers) // 2]
@@ -162,15 +177,26 @@ class Leader:
         return 2 * heard > len(self._progress) + 1
 
     def send(self, *, is_forced: bool = False) -> None:
-        """New entries, a moved commit index, or a heartbeat that is due, to every follower with a session."""
+        """New entries, a moved commit index, a heartbeat that is due, or a read's question, to every follower with a
+        session."""
         now = self._view.now()
         is_due = is_forced or now >= self._heartbeat_at
         if is_due:
             self._heartbeat_at = now + self._view.timing.heartbeat_ms / 1000
+        if self._reads.last_number == self._asked:
+            self._asked += 1
         for peer, progress in self._progress.items():
             if self._view.is_connected(peer):
                 self._send_to(peer, progress, is_due=is_due)
+                if self._reads:
+                    self._ask(peer, progress, is_due=is_due)
         self._hand_over(now)
+
+    def _ask(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
+        """One question at a time, and another with the heartbeat where no answer came: it may have been dropped."""
+        if progress.confirmed < self._asked and (is_due or progress.confirmed == progress.asked):
+            progress.asked = self._asked
+            self._view.send(peer, Confirm(term=self._view.term, number=self._asked), Needs.VOTE)
 
     def _send_to(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
         sent = False

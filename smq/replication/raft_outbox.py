@@ -19,7 +19,7 @@ class Needs(enum.Enum):
     EVERYTHING = enum.auto()  # every change of journal, term and vote made before it
     VOTE = enum.auto()  # term and vote only: a leader's entries may travel while they are being written
     # (Ongaro's thesis 10.2.1; the leader counts itself only once they are on its own disk)
-    ALIVE = enum.auto()  # tells nothing but that this node lives in its term: may overtake, is dropped rather than kept
+    ALIVE = enum.auto()  # term and vote, too, but tells no more than that: may overtake, is dropped rather than kept
 
 
 class Outbox:

@@ -1,8 +1,8 @@
 """Read indexes: a point of the log that covers all that was committed when a read began, without an entry of its own.
 
 Owns the reads that wait within one leadership (Ongaro's thesis, 6.4). A read is confirmed when a majority has answered
-a message that was sent after it had begun: then nobody led a newer term at its beginning, and the index taken there
-covers everything that had been committed. It must never confirm by a clock, nor by an answer to an older message.
+a question that was sent after it had begun: then nobody led a newer term at its beginning, and the index taken there
+covers everything that had been committed. It must never confirm by a clock, nor by an answer to an older question.
 Only the leader's role imports it.
 """
 
@@ -16,7 +16,7 @@ READS_MAX: Final = 10_000  # each node has one underway; more are those of calle
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    number: int  # of the last message sent before it
+    number: int  # of the last question before it
     index: int
     done: Callable[[int | None], None]
 
@@ -30,6 +30,11 @@ class Reads:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def last_number(self) -> int:
+        """Of the last question before the youngest of them; -1 where none waits."""
+        return self._waiting[-1].number if self._waiting else -1
+
     def begin(self, number: int, index: int, done: Callable[[int | None], None]) -> None:
         if len(self._waiting) >= READS_MAX:
             done(None)
@@ -37,7 +42,7 @@ class Reads:
             self._waiting.append(_Read(number, index, done))
 
     def confirm(self, answered: float) -> None:
-        """A majority has answered the message `answered`, or a later one."""
+        """A majority has answered the question `answered`, or a later one."""
         while self._waiting and self._waiting[0].number < answered:
             read = self._waiting.popleft()
             read.done(read.index)

@@ -1,7 +1,7 @@
 """ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log begins, ends, and what lies when.
 
-Owns the special timestamps. Every answer is linearizable: ends and starts by one barrier a request, then the
-replicated state; look-ups by time, which read the log of this node's replica, by barriers of their own.
+Owns the special timestamps. Every answer is linearizable: one barrier a request, then the replicated state; look-ups by
+time, which read the log of this node's replica, have barriers of their own.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4  # all there is, is local
-_FROM_STATE: Final = (LATEST, EARLIEST, EARLIEST_LOCAL)
 _READ_COMMITTED: Final = 1
 _NOWHERE: Final = (-1, -1)  # offset, timestamp
 
@@ -50,12 +49,11 @@ async def _for_each_partition(
 async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Struct:
     is_committed = request["isolation_level"] == _READ_COMMITTED
     timeout_ms = request["timeout_ms"] or TIMEOUT_MS_DEFAULT
-    failure = None
-    if any(asked["timestamp"] in _FROM_STATE for topic in request["topics"] for asked in topic["partitions"]):
-        try:
-            await gateway.calls.barrier(timeout_ms)
-        except SmqError as e:
-            failure = e
+    try:
+        await gateway.calls.barrier(timeout_ms)
+        failure = None
+    except SmqError as e:
+        failure = e
 
     async def answer(topic: str, asked: Struct) -> Struct:
         out: Struct = {
@@ -73,6 +71,8 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
             if out["error_code"] is not KafkaError.NONE:
                 return out
             offset, timestamp = await _position(gateway, topic, part, asked["timestamp"], is_committed, timeout_ms)
+            # The look-up may have met a newer state than the one it began with; the epoch is that of its answer.
+            part = await find_partition(gateway.calls, topic, asked["partition_index"], timeout_ms)
         except SmqError as e:
             out["error_code"] = code_of(e)
             return out

@@ -141,7 +141,7 @@ BUGS: Final[dict[str, Bug]] = {
     "install-not-atomic": _replaced(RaftJournal, "install", _install_in_two_submissions),
     "vote-of-a-replaced-disk": _replaced(Voters, "counts", _every_disk_counts),
     "ack-of-a-replaced-disk": _replaced(Leader, "_counts", _every_disk_acknowledges),
-    "unconfirmed-read": _replaced(Leader, "answered_by_majority", _every_message_is_answered),
+    "unconfirmed-read": _replaced(Leader, "confirmed_by_majority", _every_message_is_answered),
     "no-snapshots": _replaced(Follower, "on_chunk", _drop_snapshot_chunks_silently),
 }
 

@@ -152,6 +152,18 @@ def test_a_read_index_does_not_wait_for_the_next_heartbeat() -> None:
     assert world.run_ms(leader.engine.timing.heartbeat_ms / 5, stop=lambda: bool(answers))
 
 
+def test_a_read_index_does_not_wait_for_the_disk_of_a_follower() -> None:
+    world = calm()
+    leader = elected(world)
+    for host in followers(world, leader):
+        host.disk.stall(10_000)
+    propose(leader, "a")
+    world.run_ms(10)
+    answers = read(leader)
+    assert world.run_ms(leader.engine.timing.heartbeat_ms / 5, stop=lambda: bool(answers))
+    assert leader.engine.commit_index < leader.engine.journal.last_index
+
+
 def test_a_read_index_at_a_follower_is_refused() -> None:
     world = calm()
     answers = read(followers(world, elected(world))[0])

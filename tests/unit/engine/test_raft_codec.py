@@ -15,6 +15,8 @@ from smq.replication.raft_codec import (
     SNAPSHOT_BYTES_MAX,
     Append,
     AppendReply,
+    Confirm,
+    Confirmed,
     MalformedMessage,
     Message,
     PreVote,
@@ -48,6 +50,8 @@ def messages(draw: st.DrawFn) -> Message:
         Append(term=term, number=a, commit=b, prev_index=a, prev_term=term, entries=entries),
         SnapshotChunk(term=term, number=a, index=b, index_term=a, size=100, crc=7, offset=9, data=data),
         AppendReply(term=term, number=a, next_index=b, success=True, reset=False, disk=disk),
+        Confirm(term=term, number=a),
+        Confirmed(term=term, number=a, disk=disk),
     ]
     return draw(st.sampled_from(choices))
 

@@ -13,6 +13,8 @@ from smq.replication.raft_codec import (
     REGULAR,
     Append,
     AppendReply,
+    Confirm,
+    Confirmed,
     Message,
     PreVote,
     SnapshotChunk,
@@ -229,21 +231,31 @@ def test_the_first_message_of_a_session_is_answered() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- reads
-def test_a_read_is_confirmed_by_answers_to_what_was_sent_after_it_began() -> None:
+def confirmed(view: View, number: int) -> Confirmed:
+    return Confirmed(term=view.term, number=number, disk=DISK)
+
+
+def questions(view: View) -> dict[NodeId, int]:
+    """Taken from what was sent."""
+    sent, view.sent = view.sent, []
+    return {peer: m.number for peer, m in sent if isinstance(m, Confirm)}
+
+
+def test_a_read_is_confirmed_by_answers_to_a_question_that_was_sent_after_it_began() -> None:
     view, lead = leading(1, term=2)
-    lead.send(is_forced=True)
-    before = {peer: m.number for peer, m in view.sent if isinstance(m, Append)}
-    view.take_sent()
     told: list[int | None] = []
+    lead.begin_read(lambda _index: None)
+    lead.send()
+    before = questions(view)
     lead.begin_read(told.append)
-    lead.on_reply(A, success(view, before[A], 2))
-    lead.on_reply(B, success(view, before[B], 2))
+    lead.on_confirmed(A, confirmed(view, before[A]))
+    lead.on_confirmed(B, confirmed(view, before[B]))
     lead.confirm_reads()
     assert told == [], "these were sent before it began"
     lead.send()
-    after = {peer: m.number for peer, m in view.sent if isinstance(m, Append)}
+    after = questions(view)
     assert set(after) == {A, B}, "it asks at once, without waiting for the next heartbeat"
-    lead.on_reply(B, success(view, after[B], 2))
+    lead.on_confirmed(B, confirmed(view, after[B]))
     lead.confirm_reads()
     assert told == [3], "the first entry of the term: what earlier leaders committed lies before it"
 
@@ -255,9 +267,25 @@ def test_a_read_of_a_term_that_has_committed_gets_the_commit_index() -> None:
     lead.begin_read(told.append)
     view.commit_index = 8
     lead.send()
-    lead.on_reply(A, success(view, 9, 2))
+    lead.on_confirmed(A, confirmed(view, 9))
     lead.confirm_reads()
     assert told == [7]
+
+
+def test_a_follower_that_does_not_answer_is_asked_once_a_heartbeat_whatever_is_read() -> None:
+    view, lead = leading(1, term=2)
+    asked: list[NodeId] = []
+    for _ in range(10):
+        lead.begin_read(lambda _index: None)
+        lead.send()
+        asked += (found := questions(view))
+        lead.on_confirmed(B, confirmed(view, found[B]))
+        lead.confirm_reads()
+    assert (asked.count(A), asked.count(B)) == (1, 10)
+    view.time += 1
+    lead.begin_read(lambda _index: None)
+    lead.send()
+    assert set(questions(view)) == {A, B}, "its answer may have been dropped"
 
 
 def test_a_replaced_disk_confirms_no_read() -> None:
@@ -266,7 +294,7 @@ def test_a_replaced_disk_confirms_no_read() -> None:
     told: list[int | None] = []
     lead.begin_read(told.append)
     lead.send()
-    lead.on_reply(A, success(view, 9, 2))
+    lead.on_confirmed(A, confirmed(view, 9))
     lead.confirm_reads()
     assert told == []
 
@@ -276,19 +304,19 @@ def test_what_a_session_answered_confirms_no_read_after_it() -> None:
     told: list[int | None] = []
     lead.begin_read(told.append)
     lead.send()
-    lead.on_reply(A, success(view, 9, 2))
+    lead.on_confirmed(A, confirmed(view, 9))
     lead.forget_session(A)
     lead.confirm_reads()
     assert told == [], "behind a new session there may be another disk"
 
 
-def test_sign_of_life_confirms_no_read() -> None:
-    """It overtakes answers, so it may be older than the read."""
+def test_nothing_but_the_answer_to_a_question_confirms_a_read() -> None:
     view, lead = leading(1, term=2)
     told: list[int | None] = []
     lead.begin_read(told.append)
     lead.send()
-    lead.on_reply(A, replace(success(view, 0, 0), success=False))
+    lead.on_reply(A, success(view, 9, 2))
+    lead.on_confirmed(A, confirmed(view, 0))
     lead.confirm_reads()
     assert told == []
 
@@ -311,6 +339,16 @@ def test_reads_of_callers_that_gave_up_are_bounded(monkeypatch: pytest.MonkeyPat
 
 
 # ------------------------------------------------------------------------------------------------------- follower
+def test_a_question_is_answered_by_who_follows_its_term_and_no_other() -> None:
+    view = view_of(1, 1)
+    follower = Follower(view)
+    follower.on_confirm(A, Confirm(term=1, number=4))
+    assert view.take_sent() == [confirmed(view, 4)]
+    view.term = 2
+    follower.on_confirm(A, Confirm(term=1, number=5))
+    assert view.take_sent() == [TermNotice(term=2)]
+
+
 def test_what_wants_no_answer_gets_none_and_counts_all_the_same() -> None:
     view = view_of(1, 1)
     follower = Follower(view)

@@ -1,0 +1,73 @@
+"""ListOffsets where the look-up itself brings a newer state: the epoch it tells is that of the offset it tells."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from smq.coordinator.kafka import offsets
+from smq.coordinator.kafka.errors import KafkaError
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TopicId, TsNs
+from smq.raft_state.state import EpochStart, PartitionState
+from smq.replication.api import TimeOffset
+
+
+def part(*history: EpochStart, hwm: int) -> PartitionState:
+    return PartitionState(
+        topic_id=TopicId(bytes(16)),
+        index=0,
+        replicas=(NodeId(1), NodeId(2), NodeId(3)),
+        leader=NodeId(1),
+        leader_incarnation=Incarnation(1),
+        epoch=history[-1].epoch,
+        history=list(history),
+        next_offset=Offset(hwm),
+        hwm=Offset(hwm),
+        log_start=Offset(0),
+        ts_ns=TsNs(0),
+    )
+
+
+OLD = part(EpochStart(Epoch(1), Offset(0)), hwm=5)
+NEW = part(EpochStart(Epoch(1), Offset(0)), EpochStart(Epoch(2), Offset(5)), hwm=9)
+
+
+class LateCalls:
+    """A node that was cut off: the barrier before the request, or the one of the look-up, installs a snapshot."""
+
+    def __init__(self, *, behind: int) -> None:
+        self.barriers = 0
+        self.behind = behind  # barriers that still end in the old state
+        self.node = SimpleNamespace(state=self.state_of(OLD))
+
+    @staticmethod
+    def state_of(found: PartitionState) -> Any:
+        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=[found])})
+
+    async def barrier(self, _timeout_ms: int) -> int:
+        self.barriers += 1
+        if self.barriers > self.behind:
+            self.node.state = self.state_of(NEW)
+        return self.barriers
+
+    async def offset_for_time(self, *_asked: object) -> TimeOffset:
+        await self.barrier(0)
+        return TimeOffset(Offset(7), 100, TsNs(100))
+
+
+def ask(calls: LateCalls, epoch: int) -> dict[str, Any]:
+    gateway: Any = SimpleNamespace(calls=calls)
+    asked = {"partition_index": 0, "timestamp": 100, "current_leader_epoch": epoch}
+    request = {"isolation_level": 0, "timeout_ms": 100, "topics": [{"name": "t", "partitions": [asked]}]}
+    answer = asyncio.run(offsets.list_offsets(gateway, 5, request))
+    found: dict[str, Any] = answer["topics"][0]["partitions"][0]
+    return found
+
+
+def test_the_epoch_is_that_of_the_state_that_holds_the_offset() -> None:
+    for behind in (0, 1):
+        assert ask(LateCalls(behind=behind), -1)["leader_epoch"] == 2
+
+
+def test_a_client_is_fenced_by_the_state_after_the_barrier() -> None:
+    assert ask(LateCalls(behind=0), 2)["error_code"] == KafkaError.NONE
+    assert ask(LateCalls(behind=0), 1)["error_code"] == KafkaError.FENCED_LEADER_EPOCH

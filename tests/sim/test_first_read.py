@@ -1,4 +1,4 @@
-"""The first read of a leadership: its index is that of an entry that holds no command, and must be told of as applied."""
+"""The first read of a leadership: its index is of an entry that holds no command, and must be told of as applied."""
 
 from chaos_tests.sim.cluster import SimHost
 from chaos_tests.sim.run import Simulation

@@ -6,7 +6,7 @@ from typing import Any
 
 from smq.coordinator.kafka import offsets
 from smq.coordinator.kafka.errors import KafkaError
-from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TopicId, TsNs
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import EpochStart, PartitionState
 from smq.replication.api import TimeOffset
 
@@ -14,7 +14,7 @@ from smq.replication.api import TimeOffset
 def part(*history: EpochStart, hwm: int) -> PartitionState:
     return PartitionState(
         topic_id=TopicId(bytes(16)),
-        index=0,
+        index=PartitionIndex(0),
         replicas=(NodeId(1), NodeId(2), NodeId(3)),
         leader=NodeId(1),
         leader_incarnation=Incarnation(1),
@@ -51,7 +51,7 @@ class LateCalls:
 
     async def offset_for_time(self, *_asked: object) -> TimeOffset:
         await self.barrier(0)
-        return TimeOffset(Offset(7), 100, TsNs(100))
+        return TimeOffset(Offset(7), TsNs(100), 100)
 
 
 def ask(calls: LateCalls, epoch: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The client matrix: each client does everything that it can, and reads what every other has written.
 
 What holds is kept in docs/kafka-clients.json, from which `make docs` renders a table: a client that loses a
-capability, or wins one, fails here. `pytest -m full tests/kafka/test_kafka_foreign.py --rewrite` writes the file anew.
+capability, or wins one, fails here. Clients of other languages, and all pairs, are for `-m full`;
+`pytest -m full tests/kafka/test_kafka_foreign.py --rewrite` writes the file anew.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.kafka.faces import Item, bootstrap
 from tests.kafka.foreign.clients import BUILDS, Missing, start
 from tests.kafka.foreign.driver import Client
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 MATRIX = Path(__file__).resolve().parents[2] / "docs" / "kafka-clients.json"
 NOW_MS = time.time_ns() // 1_000_000
@@ -28,6 +29,10 @@ ITEMS = [  # text alone: kcat takes nothing else on its command line
     Item(b"gone", None, NOW_MS - 30_000),
     *(Item(b"%d" % i, b"many" * 50, NOW_MS - 20_000 + i) for i in range(5)),
 ]
+
+
+PYTHON = ("confluent-kafka", "kafka-python", "aiokafka")  # they are here wherever these tests are
+EACH = [pytest.param(name, marks=() if name in PYTHON else pytest.mark.full) for name in BUILDS]
 
 
 class Clients:
@@ -82,6 +87,7 @@ def _timeless(items: list[Item]) -> list[Item]:
     return [replace(item, timestamp_ms=0) for item in items]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("writer", BUILDS)
 @pytest.mark.parametrize("reader", BUILDS)
 def test_a_client_reads_what_another_wrote_in_every_codec(clients: Clients, reader: str, writer: str) -> None:
@@ -98,7 +104,7 @@ def test_a_client_reads_what_another_wrote_in_every_codec(clients: Clients, read
     clients.note(reader, reads=sorted({*read, writer}, key=list(BUILDS).index))
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_group_goes_on_where_it_had_committed(cluster: Cluster, clients: Clients, name: str) -> None:
     topic, expected = clients.written(name)
     client, group = clients.get(name), f"group-{name.split()[0]}"
@@ -110,7 +116,7 @@ def test_a_group_goes_on_where_it_had_committed(cluster: Cluster, clients: Clien
     clients.note(name, group=True)
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_client_seeks_to_a_time(clients: Clients, name: str) -> None:
     topic, expected = clients.written(name)
     client = clients.get(name)
@@ -120,6 +126,7 @@ def test_a_client_seeks_to_a_time(clients: Clients, name: str) -> None:
     clients.note(name, time=True)
 
 
+@pytest.mark.full
 def test_the_matrix_is_the_one_that_is_told(clients: Clients, request: pytest.FixtureRequest) -> None:
     """Runs last, over what the tests above have shown; of clients that are missing here nothing is said."""
     shown = {name: clients.matrix[name] for name in BUILDS if name in clients.matrix}

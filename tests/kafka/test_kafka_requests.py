@@ -86,6 +86,9 @@ def test_a_fetch_waits_for_records_and_not_longer(leader: Leader, new_topic: New
     thread.join()
     assert validate_produced(_records(found[0])).count == 1
     assert _records(waiting.fetch(topic, 1, max_wait_ms=50)) == b""
+    asked = [{"topic": topic, "partitions": [{"partition": 0, "fetch_offset": 1, "partition_max_bytes": 9}]}]
+    fields = {"replica_id": -1, "max_wait_ms": 50, "min_bytes": 1, "topics": asked, "forgotten_topics_data": []}
+    assert waiting.call(ApiKey.FETCH, 12, **fields)["throttle_time_ms"] == 0, "who waits is not slowed down"
 
 
 def test_a_fetch_of_many_partitions_waits_for_min_bytes(cluster: Cluster, new_topic: NewTopic) -> None:
@@ -150,11 +153,47 @@ def test_list_offsets_finds_ends_times_and_the_latest_record(leader: Leader, new
     raw.produce(topic, batch(b"older", first_ms=5_000))
     assert raw.list_offset(topic, -1)["offset"] == 4
     assert raw.list_offset(topic, -2)["offset"] == 0
+    assert raw.list_offset(topic, -4)["offset"] == 0, "all there is, is local"
+    for tier in (-5, -6, -99):
+        answer = raw.list_offset(topic, tier)
+        assert (answer["error_code"], answer["offset"]) == (0, -1), "there are no other tiers"
     found = raw.list_offset(topic, 10_001)
     assert (found["error_code"], found["offset"], found["timestamp"]) == (0, 1, 11_000)
     assert raw.list_offset(topic, 12_001)["offset"] == -1
     latest = raw.list_offset(topic, -3)
     assert (latest["offset"], latest["timestamp"]) == (2, 12_000)
+
+
+def test_list_offsets_fences_by_epoch_and_tells_of_each_partition_alone(leader: Leader, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    raw = leader(topic)
+    raw.produce(topic, batch(b"a"))
+    for timestamp in (-1, -2, -3, 5):
+        asked = [
+            {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": 1_000_000},
+            {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1},
+            {"partition_index": 9, "timestamp": timestamp},
+        ]
+        body = raw.call(ApiKey.LIST_OFFSETS, 7, replica_id=-1, topics=[{"name": topic, "partitions": asked}])
+        codes = [answer["error_code"] for answer in body["topics"][0]["partitions"]]
+        assert codes == [KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NONE, KafkaError.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+def test_what_one_node_was_told_every_node_tells_from_then_on(
+    cluster: Cluster, leader: Leader, new_topic: NewTopic
+) -> None:
+    """Ends and starts are linearizable: a node that has not applied the write yet must find out."""
+    topic = new_topic()
+    writing = leader(topic)
+    others = [RawKafka(node.kafka) for node in cluster.nodes.values()]
+    for n in range(1, 20):
+        writing.produce(topic, batch(b"v"))
+        assert [raw.list_offset(topic, -1)["offset"] for raw in others] == [n] * len(others)
+        asked = [{"name": topic, "partitions": [{"partition_index": 0, "offset": n}]}]
+        others[n % 3].call(ApiKey.DELETE_RECORDS, 2, topics=asked, timeout_ms=5_000)
+        assert [raw.list_offset(topic, -2)["offset"] for raw in others] == [n] * len(others)
+    for raw in others:
+        raw.close()
 
 
 def test_the_end_of_an_epoch_is_told(leader: Leader, new_topic: NewTopic) -> None:
@@ -287,6 +326,26 @@ def test_acks_and_partitions_that_do_not_exist_are_refused(leader: Leader, new_t
     assert raw.produce("nowhere", batch(b"v"))["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
     unknown = raw.produce(topic, batch(b"v"), version=13, topic_id=b"\7" * 16)
     assert unknown["error_code"] == KafkaError.UNKNOWN_TOPIC_ID
+
+
+def test_a_topic_that_may_not_be_created_by_naming_it_is_not(leader: Leader, new_topic: NewTopic) -> None:
+    raw = leader(new_topic())
+    for _ in range(2):
+        body = raw.call(ApiKey.METADATA, 9, topics=[{"name": "uncreated"}], allow_auto_topic_creation=False)
+        assert body["topics"][0]["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_all_who_create_a_topic_by_naming_it_at_once_succeed(cluster: Cluster) -> None:
+    connections = [RawKafka(node.kafka) for node in cluster.nodes.values() for _ in range(4)]
+    sent = [
+        raw.send(ApiKey.METADATA, 9, topics=[{"name": "raced"}], allow_auto_topic_creation=True) for raw in connections
+    ]
+    found = [raw.receive(ApiKey.METADATA, 9) for raw in connections]
+    assert [correlation for correlation, _ in found] == sent
+    codes = {body["topics"][0]["error_code"] for _, body in found}
+    assert codes == {KafkaError.NONE}
+    for raw in connections:
+        raw.close()
 
 
 def test_without_acknowledgement_there_is_no_answer(leader: Leader, new_topic: NewTopic) -> None:

@@ -4,6 +4,8 @@ import ast
 import importlib
 import random
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -33,6 +35,15 @@ _ERROR_CODES = [code.value for code in ErrorCode]
 
 def test_every_served_key_has_a_handler() -> None:
     assert set(HANDLERS) | set(LONG_POLLS) | {ApiKey.PRODUCE} == set(SERVED)
+
+
+def test_no_message_is_compiled_before_it_is_used() -> None:
+    program = (
+        "from smq.coordinator.kafka import gateway, keys;"
+        "print(keys.request_decoder.cache_info().currsize, keys.response_encoder.cache_info().currsize)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "0"]
 
 
 @pytest.mark.parametrize("key", SERVED)

@@ -29,8 +29,8 @@ mapping and no translation. What a Kafka client writes, gRPC and Spark read byte
 
 In `node.toml`, `kafka_address` opens the listener (`smq serve` has none without it), and `kafka_auto_create = true`
 lets clients that name an unknown topic create it, with one partition. `smq dev` and `smq cluster` set both.
-`rack` says where the node stands (`smq cluster --racks a,b,c`); it can change when the node restarts. Set none before all
-nodes run a version that knows racks (docs/operations.md, "Upgrade").
+`rack` says where the node stands (`smq cluster --racks a,b,c`); it can change when the node restarts. Set none before
+all nodes run a version that knows racks (docs/operations.md, "Upgrade").
 `request_bytes_max` bounds a request and the records of a response; `kafka_group_initial_delay_ms` is how long an empty
 group waits for more members before its first generation.
 

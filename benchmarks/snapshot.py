@@ -1,45 +1,69 @@
 """What 10,000 partitions and 1,000 groups cost: snapshots, restores, memory, and a node that has nothing to do.
 
-Owns the figures at size. The state alone is measured in this process; then a cluster of three holds as many partitions,
-and its nodes are watched from outside: the share of a core that they use while nobody asks anything, and how late they
-answer a trivial request while thousands of commands make them take snapshots.
+Owns the figures at size. The state alone is measured in this process; then a cluster of three holds as much, and its
+nodes are watched from outside: the share of a core that they use while nobody asks anything, and for how long their
+loops stand still while topics are made, snapshots are taken and taken over, a node comes back, and topics go.
 """
 
 import os
+import signal
 import time
 import tracemalloc
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
+from benchmarks.pauses import INTERVAL_S, LONG_MS, Watch
 from benchmarks.report import Report
 from smq.clients import SyncAdmin
 from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, wait_for
 
 TOPICS, PARTITIONS = 10, 1_000
 GROUPS, COMMITS = 1_000, 100  # each group has committed for so many partitions
 REPLIES = 10_000
 SNAPSHOT_ENTRIES = 5_000  # a node's default
 IDLE_S = 10.0
-PING_S = 0.005
+SETTLE_S = 2.0
+CALLERS = 40
 
 
 def measure(cluster: Cluster, report: Report, *, quick: bool) -> None:
+    topics = 1 if quick else TOPICS
+    groups, replies = (GROUPS // 10, REPLIES // 10) if quick else (GROUPS, REPLIES)
     _measure_state(report)
     with SyncAdmin(",".join(node.grpc for node in cluster.alive())) as admin:
-        began = time.perf_counter()
-        for topic in range(1 if quick else TOPICS):
-            admin.create_topic(f"t{topic}", PARTITIONS)
-        count = PARTITIONS * (1 if quick else TOPICS)
-        report.add(f"creating {count:,} partitions", f"{time.perf_counter() - began:.1f} s")
-        time.sleep(2.0)  # the last files are made, leaders have said so
-        _measure_idle(cluster, report, count)
-        _measure_pauses(cluster, admin, report, commands=SNAPSHOT_ENTRIES // (5 if quick else 1) + 500)
+        with Watch([node.http for node in cluster.alive()]) as watch:
+            _measure_creation(admin, watch, report, topics)
+            _measure_idle(cluster, watch, report, topics * PARTITIONS)
+            _measure_commits(admin, watch, report, groups, replies)
+            _measure_digest(cluster, watch, report)
+        _measure_install(cluster, admin, report, SNAPSHOT_ENTRIES + 2_000)
+        _measure_restart(cluster, report)
+        with Watch([node.http for node in cluster.alive()]) as watch:
+            began = time.perf_counter()
+            for topic in range(topics):
+                admin.delete_topic(f"t{topic}")
+            took = time.perf_counter() - began
+            _add_pause(report, watch, f"deleting {topics * PARTITIONS:,} partitions took {took:.1f} s")
+
+
+def _add_pause(report: Report, watch: Watch, what: str) -> None:
+    longest_ms, long_ones = watch.take()
+    text = f"{longest_ms:.0f} ms, {long_ones} above {LONG_MS:.0f} ms"
+    report.add(f"longest pause: {what}", text, pause_max_ms=longest_ms, pauses_long=long_ones)
+
+
+def _measure_creation(admin: SyncAdmin, watch: Watch, report: Report, topics: int) -> None:
+    watch.take()
+    began = time.perf_counter()
+    for topic in range(topics):
+        admin.create_topic(f"t{topic}", PARTITIONS)
+    took = time.perf_counter() - began
+    time.sleep(SETTLE_S)  # the last logs are made, leaders have said so
+    _add_pause(report, watch, f"creating {topics * PARTITIONS:,} partitions, {PARTITIONS:,} a topic, took {took:.1f} s")
 
 
 def _measure_state(report: Report) -> None:
@@ -54,9 +78,7 @@ def _measure_state(report: Report) -> None:
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
     state = b"".join(pieces)
-    taken, began = time.perf_counter() - began, time.perf_counter()
-    assert Machine.restore(state).snapshot() == state
-    restored = time.perf_counter() - began
+    taken = time.perf_counter() - began
     what = f"{TOPICS * PARTITIONS:,} partitions, {GROUPS * COMMITS:,} commits, {REPLIES:,} replies"
     report.add(f"state of {what}", f"{len(state) / 1e6:.1f} MB, {size / 1e6:.0f} MB in memory", bytes=len(state))
     report.add(
@@ -65,7 +87,19 @@ def _measure_state(report: Report) -> None:
         total_ms=taken * 1000,
         piece_max_ms=longest * 1000,
     )
-    report.add("its restore, checked (at a start, or from another node)", f"{restored * 1000:.0f} ms")
+    count, longest = 0, 0.0
+    began = last = time.perf_counter()
+    for _ in Machine.restoring(state):
+        now = time.perf_counter()
+        count, longest, last = count + 1, max(longest, now - last), now
+    restored = time.perf_counter() - began
+    report.add(
+        f"its restore, checked, in {count:,} steps",
+        f"{restored * 1000:.0f} ms, the longest step {longest * 1000:.1f} ms",
+        total_ms=restored * 1000,
+        step_max_ms=longest * 1000,
+    )
+    assert Machine.restore(state).snapshot() == state
 
 
 def _full_machine() -> Machine:
@@ -96,46 +130,74 @@ def _full_machine() -> Machine:
     return machine
 
 
-def _measure_idle(cluster: Cluster, report: Report, count: int) -> None:
+def _measure_idle(cluster: Cluster, watch: Watch, report: Report, count: int) -> None:
+    watch.take()
     before = {node.id: _cpu_s(node.pid) for node in cluster.alive()}
     time.sleep(IDLE_S)
     shares = [(_cpu_s(node.pid) - before[node.id]) / IDLE_S for node in cluster.alive()]
     memory = max(_rss_bytes(node.pid) for node in cluster.alive())
     report.add(
-        f"an idle node with {count:,} partitions",
+        f"an idle node with {count:,} partitions (asked /healthz {1 / INTERVAL_S:.0f} times a second)",
         f"{max(shares):.1%} of a core, {memory / 1e6:.0f} MB",
         core_share_max=max(shares),
         rss_bytes=memory,
     )
+    _add_pause(report, watch, f"an idle node with {count:,} partitions")
 
 
-def _measure_pauses(cluster: Cluster, admin: SyncAdmin, report: Report, *, commands: int) -> None:
-    """The longest wait for /healthz, which is answered by the node's own loop."""
-    stop = Event()
+def _measure_commits(admin: SyncAdmin, watch: Watch, report: Report, groups: int, replies: int) -> None:
+    """Fills groups and reply cache; snapshots are taken on the way."""
+    watch.take()
+    _commit(admin, groups, each=COMMITS, groups=groups)
+    _add_pause(report, watch, f"{groups:,} commits of {COMMITS} offsets each")
+    _commit(admin, replies, each=1, groups=groups)
+    _add_pause(report, watch, f"{replies:,} commits, snapshots among them")
 
-    def ping(address: str) -> float:
-        longest = 0.0
-        while not stop.is_set():
-            began = time.perf_counter()
-            urllib.request.urlopen(f"http://{address}/healthz", timeout=10).read()
-            longest = max(longest, time.perf_counter() - began)
-            time.sleep(PING_S)
-        return longest
 
-    with ThreadPoolExecutor(40) as pool:
-        pings = [pool.submit(ping, node.http) for node in cluster.alive()]
-        work = [
-            pool.submit(admin.commit_offsets, f"g{n % GROUPS}", {("t0", n % PARTITIONS): 0}) for n in range(commands)
-        ]
-        for done in work:
-            done.result()
-        stop.set()
-        longest = max(p.result() for p in pings)
-    report.add(
-        f"longest wait for /healthz of any node during {commands:,} commits, snapshots among them",
-        f"{longest * 1000:.0f} ms",
-        max_ms=longest * 1000,
-    )
+def _commit(admin: SyncAdmin, count: int, *, each: int, groups: int) -> None:
+    def commit(n: int) -> None:
+        admin.commit_offsets(f"g{n % groups}", {("t0", (n + k) % PARTITIONS): 0 for k in range(each)})
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        for _ in pool.map(commit, range(count)):
+            pass
+
+
+def _measure_digest(cluster: Cluster, watch: Watch, report: Report) -> None:
+    watch.take()
+    for node in cluster.alive():
+        node.raw.status(with_digest=True)
+    _add_pause(report, watch, "the digest of the state, once on each node")
+
+
+def _measure_install(cluster: Cluster, admin: SyncAdmin, report: Report, commands: int) -> None:
+    """A node stands still until the others' journals no longer hold what it lacks, and goes on with a snapshot."""
+    away = min(node.id for node in cluster.alive() if node.raw.status().raft_leader != node.id)
+    cluster.signal(away, signal.SIGSTOP)
+    _commit(admin, commands, each=1, groups=10)
+    target = max(node.raw.status().applied_index for node in cluster.alive() if node.id != away)
+    with Watch([node.http for node in cluster.alive() if node.id != away]) as watch:
+        cluster.signal(away, signal.SIGCONT)
+        began = time.perf_counter()
+        with Watch([cluster.nodes[away].http]) as own:
+            wait_for("the node caught up", lambda: cluster.nodes[away].raw.status().applied_index >= target, 120)
+            took = time.perf_counter() - began
+            time.sleep(SETTLE_S)
+            _add_pause(report, own, f"on a node that takes over a snapshot, level again after {took:.1f} s")
+        _add_pause(report, watch, "on the others meanwhile")
+
+
+def _measure_restart(cluster: Cluster, report: Report) -> None:
+    node = next(iter(cluster.nodes))
+    cluster.kill(node)
+    began = time.perf_counter()
+    with Watch([other.http for other in cluster.alive()]) as watch:
+        cluster.restart(node)
+        took = time.perf_counter() - began
+        time.sleep(SETTLE_S)
+        _add_pause(report, watch, "on the others while a killed node comes back")
+    memory = _rss_bytes(cluster.nodes[node].pid)
+    report.add("a killed node is ready after", f"{took:.1f} s, {memory / 1e6:.0f} MB", s=took, rss_bytes=memory)
 
 
 def _cpu_s(pid: int) -> float:

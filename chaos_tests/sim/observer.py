@@ -108,7 +108,7 @@ class Observer:
             if self._leaders.setdefault(term, host.node) != host.node:
                 self.recorder.note("lead", n=self._leaders[term], term=term)
                 self.recorder.note("lead", n=host.node, term=term)
-        index = int(node.engine.applied_index)
+        index = int(node.state_index)
         for topic in node.state.topics.values():
             for part in topic.partitions:
                 mark = (part.hwm, part.log_start, part.epoch)
@@ -206,10 +206,10 @@ class WatchedNode(Node):
         self._observer.counts["snapshots_taken"] += 1
         return super().snapshot()
 
-    def restore(self, index: LogIndex, snapshot: bytes) -> None:
+    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
         if self._is_registered:
             self._observer.counts["snapshot_installs"] += 1
-        super().restore(index, snapshot)
+        yield from super().restore(index, snapshot)
         self._observer.note_digest(self, index)
 
 

@@ -421,8 +421,8 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.core:NodeCore.restore",
-                "self._machine = Machine.restore(snapshot)",
-                "self._machine = Machine.restore(snapshot)\n    self._machine.state.groups.clear()",
+                "self._machine = yield from Machine.restoring(snapshot)",
+                "self._machine = yield from Machine.restoring(snapshot)\n    self._machine.state.groups.clear()",
             ),
         ),
         scenario="snapshots",

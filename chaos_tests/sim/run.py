@@ -350,7 +350,7 @@ class Simulation:
         if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
             self._run_script(self._read_all(), "the final read")
             for host in self.cluster.up():
-                self.observer.note_digest(host.api, host.api.engine.applied_index)
+                self.observer.note_digest(host.api, host.api.state_index)
 
     def _run_script(self, script: Script, what: str) -> bool:
         ended: list[bool] = []

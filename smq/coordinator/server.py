@@ -5,7 +5,6 @@ data. The CLI imports it, nobody else.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from smq.coordinator.grpc_admin import AdminService
 from smq.coordinator.grpc_agent import AgentService
 from smq.coordinator.grpc_broker import BrokerService
 from smq.coordinator.grpc_gate import ArrivalGate
+from smq.coordinator.heap import HeapKeeper
 from smq.coordinator.http import HttpServer
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.logs import configure_logs
@@ -274,9 +274,7 @@ async def _run(
     has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None where it was closed before the start
     if config.tls is not None and not has_terminal:  # of a terminal it says that nobody is there any more
         loop.add_signal_handler(signal.SIGHUP, server.reload)
-    # What has been built lives as long as the process: the collector need not look at it again and again.
-    gc.collect()
-    gc.freeze()
+    HeapKeeper().start()
     started = asyncio.create_task(on_started(server)) if on_started is not None else None
     await stop.wait()
     if is_child:

@@ -4,7 +4,9 @@ Owns InvariantBroken and the full check, which tests run after every apply and a
 `check_offsets`, runs at every change of a partition. Must never change the state. Everybody may import it.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Final
 
 from smq.raft_state.ids import NO_NODE, Offset, partition_id, split_partition_id
 from smq.raft_state.limits import (
@@ -19,6 +21,8 @@ from smq.raft_state.limits import (
 from smq.raft_state.state import ClusterState, GroupPhase, GroupState, PartitionState, TopicState, members_bytes
 from smq.raft_state.topic_config import is_external
 
+STEP_ITEMS: Final = 250  # of anything between two yields: half a millisecond
+
 
 class InvariantBroken(Exception):
     """The state is not what it can be: a bug or damaged memory. The process must end; nothing may catch this."""
@@ -26,6 +30,12 @@ class InvariantBroken(Exception):
 
 def check(state: ClusterState) -> None:
     """InvariantBroken with the reason, if anything at all is wrong."""
+    for _ in check_steps(state):
+        pass
+
+
+def check_steps(state: ClusterState) -> Iterator[None]:
+    """As `check`, a millisecond's work between two yields; the state must not change before the last."""
     _require(state.schema_version >= 1, f"schema version {state.schema_version}")
     if not state.cluster_id:
         empty = not (state.nodes or state.topics or state.groups or state.replies or state.next_producer_id)
@@ -35,15 +45,17 @@ def check(state: ClusterState) -> None:
     _require(len(state.topic_names) == len(state.topics), "topic_names and topics differ")
     for name, topic in state.topics.items():
         _require(topic.name == name, f"topic {topic.name} is filed as {name}")
-        _check_topic(state, topic)
+        yield from _check_topic(state, topic)
     partition_count = sum(len(topic.partitions) for topic in state.topics.values())
     _require(partition_count <= state.partitions_max, "more partitions than partitions_max")
-    _check_groups(state)
+    yield from _check_groups(state)
     _check_coordinators(state)
+    yield
     total = sum(members_bytes(group.members) for group in state.groups.values())
     _require(state.member_bytes == total, f"member_bytes is {state.member_bytes}, the members have {total}")
     _check_producers(state)
-    _check_assigned(state)
+    yield
+    yield from _check_assigned(state)
     _require(len(state.replies) <= state.replies_max, "more replies than replies_max")
     _require(all(len(request_id) == REQUEST_ID_BYTES for request_id in state.replies), "a request id's length")
 
@@ -69,7 +81,7 @@ def _check_nodes(state: ClusterState) -> None:
         _require(len(entry.disk) == DISK_ID_BYTES, f"node {node} has a disk id of {len(entry.disk)} bytes")
 
 
-def _check_topic(state: ClusterState, topic: TopicState) -> None:
+def _check_topic(state: ClusterState, topic: TopicState) -> Iterator[None]:
     _require(state.topic_names.get(topic.topic_id) == topic.name, f"the id of {topic.name} leads elsewhere")
     _require(bool(topic.partitions), f"{topic.name} has no partitions")
     for index, partition in enumerate(topic.partitions):
@@ -79,6 +91,8 @@ def _check_topic(state: ClusterState, topic: TopicState) -> None:
         _require(len(partition.replicas) == topic.replication_factor, f"{where}: number of replicas")
         _require(partition.is_external == is_external(topic.config), f"{where}: replicas do not fit the storage")
         _check_partition(state, partition, where)
+        if index % STEP_ITEMS == 0:
+            yield
 
 
 def _check_partition(state: ClusterState, partition: PartitionState, where: str) -> None:
@@ -104,12 +118,14 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
     _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")
 
 
-def _check_groups(state: ClusterState) -> None:
+def _check_groups(state: ClusterState) -> Iterator[None]:
     _require(len(state.groups) <= state.groups_max, "more groups than groups_max")
     for name, group in state.groups.items():
         _require(group.name == name and bool(group.offsets or group.members), f"group {name!r} is misfiled or empty")
         _check_members(group)
-        for pid, committed in group.offsets.items():
+        for number, (pid, committed) in enumerate(group.offsets.items()):
+            if number % STEP_ITEMS == 0:
+                yield
             # The message is made only where it is needed: there may be a million commits.
             if committed.offset < 0:
                 raise InvariantBroken(f"group {name!r} committed {committed.offset}")
@@ -152,14 +168,16 @@ def _check_producers(state: ClusterState) -> None:
         _require(0 <= producer_id < state.next_producer_id and epoch > 0, f"producer {producer_id}, epoch {epoch}")
 
 
-def _check_assigned(state: ClusterState) -> None:
+def _check_assigned(state: ClusterState) -> Iterator[None]:
     """Of a partition, the assignments that are known lie one behind another, up to its next offset."""
     _require(len(state.assigned) <= ASSIGNED_MAX, "more assignments than ASSIGNED_MAX")
     ends = dict(state.assigned_before)
     for pid, end in ends.items():
         partition = state.partition(pid)
         _require(partition is not None and partition.is_external and end > 0, f"assignments of {pid.hex()} forgotten")
-    for request_id, assigned in state.assigned.items():
+    for number, (request_id, assigned) in enumerate(state.assigned.items()):
+        if number % STEP_ITEMS == 0:
+            yield
         _require(len(request_id) == REQUEST_ID_BYTES, "a request id's length")
         partition = state.partition(assigned.partition)
         if partition is None:

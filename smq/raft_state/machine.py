@@ -46,10 +46,18 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
-from smq.raft_state.invariants import InvariantBroken, check
+from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
-from smq.raft_state.snapshot import SCHEMA_VERSION, Bytes, decode_state, encode_state, state_pieces
+from smq.raft_state.snapshot import (
+    SCHEMA_VERSION,
+    Bytes,
+    Steps,
+    decode_steps,
+    encode_state,
+    run_through,
+    state_pieces,
+)
 from smq.raft_state.state import ClusterState
 
 __all__ = ["InvariantBroken", "Machine"]
@@ -116,8 +124,13 @@ class Machine:
     @classmethod
     def restore(cls, snapshot: Bytes) -> "Machine":
         """A machine in the state of a snapshot. CodecError or InvariantBroken for one that cannot be."""
-        state = decode_state(snapshot)
-        check(state)
+        return run_through(cls.restoring(snapshot))
+
+    @classmethod
+    def restoring(cls, snapshot: Bytes) -> "Steps[Machine]":
+        """As `restore`, a millisecond's work between two yields."""
+        state = yield from decode_steps(snapshot)
+        yield from check_steps(state)
         return cls(state)
 
     def digest(self) -> str:

@@ -6,8 +6,8 @@ that a later command's outcome depends on. Only `machine` and tests import it.
 """
 
 import struct
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Collection, Generator, Iterator
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from smq.raft_state.binary import (
     FLAG,
@@ -54,12 +54,22 @@ from smq.raft_state.state import (
     members_bytes,
 )
 
-__all__ = ["SCHEMA_VERSION", "Bytes", "decode_state", "encode_state", "state_pieces"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Bytes",
+    "Steps",
+    "decode_state",
+    "decode_steps",
+    "encode_state",
+    "run_through",
+    "state_pieces",
+]
 
 T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]  # work that others may come between: its result, after some yields
 
-PIECE_ITEMS: Final = 250  # partitions, replies: half a millisecond of encoding
-PIECE_GROUPS: Final = 5  # of up to 10,000 commits each, but some hundred as a rule
+PIECE_ITEMS: Final = 250  # partitions, commits, replies: half a millisecond of encoding, one of decoding
+PIECE_BYTES: Final = 32 << 10  # a piece is not much smaller: each costs its taker a turn
 FORMAT_VERSION: Final = 4  # of these bytes; 3 had no floor of generations, 2 no racks
 _FIRST_VERSION: Final = 1  # the oldest that is read: no drained nodes, no assigned offsets, no members of groups
 SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
@@ -105,10 +115,10 @@ _TOPIC: Final = (
 )
 _ASSIGNED: Final = struct.Struct(f">{REQUEST_ID_BYTES}s{PARTITION_ID_BYTES}sqq")  # request, partition, base, count
 _ASSIGNED_BEFORE: Final = Many(Group((Fixed(PARTITION_ID_BYTES), INT64)))
-_PRODUCERS: Final = Many(Group((INT64, INT16)))
+_PRODUCER_PAIR: Final = Group((INT64, INT16))
 _PRODUCER: Final = struct.Struct(">qh")
 _REPLY: Final = struct.Struct(f">{REQUEST_ID_BYTES}sH")  # request, length of the reply
-_REPLIES: Final = Many(Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX))))
+_REPLY_PAIR: Final = Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX)))
 _GROUPS_V2: Final = (("offsets_retention_ms", INT64), ("expiry_clock_ms", INT64))
 _GROUPS_AS_A_WHOLE: Final = (*_GROUPS_V2, ("generation_floor", INT32))
 _FLOOR_VERSION: Final = 4  # the first with a floor of generations
@@ -125,45 +135,60 @@ _MEMBERS: Final = Many(Record(MemberState, (("member", GROUP_MEMBER), ("assignme
 
 def encode_state(state: ClusterState) -> bytes:
     """The state's bytes."""
-    return b"".join(state_pieces(state))
+    return b"".join(_parts(state))
 
 
 def state_pieces(state: ClusterState) -> Iterator[bytes]:
     """The state's bytes, a millisecond's work at a time. It must not change before the last piece."""
+    piece = bytearray()
+    for part in _parts(state):
+        piece += part
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+def _parts(state: ClusterState) -> Iterator[bytes]:
+    """Small ones: no more than PIECE_ITEMS of anything in each."""
     out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.schema_version))
     _CLUSTER.write(out, state)
     _NODES[FORMAT_VERSION].write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
     write_count(out, len(state.topics))
     yield bytes(out)
     for name in sorted(state.topics):
-        yield from _topic_pieces(state.topics[name])
-    yield from _pieces(state.producers.items(), _write_producer)
-    yield from _pieces([state.groups[name] for name in sorted(state.groups)], _write_group, PIECE_GROUPS)
+        yield from _topic_parts(state.topics[name])
+    yield from _list_parts(state.producers.items(), _write_producer)
+    out = bytearray()
+    write_count(out, len(state.groups))
+    yield bytes(out)
+    for name in sorted(state.groups):
+        yield from _group_parts(state.groups[name])
     out = bytearray()
     for name, kind in _GROUPS_AS_A_WHOLE:
         kind.write(out, getattr(state, name))
     _COORDINATORS.write(out, tuple(state.coordinators))
     yield bytes(out)
-    yield from _pieces(state.replies.items(), _write_reply)
-    yield from _pieces(state.assigned.items(), _write_assigned)
+    yield from _list_parts(state.replies.items(), _write_reply)
+    yield from _list_parts(state.assigned.items(), _write_assigned)
     out = bytearray()
     _ASSIGNED_BEFORE.write(out, tuple(sorted(state.assigned_before.items())))
     yield bytes(out)
 
 
-def _pieces(items: Collection[T], write: Callable[[bytearray, T], None], size: int = PIECE_ITEMS) -> Iterator[bytes]:
-    """A list: its length, then the items, some a piece."""
+def _list_parts(items: Collection[T], write: Callable[[bytearray, T], None]) -> Iterator[bytes]:
+    """A list: its length, then the items."""
     out = bytearray()
     write_count(out, len(items))
     for number, item in enumerate(items, 1):
         write(out, item)
-        if number % size == 0:
+        if number % PIECE_ITEMS == 0:
             yield bytes(out)
             out.clear()
     yield bytes(out)
 
 
-def _topic_pieces(topic: TopicState) -> Iterator[bytes]:
+def _topic_parts(topic: TopicState) -> Iterator[bytes]:
     out = bytearray()
     for name, kind in _TOPIC:
         kind.write(out, getattr(topic, name))
@@ -171,7 +196,7 @@ def _topic_pieces(topic: TopicState) -> Iterator[bytes]:
     for pair in sorted(topic.config.items()):
         _PAIR.write(out, pair)
     yield bytes(out)
-    yield from _pieces(topic.partitions, _write_partition)
+    yield from _list_parts(topic.partitions, _write_partition)
 
 
 def _write_producer(out: bytearray, producer: tuple[int, int]) -> None:
@@ -191,6 +216,20 @@ def _write_assigned(out: bytearray, item: tuple[RequestId, Assigned]) -> None:
 
 def decode_state(data: Bytes) -> ClusterState:
     """Inverse of `encode_state`; CodecError for bytes it has not written. Invariants are the caller's to check."""
+    return run_through(decode_steps(data))
+
+
+def run_through(steps: Steps[T]) -> T:
+    """All steps at once, and what comes of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+
+def decode_steps(data: Bytes) -> Steps[ClusterState]:
+    """As `decode_state`, a millisecond's work between two yields."""
     reader = Reader(data)
     magic, version, schema_version = reader.unpack(_HEAD)
     if magic != _MAGIC:
@@ -199,40 +238,65 @@ def decode_state(data: Bytes) -> ClusterState:
         raise CodecError(f"a snapshot of format {version}, schema {schema_version}, from another smq: upgrade this one")
     state = ClusterState(schema_version=schema_version, **{name: kind.read(reader) for name, kind in _CLUSTER.fields})
     state.nodes = {node.node: node for node in _NODES[version].read(reader)}
-    topics = [_read_topic(reader) for _ in range(read_count(reader))]
-    state.topics = {topic.name: topic for topic in topics}
-    state.topic_names = {topic.topic_id: topic.name for topic in topics}
-    state.producers = dict(_PRODUCERS.read(reader))
+    for _ in range(read_count(reader)):
+        topic = yield from _read_topic(reader)
+        state.topics[topic.name] = topic
+        state.topic_names[topic.topic_id] = topic.name
+    yield from _read_list(reader, state.producers, _PRODUCER_PAIR)
     has_members = version > _FIRST_VERSION
-    groups = [_read_group(reader, has_members) for _ in range(read_count(reader))]
-    state.groups = {group.name: group for group in groups}
-    state.member_bytes = sum(members_bytes(group.members) for group in groups)
+    for _ in range(read_count(reader)):
+        group = yield from _read_group(reader, has_members)
+        state.groups[group.name] = group
+        state.member_bytes += members_bytes(group.members)
     if has_members:
         for name, kind in _GROUPS_AS_A_WHOLE if version >= _FLOOR_VERSION else _GROUPS_V2:
             setattr(state, name, kind.read(reader))
         state.coordinators = list(_COORDINATORS.read(reader))
-    state.replies = dict(_REPLIES.read(reader))
+    yield from _read_list(reader, state.replies, _REPLY_PAIR)
     if version > _FIRST_VERSION:
-        _read_assigned(reader, state)
+        yield from _read_assigned(reader, state)
     reader.finish()
-    if version == FORMAT_VERSION and encode_state(state) != data:
-        raise CodecError("the snapshot is not in canonical form: something is in it twice, or out of order")
+    if version == FORMAT_VERSION:
+        yield from _compare(state, memoryview(data))
     return state
 
 
-def _read_assigned(reader: Reader, state: ClusterState) -> None:
+def _compare(state: ClusterState, data: memoryview) -> Steps[None]:
+    at = 0
+    for piece in state_pieces(state):
+        if data[at : at + len(piece)] != piece:
+            raise CodecError("the snapshot is not in canonical form: something is in it twice, or out of order")
+        at += len(piece)
+        yield
+    if at != len(data):
+        raise CodecError("the snapshot is not in canonical form: something is in it twice")
+
+
+def _read_list(reader: Reader, into: dict[Any, Any], pair: Group) -> Steps[None]:
+    for number in range(read_count(reader)):
+        key, value = pair.read(reader)
+        into[key] = value
+        if number % PIECE_ITEMS == 0:
+            yield
+
+
+def _read_assigned(reader: Reader, state: ClusterState) -> Steps[None]:
     assigned = reader.take(read_count(reader) * _ASSIGNED.size)
-    for request_id, pid, base, count in _ASSIGNED.iter_unpack(assigned):
+    for number, (request_id, pid, base, count) in enumerate(_ASSIGNED.iter_unpack(assigned)):
         state.assigned[request_id] = Assigned(pid, base, count)
+        if number % PIECE_ITEMS == 0:
+            yield
     state.assigned_before = dict(_ASSIGNED_BEFORE.read(reader))
 
 
-def _read_topic(reader: Reader) -> TopicState:
+def _read_topic(reader: Reader) -> Steps[TopicState]:
     fields: dict[str, Any] = {name: kind.read(reader) for name, kind in _TOPIC}
     config = dict(_PAIR.read(reader) for _ in range(read_count(reader)))
     topic = TopicState(config=config, partitions=[], **fields)
     for index in range(read_count(reader)):
         topic.partitions.append(_read_partition(reader, topic.topic_id, PartitionIndex(index)))
+        if index % PIECE_ITEMS == 0:
+            yield
     return topic
 
 
@@ -274,31 +338,37 @@ def _read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) ->
     )
 
 
-def _write_group(out: bytearray, group: GroupState) -> None:
+def _group_parts(group: GroupState) -> Iterator[bytes]:
+    out = bytearray()
     TEXT.write(out, group.name)
     out.append(group.phase)
     for name, kind in _GROUP:
         kind.write(out, getattr(group, name))
     _MEMBERS.write(out, tuple(group.members.values()))
-    write_count(out, len(group.offsets))
-    for pid in sorted(group.offsets):
+
+    def write(out: bytearray, pid: PartitionId) -> None:
         committed = group.offsets[pid]
         metadata = committed.metadata.encode()
         out += _COMMITTED.pack(pid, committed.offset, committed.committed_ms, len(metadata))
         out += metadata
 
+    yield bytes(out)
+    yield from _list_parts(sorted(group.offsets), write)
 
-def _read_group(reader: Reader, has_members: bool) -> GroupState:
+
+def _read_group(reader: Reader, has_members: bool) -> Steps[GroupState]:
     group = GroupState(name=TEXT.read(reader))
     if has_members:
         _read_members(reader, group)
-    for _ in range(read_count(reader)):
+    for number in range(read_count(reader)):
         pid, offset, committed_ms, size = reader.unpack(_COMMITTED)
         try:
             metadata = str(reader.take(size), "utf-8")
         except UnicodeDecodeError as e:
             raise CodecError(f"the metadata of a commit is not UTF-8: {e}") from e
         group.offsets[PartitionId(pid)] = CommittedOffset(offset=offset, metadata=metadata, committed_ms=committed_ms)
+        if number % PIECE_ITEMS == 0:
+            yield
     return group
 
 

@@ -29,6 +29,7 @@ class NodeConfig:
     leader_isolation_ms: int = 2000  # rule 20: without a majority of followers this long, a leader resigns
     rebalance_interval_ms: int = 5000  # how long a node has to be well before it gets its leaderships back
     raft_snapshot_entries: int = 5000  # journal entries between two snapshots
+    settle_work_max: int = 300  # units of 10 us: how long replicas may follow the applied state at a stretch
 
     append_inflight_bytes_max: int = 64 << 20  # a node's appends that are not yet durable: beyond it OVERLOADED
     # Below it no records are appended. Twice what may be in flight, with the pages that go with it, must fit.

@@ -13,6 +13,7 @@ root imports this file; everybody else knows the Engine port.
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 # The library has no type hints; `_Library` below is the typed view of it.
@@ -56,6 +57,7 @@ APPLY_BATCH_MAX: Final = 512  # entries applied a turn, so that a long backlog d
 APPLY_TOUCHED_MAX: Final = 500  # nor more partitions moved a turn, once an entry has been applied
 SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries
 JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept behind a snapshot so that a slow follower needs none
+INSTALL_STEPS: Final = 4  # a turn, of a snapshot that another node sent: about a millisecond
 _RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
 
 
@@ -68,6 +70,7 @@ if library._COMMAND_TYPE.REGULAR != REGULAR or library._COMMAND_TYPE.NO_OP != NO
 
 
 _LEADER: Final = library._RAFT_STATE.LEADER
+_DONE: Final = object()
 
 
 # ----------------------------------------------------------------------------------- the library's surroundings
@@ -165,6 +168,15 @@ class _Wire(Transport):  # type: ignore[misc]  # the library is untyped
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class _Installation:
+    """A snapshot that takes the place of journal and state, step by step."""
+
+    snapshot: Snapshot
+    steps: Iterator[None]
+    done: Callable[[], None]
+
+
 # ------------------------------------------------------------------------------------------- the repaired library
 class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     """SyncObj with its faulty parts replaced; implements RaftView. Entered only within the engine's turns."""
@@ -187,6 +199,8 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self._connected: set[NodeId] = set()
         self._snapshotting: Iterator[bytes] | None = None  # nothing is applied while there is one
         self._pieces: list[bytes] = []  # of it, so far
+        self._installing: _Installation | None = None  # nor while there is one of these
+        self._unsettled: tuple[int, int, object] | None = None  # applied, but for what settling it may still take
         self._size_after_snapshot = 0  # of the journal: what waits to be committed cannot be cut off
         super().__init__(
             self._nodes[node_id],
@@ -253,12 +267,29 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
             self._SyncObj__raftCommitIndex = index
             self.journal.setRaftCommitIndex(index)
 
-    def install(self, snapshot: Snapshot) -> None:
+    @property
+    def is_installing(self) -> bool:
+        return self._installing is not None
+
+    def install(self, snapshot: Snapshot, done: Callable[[], None]) -> None:
         self._drop_snapshot()
-        self._engine.machine.restore(LogIndex(snapshot.index), snapshot.state)
-        self.journal.install(snapshot)
-        self.resume_after(snapshot)
-        self._give_up_waiting(up_to=snapshot.index)
+        self._unsettled = None
+        steps = self._engine.machine.restore(LogIndex(snapshot.index), snapshot.state)
+        self._installing = _Installation(snapshot, steps, done)
+
+    def _go_on_installing(self, installation: "_Installation") -> None:
+        """Some steps more. The journal is replaced behind the last: should the process end before, the state that it
+        has on disk is the one of before, and the leader sends the snapshot again."""
+        for _ in range(INSTALL_STEPS):
+            if next(installation.steps, _DONE) is _DONE:
+                break
+        else:
+            return
+        self._installing = None
+        self.journal.install(installation.snapshot)
+        self.resume_after(installation.snapshot)
+        self._give_up_waiting(up_to=installation.snapshot.index)
+        installation.done()
 
     def resume_after(self, snapshot: Snapshot) -> None:
         """The machine holds the snapshot's state now."""
@@ -368,7 +399,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     @property
     def _may_stand(self) -> bool:
         """A node that has yet to apply what it knows to be committed may not know that its disk is another's."""
-        return self.voters.may_stand and not self._is_behind
+        return self.voters.may_stand and not self._is_behind and not self.is_installing
 
     def _stand_for_election(self) -> None:
         """The library's own election (its _onTick), which can only be reached there by a passed deadline."""
@@ -442,7 +473,9 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
                 self._step_down()
         elif self._SyncObj__raftElectionDeadline < self.now() and self._SyncObj__connectedToAnyone():
             self._ask_for_election()
-        if self.has_backlog:
+        if self._installing is not None:
+            self._go_on_installing(self._installing)
+        elif self.has_backlog:
             self._apply_committed()
             self._compact_journal()
         if self._commands:
@@ -461,27 +494,40 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
 
     @property
     def has_backlog(self) -> bool:
-        return self._is_behind or self._snapshotting is not None
+        return self._is_behind or self._snapshotting is not None or self._installing is not None
 
     @property
     def _is_behind(self) -> bool:
         return bool(self._SyncObj__raftLastApplied < self._SyncObj__raftCommitIndex)
 
     def _apply_committed(self) -> None:
+        if self._snapshotting is not None or not self._is_settled():
+            return
         count = min(self.commit_index - self.applied_index, APPLY_BATCH_MAX)
-        if count <= 0 or self._snapshotting is not None:
+        if count <= 0:
             return
         touched = 0
-        waiting = self._SyncObj__commandsWaitingCommit
         for entry, index, term in self.journal.entries_from(self.applied_index + 1, count_max=count):
             applied = self._apply_entry(index, entry)
-            self._SyncObj__raftLastApplied = index
+            self._unsettled = index, term, applied
             touched += len(applied.touched) if isinstance(applied, Applied) else 0
-            for waiting_term, callback in waiting.pop(index, ()):
-                is_ours = waiting_term == term
-                callback((index, applied), FAIL_REASON.SUCCESS if is_ours else FAIL_REASON.DISCARDED)
-            if touched >= APPLY_TOUCHED_MAX:
+            if not self._is_settled() or touched >= APPLY_TOUCHED_MAX:
                 return
+
+    def _is_settled(self) -> bool:
+        """Whether the last entry has been applied as a whole; if not, after one more step. Whoever waits for it is
+        told then."""
+        if self._unsettled is None:
+            return True
+        if not self._engine.machine.settle():
+            return False
+        index, term, applied = self._unsettled
+        self._unsettled = None
+        self._SyncObj__raftLastApplied = index
+        for waiting_term, callback in self._SyncObj__commandsWaitingCommit.pop(index, ()):
+            is_ours = waiting_term == term
+            callback((index, applied), FAIL_REASON.SUCCESS if is_ours else FAIL_REASON.DISCARDED)
+        return True
 
     def _apply_entry(self, index: int, entry: bytes) -> object:
         if entry[0] == REGULAR:
@@ -503,6 +549,8 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         """A snapshot every so many entries or bytes, and the journal cut behind it, in one submission."""
         if self._snapshotting is not None:
             self._take_snapshot()
+            return
+        if self._unsettled is not None:
             return
         index, journal, every = self.applied_index, self.journal, self.timing.snapshot_entries
         taken = journal.snapshot.index if journal.snapshot else 1

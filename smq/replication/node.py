@@ -81,7 +81,7 @@ class Node(NodeCore):
             is_ready=self.is_ready,
             raft_leader=self.engine.leader,
             raft_term=self.engine.term,
-            applied_index=self.engine.applied_index,
+            applied_index=self.state_index,
             commit_index=self.engine.commit_index,
             digest=self._machine.digest() if with_digest else "",
             replicas=[r.status() for r in self._replicas.values()],
@@ -183,6 +183,8 @@ class Node(NodeCore):
         return cancel
 
     def _not_replica(self, part: PartitionState) -> SmqError:
+        if self.node_id in part.replicas:
+            return leader_error(self.node_id, self.state, part)
         names = ", ".join(str(n) for n in part.replicas)
         hint = self.state.nodes.get(part.leader)
         details = ErrorDetails(leader=part.leader, leader_address=hint.grpc_address if hint is not None else None)

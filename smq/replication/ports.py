@@ -216,7 +216,12 @@ ReadIndexDone: TypeAlias = Callable[[LogIndex | ProposalLost], None]
 class StateMachine(Protocol):
     """What the engine drives. An exception from any of these ends the process."""
 
-    def apply(self, index: LogIndex, command: bytes) -> Applied: ...
+    def apply(self, index: LogIndex, command: bytes) -> Applied:
+        """Changes the state at once; what follows from it on this node is for `settle`."""
+
+    def settle(self) -> bool:
+        """One more step of what follows from the last `apply`; true once nothing is left. Only then the entry counts as
+        applied, is the next one applied, or a snapshot taken."""
 
     def pass_over(self, index: LogIndex) -> None:
         """In the place of `apply`, for an entry that holds no command."""
@@ -225,7 +230,9 @@ class StateMachine(Protocol):
         """The state's bytes in pieces, each a step of work. Nothing is applied or restored between two of them, but
         for a restore after which the rest is never asked for."""
 
-    def restore(self, index: LogIndex, snapshot: bytes) -> None: ...
+    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
+        """Replaces the state, and what has yet to be settled of it, a step of work between two yields. Nothing is
+        applied and no snapshot taken before the end, at which all has been settled."""
 
 
 class Engine(Protocol):

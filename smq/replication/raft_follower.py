@@ -44,7 +44,7 @@ class Follower:
 
     def on_append(self, peer: NodeId, m: Append) -> None:
         view, journal = self._view, self._view.journal
-        if not self._accept(peer, m.term):
+        if not self._accept(peer, m.term) or self._is_busy(peer, m.number):
             return
         if m.prev_index > journal.last_index:
             self._reply(peer, m.number, next_index=journal.last_index + 1, reset=True)
@@ -80,7 +80,7 @@ class Follower:
 
     def on_chunk(self, peer: NodeId, m: SnapshotChunk) -> None:
         view, journal = self._view, self._view.journal
-        if not self._accept(peer, m.term):
+        if not self._accept(peer, m.term) or self._is_busy(peer, m.number):
             return
         if self._holds(m.index, m.index_term):
             self._assembly = None
@@ -96,9 +96,24 @@ class Follower:
         if snapshot is None:
             self._reply(peer, m.number, next_index=1)
             return
-        # The commit index is the snapshot's and nothing else: what was behind it here was never compared.
-        view.install(snapshot)
-        self._reply(peer, m.number, next_index=snapshot.index + 1, success=True)
+        self._install(peer, m.number, snapshot)
+
+    def _install(self, peer: NodeId, number: int, snapshot: Snapshot) -> None:
+        """The commit index becomes the snapshot's and nothing else: what is behind it here was never compared."""
+        view, term = self._view, self._view.term
+
+        def installed() -> None:
+            if view.term == term:
+                self._reply(peer, number, next_index=snapshot.index + 1, success=True)
+
+        view.install(snapshot, installed)
+
+    def _is_busy(self, peer: NodeId, number: int) -> bool:
+        """While a snapshot is being installed nothing enters the journal, which it will replace. The leader is told
+        that this node lives; what it sent meanwhile it sends again, once an answer shows that it is missing."""
+        if self._view.is_installing:
+            self._reply(peer, number, next_index=1)
+        return self._view.is_installing
 
     def _holds(self, index: int, term: int) -> bool:
         """Whether the journal has all of a snapshot: the same entry at its end means the same log up to it."""

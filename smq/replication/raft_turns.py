@@ -168,7 +168,8 @@ class TurnEngine(abc.ABC):
         self.journal.load()
         snapshot = self.journal.snapshot
         if snapshot is not None:
-            self.machine.restore(LogIndex(snapshot.index), snapshot.state)
+            for _ in self.machine.restore(LogIndex(snapshot.index), snapshot.state):
+                pass  # nobody is served yet who could be kept waiting
         with self:
             self._raft = self._create_core(self._node_id, self._peers)
             if snapshot is not None:

@@ -4,6 +4,7 @@ Owns the seam between our repairs and pysyncobj: the roles are written against R
 library. The engine implements it; the roles import it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,5 +83,9 @@ class RaftView(Protocol):
     def commit_to(self, index: int) -> None:
         """Moves the commit index forward, never back."""
 
-    def install(self, snapshot: Snapshot) -> None:
-        """Replaces journal and state machine."""
+    @property
+    def is_installing(self) -> bool:
+        """A snapshot is being installed: the journal must not change until it is."""
+
+    def install(self, snapshot: Snapshot, done: Callable[[], None]) -> None:
+        """Begins to replace journal and state machine; `done` when that is over, some turns later."""

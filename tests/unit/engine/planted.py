@@ -124,6 +124,14 @@ def _every_message_is_answered(lead: Leader) -> float:
     return float("inf")
 
 
+_is_settled = _Core._is_settled
+
+
+def _apply_without_settling(core: _Core) -> bool:
+    with patch.object(core._engine.machine, "settle", lambda: True):
+        return _is_settled(core)
+
+
 def _drop_snapshot_chunks_silently(follower: Follower, peer: NodeId, m: SnapshotChunk) -> None:
     """The follower never installs anything."""
 
@@ -142,6 +150,7 @@ BUGS: Final[dict[str, Bug]] = {
     "vote-of-a-replaced-disk": _replaced(Voters, "counts", _every_disk_counts),
     "ack-of-a-replaced-disk": _replaced(Leader, "_counts", _every_disk_acknowledges),
     "unconfirmed-read": _replaced(Leader, "confirmed_by_majority", _every_message_is_answered),
+    "next-entry-too-early": _replaced(_Core, "_is_settled", _apply_without_settling),
     "no-snapshots": _replaced(Follower, "on_chunk", _drop_snapshot_chunks_silently),
 }
 

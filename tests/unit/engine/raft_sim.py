@@ -57,8 +57,12 @@ class History:
         self._world = world
         self._node = node
         self.entries: list[tuple[int, str]] = []
+        self._unsettled = 0
 
     def apply(self, index: LogIndex, command: bytes) -> Applied:
+        if self._unsettled:
+            raise Violation(f"entry {index} is applied before the one before it has settled")
+        self._unsettled = index % 4
         self.entries.append((index, command.decode()))
         self._world.note_applied(self._node, index, command.decode())
         return Applied(reply=Done())
@@ -77,12 +81,23 @@ class History:
             text = json.dumps(self.entries)
             yield text[part * len(text) // 3 : (part + 1) * len(text) // 3].encode()
 
-    def restore(self, index: LogIndex, snapshot: bytes) -> None:
+    def settle(self) -> bool:
+        """In up to three steps, by the entry's number."""
+        self._unsettled = max(self._unsettled - 1, 0)
+        return not self._unsettled
+
+    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
+        """In a few steps, before and behind the one that replaces the state."""
+        self._unsettled = 0
+        for _ in range(index % 9):
+            yield
         self.entries = [(i, command) for i, command in json.loads(snapshot)]
         for i, command in self.entries:
             self._world.note_applied(self._node, i, command)
         if self.entries and self.entries[-1][0] > index:
             raise Violation(f"a snapshot of index {index} holds entry {self.entries[-1][0]}")
+        for _ in range(index % 7):
+            yield
 
 
 def registration(host: "Host") -> str:

@@ -1,5 +1,6 @@
 """Leader, follower and pre-vote against a view that only records: the rules one by one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -48,6 +49,8 @@ class View:
     time: float = 100.0
     sent: list[tuple[NodeId, Message]] = field(default_factory=list)
     installed: list[Snapshot] = field(default_factory=list)
+    installing: list[tuple[Snapshot, Callable[[], None]]] = field(default_factory=list)
+    installs_slowly: bool = False  # only when told to by `finish_install`
     disks: dict[NodeId, DiskId] = field(default_factory=dict)  # those that are registered
 
     @property
@@ -72,9 +75,21 @@ class View:
     def commit_to(self, index: int) -> None:
         self.commit_index = max(self.commit_index, index)
 
-    def install(self, snapshot: Snapshot) -> None:
+    @property
+    def is_installing(self) -> bool:
+        return bool(self.installing)
+
+    def install(self, snapshot: Snapshot, done: Callable[[], None]) -> None:
+        self.installing.append((snapshot, done))
+        if not self.installs_slowly:
+            self.finish_install()
+
+    def finish_install(self) -> None:
+        snapshot, done = self.installing.pop()
         self.installed.append(snapshot)
         self.journal.install(snapshot)
+        self.commit_to(snapshot.index)
+        done()
 
     def take_sent(self) -> list[Message]:
         sent, self.sent = self.sent, []
@@ -481,6 +496,44 @@ def test_a_snapshot_of_what_the_journal_holds_is_not_installed() -> None:
         Follower(view).on_chunk(A, chunk)
     assert (view.installed, view.commit_index) == ([], 4)
     assert view.take_sent() == [success(view, 1, 4)]
+
+
+def installing(snapshot: Snapshot) -> tuple[View, Follower]:
+    """A follower of A that has all of a snapshot, and is not done with it."""
+    view = view_of(1)
+    view.installs_slowly = True
+    follower = Follower(view)
+    for chunk in chunks(snapshot, 4):
+        follower.on_chunk(A, chunk)
+    view.take_sent()
+    return view, follower
+
+
+def alive(view: View, number: int) -> AppendReply:
+    return AppendReply(term=view.term, number=number, next_index=1, success=False, reset=False, disk=DISK)
+
+
+def test_what_comes_while_a_snapshot_is_installed_is_neither_stored_nor_acknowledged() -> None:
+    view, follower = installing(SNAPSHOT)
+    entries = Append(term=5, number=4, commit=10, prev_index=9, prev_term=4, entries=[(5, bytes([REGULAR]))])
+    follower.on_append(A, entries)
+    follower.on_chunk(A, replace(chunks(SNAPSHOT, 100)[0], number=5))
+    assert view.take_sent() == [alive(view, 4), alive(view, 5)]
+    assert (view.journal.last_index, view.commit_index, len(view.installing)) == (2, 1, 1)
+    view.finish_install()
+    assert view.take_sent() == [success(view, 3, 9)]
+    follower.on_append(A, replace(entries, number=6))
+    assert view.take_sent() == [success(view, 6, 10)]
+
+
+def test_a_snapshot_installed_under_the_next_leader_is_not_acknowledged_to_the_last() -> None:
+    view, follower = installing(SNAPSHOT)
+    follower.on_append(B, Append(term=6, number=1, commit=9, prev_index=2, prev_term=1, entries=[(6, b"\x00")]))
+    assert view.take_sent() == [alive(view, 1)]
+    view.finish_install()
+    assert (view.take_sent(), view.journal.last_index, view.commit_index) == ([], 9, 9)
+    follower.on_append(B, Append(term=6, number=2, commit=9, prev_index=2, prev_term=1, entries=[(6, b"\x00")]))
+    assert view.take_sent() == [success(view, 2, 3)]
 
 
 # ------------------------------------------------------------------------------------------------------- pre-vote

@@ -88,6 +88,11 @@ def test_on_the_wire_a_missing_barrier_is_seen_at_once(bug: str) -> None:
         run(Plan(seed=1, disk_latency_ms=SLOW_DISK))
 
 
+def test_an_entry_applied_before_the_last_has_settled_is_found() -> None:
+    with planted.BUGS["next-entry-too-early"](), pytest.raises(Violation, match="has settled"):
+        run(Plan(seed=1))
+
+
 # --------------------------------------------------------------------------------------------- hand-built traces
 def rejoin_with_a_long_tail() -> None:
     """Finding 4: a deposed leader with a longer, uncommitted log meets a snapshot that ends inside that log."""

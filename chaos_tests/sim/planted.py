@@ -438,6 +438,18 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=40,
     ),
     PlantedBug(
+        name="old-requests-run-again",
+        rule="a request whose reply may have been forgotten is refused rather than run twice",
+        mutations=(
+            Mutation(
+                "smq.raft_state.machine:Machine._run_once", "if not_before is not None and self", "if False and self"
+            ),
+        ),
+        scenario="remade",
+        anomalies=frozenset({"process-died"}),
+        seeds=25,
+    ),
+    PlantedBug(
         name="rotten-journal-keeps-its-vote",
         rule="18: a disk that has lost what Raft had on it is another disk",
         mutations=(

@@ -26,6 +26,7 @@ from chaos_tests.sim.clients.groups import BRIEF, STATIC, GroupConsumer
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
+from chaos_tests.sim.clients.remaker import Remaker
 from chaos_tests.sim.clients.services import GroupMember, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clock import NS_PER_MS, Machine, Scheduler
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
@@ -282,6 +283,7 @@ class Simulation:
             for i in range(mix.trimmers)
         ]
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
+        made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]
         made += [
             Assigner(world, f"assigner-{i}", known, think_ms=think).run()
             for i in range(mix.assigners)

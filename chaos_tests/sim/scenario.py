@@ -49,6 +49,7 @@ class ClientMix:
     assigners: int = 0  # of offsets without records, in a topic of their own
     trimmers: int = 0
     topic_owners: int = 0
+    remakers: int = 0  # each makes and deletes topics of one name
     think_ms: float = 240.0
     trim_think_ms: float = 3000.0
     trim_to_hwm: float = 0.4

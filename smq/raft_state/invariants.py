@@ -57,6 +57,7 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     yield
     yield from _check_assigned(state)
     _require(len(state.replies) <= state.replies_max, "more replies than replies_max")
+    _require(state.replies_counted >= 0, f"{state.replies_counted} replies counted")
     _require(all(len(request_id) == REQUEST_ID_BYTES for request_id in state.replies), "a request id's length")
 
 

@@ -70,7 +70,7 @@ Steps: TypeAlias = Generator[None, None, T]  # work that others may come between
 
 PIECE_ITEMS: Final = 250  # partitions, commits, replies: half a millisecond of encoding, one of decoding
 PIECE_BYTES: Final = 32 << 10  # a piece is not much smaller: each costs its taker a turn
-FORMAT_VERSION: Final = 4  # of these bytes; 3 had no floor of generations, 2 no racks
+FORMAT_VERSION: Final = 5  # of these bytes; 2 had no racks, 3 no floor of generations, 4 no count of replies
 _FIRST_VERSION: Final = 1  # the oldest that is read: no drained nodes, no assigned offsets, no members of groups
 SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
 
@@ -105,7 +105,8 @@ _NODE_V1: Final = (
 _NODE_V2: Final = (*_NODE_V1, ("drained", FLAG))
 _NODE: Final = (*_NODE_V2, ("rack", TEXT))
 _NODES: Final = {
-    version: Many(Record(NodeState, fields)) for version, fields in enumerate((_NODE_V1, _NODE_V2, _NODE, _NODE), 1)
+    version: Many(Record(NodeState, fields))
+    for version, fields in enumerate((_NODE_V1, _NODE_V2, _NODE, _NODE, _NODE), 1)
 }
 _TOPIC: Final = (
     ("name", TEXT),
@@ -173,6 +174,7 @@ def _parts(state: ClusterState) -> Iterator[bytes]:
     yield from _list_parts(state.assigned.items(), _write_assigned)
     out = bytearray()
     _ASSIGNED_BEFORE.write(out, tuple(sorted(state.assigned_before.items())))
+    INT64.write(out, state.replies_counted)
     yield bytes(out)
 
 
@@ -255,6 +257,8 @@ def decode_steps(data: Bytes) -> Steps[ClusterState]:
     yield from _read_list(reader, state.replies, _REPLY_PAIR)
     if version > _FIRST_VERSION:
         yield from _read_assigned(reader, state)
+    if version > _FLOOR_VERSION:
+        state.replies_counted = INT64.read(reader)
     reader.finish()
     if version == FORMAT_VERSION:
         yield from _compare(state, memoryview(data))

@@ -6,6 +6,7 @@ Nothing in here may change the outcome of a command: what does is in the replica
 from dataclasses import dataclass
 
 from smq.raft_state.ids import NodeId
+from smq.raft_state.limits import REPLIES_MAX_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class NodeConfig:
     rebalance_interval_ms: int = 5000  # how long a node has to be well before it gets its leaderships back
     raft_snapshot_entries: int = 5000  # journal entries between two snapshots
     settle_work_max: int = 300  # units of 10 us: how long replicas may follow the applied state at a stretch
+
+    replies_max: int = REPLIES_MAX_DEFAULT  # of a cluster that this node founds: kept in the replicated state
 
     append_inflight_bytes_max: int = 64 << 20  # a node's appends that are not yet durable: beyond it OVERLOADED
     # Below it no records are appended. Twice what may be in flight, with the pages that go with it, must fit.

@@ -6,7 +6,7 @@ must never touch a log or a high water mark.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from smq.raft_state.commands import Command, ElectLeader, FenceNode, Reply, UnfenceNode
@@ -96,7 +96,9 @@ class Controller:
         self._balancer.on_tick(now_ns)
 
     def _init_cluster(self) -> None:
-        self._propose_once("init", self._host.node_id, default_init(self._host.config.cluster_id))
+        config = self._host.config
+        init = replace(default_init(config.cluster_id), replies_max=config.replies_max)
+        self._propose_once("init", self._host.node_id, init)
 
     def _propose_once(self, kind: str, node: NodeId, command: Command) -> None:
         """At most one proposal of a kind and node at a time; whatever comes of it, the next tick looks again."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from smq.raft_state.codec import decode_command
+from smq.raft_state.codec import decode_proposal
 from smq.raft_state.commands import (
     AddPartitions,
     Applied,
@@ -137,6 +137,7 @@ class NodeCore:
             deadlines=self.deadlines,
             send=lambda peer, message: self.send(peer, Channel.CONTROL, message),
             deliver=self.deliver,
+            replies_counted=lambda: self.state.replies_counted,
         )
         self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock, deadlines=self.deadlines)
         self._advancer = Advancer(clock=clock, propose=self.propose, advance_of=self._hwm_advance_of)
@@ -341,8 +342,8 @@ class NodeCore:
 
     # ---------------------------------------------------------------------------------------- state machine
     def apply(self, index: LogIndex, command: bytes) -> Applied:
-        decoded = decode_command(command)
-        applied = self._machine.apply(index, decoded)
+        decoded, not_before = decode_proposal(command)
+        applied = self._machine.apply(index, decoded, not_before)
         if isinstance(decoded, _MAY_NEED_ELECTION):
             self._controller.wake()
         elif isinstance(decoded, SetNodeDrained):

@@ -13,7 +13,6 @@ root imports this file; everybody else knows the Engine port.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 # The library has no type hints; `_Library` below is the typed view of it.
@@ -44,6 +43,7 @@ from smq.replication.raft_codec import (
     encode,
 )
 from smq.replication.raft_follower import Follower
+from smq.replication.raft_install import Installation
 from smq.replication.raft_leader import Leader
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_prevote import PreVoting
@@ -57,7 +57,6 @@ APPLY_BATCH_MAX: Final = 512  # entries applied a turn, so that a long backlog d
 APPLY_TOUCHED_MAX: Final = 500  # nor more partitions moved a turn, once an entry has been applied
 SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries
 JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept behind a snapshot so that a slow follower needs none
-INSTALL_STEPS: Final = 4  # a turn, of a snapshot that another node sent: about a millisecond
 _RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
 
 
@@ -70,7 +69,6 @@ if library._COMMAND_TYPE.REGULAR != REGULAR or library._COMMAND_TYPE.NO_OP != NO
 
 
 _LEADER: Final = library._RAFT_STATE.LEADER
-_DONE: Final = object()
 
 
 # ----------------------------------------------------------------------------------- the library's surroundings
@@ -168,15 +166,6 @@ class _Wire(Transport):  # type: ignore[misc]  # the library is untyped
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Installation:
-    """A snapshot that takes the place of journal and state, step by step."""
-
-    snapshot: Snapshot
-    steps: Iterator[None]
-    done: Callable[[], None]
-
-
 # ------------------------------------------------------------------------------------------- the repaired library
 class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
     """SyncObj with its faulty parts replaced; implements RaftView. Entered only within the engine's turns."""
@@ -199,7 +188,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self._connected: set[NodeId] = set()
         self._snapshotting: Iterator[bytes] | None = None  # nothing is applied while there is one
         self._pieces: list[bytes] = []  # of it, so far
-        self._installing: _Installation | None = None  # nor while there is one of these
+        self._installing: Installation | None = None  # nor while there is one of these
         self._unsettled: tuple[int, int, object] | None = None  # applied, but for what settling it may still take
         self._size_after_snapshot = 0  # of the journal: what waits to be committed cannot be cut off
         super().__init__(
@@ -275,15 +264,10 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self._drop_snapshot()
         self._unsettled = None
         steps = self._engine.machine.restore(LogIndex(snapshot.index), snapshot.state)
-        self._installing = _Installation(snapshot, steps, done)
+        self._installing = Installation(snapshot, steps, done)
 
-    def _go_on_installing(self, installation: "_Installation") -> None:
-        """Some steps more. The journal is replaced behind the last: should the process end before, the state that it
-        has on disk is the one of before, and the leader sends the snapshot again."""
-        for _ in range(INSTALL_STEPS):
-            if next(installation.steps, _DONE) is _DONE:
-                break
-        else:
+    def _go_on_installing(self, installation: Installation) -> None:
+        if not installation.go_on():
             return
         self._installing = None
         self.journal.install(installation.snapshot)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
+from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply, is_boundable
 from smq.raft_state.commands import Command, Done, Rejected, Reply
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
@@ -58,7 +58,9 @@ class Proposer:
         deadlines: Deadlines,
         send: Callable[[NodeId, wire.Message], bool],
         deliver: Callable[[Callable[[], None]], None],
+        replies_counted: Callable[[], int],
     ) -> None:
+        self._replies_counted = replies_counted
         self._node_id = node_id
         self._engine = engine
         self._clock = clock
@@ -104,9 +106,9 @@ class Proposer:
         self._pending[pending] = None
         self._attempt(pending)
 
-    @staticmethod
-    def _encoded(command: Command) -> bytes:
-        data = encode_command(command)
+    def _encoded(self, command: Command) -> bytes:
+        """With the age of its request, so that it is refused where it comes to be proposed again too late to tell."""
+        data = encode_command(command, self._replies_counted() if is_boundable(command) else None)
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"the request makes a command of {len(data)} bytes; {COMMAND_BYTES_MAX} is the most")
         return data

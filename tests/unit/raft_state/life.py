@@ -4,7 +4,9 @@ Run as a program it prints the digest of the end: that of a fresh process, under
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from smq.raft_state.commands import (
     AddPartitions,
@@ -48,9 +50,22 @@ from tests.unit.raft_state.support import (
     topic,
 )
 
+Step: TypeAlias = Command | tuple[Command, int]  # a command, and the age of its request
 
-def commands() -> list[Command]:
+
+def commands() -> list[Step]:
     """The life, in order."""
+    return [
+        *commands_of_v3(),
+        *commands_of_v4(),
+        (AllocateProducerId(request_id=rid(50)), 0),
+        AllocateProducerId(request_id=rid(51)),
+        (AllocateProducerId(request_id=rid(50)), 0),
+    ]
+
+
+def commands_of_v4() -> list[Command]:
+    """What there was when the fourth format was made."""
     return [
         *commands_of_v3(),
         form("again", _epoch("again"), 0, member("g")),  # counts on from the group that is gone
@@ -143,9 +158,10 @@ def commands_of_v1() -> list[Command]:
     ]
 
 
-def run(machine: Machine, steps: list[Command], first_index: int = 1) -> None:
-    for index, command in enumerate(steps, first_index):
-        machine.apply(LogIndex(index), command)
+def run(machine: Machine, steps: Sequence[Step], first_index: int = 1) -> None:
+    for index, step in enumerate(steps, first_index):
+        command, not_before = step if isinstance(step, tuple) else (step, None)
+        machine.apply(LogIndex(index), command, not_before)
 
 
 def end_of_life() -> Machine:
@@ -153,7 +169,7 @@ def end_of_life() -> Machine:
     return lived(commands())
 
 
-def lived(steps: list[Command]) -> Machine:
+def lived(steps: Sequence[Step]) -> Machine:
     machine = Machine()
     run(machine, steps)
     return machine

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from smq.raft_state.codec import decode_command, encode_command
+from smq.raft_state.codec import decode_proposal, encode_command
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
@@ -218,27 +218,27 @@ class Driver:
         self.index += 1
         return LogIndex(self.index)
 
-    def apply(self, command: Command) -> Applied:
+    def apply(self, command: Command, not_before: int | None = None) -> Applied:
         index = self.next_index()
-        decoded = decode_command(encode_command(command))
-        assert decoded == command
+        decoded, age = decode_proposal(encode_command(command, not_before))
+        assert (decoded, age) == (command, not_before)
         before = self._without_replies()
-        applied = self.machine.apply(index, decoded)
+        applied = self.machine.apply(index, decoded, age)
         check(self.machine.state)
         if isinstance(applied.reply, Rejected):
             assert applied.touched == ()
             assert self._without_replies() == before
         return applied
 
-    def ok(self, command: Command) -> Reply:
+    def ok(self, command: Command, *, not_before: int | None = None) -> Reply:
         """Applies what must succeed."""
-        reply = self.apply(command).reply
+        reply = self.apply(command, not_before).reply
         assert not isinstance(reply, Rejected), reply
         return reply
 
-    def refused(self, command: Command, code: ErrorCode) -> Rejected:
+    def refused(self, command: Command, code: ErrorCode, *, not_before: int | None = None) -> Rejected:
         """Applies what must be rejected with this code."""
-        reply = self.apply(command).reply
+        reply = self.apply(command, not_before).reply
         assert isinstance(reply, Rejected), reply
         assert reply.code is code, reply
         return reply
@@ -250,11 +250,12 @@ class Driver:
 
     def _without_replies(self) -> bytes:
         state = self.machine.state
-        replies, state.replies = state.replies, {}
+        replies, counted = state.replies, state.replies_counted
+        state.replies, state.replies_counted = {}, 0
         try:
             return self.machine.snapshot()
         finally:
-            state.replies = replies
+            state.replies, state.replies_counted = replies, counted
 
 
 def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:

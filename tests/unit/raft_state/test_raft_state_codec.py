@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state import codec
-from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
+from smq.raft_state.codec import (
+    CodecError,
+    decode_command,
+    decode_proposal,
+    decode_reply,
+    encode_command,
+    encode_reply,
+    is_boundable,
+)
 from smq.raft_state.commands import (
     AddPartitions,
     AdvanceHwms,
@@ -18,6 +26,7 @@ from smq.raft_state.commands import (
     AllocateProducerId,
     AlterTopicConfig,
     AssignMembers,
+    AssignOffsets,
     Barrier,
     Command,
     CommitMemberOffsets,
@@ -46,7 +55,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, TsNs
 from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
 from tests.unit.raft_state import strategies
-from tests.unit.raft_state.support import advance, advances, pid, register
+from tests.unit.raft_state.support import advance, advances, pid, register, rid
 
 
 @given(strategies.commands)
@@ -78,10 +87,10 @@ def test_bytes_after_a_command_are_a_codec_error(command: Command, rest: bytes) 
 def _decodes_or_refuses(data: bytes) -> None:
     """Never another exception; and what is taken is the only encoding of its value."""
     try:
-        command = decode_command(data)
+        command, not_before = decode_proposal(data)
     except CodecError:
         return
-    assert encode_command(command) == data
+    assert encode_command(command, not_before) == data
 
 
 @given(st.binary(max_size=200))
@@ -109,13 +118,41 @@ def test_random_bytes_behind_a_reply_tag_are_a_reply_or_a_codec_error(tag: int, 
 
 
 def test_other_version_is_refused_with_advice() -> None:
-    with pytest.raises(CodecError, match=r"codec version 3.*upgrade"):
-        decode_command(b"\x03" + encode_command(Barrier())[1:])
+    with pytest.raises(CodecError, match=r"codec version 4.*upgrade"):
+        decode_command(b"\x04" + encode_command(Barrier())[1:])
 
 
 def test_unknown_tag_is_refused() -> None:
     with pytest.raises(CodecError, match="unknown tag 200"):
         decode_command(bytes((1, 200)))
+
+
+@pytest.mark.parametrize("not_before", [0, 1, 2**63 - 1])
+def test_the_age_of_a_request_goes_with_its_command(not_before: int) -> None:
+    command = DeleteTopic(name="t", request_id=rid(1))
+    encoded = encode_command(command, not_before)
+    assert encoded[0] == 3
+    assert decode_proposal(encoded) == (command, not_before)
+    assert decode_proposal(encode_command(command)) == (command, None)
+    with pytest.raises(CodecError, match="cut short"):
+        decode_proposal(encoded[:9])
+
+
+def test_only_a_command_with_a_request_id_has_an_age() -> None:
+    """AssignOffsets has one of its own for each of its items."""
+    assert is_boundable(DeleteTopic(name="t"))
+    for command in (Barrier(), register(1, rack="a"), AssignOffsets(items=())):
+        assert not is_boundable(command)
+        with pytest.raises(CodecError, match="no tag in codec version 3"):
+            encode_command(command, 1)
+        with pytest.raises(CodecError, match="unknown tag"):
+            decode_command(b"\x03" + encode_command(command)[1:])
+
+
+def test_every_command_with_a_request_id_of_its_own_has_an_age() -> None:
+    for record in codec.COMMANDS.values():
+        names = [name for name, _ in record.fields]
+        assert ("request_id" in names) == (names[:1] == ["request_id"])
 
 
 def test_version_2_is_a_registration_with_a_rack_and_nothing_else() -> None:

@@ -182,6 +182,54 @@ def test_reply_cache_is_bounded_and_forgets_the_oldest() -> None:
     assert driver.ok(AllocateProducerId(request_id=rid(1))) == allocated(3, 0)
 
 
+def small_cache() -> Driver:
+    driver = Driver()
+    driver.ok(replace(default_init("c"), replies_max=2))
+    driver.ok(register(1))
+    return driver
+
+
+def test_a_request_that_is_proposed_again_after_its_reply_was_forgotten_is_refused() -> None:
+    """A node that was cut off proposes a DeleteTopic again: the topic of that name is another one by now."""
+    driver = small_cache()
+    driver.ok(topic(1, "t", replicas=1), not_before=0)
+    delete, accepted = DeleteTopic(name="t", request_id=rid(1)), driver.machine.state.replies_counted
+    driver.ok(delete, not_before=accepted)
+    driver.ok(replace(topic(2, "t", replicas=1), request_id=rid(2)), not_before=1)
+    driver.ok(delete, not_before=accepted)  # known: answered as the first time, and nothing is deleted
+    driver.ok(AllocateProducerId(request_id=rid(3)), not_before=2)
+    driver.refused(delete, ErrorCode.REQUEST_EXPIRED, not_before=accepted)
+    assert "t" in driver.machine.state.topics
+    assert driver.machine.state.replies_counted == 3
+
+
+def test_a_commit_that_is_proposed_again_too_late_moves_no_group_back() -> None:
+    driver = small_cache()
+    driver.ok(topic(1, "t", replicas=1))
+    commits = [commit("g", (pid(1), n), request=rid(n)) for n in (1, 2, 3)]
+    for number, command in enumerate(commits):
+        driver.ok(command, not_before=number)
+    driver.refused(commits[0], ErrorCode.REQUEST_EXPIRED, not_before=0)
+    assert driver.machine.state.groups["g"].offsets[pid(1)].offset == 3
+
+
+def test_a_new_request_is_taken_however_many_came_before_it() -> None:
+    driver = small_cache()
+    for n in range(10):
+        driver.ok(AllocateProducerId(request_id=rid(n)), not_before=max(0, n - 2))
+
+
+def test_without_an_age_a_request_is_taken_as_before() -> None:
+    """What an older smq has left in the log; and it is not counted, for nodes may begin with different snapshots."""
+    driver = small_cache()
+    for n in (1, 2, 3, 1):
+        driver.ok(AllocateProducerId(request_id=rid(n)))
+    assert driver.machine.state.replies_counted == 0
+    driver.ok(AllocateProducerId(request_id=rid(4)), not_before=0)
+    driver.ok(AllocateProducerId(request_id=rid(5)))
+    assert driver.machine.state.replies_counted == 2
+
+
 def test_rejection_before_init_is_not_remembered() -> None:
     """The cluster has no cache yet; the retry after the start must succeed."""
     driver = Driver()

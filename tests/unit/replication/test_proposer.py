@@ -6,7 +6,7 @@ import pytest
 
 from chaos_tests.sim.clock import Machine as Hardware
 from chaos_tests.sim.clock import Process, Scheduler, SimClock
-from smq.raft_state.codec import decode_command, encode_reply
+from smq.raft_state.codec import decode_command, decode_proposal, encode_reply
 from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejected, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Term
@@ -62,6 +62,7 @@ class World:
         self.deadlines = Deadlines()
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.answers: list[Reply | SmqError] = []
+        self.replies_counted = 0  # in the applied state
         self.proposer = Proposer(
             node_id=ME,
             engine=self.engine,
@@ -70,6 +71,7 @@ class World:
             deadlines=self.deadlines,
             send=self._send,
             deliver=lambda fn: fn(),
+            replies_counted=lambda: self.replies_counted,
         )
 
     def _raise(self, error: BaseException) -> None:
@@ -154,6 +156,18 @@ def test_a_new_leader_gets_the_same_request_again(world: World) -> None:
     assert (first[0], again[0]) == (OTHER, THIRD)
     assert first[1].command == again[1].command
     assert first[1].request != again[1].request
+
+
+def test_a_request_keeps_its_age_however_late_it_is_proposed_again(world: World) -> None:
+    world.replies_counted = 7
+    world.lead(OTHER)
+    world.propose()
+    world.proposer.on_session_close(OTHER)
+    world.replies_counted = 20_000
+    world.lead(THIRD)
+    (first, _), (again, _) = [(sent.command, peer) for peer, sent in world.forwarded]
+    assert first == again
+    assert decode_proposal(first)[1] == 7
 
 
 def test_an_unknown_outcome_is_tried_again_with_the_same_request_id(world: World) -> None:

@@ -1,0 +1,86 @@
+"""A client that deletes a topic and makes another of the same name, over and over.
+
+Owns what must never happen to it: the topic that it was told exists is gone, though nobody has deleted that one. Its
+nodes are given much longer for a deletion than it waits itself, so that one that was cut off proposes it again when
+the topic is another. The topics stay empty and are nobody else's.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from chaos_tests.sim.clients.base import Client, World
+from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
+from smq.raft_state.commands import Command, CreateTopic, DeleteTopic, TopicCreated
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset, RequestId, TopicId
+from smq.replication.api import NodeApi
+
+ATTEMPT_MS: Final = 700.0  # the client's patience with one node
+NODE_MS: Final = 12_000  # what the node was given
+ATTEMPTS_MAX: Final = 6
+LOOKS: Final = 4  # at a topic, before it is deleted
+
+
+class Remaker(Client):
+    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.name = name
+        self.think_ms = think_ms
+        self._count = 0
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            self._count += 1
+            yield from self._remake(f"{self.name}-{self._count}")
+
+    def _remake(self, topic: str) -> Script:
+        """Until an outcome stays unknown: what still waits somewhere might be the first to take effect."""
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            create = CreateTopic(
+                request_id=RequestId(self.rng.randbytes(16)),
+                name=topic,
+                topic_id=TopicId(self.rng.randbytes(16)),
+                partition_count=1,
+                replication_factor=1,
+                config=(),
+                start_offset=Offset(0),
+                created_ms=int(self.world.now_ms()),
+            )
+            if not (yield from self._done("create", create)):
+                return
+            for _ in range(LOOKS):
+                yield self.think(self.think_ms)
+                yield from self._look(topic)
+            if not (
+                yield from self._done("drop", DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic))
+            ):
+                return
+
+    def _done(self, function: str, command: Command) -> Any:
+        """A Script that returns whether the command was acknowledged."""
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.propose(command, NODE_MS, done)
+
+        self.world.recorder.invoke(self.process, function, name=self.name)
+        result: Any = None
+        for _ in range(ATTEMPTS_MAX):
+            result = yield Call(self.any_node(), request, ATTEMPT_MS, NODE_MS)
+            if not isinstance(result, SmqError | Lost):
+                self.ok(function)
+                return function == "drop" or isinstance(result, TopicCreated)
+            yield Sleep(self.rng.uniform(10, 120))
+        self.conclude_unknown(function)
+        return False
+
+    def _look(self, topic: str) -> Script:
+        """After a barrier, so that a node that is behind does not count."""
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.partition_range(topic, 0, int(ATTEMPT_MS), done)
+
+        node = self.any_node()
+        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_TOPIC:
+            self.world.complain(node, f"topic {topic} is gone, and nobody has deleted this one")

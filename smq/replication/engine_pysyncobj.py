@@ -23,7 +23,7 @@ from pysyncobj.transport import Transport
 
 from smq.raft_state.commands import Applied
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
-from smq.replication.journal import RaftJournal, Snapshot
+from smq.replication.journal import Snapshot
 from smq.replication.ports import Committed, DataDamaged, ProposalLost
 from smq.replication.raft_codec import (
     NO_OP,
@@ -47,6 +47,7 @@ from smq.replication.raft_install import Installation
 from smq.replication.raft_leader import Leader
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_prevote import PreVoting
+from smq.replication.raft_surroundings import NoPickle, NoPoller, Surroundings
 from smq.replication.raft_turns import ReadResult, Result, TurnEngine
 from smq.replication.raft_view import EngineTiming, RaftViolation
 
@@ -72,54 +73,13 @@ _LEADER: Final = library._RAFT_STATE.LEADER
 
 
 # ----------------------------------------------------------------------------------- the library's surroundings
-class _Surroundings:
-    """What the library reads from its module globals, answered by the engine that has entered it.
-
-    Many engines live in one process in the simulation, and each has its own clock and random source.
-    """
-
-    def __init__(self) -> None:
-        self._entered: list[TurnEngine] = []
-
-    def enter(self, engine: TurnEngine) -> None:
-        self._entered.append(engine)
-
-    def leave(self) -> None:
-        self._entered.pop()
-
-    def monotonic(self) -> float:
-        return self._entered[-1].now()
-
-    def random(self) -> float:
-        return self._entered[-1].rng.random()
-
-    def create_journal(self, _file: None) -> RaftJournal:
-        return self._entered[-1].journal
-
-
-class _NoPoller:
-    """The library owns no socket."""
-
-    def poll(self, _timeout: float) -> None:
-        pass
-
-
-class _NoPickle:
-    """Whatever path of the library would reach pickle ends here (finding 16)."""
-
-    def loads(self, *_args: object) -> object:
-        raise RaftViolation("pysyncobj tried to unpickle something")
-
-    dumps = loads
-
-
-_surroundings = _Surroundings()
+_surroundings = Surroundings()
 library.monotonicTime = _surroundings.monotonic
 library.random = _surroundings
-library.createPoller = lambda _kind: _NoPoller()
+library.createPoller = lambda _kind: NoPoller()
 library.createJournal = _surroundings.create_journal
 library.PIPE_NOTIFIER_ENABLED = False
-library.pickle = _NoPickle()
+library.pickle = NoPickle()
 
 
 class _Peer(Node):  # type: ignore[misc]  # the library is untyped

@@ -117,13 +117,7 @@ class NodeCore:
             disk=disk,
             machine=self,
             send=self._send_raft,
-            timing=EngineTiming(
-                election_timeout_min_ms=config.election_timeout_min_ms,
-                election_timeout_max_ms=config.election_timeout_max_ms,
-                heartbeat_ms=config.raft_heartbeat_ms,
-                leader_fallback_ms=500,
-                snapshot_entries=config.raft_snapshot_entries,
-            ),
+            timing=_timing(config),
             disk_id=lambda: self.disk_id,
             registered_disk=self._registered_disk,
             on_leader_change=self._on_leader_change,
@@ -572,6 +566,16 @@ class NodeCore:
     def _on_leader_change(self) -> None:
         self._controller.on_leader_change()
         self._proposer.on_leader_change()
+
+
+def _timing(config: NodeConfig) -> EngineTiming:
+    return EngineTiming(
+        election_timeout_min_ms=config.election_timeout_min_ms,
+        election_timeout_max_ms=config.election_timeout_max_ms,
+        heartbeat_ms=config.raft_heartbeat_ms,
+        leader_fallback_ms=500,
+        snapshot_entries=config.raft_snapshot_entries,
+    )
 
 
 def has_majority(part: PartitionState, me: NodeId, reachable: frozenset[NodeId]) -> bool:

@@ -1,7 +1,7 @@
-"""Raw record batches to Arrow: columns filled batch by batch, one compiled loop over the records.
+"""Raw record batches to Arrow: columns filled batch by batch, and sent when there is enough of them.
 
-Owns what a projected column is made of. Does no I/O and keeps nothing between reads; runs on executors. Python
-pays about 0.2 us a record (the compiled reader's iteration and two appends); everything else is per batch.
+Owns what a projected column is made of. Does no I/O and keeps nothing between reads; runs on executors. What is of
+single records comes from `record_columns`; everything else is per batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +11,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from aiokafka.record.default_records import DefaultRecordBatch
 
 from smq.records import TIMESTAMP_TYPE_MASK, BatchCorrupt, BatchHeader
+from smq.spark_connector.record_columns import RecordColumns, RecordReader
 from smq.spark_connector.schema import HEADERS_COLUMN, needs_records
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-HeaderPairs: TypeAlias = list[tuple[str, bytes | None]]
 
 # Arrow goes to the JVM fastest in batches of 10k-100k rows and 1-12 MB; a batch is sent when it passes either.
 ROWS_PER_BATCH: Final = 50_000
@@ -38,12 +37,9 @@ class RawBatch:
 
 @dataclass(slots=True)
 class Block:
-    """Rows decoded so far and not yet sent: one entry per record, or (value, rows) runs for what a batch shares."""
+    """Rows decoded so far and not yet sent, in pieces: of records, of offsets, and runs of what a batch shares."""
 
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
-    timestamps_ms: list[int] = field(default_factory=list)
-    headers: list[HeaderPairs | None] = field(default_factory=list)
+    records: RecordColumns = field(default_factory=RecordColumns)
     offsets: list[Ints] = field(default_factory=list)
     shared: list[tuple[int, int, int, int]] = field(default_factory=list)  # rows, timestampType, ts_ns, epoch
     rows: int = 0
@@ -64,7 +60,7 @@ class Decoder:
         self._columns = tuple(columns)
         self._schema = schema
         self._needs_records = needs_records(columns)
-        self._needs_headers = HEADERS_COLUMN in columns
+        self._reader = RecordReader(columns)
         self._block = Block()
 
     def add(self, raw: RawBatch, lo: int, hi: int) -> Iterator[pa.RecordBatch]:
@@ -73,7 +69,7 @@ class Decoder:
         BatchCorrupt where they do not decode, whatever their CRC says. A control batch has no rows.
         """
         header = raw.header
-        if header.is_control or header.end <= lo or header.base_offset >= hi:
+        if header.is_control or header.end <= lo or header.base_offset >= hi or lo >= hi:
             return
         if header.count == header.last_offset_delta + 1:
             self._add_dense(raw, lo, hi)
@@ -100,64 +96,24 @@ class Decoder:
         first = max(lo, header.base_offset)
         last = min(hi, header.end)
         if self._needs_records:
-            keys, values, timestamps, headers = self._records(raw)
-            if len(timestamps) != header.count:
+            records = self._reader.read(raw.data, header)
+            if records.rows != header.count:
                 raise BatchCorrupt(f"the batch at {header.base_offset} has not the {header.count} records it says")
-            cut = slice(first - header.base_offset, last - header.base_offset)
             if last - first < header.count:
-                keys, values, timestamps, headers = keys[cut], values[cut], timestamps[cut], headers[cut]
-            self._append_records(keys, values, timestamps, headers)
+                records = records.cut(first - header.base_offset, last - first)
+            self._append_records(records)
         self._append_shared(np.arange(first, last, dtype=np.int64), raw)
 
     def _add_sparse(self, raw: RawBatch, lo: int, hi: int) -> None:
         """A batch from which compaction took records: each one's own offset counts."""
-        header = raw.header
-        try:
-            kept = [r for r in DefaultRecordBatch(raw.data) if lo <= r.offset < hi]
-        except Exception as e:  # gzip, zlib, cramjam, struct and aiokafka each raise errors of their own
-            raise _undecodable(header, e) from e
+        records, offsets = self._reader.read_some(raw.data, raw.header, lo, hi)
         if self._needs_records:
-            headers: list[HeaderPairs | None] = [list(r.headers) or None for r in kept] if self._needs_headers else []
-            self._append_records([r.key for r in kept], [r.value for r in kept], [r.timestamp for r in kept], headers)
-        self._append_shared(np.array([r.offset for r in kept], dtype=np.int64), raw)
+            self._append_records(records)
+        self._append_shared(offsets, raw)
 
-    def _records(
-        self, raw: RawBatch
-    ) -> tuple[list[bytes | None], list[bytes | None], list[int], list[HeaderPairs | None]]:
-        keys: list[bytes | None] = []
-        values: list[bytes | None] = []
-        timestamps: list[int] = []
-        headers: list[HeaderPairs | None] = []
-        add_key, add_value, add_timestamp = keys.append, values.append, timestamps.append
-        try:
-            if self._needs_headers:
-                for r in DefaultRecordBatch(raw.data):
-                    add_key(r.key)
-                    add_value(r.value)
-                    add_timestamp(r.timestamp)
-                    headers.append(list(r.headers) or None)
-            else:  # the hot loop: records are dropped at once, which is three times as fast as keeping them
-                for r in DefaultRecordBatch(raw.data):
-                    add_key(r.key)
-                    add_value(r.value)
-                    add_timestamp(r.timestamp)
-        except Exception as e:  # gzip, zlib, cramjam, struct and aiokafka each raise errors of their own
-            raise _undecodable(raw.header, e) from e
-        return keys, values, timestamps, headers
-
-    def _append_records(
-        self,
-        keys: list[bytes | None],
-        values: list[bytes | None],
-        timestamps_ms: list[int],
-        headers: list[HeaderPairs | None],
-    ) -> None:
-        block = self._block
-        block.keys += keys
-        block.values += values
-        block.timestamps_ms += timestamps_ms
-        block.headers += headers
-        block.size_bytes += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+    def _append_records(self, records: RecordColumns) -> None:
+        self._block.records.extend(records)
+        self._block.size_bytes += records.size_bytes
 
     def _append_shared(self, offsets: Ints, raw: RawBatch) -> None:
         rows = len(offsets)
@@ -178,7 +134,7 @@ class Decoder:
         return pa.array(np.concatenate(block.offsets))
 
     def _timestamps(self, block: Block, runs: Ints) -> pa.Array:
-        ms = np.array(block.timestamps_ms, dtype=np.int64).clip(-TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
+        ms = np.concatenate(block.records.timestamp).clip(-TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
         return pa.array(ms * 1000).cast(pa.timestamp("us", tz="UTC"))
 
     def _constant(self, value: str | int, rows: int) -> pa.Array:
@@ -190,21 +146,16 @@ def _run(column: int) -> Callable[[Decoder, Block, Ints], Any]:
     return lambda decoder, block, runs: pa.array(np.repeat(runs[:, column], runs[:, 0]))
 
 
-_HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _BUILDERS: Final[dict[str, Callable[[Decoder, Block, Ints], Any]]] = {
-    "key": lambda decoder, block, runs: pa.array(block.keys, pa.binary()),
-    "value": lambda decoder, block, runs: pa.array(block.values, pa.binary()),
+    "key": lambda decoder, block, runs: pa.concat_arrays(block.records.key),
+    "value": lambda decoder, block, runs: pa.concat_arrays(block.records.value),
     "topic": lambda decoder, block, runs: decoder._constant(decoder._topic, block.rows),
     "partition": lambda decoder, block, runs: decoder._constant(decoder._partition, block.rows),
     "offset": Decoder._offsets,
     "timestamp": Decoder._timestamps,
     "timestampType": _run(1),
-    HEADERS_COLUMN: lambda decoder, block, runs: pa.array(block.headers, _HEADERS_TYPE),
+    HEADERS_COLUMN: lambda decoder, block, runs: pa.concat_arrays(block.records.headers),
     "_index": Decoder._offsets,
     "ts_ns": _run(2),
     "epoch": _run(3),
 }
-
-
-def _undecodable(header: BatchHeader, error: Exception) -> BatchCorrupt:
-    return BatchCorrupt(f"the batch at offset {header.base_offset} does not decode: {error}")

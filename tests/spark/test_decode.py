@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
     BinaryType,
@@ -18,11 +18,22 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from smq.records import CODECS, CONTROL_MASK, BatchCorrupt, NewRecord, encode_batch, parse_header, patched_prefix
-from smq.spark_connector import decode
+from smq.records import (
+    CODECS,
+    CONTROL_MASK,
+    BatchCorrupt,
+    NewRecord,
+    decode_batch,
+    encode_batch,
+    parse_header,
+    patched_prefix,
+)
+from smq.spark_connector import decode, record_columns
 from smq.spark_connector.decode import Decoder, RawBatch
 from smq.spark_connector.errors import OptionError
+from smq.spark_connector.record_columns import RecordReader
 from smq.spark_connector.schema import ALL_COLUMNS, arrow_schema, check_projection, default_schema
+from smq.spark_connector.uniform import RECORDS_MIN, stretches
 
 FULL = default_schema(include_headers=True, include_index=True)
 EVERYTHING = 2**63 - 1
@@ -232,3 +243,111 @@ def test_what_comes_out_is_what_went_in(records: list[NewRecord], codec: str, lo
     assert table["timestamp"].cast(pa.int64()).to_pylist() == [r.timestamp_ms * 1000 for _, r in expected]
     headers = [[(h["key"], h["value"]) for h in row] if row else [] for row in table["headers"].to_pylist()]
     assert headers == [list(r.headers) for _, r in expected]
+
+
+# ------------------------------------------------------------------------------------------------ records of one shape
+BODY = 61  # where the records of a batch that is not compressed begin
+FIELDS = st.tuples(st.none() | st.integers(0, 200), st.none() | st.integers(0, 200), st.integers(0, 3))
+RUNS = st.lists(st.tuples(st.integers(1, 700), FIELDS), min_size=1, max_size=4)
+
+
+def run_of(runs: list[tuple[int, tuple[int | None, int | None, int]]], step_ms: int) -> list[NewRecord]:
+    """Runs of records whose keys and values are so long each, and have so many headers."""
+    records: list[NewRecord] = []
+    for count, (key, value, headers) in runs:
+        for _ in range(count):
+            i = len(records)
+            fill = b"%08d" % i * 25
+            records.append(
+                NewRecord(
+                    key=None if key is None else fill[:key],
+                    value=None if value is None else fill[:value],
+                    timestamp_ms=1_700_000_000_000 + i * step_ms,
+                    headers=[("h", fill[:3])] * headers,
+                )
+            )
+    return records
+
+
+@given(
+    runs=RUNS,
+    step_ms=st.sampled_from([0, 1, -1, 70, 2**33]),
+    codec=st.sampled_from(["none", "lz4"]),
+    attributes=st.sampled_from([0, 0x08]),
+)
+@example(runs=[(2000, (None, 100, 0))], step_ms=1, codec="none", attributes=0)
+@example(runs=[(2000, (8, 0, 0))], step_ms=0, codec="zstd", attributes=0x08)
+@example(
+    runs=[(600, (0, None, 0)), (600, (None, None, 0)), (1, (None, 100, 0))], step_ms=-1, codec="gzip", attributes=0
+)
+@example(
+    runs=[(900, (None, 100, 0)), (1, (None, 100, 1)), (600, (None, 100, 0))], step_ms=0, codec="snappy", attributes=0
+)
+def test_both_ways_to_read_give_what_the_plain_decoder_gives(
+    runs: list[tuple[int, tuple[int | None, int | None, int]]], step_ms: int, codec: str, attributes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_columns, "RECORDS_MIN", 1)
+        batch = raw(run_of(runs, step_ms), base=5, codec=codec)
+        batch = patched(batch, ">h", 21, batch.header.attributes | attributes)
+        columns = RecordReader(["key", "value", "timestamp"]).read(batch.data, batch.header)
+    plain = list(decode_batch(batch.data))
+    assert columns.rows == len(plain)
+    assert [v for piece in columns.key for v in piece.to_pylist()] == [r.key for r in plain]
+    assert [v for piece in columns.value for v in piece.to_pylist()] == [r.value for r in plain]
+    assert [v for piece in columns.timestamp for v in piece.tolist()] == [r.timestamp_ms for r in plain]
+
+
+def body(records: list[NewRecord]) -> bytes:
+    return encode_batch(records)[BODY:]
+
+
+def test_records_of_one_size_are_read_by_field_whatever_their_number() -> None:
+    for count in (1, 63, 64, 65, 1000, 9000):
+        found = stretches(body(run_of([(count, (None, 100, 0))], 1)), count)
+        assert found is not None
+        assert sum(len(stretch.rows) for stretch in found) == count
+        assert len(found) <= 6
+
+
+def test_records_of_many_sizes_are_left_to_the_compiled_reader() -> None:
+    records = [record(i, value=b"v" * (i * 7 % 100)) for i in range(1000)]
+    assert stretches(body(records), len(records)) is None
+    assert stretches(body([record(i, headers=[("h", b"")]) for i in range(1000)]), 1000) is None
+
+
+@given(at=st.integers(0, 2**16), byte=st.integers(0, 255), cut=st.integers(0, 3), count=st.integers(1, 900))
+def test_damaged_records_are_never_read_by_field_otherwise_than_the_compiled_reader_does(
+    at: int, byte: int, cut: int, count: int
+) -> None:
+    """The checksum is right, so a producer wrote it this way: what the compiled reader refuses is refused."""
+    data = bytearray(encode_batch(run_of([(900, (4, 20, 0))], 1)))
+    data[BODY + at % (len(data) - BODY)] = byte
+    del data[len(data) - cut :]
+    header = parse_header(data)
+    try:
+        plain = [(r.key, r.value, r.offset) for r in decode_batch(bytes(data))]
+    except BatchCorrupt:
+        plain = None
+    found = stretches(bytes(data[BODY:]), header.count)
+    if found is not None:
+        fields = [
+            list(zip(s.binary(s.shape.key).to_pylist(), s.binary(s.shape.value).to_pylist(), strict=True))
+            for s in found
+        ]
+        assert plain is not None
+        assert [row for rows in fields for row in rows] == [(key, value) for key, value, _ in plain]
+    assert stretches(bytes(data[BODY:]), count) is None or count == header.count
+
+
+def test_partition_of_many_shapes_is_tried_again_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(record_columns, "stretches", lambda body, count: asked.append(count))
+    reader = RecordReader(["value"])
+    batch = raw([record(i) for i in range(RECORDS_MIN)])
+    for _ in range(33):
+        assert reader.read(batch.data, batch.header).rows == RECORDS_MIN
+    assert len(asked) == 3
+    small = raw([record(0)])
+    reader.read(small.data, small.header)
+    assert len(asked) == 3

@@ -81,12 +81,13 @@ class RangeFetcher:
         return batches
 
     def _checked(self, batch: pb.Batch) -> RawBatch:
+        data = batch.data  # each look at the field makes a copy
         try:
-            header = parse_header(batch.data)
-            check_crc(batch.data, header)
+            header = parse_header(data)
+            check_crc(data, header)
         except BatchCorrupt as e:
             raise SmqError(ErrorCode.DATA_DAMAGED, f"the batch at {batch.base_offset} of {self._range}: {e}") from e
-        return RawBatch(header=header, data=batch.data, ts_ns=batch.ts_ns)
+        return RawBatch(header=header, data=data, ts_ns=batch.ts_ns)
 
     def _follow(self, batches: list[RawBatch], log_start: int) -> None:
         """Moves the position over `batches`, which must leave no gap."""

@@ -15,6 +15,7 @@ from smq.spark_connector.positions import LookUp, Views, select_partitions
 from smq.spark_connector.pushdown import Bounds, narrowed
 from smq.spark_connector.schema import check_projection
 from smq.spark_connector.tasks import cluster_of, read_slice
+from smq.spark_connector.worker import spare_collector
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -33,6 +34,7 @@ class SmqReader(DataSourceReader):
 
         An empty read has one empty slice, because Spark turns an empty list into InputPartition(None).
         """
+        spare_collector()
         return list(slices_of(self._options.source, self._ranges())) or [SmqSlice([])]
 
     def _ranges(self) -> list[Range]:

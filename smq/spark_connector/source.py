@@ -25,8 +25,10 @@ class SmqDataSource(DataSource):
 
     def __init__(self, options: "MutableMapping[str, str]") -> None:
         from smq.spark_connector.options import check_given
+        from smq.spark_connector.worker import spare_collector
 
         super().__init__(options)
+        spare_collector()
         # CREATE TABLE passes the table's properties in as options (provider, owner, comment, ...), and none of
         # them, not even the OPTIONS, at a SELECT: only a read's own options can be judged.
         if "provider" not in options and "metadata" not in options:

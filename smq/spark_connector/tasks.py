@@ -1,10 +1,9 @@
 """What a task does on an executor: one slice, from the cluster to Arrow.
 
-Owns the connections of a worker process, since Spark reuses its workers but not the readers, and a worker's garbage
-collector. Batch and stream readers hand their `read` on to it.
+Owns the connections of a worker process, since Spark reuses its workers but not the readers. Batch and stream readers
+hand their `read` on to it.
 """
 
-import gc
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -20,11 +19,11 @@ from smq.spark_connector.fetching import RangeFetcher
 from smq.spark_connector.options import SourceOptions
 from smq.spark_connector.planning import Range
 from smq.spark_connector.schema import arrow_schema, check_projection
+from smq.spark_connector.worker import spare_collector
 
 CLUSTERS_MAX: Final = 8  # clusters one worker keeps connections to; a session that reads more than that is rare
 
 _clusters: OrderedDict[tuple[tuple[str, ...], int, Tls | None], Cluster] = OrderedDict()
-_is_frozen = False
 
 
 def cluster_of(options: SourceOptions) -> Cluster:
@@ -39,7 +38,7 @@ def cluster_of(options: SourceOptions) -> Cluster:
 
 def read_slice(options: SourceOptions, schema: StructType, ranges: Sequence[Range]) -> Iterator[Any]:
     """Arrow batches of `ranges`, in order. A range's rows are all there, or it raises."""
-    _freeze_once()
+    spare_collector()
     columns = check_projection(schema)
     arrow = arrow_schema(schema)
     for wanted in ranges:
@@ -54,13 +53,3 @@ def read_slice(options: SourceOptions, schema: StructType, ranges: Sequence[Rang
                 "way: read around it with startingOffsets and endingOffsets"
             ) from e
         yield from decoder.flush()
-
-
-def _freeze_once() -> None:
-    """Takes what is loaded by now out of the garbage collector's sight: Spark's worker collects after every task,
-    which costs 25-45 ms of walking over modules that never go away."""
-    global _is_frozen
-    if not _is_frozen:
-        gc.collect()
-        gc.freeze()
-        _is_frozen = True

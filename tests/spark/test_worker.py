@@ -1,0 +1,30 @@
+"""What is set in Spark's Python workers, and in no other process."""
+
+import gc
+import subprocess
+import sys
+
+from smq.spark_connector.worker import spare_collector
+
+# Spark runs its workers in children of `python -m pyspark.daemon`: this has that name, and asks instead of forking.
+AS_WORKER = """
+import gc, sys
+from types import SimpleNamespace
+sys.modules["__main__"].__spec__ = SimpleNamespace(name="pyspark.daemon")
+from smq.spark_connector.source import SmqDataSource
+SmqDataSource({"servers": "127.0.0.1:1", "subscribe": "t"})
+first = gc.get_freeze_count()
+SmqDataSource({"servers": "127.0.0.1:1", "subscribe": "t"})
+print(first > 10_000, gc.get_freeze_count() == first)
+"""
+
+
+def test_worker_of_spark_collects_no_modules_and_is_set_once() -> None:
+    told = subprocess.run([sys.executable, "-c", AS_WORKER], check=True, capture_output=True, text=True)
+    assert told.stdout.split() == ["True", "True"]
+
+
+def test_other_processes_keep_their_collector() -> None:
+    before = gc.get_freeze_count()
+    spare_collector()
+    assert gc.get_freeze_count() == before

@@ -2,10 +2,12 @@
 
 Owns the list of commands and the one place where an error becomes a sentence and an exit code. Commands live in
 cli_cluster (nodes) and cli_data (topics and records); other layers add theirs by entry points of the group
-`smq.cli`, each a command under the entry point's name, which is loaded without the others.
+`smq.cli`, each a command under the entry point's name, which is loaded without the others. One whose function takes
+`bootstrap` gets the options by which every command reaches a cluster.
 """
 
 import importlib
+import inspect
 from importlib.metadata import entry_points, version
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -39,8 +41,7 @@ class SmqGroup(click.Group):
             command: click.Command = getattr(_load(_NODE_COMMANDS[cmd_name]), cmd_name)
             return command
         for entry in entry_points(group=_PLUGIN_GROUP, name=cmd_name):
-            added: click.Command = entry.load()
-            return added
+            return _added(entry.load())
         self._load_rest()
         return super().get_command(ctx, cmd_name)
 
@@ -55,6 +56,15 @@ class SmqGroup(click.Group):
             _end(ctx, str(e), e.code)
         except (SmqError, ConnectionError) as e:
             _end(ctx, str(e), EXIT_FAILED)
+
+
+def _added(command: click.Command) -> click.Command:
+    """The command of another layer, with the options for what it takes."""
+    if command.callback is None or "bootstrap" not in inspect.signature(command.callback).parameters:
+        return command
+    from smq.coordinator.cli_reach import with_bootstrap_option
+
+    return with_bootstrap_option(command)
 
 
 def _load(module: str) -> ModuleType:

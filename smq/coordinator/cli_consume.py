@@ -13,7 +13,8 @@ import click
 
 from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
 from smq.clients.types import TopicPartition
-from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, bootstrap_option, json_option, run
+from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, run
+from smq.coordinator.cli_reach import bootstrap_option
 from smq.coordinator.record_json import record_line
 
 POLL_MS: Final = 500.0  # how often a command that waits looks whether it is done, or should commit

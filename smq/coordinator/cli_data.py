@@ -17,7 +17,6 @@ from smq.clients.types import ClusterDescription, NodeDescription, NodeStatus, P
 from smq.coordinator.cli_common import (
     CALL_TIMEOUT_MS,
     CONNECT_TIMEOUT_MS,
-    bootstrap_option,
     json_option,
     parse_settings,
     print_table,
@@ -29,6 +28,7 @@ from smq.coordinator.cli_group import group as group_commands
 from smq.coordinator.cli_nodes import node as node_group
 from smq.coordinator.cli_nodes import offsets
 from smq.coordinator.cli_produce import produce
+from smq.coordinator.cli_reach import bootstrap_option
 from smq.coordinator.user_errors import EXIT_FAILED
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ring_range

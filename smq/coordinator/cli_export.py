@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from smq.clients import Admin, Consumer, StartAt
-from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, bootstrap_option, run
+from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, run
+from smq.coordinator.cli_reach import bootstrap_option
 from smq.coordinator.export_files import FORMATS, RecordFile, record_file
 from smq.coordinator.user_errors import UserError
 

@@ -16,11 +16,11 @@ from smq.clients.types import GroupDescription, GroupMember
 from smq.coordinator.cli_common import (
     CALL_TIMEOUT_MS,
     CONNECT_TIMEOUT_MS,
-    bootstrap_option,
     json_option,
     print_table,
     run,
 )
+from smq.coordinator.cli_reach import bootstrap_option
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FOREVER: Final = "forever"

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from smq.clients import Admin, OffsetAssigner
 from smq.clients.types import ClusterDescription
-from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, bootstrap_option, json_option, run
+from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, run
+from smq.coordinator.cli_reach import bootstrap_option
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError
 

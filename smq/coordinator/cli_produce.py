@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from smq.clients import BatchMetadata, Producer, RecordMetadata
-from smq.coordinator.cli_common import CONNECT_TIMEOUT_MS, bootstrap_option, run
+from smq.coordinator.cli_common import CONNECT_TIMEOUT_MS, run
 from smq.coordinator.cli_input import FORMATS, InputError, InputRecord, LineSource, format_of, read_records
+from smq.coordinator.cli_reach import bootstrap_option
 from smq.records import CODECS
 
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy

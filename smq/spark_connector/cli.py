@@ -1,26 +1,15 @@
 """`smq spark-shell`: the command that the Spark extra adds to `smq`, by an entry point.
 
-Owns its options and its error sentences. Imports Spark only when it runs, and nothing of the server ever.
+Owns its own options and its error sentences; those by which it reaches a cluster are the command line's, for it takes
+`bootstrap`. Imports Spark only when it runs, and nothing of the server ever.
 """
 
 import importlib.util
-from typing import Final
 
 import click
 
-_BOOTSTRAP_DEFAULT: Final = "127.0.0.1:7401"
-
 
 @click.command("spark-shell")
-@click.option(
-    "--bootstrap",
-    metavar="HOST:PORT[,...]",
-    default=_BOOTSTRAP_DEFAULT,
-    envvar="SMQ_BOOTSTRAP",
-    show_default=True,
-    show_envvar=True,
-    help="gRPC addresses of one or more nodes.",
-)
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")
 @click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A Spark setting; may be repeated.")
 def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
@@ -44,7 +33,7 @@ def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
     try:
         code = run_shell(bootstrap, master=master, conf=conf)
     except SmqError as e:
-        told = f"{e}; start a node with `smq dev`, or name a running one with --bootstrap"
+        told = f"{e}; start a node with `smq dev`, or name a running one with --bootstrap or --cluster-dir"
         raise click.ClickException(told) from e
     except JavaNotFound as e:
         raise click.ClickException(str(e)) from e

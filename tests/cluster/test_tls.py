@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from smq.clients.tls import Tls
 from smq.coordinator.tls_layout import Identity, client_identity, node_identity
 from smq.raft_state.ids import NodeId
-from smq.spark_connector.cluster import Cluster as SparkCluster
 from tests.cluster.harness import Cluster, run_cli, serve_command, wait_for
 
 Smq = Callable[..., subprocess.CompletedProcess[str]]
@@ -101,15 +99,6 @@ def _filled(consumer: Consumer) -> tuple[int, int] | None:
 
     found: tuple[int, int] = consumer.get_watermark_offsets(TopicPartition("kafka-tls", 0), timeout=10)
     return found if found[1] else None
-
-
-def test_the_spark_source_asks_the_cluster_over_tls(secure: Cluster, operator: Identity) -> None:
-    tls = Tls(ca=str(operator.ca), certificate=str(operator.certificate), key=str(operator.key))
-    asked = SparkCluster([node.grpc for node in secure.nodes.values()], 10_000, tls)
-    try:
-        asked.layout()
-    finally:
-        asked.close()
 
 
 def test_a_renewed_certificate_is_used_without_a_restart_and_after_one(secure: Cluster, smq: Smq) -> None:

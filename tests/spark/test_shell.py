@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from smq.records import NewRecord
 from smq.spark_connector.local_session import SHORT_LIVED
 from smq.spark_connector.shell import banner
-from tests.cluster.harness import CLI, run_cli
+from tests.cluster.harness import CLI, Cluster, run_cli
 
 COMMANDS = """\
 frame = spark.read.format("smq").options(servers=servers, subscribe={topic!r}).load()
@@ -23,21 +24,23 @@ spark.conf.get("spark.sql.shuffle.partitions"), spark.sparkContext.master
 
 @pytest.mark.spark
 @pytest.mark.cluster
+@pytest.mark.timeout(400)
 def test_piped_commands_read_the_cluster(
-    servers: str, new_topic: Callable[[int], str], publish: Callable[..., None]
+    cluster: Cluster, new_topic: Callable[[int], str], publish: Callable[..., None]
 ) -> None:
+    """It finds a running cluster as other commands do: here by its directory."""
     topic = new_topic(1)
     publish(topic, 0, [NewRecord(None, b"v%d" % i, 1) for i in range(3)])
     options: tuple[str, ...] = (
-        "--bootstrap",
-        servers,
+        "--cluster-dir",
+        str(cluster.root / "data"),
         "--master",
         "local[1]",
         "--conf",
         "spark.sql.shuffle.partitions=3",
     )
     options += tuple(part for name, value in SHORT_LIVED.items() for part in ("--conf", f"{name}={value}"))
-    told = run_cli("spark-shell", *options, input=COMMANDS.format(topic=topic) + "undefined\n", timeout_s=110)
+    told = run_cli("spark-shell", *options, input=COMMANDS.format(topic=topic) + "undefined\n", timeout_s=350)
     assert told.stdout.splitlines() == ["3", "0 v0", "1 v1", "2 v2", "('3', 'local[1]')"], told.stderr
     assert f"{topic} (1)" in told.stderr
     assert "NameError: name 'undefined'" in told.stderr
@@ -65,6 +68,12 @@ def test_cluster_that_is_not_there_is_told_before_spark_starts() -> None:
     assert told.returncode == 1
     assert "127.0.0.1:9" in told.stderr
     assert "start a node with `smq dev`" in told.stderr
+
+
+def test_directory_without_a_cluster_is_told(tmp_path: Path) -> None:
+    told = run_cli("spark-shell", "--cluster-dir", str(tmp_path), input="")
+    assert told.returncode != 0
+    assert f"{tmp_path} holds no cluster" in told.stderr
 
 
 def without(*modules: str) -> list[str]:

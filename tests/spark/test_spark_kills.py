@@ -123,8 +123,9 @@ def publishing(publish: PublishFn, topic: str) -> Iterator[None]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("batches", [20, pytest.param(100, marks=pytest.mark.full)])
 def test_many_micro_batches_through_kills_and_replays_read_each_record_once(
-    cluster: Cluster, servers: str, new_topic: TopicFn, publish: PublishFn
+    cluster: Cluster, servers: str, new_topic: TopicFn, publish: PublishFn, batches: int
 ) -> None:
     """Killed now behind a micro-batch, now between its plan and its commit: then it is read again, all the same."""
     topic = new_topic(PARTITIONS)
@@ -135,7 +136,7 @@ def test_many_micro_batches_through_kills_and_replays_read_each_record_once(
     down: int | None = None
     try:
         with publishing(publish, topic):
-            while query.commits < 60:
+            while query.commits < batches:
                 if not query.plan():
                     continue
                 rows = query.run()
@@ -160,7 +161,7 @@ def test_many_micro_batches_through_kills_and_replays_read_each_record_once(
 @pytest.mark.parametrize(
     ("driver_kills", "batches"),
     [
-        pytest.param(1, 6, marks=pytest.mark.timeout(1000)),
+        pytest.param(1, 4, marks=pytest.mark.timeout(1000)),
         pytest.param(6, 20, marks=[pytest.mark.full, pytest.mark.timeout(3000)]),
     ],
 )

@@ -18,6 +18,11 @@ class TreeCpu:
         self._root = root
         self._seen: dict[tuple[int, str], int] = {}  # ticks by pid and start time, as pids come again
 
+    def root_seconds(self) -> float:
+        """Of the root alone, until now."""
+        fields = Path(f"/proc/{self._root}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
     def seconds(self) -> float:
         """User and system time of the root and of everything that was seen below it, until now."""
         found: dict[int, tuple[str, int]] = {}

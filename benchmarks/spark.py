@@ -2,7 +2,8 @@
 
 Owns the queries and what is counted: rows a second, rows a CPU second of Spark (driver, Java and Python workers; the
 nodes' CPU is told apart), a warm query of two tasks, what one more task costs, and a micro-batch. All in one session on
-two cores, which the nodes share.
+two cores, which the nodes share. Beside them stands a Python source that does nothing (spark_floor.py): what is not
+above it is Spark's.
 """
 
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from pyspark.sql import functions as f
 from benchmarks.cpu import TreeCpu
 from benchmarks.kafka_jars import JarsMissing, KafkaJars, fetch_kafka_jars
 from benchmarks.report import Report
+from benchmarks.spark_floor import FloorSource
 from smq.clients.sync import SyncProducer
 from smq.spark_connector import session
 from tests.cluster.conftest import make_topic
@@ -30,6 +33,7 @@ from tests.cluster.harness import Cluster
 VALUE_BYTES: Final = 100
 CHUNK: Final = 10_000  # records handed to the producer at once
 REPEATS: Final = 3
+SLOW_S: Final = 5.0  # a query that takes longer is run twice in all
 TASKS_MANY: Final = 34  # against two: 32 tasks more
 AIM_ROWS_PER_CPU_S: Final = 1_500_000
 AIM_QUERY_MS: Final = 150.0
@@ -38,10 +42,12 @@ AIM_BATCH_MS: Final = 200.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One way to the same rows. `batch(topic)` and `stream(topic, rows of one micro-batch)` have a value column."""
+    """One way to the same rows. `batch(topic)` and `stream(topic, rows of one micro-batch)` have a value column;
+    `needed(topic, columns)` has no others than those."""
 
     name: str
     batch: Callable[[str], DataFrame]
+    needed: Callable[[str, str], DataFrame] | None = None
     stream: Callable[[str, int], DataFrame] | None = None
     tasks: Callable[[str, int], DataFrame] | None = None
 
@@ -64,12 +70,15 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
                 for source in sources:
                     runs.rates(source, topic, f"100 B values, {codec}")
             runs.rates(_parquet(spark, sources[0], topics["none"], directory / "rows"), "", "Parquet, snappy")
-            for source in [*sources, _parquet(spark, sources[0], small, directory / "few")]:
+            runs.rates(_floor(spark, records), "", "ready made")
+            few = _floor(spark, 2 * TASKS_MANY)
+            for source in [*sources, few, _parquet(spark, sources[0], small, directory / "few")]:
                 runs.query(source, small)
             for source in sources:
                 runs.tasks(source, small)
-            for source in sources:
+            for source in [*sources, few]:
                 runs.micro_batches(source, small, 2, directory)
+            for source in sources:
                 runs.micro_batches(source, topics["none"], max(2, records // 40), directory)
 
 
@@ -122,7 +131,27 @@ def _kafka_like(spark: SparkSession, format_name: str, name: str, options: dict[
         read = spark.readStream.format(format_name).options(**both).option("subscribe", topic)
         return read.option("maxOffsetsPerTrigger", rows).load()
 
-    return Source(name=name, batch=batch, stream=stream, tasks=tasks)
+    def needed(topic: str, columns: str) -> DataFrame:
+        read = spark.read.format(format_name).options(**both).option("subscribe", topic)
+        return read.schema(columns).load()
+
+    # Spark's Kafka connector takes no schema.
+    prunes = needed if format_name == "smq" else None
+    return Source(name=name, batch=batch, needed=prunes, stream=stream, tasks=tasks)
+
+
+def _floor(spark: SparkSession, rows: int) -> Source:
+    spark.dataSource.register(FloorSource)
+
+    def stream(_: str, of_batch: int) -> DataFrame:
+        return spark.readStream.format("floor").option("rows", of_batch).load()
+
+    return Source(
+        name="a Python source that does nothing",
+        batch=lambda _: spark.read.format("floor").option("rows", rows).load(),
+        needed=lambda _, columns: spark.read.format("floor").option("rows", rows).schema(columns).load(),
+        stream=stream,
+    )
 
 
 def _parquet(spark: SparkSession, source: Source, topic: str, directory: Path) -> Source:
@@ -135,6 +164,8 @@ QUERIES: Final[dict[str, Callable[[DataFrame], Any]]] = {
     "aggregate": lambda frame: frame.agg(f.sum(f.length("value")), f.max("offset"), f.max("timestamp")).collect(),
     "noop": lambda frame: frame.write.format("noop").mode("overwrite").save(),
 }
+# What the queries look at. Spark prunes no columns of a Python source: whoever wants that names them.
+NEEDED: Final = {"count": "offset bigint", "aggregate": "value binary, offset bigint, timestamp timestamp"}
 
 
 class _Runs:
@@ -147,37 +178,59 @@ class _Runs:
         self._nodes = [TreeCpu(node.pid) for node in cluster.nodes.values()]
         gateway = spark.sparkContext._gateway
         assert gateway is not None
-        self._java = TreeCpu(gateway.proc.pid)
+        self._spark_tree = TreeCpu(gateway.proc.pid)
 
-    def _cpu_s(self) -> float:
-        return time.process_time() + self._java.seconds()
+    def _java_cpu_s(self) -> float:
+        return self._spark_tree.root_seconds()
+
+    def _python_cpu_s(self) -> float:
+        """The driver's and the workers'."""
+        return time.process_time() + self._spark_tree.seconds() - self._spark_tree.root_seconds()
 
     def _nodes_cpu_s(self) -> float:
         return sum(node.seconds() for node in self._nodes)
 
     def rates(self, source: Source, topic: str, what: str) -> None:
-        """Each query once to warm up, then REPEATS times: the best wall time, and the CPU of all of them."""
-        frame = source.batch(topic)
+        """Each query over all columns, and over those alone that it looks at."""
         for name, query in QUERIES.items():
-            query(frame)
-            walls = []
-            spent, nodes = self._cpu_s(), self._nodes_cpu_s()
-            for _ in range(REPEATS):
-                began = time.perf_counter()
-                query(source.batch(topic))
-                walls.append(time.perf_counter() - began)
-            spent = (self._cpu_s() - spent) / REPEATS
-            nodes = (self._nodes_cpu_s() - nodes) / REPEATS
-            rate, per_cpu = self._records / min(walls), self._records / spent
-            self._report.add(
-                f"{name}, {what}: {source.name}",
-                f"{rate / 1e6:.2f} M rows/s, {per_cpu / 1e6:.2f} M rows per CPU second (nodes: {nodes:.2f} CPU s)",
-                rows_per_s=rate,
-                rows_per_cpu_s=per_cpu,
-                nodes_cpu_s=nodes,
-                rows=self._records,
-                aim_rows_per_cpu_s=AIM_ROWS_PER_CPU_S,
-            )
+            self._rate(f"{name}, {what}: {source.name}", query, partial(source.batch, topic))
+        if source.needed is None:
+            return
+        for name, columns in NEEDED.items():
+            needed = partial(source.needed, topic, columns)
+            self._rate(f"{name} of its columns, {what}: {source.name}", QUERIES[name], needed)
+
+    def _rate(self, what: str, query: Callable[[DataFrame], object], load: Callable[[], DataFrame]) -> None:
+        """Twice to warm up, as far as that takes no minutes, then REPEATS times: the best wall time, and the CPU time
+        of all of them, split into Java's and Python's."""
+        began = time.perf_counter()
+        query(load())
+        repeats = REPEATS if time.perf_counter() - began < SLOW_S else 1
+        if repeats > 1:
+            query(load())
+        walls = []
+        python, java, nodes = self._python_cpu_s(), self._java_cpu_s(), self._nodes_cpu_s()
+        for _ in range(repeats):
+            began = time.perf_counter()
+            query(load())
+            walls.append(time.perf_counter() - began)
+        python = (self._python_cpu_s() - python) / repeats
+        java = (self._java_cpu_s() - java) / repeats
+        nodes = (self._nodes_cpu_s() - nodes) / repeats
+        rate, per_cpu = self._records / min(walls), self._records / (python + java)
+        each_ns = {name: 1e9 * spent / self._records for name, spent in (("Java", java), ("Python", python))}
+        told = ", ".join(f"{name} {ns:.0f} ns a row" for name, ns in each_ns.items())
+        self._report.add(
+            what,
+            f"{rate / 1e6:.2f} M rows/s, {per_cpu / 1e6:.2f} M rows per CPU second ({told}; nodes: {nodes:.2f} CPU s)",
+            rows_per_s=rate,
+            rows_per_cpu_s=per_cpu,
+            java_ns_per_row=each_ns["Java"],
+            python_ns_per_row=each_ns["Python"],
+            nodes_cpu_s=nodes,
+            rows=self._records,
+            aim_rows_per_cpu_s=AIM_ROWS_PER_CPU_S,
+        )
 
     def query(self, source: Source, topic: str) -> None:
         """A warm query of two tasks and next to no rows: what starting one costs, planning included."""

@@ -23,8 +23,8 @@ RECORDS_MIN: Final = 512
 _STRETCH_MIN: Final = 512  # on average
 _STRETCHES_FREE: Final = 4  # the first ones are short: offsets, and time, take a byte more soon
 _FIRST_WINDOW: Final = 64  # where one byte no longer holds the offset: the first stretch of every batch ends there
-_GROWTH: Final = 16  # a window that was one stretch to its end is followed by one so much larger
 _VARINT_BYTES_MAX: Final = 10
+_WORD_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,8 @@ class Shape:
     """Where the fields of a record lie, in bytes from its start, as (start, length): -1 long where they are null."""
 
     size: int
-    same: tuple[int, ...]  # attributes, lengths and counts: the same bytes in each record of a stretch
+    # Attributes, lengths and counts: the same bytes in each record of a stretch. Some twice, to fill whole words.
+    same: tuple[int, ...]
     timestamp: tuple[int, int]  # start and length of a varint
     offset: tuple[int, int]
     key: tuple[int, int]
@@ -78,7 +79,7 @@ def stretches(body: bytes | memoryview, count: int) -> list[Stretch] | None:
         if size == 0:
             return None
         if size == room:
-            window *= _GROWTH
+            window = count
         found.append(stretch)
         at += size * shape.size
         done += size
@@ -101,7 +102,8 @@ def shape_at(body: bytes | memoryview, at: int) -> Shape | None:
         return None
     if not is_plain or headers + 1 != after_length + length:
         return None
-    same = (*range(at, timestamp), *range(key_length, key), *range(value_length, value), headers)
+    same = [*range(at, timestamp), *range(key_length, key), *range(value_length, value), headers]
+    same += [headers] * (-len(same) % _WORD_BYTES)
     return Shape(
         size=headers + 1 - at,
         same=tuple(column - at for column in same),
@@ -118,8 +120,9 @@ def _stretch(rows: Bytes, shape: Shape, first: int) -> Stretch:
     offsets, is_offset = _varints(rows, *shape.offset)
     is_same &= is_offset
     is_same &= offsets == np.arange(first, first + len(rows))
-    for column in shape.same:
-        is_same &= rows[:, column] == rows[0, column]
+    words = rows.take(shape.same, axis=1).view(np.uint64)  # eight bytes are compared at once
+    for column in range(words.shape[1]):
+        is_same &= words[:, column] == words[0, column]
     size = len(rows) if is_same.all() else int(is_same.argmin())
     return Stretch(shape=shape, rows=rows[:size], timestamp_deltas=timestamps[:size])
 

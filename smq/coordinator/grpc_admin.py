@@ -4,6 +4,7 @@ Owns no state: changes are proposed as commands, views are read from what the no
 composition root imports it.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi
 
 _REPLICATION_FACTOR_DEFAULT = 3
+_REPLICAS_AT_ONCE = 200  # of one answer: some 5 ms
 
 
 class AdminService(GroupAdmin):
@@ -159,7 +161,9 @@ class AdminService(GroupAdmin):
             warnings=status.warnings,
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )
-        for r in status.replicas:
+        for number, r in enumerate(self._calls.node.replica_statuses(), 1):
+            if number % _REPLICAS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others have their turn
             topic_id, index = split_partition_id(r.pid)
             out.replicas.append(
                 pb.ReplicaInfo(

@@ -4,6 +4,7 @@ Owns names and labels. Nothing is counted on a hot path. `http` imports it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -68,7 +69,7 @@ class NodeCollector(Collector):
         state = self._node.state
         yield from _node_metrics(status, state)
         yield from _storage_metrics(status)
-        yield from _partition_metrics(status, state)
+        yield from _partition_metrics(self._node, state)
         yield from _group_metrics(status, state)
 
 
@@ -113,9 +114,9 @@ def _storage_metrics(status: NodeStatus) -> Iterator[Metric]:
         yield CounterMetricFamily(name, text, value=count)
 
 
-def _partition_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
+def _partition_metrics(node: NodeApi, state: ClusterState) -> Iterator[Metric]:
     """Of the partitions that this node holds."""
-    held = list(_held(status.replicas[:METRICS_PARTITIONS_MAX], state))
+    held = list(_held(islice(node.replica_statuses(), METRICS_PARTITIONS_MAX), state))
     for name, text, read in _REPLICA_GAUGES:
         family = GaugeMetricFamily(f"smq_partition_{name}", text, labels=_LABELS)
         for topic, partition, replica in held:

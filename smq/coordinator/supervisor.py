@@ -137,10 +137,19 @@ class Supervisor:
         code = await child.process.wait()
         if not self._is_stopping:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how += _ADVICE.get(code, "")
             self._say(
                 f"node {child.config.node_id} (pid {child.pid}) {how}; its log is {child.log_path}. Restart it with: "
                 f"smq serve --config {child.log_path.parent / 'node.toml'}"
             )
+
+
+# LMDB reads its file through a map: what cannot be read there, or was cut off, ends the process without a word.
+_MAP_UNREADABLE: Final = (
+    ", as happens over a data file that is damaged or cut: look for errors of the disk (dmesg). Where it ends so again,"
+    " move its data directory away before the next restart, and it rejoins with an empty one"
+)
+_ADVICE: Final = {-signal.SIGBUS: _MAP_UNREADABLE, -signal.SIGSEGV: _MAP_UNREADABLE}
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -6,7 +6,7 @@ it may be called before the method returns only for errors found at once. Timeou
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -138,7 +138,6 @@ class NodeStatus:
     applied_index: LogIndex
     commit_index: LogIndex
     digest: str
-    replicas: list[ReplicaStatus]
     storage: StorageStatus
     warnings: tuple[str, ...] = ()  # what an operator should do something about, in plain words
 
@@ -167,6 +166,9 @@ class NodeApi(Protocol):
         """As this node has applied it: read-only, possibly stale."""
 
     def status(self, *, with_digest: bool = False) -> NodeStatus: ...
+
+    def replica_statuses(self) -> Iterator[ReplicaStatus]:
+        """Of each replica that this node had when this was called; made one by one, for there may be thousands."""
 
     def queued_bytes(self) -> int:
         """Bytes submitted to this node's disk and not yet durable: past append_inflight_bytes_max produce answers

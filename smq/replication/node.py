@@ -4,7 +4,7 @@ Owns the looking-up of topics and partitions and the linearizable reads of the r
 it passes on. Answers are never made from inside the call that asked.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ from smq.replication.api import (
     NodeStatus,
     PartitionRange,
     Produced,
+    ReplicaStatus,
     SizedRun,
     TimeKind,
     TimeOffset,
@@ -84,10 +85,12 @@ class Node(NodeCore):
             applied_index=self.state_index,
             commit_index=self.engine.commit_index,
             digest=self._machine.digest() if with_digest else "",
-            replicas=[r.status() for r in self._replicas.values()],
             storage=self.care.status(),
             warnings=(*self._replaced_warning(), *self.care.warnings()),
         )
+
+    def replica_statuses(self) -> Iterator[ReplicaStatus]:
+        return (replica.status() for replica in list(self._replicas.values()))
 
     def _replaced_warning(self) -> list[str]:
         if not self._replaced:

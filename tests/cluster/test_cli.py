@@ -151,6 +151,17 @@ def test_child_that_dies_is_reported_and_not_restarted(own_cluster: Cluster) -> 
     own_cluster.wait_ready()
 
 
+def test_a_child_that_dies_over_its_data_file_leaves_a_stack_and_advice(own_cluster: Cluster) -> None:
+    """What LMDB's map over a failing disk does to a process: a signal."""
+    own_cluster.start()
+    own_cluster.signal(3, signal.SIGBUS)
+    own_cluster.wait_dead(3)
+    log = own_cluster.root / "cluster.log"
+    wait_for("the report of the dead child", lambda: "SIGBUS" in tail(log))
+    assert "move its data directory away" in tail(log)
+    assert "Fatal Python error: Bus error" in own_cluster.nodes[3].log.read_text()
+
+
 def test_serve_ends_cleanly_on_sigterm(own_cluster: Cluster) -> None:
     own_cluster.start()
     own_cluster.kill(3)

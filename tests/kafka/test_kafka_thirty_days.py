@@ -152,7 +152,7 @@ class Faces:
 
     async def fetch_at(self, offset: int) -> Struct:
         """The answer of the partition's leader, as it is on the wire."""
-        leader = next(s for s in self.servers if any(r.is_leader for r in status(s).replicas))
+        leader = next(s for s in self.servers if any(r.is_leader for r in s.node.replica_statuses()))
 
         def ask() -> Struct:
             connection = RawKafka(self.kafka(leader))

@@ -349,7 +349,8 @@ def _keys(cursor: "lmdb.Cursor[bytes]", start: bytes, stop: bytes, *, reverse: b
     if reverse:
         found = cursor.prev() if cursor.set_range(stop) else cursor.last()
         while found and (key := cursor.key()) >= start:
-            yield key
+            if key < stop:  # a flipped bit may have made a key of an earlier place a larger one
+                yield key
             found = cursor.prev()
     else:
         found = cursor.set_range(start) if start else cursor.first()

@@ -206,6 +206,10 @@ class LogReader:
         expected = base_of_key(start)
         for key, value in self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1)):
             try:
+                if not found and key != start:
+                    # A key whose bits have flipped stands before it, where every search looks: that one is damaged, but
+                    # it is found, and put out of the way, by its new name only.
+                    raise BatchDamaged(self.pid, offset, "it is missing")
                 stored = parse_stored(self.pid, key, value)
                 if stored.base != expected or (not found and stored.end <= offset):
                     raise BatchDamaged(self.pid, Offset(max(offset, expected)), "it is missing")
@@ -215,6 +219,9 @@ class LogReader:
                 break
             expected = stored.end
             found.append(stored)
+        if not found and offset < stop:
+            # A damaged tree may show a key from behind and not from before: that is no end of the log.
+            raise BatchDamaged(self.pid, offset, "it is missing")
         return found
 
     def sized_run(self, offset: Offset, end: Offset, bytes_max: int) -> tuple[Offset, int]:

@@ -25,6 +25,7 @@ from smq.replication.replica import Replica
 
 _log = structlog.get_logger("smq.reads")
 
+REPAIRS_A_POLL_MAX: Final = 4  # one puts a batch right, unless LMDB's tree hides what is put back
 BARRIER_MS_MAX: Final = 5_000  # a reader that must be told "out of range" waits this long for a quorum to say so
 
 
@@ -38,6 +39,7 @@ class Poll:
     min_bytes: int
     deadline_ns: int
     done: DoneFn[Fetched]
+    repairs: int = 0  # that it has waited for
     confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be said
     parked: bool = False
     finished: bool = False
@@ -101,10 +103,14 @@ class Reads:
         """A repaired batch is read as if nothing had been."""
         if poll.finished:
             return
-        if outcome is Outcome.REPAIRED:
+        if outcome is not Outcome.REPAIRED:
+            self.finish(poll, told(damage, outcome))
+        elif poll.repairs < REPAIRS_A_POLL_MAX:
+            poll.repairs += 1
             self.fetch(poll)
         else:
-            self.finish(poll, told(damage, outcome))
+            message = f"{damage}, and cannot be put right in this node's directory: empty it, and start the node again"
+            self.finish(poll, SmqError(ErrorCode.DATA_DAMAGED, message))
 
     def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
         part = replica.part

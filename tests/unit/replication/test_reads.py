@@ -9,7 +9,10 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Fetched, TimeKind
-from smq.replication.reads import Poll, Reads, find_time
+from smq.replication.log_codec import BatchDamaged, StoredValue
+from smq.replication.reads import REPAIRS_A_POLL_MAX, Poll, Reads, find_time
+from smq.replication.repair import Outcome
+from smq.replication.replica import Replica
 from tests.unit.replication.support import ME, PEER_A, Host, batch
 
 
@@ -206,3 +209,32 @@ def test_an_error_that_nobody_foresaw_is_told_to_the_reader_and_not_to_the_node(
     monkeypatch.setattr(type(reader.host.live.log), "read", surprise)
     reader.fetch(0)
     assert reader.error.code is ErrorCode.INTERNAL
+
+
+class VainRepairs:
+    """Each puts the batch right as far as it can tell."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def want(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+        self.count += 1
+        assert self.count < 100
+        done(Outcome.REPAIRED)
+
+
+def test_a_batch_that_cannot_be_found_after_repairs_is_told_as_damaged_and_not_sought_for_ever(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader.commit(batch())
+    repairs = VainRepairs()
+    reader.reads = Reads(reader.host, reader.barriers, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
+
+    def read(*_: object, **__: object) -> list[StoredValue]:
+        raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")
+
+    monkeypatch.setattr(reader.host.live.log, "read", read)
+    reader.fetch(0)
+    assert reader.error.code is ErrorCode.DATA_DAMAGED
+    assert "empty it" in str(reader.error)
+    assert repairs.count == REPAIRS_A_POLL_MAX + 1

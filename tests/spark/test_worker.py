@@ -12,16 +12,19 @@ import gc, sys
 from types import SimpleNamespace
 sys.modules["__main__"].__spec__ = SimpleNamespace(name="pyspark.daemon")
 from smq.spark_connector.source import SmqDataSource
-SmqDataSource({"servers": "127.0.0.1:1", "subscribe": "t"})
-first = gc.get_freeze_count()
-SmqDataSource({"servers": "127.0.0.1:1", "subscribe": "t"})
-print(first > 10_000, gc.get_freeze_count() == first)
+counts = []
+more = []
+for _ in range(5):
+    SmqDataSource({"servers": "127.0.0.1:1", "subscribe": "t"})
+    counts.append(gc.get_freeze_count())
+    more.append([[] for _ in range(1000)])
+print(counts[0] > 10_000, counts[0] < counts[1] < counts[2], counts[2] == counts[3] == counts[4])
 """
 
 
-def test_worker_of_spark_collects_no_modules_and_is_set_once() -> None:
+def test_worker_of_spark_collects_no_modules_and_is_set_a_few_times_only() -> None:
     told = subprocess.run([sys.executable, "-c", AS_WORKER], check=True, capture_output=True, text=True)
-    assert told.stdout.split() == ["True", "True"]
+    assert told.stdout.split() == ["True"] * 3
 
 
 def test_other_processes_keep_their_collector() -> None:

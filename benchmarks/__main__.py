@@ -8,7 +8,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import failover, handover, judging, kafka, latency, offsets, rates, recovery, snapshot, spark
+from benchmarks import (
+    failover,
+    handover,
+    judging,
+    kafka,
+    latency,
+    offsets,
+    rates,
+    recovery,
+    snapshot,
+    spark,
+    spark_stages,
+)
 from benchmarks.report import Report, machine
 from tests.cluster.harness import Cluster
 
@@ -26,6 +38,7 @@ def _sections(quick: bool) -> dict[str, Section]:
         "snapshot": lambda c, r: snapshot.measure(c, r, quick=quick),
         "offsets": lambda c, r: offsets.measure(c, r, calls=500 if quick else 5_000),
         "spark": lambda c, r: spark.measure(c, r, records=4 * records),
+        "spark-stages": lambda c, r: spark_stages.measure(c, r, records=2 * records),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256]),
     }
 

@@ -76,10 +76,10 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
                 runs.query(source, small)
             for source in sources:
                 runs.tasks(source, small)
-            for source in [*sources, few]:
-                runs.micro_batches(source, small, 2, directory)
             for source in sources:
+                runs.micro_batches(source, small, 2, directory)
                 runs.micro_batches(source, topics["none"], max(2, records // 40), directory)
+            runs.micro_batches(few, small, 2, directory)
 
 
 def _fill(cluster: Cluster, records: int, codec: str) -> str:

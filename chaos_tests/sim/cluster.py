@@ -4,6 +4,7 @@ Owns what survives what: a disk's image outlives every process, a machine's cloc
 process dies with it. Violations it sees itself (a process that dies unasked) go into the history.
 """
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,7 +171,7 @@ class Cluster:
     def _end(self, host: SimHost, error: BaseException) -> None:
         if not host.is_up:
             return
-        if host.disk is None or not host.disk.has_failed:  # else it had to
+        if host.disk is None or not host.disk.has_failed or _has_used_its_reserve(host, error):  # else it had to
             self.recorder.note("died", n=host.node, err=_describe(error))
         self.crash(host.node, power=False, why=f"ended itself: {type(error).__name__}")
         low, high = SUPERVISOR_MS
@@ -179,6 +180,11 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ looking
     def up(self) -> list[SimHost]:
         return [host for host in self.hosts.values() if host.is_up]
+
+
+def _has_used_its_reserve(host: SimHost, error: BaseException) -> bool:
+    """A commit met a full disk that had come down to the reserve, not to nothing: the node should have kept off it."""
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC and bool(host.capacity)
 
 
 def _describe(error: BaseException) -> str:

@@ -494,6 +494,18 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
+        name="records-use-the-reserve",
+        rule="DESIGN 5: the reserve of the disk is Raft's; records are refused before a commit meets a full disk",
+        mutations=(
+            Mutation(
+                "smq.replication.space:SpaceGuard.look", "self.is_full = outside < wanted", "self.is_full = False"
+            ),
+        ),
+        scenario="full_disk",
+        anomalies=frozenset({"process-died"}),
+        seeds=20,
+    ),
+    PlantedBug(
         name="retry-assigned-anew",
         rule="a request for offsets takes effect once, however often it is repeated",
         mutations=(

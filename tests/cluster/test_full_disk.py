@@ -1,0 +1,98 @@
+"""A file system that fills up, a real one: records are refused, everything else goes on, and records come again.
+
+The three nodes share one small tmpfs, so all of them are full at once and no leader with room is left to hand over to.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from tests.cluster.harness import Cluster, wait_for
+
+pytestmark = pytest.mark.full
+
+SIZE_MIB, GROWN_MIB = 700, 1_400
+RESERVE_MIB = 256  # the default
+VALUE = b"x" * (512 << 10)
+BATCHES_MAX = SIZE_MIB  # of half a MiB, three times: the disk is full long before
+
+
+def _why_not() -> str | None:
+    missing = [tool for tool in ("mount", "umount") if shutil.which(tool) is None]
+    if missing:
+        return f"the programs {', '.join(missing)} are not installed"
+    return None if os.geteuid() == 0 else "only root may mount a tmpfs"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    why = _why_not()
+    if why is not None:
+        pytest.skip(why)
+    root = tmp_path / "small"
+    root.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "smq-test", str(root)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield root
+    finally:
+        subprocess.run(["umount", "--lazy", str(root)], check=True)
+
+
+def _fill(cluster: Cluster, topic: str) -> tuple[list[int], SmqError]:
+    """Publishes until a batch is refused for want of space: the offsets that were acknowledged, and what was said. Any
+    other error is of a leadership that is handed over to a node which seems to have more room."""
+    offsets = []
+    for _ in range(BATCHES_MAX):
+        leader = cluster.nodes[cluster.wait_leader(topic, 0)]
+        try:
+            offsets.append(leader.raw.publish_values(topic, 0, [VALUE]).base_offset)
+        except SmqError as error:
+            if error.code is ErrorCode.STORAGE_FULL:
+                return offsets, error
+            if not error.code.is_retriable:
+                raise
+    raise AssertionError(f"{len(offsets)} batches and the disk is not full")
+
+
+def _published(cluster: Cluster, topic: str) -> int | None:
+    leader = cluster.nodes[cluster.wait_leader(topic, 0)]
+    return leader.raw.publish_values(topic, 0, [b"again"]).base_offset + 1
+
+
+@pytest.mark.timeout(600)
+def test_a_full_file_system_refuses_records_and_nothing_else(small_disk: Path) -> None:
+    cluster = Cluster(small_disk)
+    try:
+        node = next(iter(cluster.start().nodes.values())).raw
+        node.create_topic("t", 1, replication_factor=3)
+        offsets, refused = _fill(cluster, "t")
+        assert "free space on that disk" in refused.message or "free its disk" in refused.message
+        usage = shutil.disk_usage(small_disk)
+        assert (RESERVE_MIB << 19) < usage.free < (RESERVE_MIB + 64) << 20  # LMDB's free pages are room, too
+
+        # Raft goes on, and readers do.
+        node.create_topic("another", 4, replication_factor=3)
+        node.commit("g", "t", 0, offsets[-1])
+        assert node.committed("g", "t", 0) == offsets[-1]
+        assert any("left on its disk" in warning for warning in node.status().warnings)
+        assert node.read_all("t", 0, offsets[-1])[offsets[-1]] == VALUE
+
+        subprocess.run(["mount", "-o", f"remount,size={GROWN_MIB}m", str(small_disk)], check=True)
+        end = wait_for("writes resume by themselves", lambda: _published(cluster, "t"))
+        assert end > offsets[-1]
+        assert all(node.is_alive() for node in cluster.nodes.values())  # no commit has failed
+        cluster.wait_converged("t", 1)
+        cluster.wait_digests_equal()
+        kept = cluster.nodes[2].raw.read_all("t", 0)
+        assert sorted(kept) == list(range(end))
+        assert all(kept[offset] == VALUE for offset in offsets)
+    finally:
+        cluster.stop()

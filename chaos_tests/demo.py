@@ -27,7 +27,8 @@ from rich.markup import escape
 from chaos_tests.demo_checks import SparkChecks, check_replicas, failover_seconds, wait_caught_up
 from chaos_tests.demo_publish import DemoFailure, Kill, Published, Publisher
 from chaos_tests.flights import Flights, load_flights
-from chaos_tests.live.cluster import LiveCluster, LiveClusterError, live_cluster
+from chaos_tests.live.cluster import Cluster, live_cluster
+from chaos_tests.live.nodes import ClusterError
 from smq.clients.errors import error_from_rpc
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="smq-demo-"))
     try:
         _run(Story(console), options, directory)
-    except (DemoFailure, LiveClusterError, SmqError, grpc.RpcError, PySparkException, ExceptionGroup) as e:
+    except (DemoFailure, ClusterError, SmqError, grpc.RpcError, PySparkException, ExceptionGroup) as e:
         _print_failure(console, e, directory)
         return 1
     except KeyboardInterrupt:
@@ -114,7 +115,7 @@ def _run(story: Story, options: Options, directory: Path) -> None:
 
     story.step(f"Start a cluster of {NODES} nodes")
     with live_cluster(directory, NODES) as cluster:
-        story.found(*(f"node {n.node}: gRPC {n.grpc_address}, pid {n.pid}" for n in cluster.nodes.values()))
+        story.found(*(f"node {n.id}: gRPC {n.grpc}, pid {n.pid}" for n in cluster.nodes.values()))
         _create_topic(cluster)
         story.found(f"topic {TOPIC!r}: {PARTITIONS} partitions, {NODES} replicas each")
         published = _publish(story, cluster, flights, options.kills)
@@ -123,16 +124,16 @@ def _run(story: Story, options: Options, directory: Path) -> None:
     story.step(f"[green]Everything agrees.[/green] {len(flights.values):,} rows, nothing lost, nothing twice")
 
 
-def _create_topic(cluster: LiveCluster) -> None:
+def _create_topic(cluster: Cluster) -> None:
     request = pb.CreateTopicRequest(name=TOPIC, partition_count=PARTITIONS, replication_factor=NODES, timeout_ms=20_000)
     node = min(cluster.nodes)
     try:
-        cluster.admin(node).CreateTopic(request, timeout=25)
+        cluster.nodes[node].raw.admin.CreateTopic(request, timeout=25)
     except grpc.RpcError as e:
         raise DemoFailure(f"the topic could not be created: {error_from_rpc(e, f'node {node}')}") from e
 
 
-def _publish(story: Story, cluster: LiveCluster, flights: Flights, kills: int) -> Published:
+def _publish(story: Story, cluster: Cluster, flights: Flights, kills: int) -> Published:
     word = "the leader of the busiest partition" if kills == 1 else f"{kills} times the leader of the busiest partition"
     story.step(f"Publish, keyed by carrier (idempotent, acks=all, lz4), and kill {word} with SIGKILL on the way")
     published = asyncio.run(Publisher(cluster, TOPIC, flights, PARTITIONS, kills).run())
@@ -169,7 +170,7 @@ def _kill_line(kill: Kill, rows: int) -> str:
     )
 
 
-def _compare_replicas(story: Story, cluster: LiveCluster, published: Published) -> dict[int, int]:
+def _compare_replicas(story: Story, cluster: Cluster, published: Published) -> dict[int, int]:
     """Every partition's end."""
     story.step("Compare every replica with every other")
     wait_caught_up(cluster, TOPIC)
@@ -187,7 +188,7 @@ def _compare_replicas(story: Story, cluster: LiveCluster, published: Published) 
 
 def _read_with_spark(
     story: Story,
-    cluster: LiveCluster,
+    cluster: Cluster,
     flights: Flights,
     published: Published,
     ends: dict[int, int],
@@ -231,11 +232,10 @@ def _print_failure(console: Console, error: BaseException, directory: Path) -> N
         console.print(
             f"   [red]FAILED[/red] {type(leaf).__name__}: {leaf}", highlight=False, soft_wrap=True, markup=True
         )
-    for name in ("cluster.log", "spark.log"):
-        log = directory / name
-        if log.exists():
+    for name in ("cluster.log", "data/*/node.log", "spark.log"):
+        for log in sorted(directory.glob(name)):
             tail = log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
-            console.print(f"{name} ends:\n{tail}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{log.relative_to(directory)} ends:\n{tail}", highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

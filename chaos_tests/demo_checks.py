@@ -15,7 +15,7 @@ import numpy as np
 
 from chaos_tests.demo_publish import DemoFailure, Kill, Published
 from chaos_tests.flights import TOTALS, VALUE_SCHEMA, Flights, totals_by_carrier
-from chaos_tests.live.cluster import LiveCluster
+from chaos_tests.live.cluster import Cluster
 from smq.clients.pb import smq_pb2 as pb
 from smq.records import check_crc, parse_header
 
@@ -39,12 +39,12 @@ class Replica:
     epochs: list[tuple[int, int]]
 
 
-def wait_caught_up(cluster: LiveCluster, topic: str) -> None:
+def wait_caught_up(cluster: Cluster, topic: str) -> None:
     """Until every node holds every partition durably up to one high water mark, and all digests are equal."""
     give_up_at = time.monotonic() + CATCH_UP_S
     while True:
         statuses = [
-            cluster.admin(node).NodeStatus(pb.NodeStatusRequest(with_digest=True), timeout=CALL_S)
+            cluster.nodes[node].raw.admin.NodeStatus(pb.NodeStatusRequest(with_digest=True), timeout=CALL_S)
             for node in cluster.nodes
         ]
         seen = {(r.topic, r.partition, r.hwm, r.verified_end) for s in statuses for r in s.replicas if r.topic == topic}
@@ -60,7 +60,7 @@ def wait_caught_up(cluster: LiveCluster, topic: str) -> None:
         time.sleep(0.1)
 
 
-def read_replica(cluster: LiveCluster, node: int, topic: str, partition: int) -> Replica:
+def read_replica(cluster: Cluster, node: int, topic: str, partition: int) -> Replica:
     """All committed batches of one node's copy; CRC, order and gaplessness checked."""
     sha = hashlib.sha256()
     position = batches = size = 0
@@ -77,12 +77,12 @@ def read_replica(cluster: LiveCluster, node: int, topic: str, partition: int) ->
     return Replica(end=position, batches=batches, size_bytes=size, digest=sha.hexdigest(), epochs=epochs)
 
 
-def _raw_batches(cluster: LiveCluster, node: int, topic: str, partition: int) -> Iterator[pb.Batch]:
+def _raw_batches(cluster: Cluster, node: int, topic: str, partition: int) -> Iterator[pb.Batch]:
     position, hwm = 0, 1
     while position < hwm:
         request = pb.FetchRequest(max_bytes=FETCH_BYTES)
         request.partitions.add(topic=topic, partition=partition, offset=position, max_bytes=FETCH_BYTES)
-        (part,) = cluster.broker(node).Fetch(request, timeout=CALL_S).partitions
+        (part,) = cluster.nodes[node].raw.broker.Fetch(request, timeout=CALL_S).partitions
         if part.HasField("error"):
             raise DemoFailure(f"node {node} does not serve {topic}-{partition} at {position}: {part.error.message}")
         hwm = part.hwm
@@ -93,7 +93,7 @@ def _raw_batches(cluster: LiveCluster, node: int, topic: str, partition: int) ->
 
 
 def check_replicas(
-    cluster: LiveCluster, topic: str, partition_count: int, published: Published
+    cluster: Cluster, topic: str, partition_count: int, published: Published
 ) -> tuple[list[str], dict[int, Replica]]:
     """Every replica against every other, and against what was acknowledged."""
     copies: dict[int, Replica] = {}

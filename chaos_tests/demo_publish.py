@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chaos_tests.flights import Flights
-from chaos_tests.live.cluster import LiveCluster
+from chaos_tests.live.cluster import Cluster
 from smq.clients.bulk import BatchMetadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producer import Producer
@@ -70,7 +70,7 @@ class Published:
 class Publisher:
     """One run of the demo's first half."""
 
-    def __init__(self, cluster: LiveCluster, topic: str, flights: Flights, partition_count: int, kills: int) -> None:
+    def __init__(self, cluster: Cluster, topic: str, flights: Flights, partition_count: int, kills: int) -> None:
         self._cluster = cluster
         self._topic = topic
         self._flights = flights
@@ -182,7 +182,7 @@ class Publisher:
 
     def _describe(self) -> pb.DescribeClusterResponse:
         request = pb.DescribeClusterRequest(topics=[self._topic], timeout_ms=5000)
-        return self._cluster.admin(min(self._cluster.nodes)).DescribeCluster(request, timeout=6)
+        return self._cluster.nodes[min(self._cluster.nodes)].raw.admin.DescribeCluster(request, timeout=6)
 
     def _acked_since(self, kill: Kill) -> bool:
         return any(ack.at_s > kill.at_s and ack.partition in kill.led for ack in reversed(self.result.acks))

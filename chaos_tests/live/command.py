@@ -103,8 +103,8 @@ def run_one(options: argparse.Namespace, directory: Path, seed: int) -> Summary:
 
 def _fleet(options: argparse.Namespace, directory: Path, seed: int) -> Fleet:
     if options.servers:
-        servers = tuple(filter(None, options.servers.split(",")))
-        return OwnCluster(directory, options.nodes, TheirNetwork(), TheirDisks(), servers=servers)
+        addresses = tuple(filter(None, options.servers.split(",")))
+        return OwnCluster(directory, network=TheirNetwork(), disks=TheirDisks(), addresses=addresses)
     network: Network
     if _wants_namespaces(options):
         network = namespaces.NamespaceNetwork(seed, options.nodes)
@@ -114,9 +114,9 @@ def _fleet(options: argparse.Namespace, directory: Path, seed: int) -> Fleet:
     fleet = Fleet(
         directory,
         options.nodes,
-        network,
-        disks.Images(directory / "disks") if has_images else disks.Directories(),
-        clocks.Clocks(directory / "clocks") if clocks.why_not() is None else None,
+        network=network,
+        disks=disks.Images(directory / "disks") if has_images else disks.Directories(),
+        clocks=clocks.Clocks(directory / "clocks") if clocks.why_not() is None else None,
     )
     if options.plant:
         fleet.serve = command_of(options.plant)

@@ -46,7 +46,7 @@ class Arena:
 
     @property
     def nodes(self) -> list[int]:
-        return sorted(self.fleet.members)
+        return sorted(self.fleet.nodes)
 
     def any_node(self) -> int:
         return self.rng.choice(self.nodes)
@@ -104,7 +104,7 @@ def killed(choose: Callable[[Arena], list[int]]) -> Strike:
 
 def started(arena: Arena, nodes: list[int]) -> None:
     for node in nodes:
-        if not arena.fleet.members[node].is_running:
+        if not arena.fleet.nodes[node].is_alive():
             arena.fleet.run(node)
 
 
@@ -123,7 +123,7 @@ def rolling_restart(arena: Arena) -> list[int]:
     for node in arena.nodes:
         arena.fleet.terminate(node)
         arena.fleet.run(node)
-        arena.fleet.wait_ready([node])
+        arena.fleet.wait_ready(node)
     return arena.nodes
 
 
@@ -231,7 +231,7 @@ def rotten(change: Callable[[Arena, Path], int]) -> Strike:
     def strike(arena: Arena) -> list[int]:
         node = arena.any_node()
         arena.fleet.kill(node)
-        file = max(arena.fleet.members[node].data.rglob("*.mdb"), key=lambda path: path.stat().st_size)
+        file = max(arena.fleet.nodes[node].data_dir.rglob("*.mdb"), key=lambda path: path.stat().st_size)
         arena.flips += change(arena, file)
         return [node]
 
@@ -267,10 +267,10 @@ def truncate(arena: Arena, file: Path) -> int:
 def repaired(arena: Arena, nodes: list[int]) -> None:
     """As the operator's page says: started again; where it refuses or dies, its directory is emptied first."""
     for node in nodes:
-        member = arena.fleet.members[node]
+        member = arena.fleet.nodes[node]
         arena.fleet.run(node)
         give_up = time.monotonic() + _DAMAGED_START_S
-        while member.is_running and time.monotonic() < give_up:
+        while member.is_alive() and time.monotonic() < give_up:
             status = arena.fleet.status(node)
             if status is not None and status.is_ready:
                 break
@@ -303,7 +303,7 @@ def traced(*inject: str) -> Strike:
 
     def strike(arena: Arena) -> list[int]:
         node = arena.leader()
-        pid = str(arena.fleet.members[node].pid)
+        pid = str(arena.fleet.nodes[node].pid)
         options = [word for rule in inject for word in ("-e", f"inject={rule}")]
         command = ["strace", "-f", "-qqq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync,pwrite64,msync"]
         arena.helpers.append(subprocess.Popen([*command, *options, "-p", pid], stderr=subprocess.DEVNULL))
@@ -350,7 +350,7 @@ def calm(arena: Arena, nodes: list[int]) -> None:
 def few_descriptors(arena: Arena) -> list[int]:
     """A node may open no more files or connections than it has open."""
     node = arena.leader()
-    pid = arena.fleet.members[node].pid
+    pid = arena.fleet.nodes[node].pid
     used = len(os.listdir(f"/proc/{pid}/fd"))
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
@@ -359,8 +359,8 @@ def few_descriptors(arena: Arena) -> list[int]:
 
 def descriptors_back(arena: Arena, nodes: list[int]) -> None:
     for node in nodes:
-        member = arena.fleet.members[node]
-        if member.is_running:
+        member = arena.fleet.nodes[node]
+        if member.is_alive():
             _, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
             resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (hard, hard))
         else:
@@ -370,7 +370,7 @@ def descriptors_back(arena: Arena, nodes: list[int]) -> None:
 def little_memory(arena: Arena) -> list[int]:
     """A node's address space may not grow by more than a little."""
     node = arena.leader()
-    pid = arena.fleet.members[node].pid
+    pid = arena.fleet.nodes[node].pid
     used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (used + _MEMORY_SLACK, hard))
@@ -379,8 +379,8 @@ def little_memory(arena: Arena) -> list[int]:
 
 def memory_back(arena: Arena, nodes: list[int]) -> None:
     for node in nodes:
-        member = arena.fleet.members[node]
-        if member.is_running:
+        member = arena.fleet.nodes[node]
+        if member.is_alive():
             _, hard = resource.prlimit(member.pid, resource.RLIMIT_AS)
             resource.prlimit(member.pid, resource.RLIMIT_AS, (hard, hard))
         else:
@@ -433,7 +433,7 @@ def every_node(arena: Arena) -> list[int]:
 def end_everything(arena: Arena) -> None:
     """Whatever is still under way is over."""
     arena.end_helpers()
-    for member in arena.fleet.members.values():
-        if member.is_running and member.is_paused:
+    for member in arena.fleet.nodes.values():
+        if member.is_alive() and member.is_paused:
             os.kill(member.pid, signal.SIGCONT)
     arena.fleet.heal()

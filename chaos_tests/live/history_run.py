@@ -17,9 +17,10 @@ from typing import Final, Protocol
 from chaos_tests.checkers.judge import judge
 from chaos_tests.live import sockets
 from chaos_tests.live.faults import Arena, end_everything
-from chaos_tests.live.fleet import Fleet, FleetError
+from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.group_load import Team, TeamWatcher
 from chaos_tests.live.kafka_load import kafka_clients
+from chaos_tests.live.nodes import ClusterError, wait_for
 from chaos_tests.live.plan import Step
 from chaos_tests.live.raw import Unanswered
 from chaos_tests.live.spark_load import SparkRead
@@ -118,7 +119,7 @@ class HistoryRun:
             for reader in late:
                 problem = reader.start()
                 if problem is not None:
-                    raise FleetError(f"{reader.group}: {problem}")
+                    raise ClusterError(f"{reader.group}: {problem}")
             self._wait_acks(world, self._start_ns, WARM_S, "after the start")
             for step in self.steps:
                 self._strike(world, step, watcher)
@@ -128,7 +129,7 @@ class HistoryRun:
             self._drain(world, late)
             if self._settle("after the heal"):
                 self._final(world)
-        except FleetError as e:
+        except ClusterError as e:
             self.recorder.note("settled", ok=False, why=str(e))
             self._say(f"FAILED: {e}")
         finally:
@@ -145,8 +146,8 @@ class HistoryRun:
         return self.summary
 
     def _world(self) -> World:
-        raws = {node: member.raw for node, member in self.fleet.members.items()}
-        kafka = ",".join(member.kafka for member in self.fleet.members.values())
+        raws = {node: member.raw for node, member in self.fleet.nodes.items()}
+        kafka = ",".join(member.kafka for member in self.fleet.nodes.values())
         first = next(iter(raws.values()))
         # On all nodes: a majority of the nodes that goes on is then a majority of each partition.
         first.create_topic(self.topic, PARTITIONS, timeout_ms=20_000, replication_factor=self.fleet.size)
@@ -212,8 +213,8 @@ class HistoryRun:
 
     def _restart_the_dead(self, fault: str) -> None:
         """A node that ended itself in a fault (a failed commit must end it) is started again, as a supervisor does."""
-        for node, member in self.fleet.members.items():
-            if not member.is_running:
+        for node, member in self.fleet.nodes.items():
+            if not member.is_alive():
                 code = member.process.poll() if member.process is not None else None
                 self._say(f"node {node} had ended with {code} in {fault}")
                 self.fleet.run(node)
@@ -229,7 +230,7 @@ class HistoryRun:
         """Those who read on get to where the log ended when the last producer had stopped."""
         ends: dict[str, int] = {}
         for partition in world.partitions:
-            self.fleet.wait("a range after the heal", partial(self._knows_end, partition, ends), RECOVERY_S)
+            wait_for("a range after the heal", partial(self._knows_end, partition, ends), RECOVERY_S)
         for reader in late:
             begun = time.monotonic()
             problem = reader.drain(ends, SETTLE_S)
@@ -241,7 +242,7 @@ class HistoryRun:
             reader.stop()
 
     def _knows_end(self, partition: Partition, ends: dict[str, int]) -> bool:
-        node = self._rng.choice(list(self.fleet.members.values()))
+        node = self._rng.choice(list(self.fleet.nodes.values()))
         try:
             ends[partition.key] = node.raw.range_info(partition.topic, partition.index).hwm
         except (SmqError, Unanswered):
@@ -273,9 +274,9 @@ class HistoryRun:
             return
         reader = Reader(world, "final")
         for partition in world.partitions:
-            for node in self.fleet.members:
+            for node in self.fleet.nodes:
                 self._read_all(reader, partition, node)
-        for node in self.fleet.members:
+        for node in self.fleet.nodes:
             status = self.fleet.status(node, with_digest=True)
             if status is not None:
                 self.recorder.note("digest", n=node, i=status.applied_index, d=status.digest)
@@ -291,7 +292,7 @@ class HistoryRun:
 
     # ----------------------------------------------------------------------------------------------- measuring
     def _wait_acks(self, world: World, since_ns: int, timeout_s: float, when: str) -> None:
-        """Every partition has acknowledged something since; FleetError where one has not in time."""
+        """Every partition has acknowledged something since; ClusterError where one has not in time."""
         missing = {partition.key for partition in world.partitions}
 
         def have_all() -> bool:
@@ -302,9 +303,9 @@ class HistoryRun:
             return not missing or bool(world.failures)
 
         try:
-            self.fleet.wait(f"acknowledgements {when}", have_all, timeout_s)
-        except FleetError as e:
-            raise FleetError(f"{e}; nothing was acknowledged in {', '.join(sorted(missing))}") from None
+            wait_for(f"acknowledgements {when}", have_all, timeout_s)
+        except ClusterError as e:
+            raise ClusterError(f"{e}; nothing was acknowledged in {', '.join(sorted(missing))}") from None
 
     def _conclude(self, world: World | None) -> None:
         summary, events = self.summary, self.recorder.events

@@ -17,14 +17,16 @@ Without hooks the run is workload and checkers alone. It writes to a topic of it
 import shlex
 import subprocess
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from chaos_tests.live.disks import Power
 from chaos_tests.live.faults import Arena, Fault, Undo
-from chaos_tests.live.fleet import Fleet, FleetError, Member
+from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.network import Links
+from chaos_tests.live.nodes import ClusterError, Node
 from chaos_tests.live.raw import RawNode, Unanswered
 from smq.raft_state.errors import SmqError
 
@@ -46,7 +48,7 @@ class TheirNetwork:
     def prepare(self, configs: list[Path]) -> None: ...
 
     def command(self, node: int, command: list[str]) -> list[str]:
-        raise FleetError("the nodes of this cluster are not started from here")
+        raise ClusterError("the nodes of this cluster are not started from here")
 
     def impose(self, links: Links) -> None: ...
 
@@ -67,23 +69,21 @@ class TheirDisks:
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class TheirMember(Member):
+class TheirNode(Node):
     """A node whose process is none of ours: taken to run, for only asking it can tell."""
 
-    @property
-    def is_running(self) -> bool:
+    def is_alive(self) -> bool:
         return True
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True)
 class OwnCluster(Fleet):
-    """`servers` are gRPC addresses; the others are learnt from those that answer."""
+    """`addresses` are gRPC addresses; the others are learnt from those that answer."""
 
-    servers: tuple[str, ...] = field(default=())
+    addresses: tuple[str, ...] = field(default=())
 
     def start(self) -> None:
-        for server in self.servers:
+        for server in self.addresses:
             raw = RawNode(server)
             try:
                 described = raw.describe(linearizable=True)
@@ -92,32 +92,31 @@ class OwnCluster(Fleet):
             finally:
                 raw.close()
             for node in described.nodes:
-                self.members[node.node] = TheirMember(
+                self.nodes[node.node] = TheirNode(
                     id=node.node,
                     config=self.root,
-                    data=self.root,
+                    data_dir=self.root,
                     log=self.root / f"node-{node.node}.log",
                     grpc=node.grpc_address,
                     http=node.http_address,
                     kafka=node.kafka_address,
-                    raw=RawNode(node.grpc_address),
                 )
-            self.size = len(self.members)
+            self.size = len(self.nodes)
             self.wait_ready()
             return
-        raise FleetError(f"none of {', '.join(self.servers)} answers: name the gRPC addresses of running nodes")
+        raise ClusterError(f"none of {', '.join(self.addresses)} answers: name the gRPC addresses of running nodes")
 
-    def run(self, node: int) -> None:
+    def run(self, node: int, *, before: Sequence[str] = ()) -> None:
         """Started by its hook, not from here."""
 
     def kill(self, *nodes: int) -> None:
-        raise FleetError("the nodes of this cluster are not killed from here")
+        raise ClusterError("the nodes of this cluster are not killed from here")
 
     def heal(self) -> None:
         """Each fault's own undo has done it."""
 
     def close(self) -> None:
-        for member in self.members.values():
+        for member in self.nodes.values():
             member.raw.close()
 
     def discard_data(self) -> None:
@@ -168,4 +167,4 @@ def _shell(command: str, node: int) -> None:
     told = command.replace("{node}", str(node))
     done = subprocess.run(told, shell=True, capture_output=True, text=True, timeout=_HOOK_S, check=False)
     if done.returncode:
-        raise FleetError(f"the hook {shlex.quote(told)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise ClusterError(f"the hook {shlex.quote(told)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")

@@ -40,9 +40,9 @@ def listening(pid: int) -> set[tuple[str, int]]:
 def beyond(fleet: Fleet) -> list[str]:
     """Addresses that nodes listen on although their configuration does not say so."""
     found = []
-    for node, member in fleet.members.items():
+    for node, member in fleet.nodes.items():
         allowed = {address.rpartition(":")[0] for address in (member.grpc, member.http, member.kafka)}
-        if member.is_running:
+        if member.process is not None and member.is_alive():  # a cluster of somebody else's may be far away
             found += [
                 f"node {node} listens on {host}:{port}"
                 for host, port in sorted(listening(member.pid))

@@ -7,6 +7,7 @@ import threading
 from typing import Final
 
 from chaos_tests.live.fleet import Fleet
+from chaos_tests.live.nodes import tail
 from chaos_tests.live.workload import SharedRecorder
 
 _EVERY_S: Final = 0.25
@@ -33,8 +34,8 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):
-            for node, member in self._fleet.members.items():
-                if not member.is_running:
+            for node, member in self._fleet.nodes.items():
+                if not member.is_alive():
                     self._died(node)
                     continue
                 status = self._fleet.status(node)
@@ -43,9 +44,9 @@ class Watcher:
                     self._recorder.note("lead", n=node, term=status.raft_term)
 
     def _died(self, node: int) -> None:
-        member = self._fleet.members[node]
+        member = self._fleet.nodes[node]
         if self.expect_deaths or member.process is None or (node, member.starts) in self._dead:
             return
         self._dead.add((node, member.starts))
-        tail = member.log_tail().splitlines()[-1:]
-        self._recorder.note("died", n=node, err=f"ended with {member.process.poll()}: {' '.join(tail)}")
+        last = tail(member.log).splitlines()[-1:]
+        self._recorder.note("died", n=node, err=f"ended with {member.process.poll()}: {' '.join(last)}")

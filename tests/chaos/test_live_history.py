@@ -11,6 +11,7 @@ import pytest
 
 from chaos_tests.live import disks, namespaces
 from chaos_tests.live.catalogue import CATALOGUE
+from chaos_tests.live.cluster import live_cluster
 from chaos_tests.live.plan import SCENARIOS, draw
 from chaos_tests.live.planted import PLANTED
 
@@ -74,6 +75,28 @@ def test_a_spark_stream_through_faults_has_every_record_once(tmp_path: Path) -> 
     check_holds(code, summary, printed)
     assert "--spark" in summary["replay"]
     assert "spark has read all" in printed
+
+
+@pytest.mark.full
+def test_a_cluster_of_ones_own_is_struck_by_ones_own_hooks(tmp_path: Path) -> None:
+    hooks = tmp_path / "hooks.toml"
+    with live_cluster(tmp_path / "theirs") as theirs:
+        for node in theirs.nodes.values():
+            (tmp_path / f"pid-{node.id}").write_text(str(node.pid))
+        pid = f"$(cat {tmp_path}/pid-{{node}})"
+        hooks.write_text(f"""[[fault]]
+name = "freeze"
+strike = "kill -STOP {pid}"
+undo = "kill -CONT {pid}"
+target = "leader"
+""")
+        code, summary, printed = run(
+            tmp_path / "out", "--servers", theirs.servers, "--hooks", str(hooks), "--faults", "2"
+        )
+        check_holds(code, summary, printed)
+        assert len(theirs.alive()) == len(theirs.nodes), "it is not ours to end"
+    assert [fault["name"] for fault in summary["faults"]] == ["freeze"] * 2
+    assert summary["network"] == "a cluster given by its addresses"
 
 
 @pytest.mark.full

@@ -23,7 +23,7 @@ from smq.coordinator import limits
 from smq.coordinator.kafka.keys import ApiKey
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, encode_batch
-from tests.cluster.harness import Cluster, serve_command, wait_for
+from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.slow_reader import SlowReader
 from tests.kafka.raw import RawKafka
 
@@ -37,7 +37,7 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A node with a topic of 40 MiB."""
-    made = Cluster(tmp_path_factory.mktemp("caps"), nodes=1)
+    made = Cluster(tmp_path_factory.mktemp("caps"), 1)
     try:
         made.start()
         made.nodes[1].raw.create_topic("big", 1)
@@ -220,7 +220,7 @@ def test_a_node_with_few_descriptors_refuses_clients_and_stays_in_its_cluster(ow
     own_cluster.start()
     own_cluster.nodes[2].raw.create_topic("t", 3, replication_factor=3)
     own_cluster.kill(1)
-    _serve_with(own_cluster, 1, descriptors=320)
+    own_cluster.run(1, before=["/bin/sh", "-c", 'ulimit -n 320; exec "$@"', "sh"])
     own_cluster.wait_ready(1)
     log = own_cluster.nodes[1].log.read_text()
     assert "few_file_descriptors" in log
@@ -240,19 +240,6 @@ def test_a_node_with_few_descriptors_refuses_clients_and_stays_in_its_cluster(ow
     finally:
         for s in held:
             s.close()
-
-
-def _serve_with(cluster: Cluster, node: int, *, descriptors: int) -> None:
-    old = cluster.nodes[node]
-    log = cluster.root / f"few-{node}.log"
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *serve_command(old.config)],
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    old.own, old.pid, old.log = process, process.pid, log
 
 
 def _flood(address: str, count: int, local: str = "127.0.0.1") -> list[socket.socket]:

@@ -166,7 +166,7 @@ def test_serve_ends_cleanly_on_sigterm(own_cluster: Cluster) -> None:
     own_cluster.start()
     own_cluster.kill(3)
     own_cluster.restart(3)
-    process = own_cluster.nodes[3].own
+    process = own_cluster.nodes[3].process
     assert process is not None
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0

@@ -11,12 +11,12 @@ import pytest
 
 from smq.coordinator.config import load_config, write_config
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, serve_command, wait_for
+from tests.cluster.harness import SERVE, Cluster, wait_for
 from tests.cluster.traffic import Traffic
 
 
 def _serve_to_its_end(config: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(serve_command(config), check=False, capture_output=True, text=True, timeout=30)
+    return subprocess.run([*SERVE, str(config)], check=False, capture_output=True, text=True, timeout=30)
 
 
 def _environment(data_dir: Path) -> Path:

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer
 
 from smq.coordinator.tls_layout import Identity, client_identity, node_identity
 from smq.raft_state.ids import NodeId
-from tests.cluster.harness import Cluster, run_cli, serve_command, wait_for
+from tests.cluster.harness import Cluster, run_cli, wait_for
 
 Smq = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -118,8 +118,5 @@ def test_a_renewed_certificate_is_used_without_a_restart_and_after_one(secure: C
     os.kill(secure.nodes[1].pid, signal.SIGHUP)  # at once; node 2 finds out by itself
     wait_for("nodes 1 and 2 use the new ones", lambda: (e := ends())[1] < before[1] and e[2] < before[2])
     secure.kill(2)
-    log = secure.root / "again.log"
-    with log.open("ab") as out:
-        again = subprocess.Popen(serve_command(secure.nodes[2].config), stdout=out, stderr=out, start_new_session=True)
-    secure.nodes[2].own, secure.nodes[2].pid = again, again.pid
+    secure.run(2)
     wait_for("node 2 is back among its peers", lambda: smq("status").returncode == 0)

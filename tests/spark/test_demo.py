@@ -1,6 +1,7 @@
 """The demo can fail: each of its comparisons, given something that differs."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,22 +9,19 @@ from chaos_tests.demo import _check_kills
 from chaos_tests.demo_checks import Replica, SparkChecks, check_replicas, failover_seconds
 from chaos_tests.demo_publish import Ack, DemoFailure, Kill, Published
 from chaos_tests.flights import load_flights, totals_by_carrier
-from chaos_tests.live.cluster import LiveCluster
-from smq.clients.pb import smq_pb2_grpc as pb_grpc
-from smq.spark_connector.cluster import Cluster
+from chaos_tests.live.cluster import Cluster
+from chaos_tests.live.nodes import Node
 from tests.spark.fake_cluster import FakeCluster, fake_cluster, records
 
 
-class Nodes(LiveCluster):
+def nodes_of(fake: FakeCluster) -> Cluster:
     """The demo's view of a fake cluster."""
-
-    def __init__(self, fake: FakeCluster) -> None:
-        self._connections = Cluster([node.address for node in fake.nodes], 1000)
-        self._addresses = {node.node: node.address for node in fake.nodes}
-        self.nodes = dict.fromkeys(self._addresses)  # type: ignore[assignment]  # only the numbers are asked for
-
-    def broker(self, node: int) -> pb_grpc.BrokerStub:
-        return self._connections.broker(self._addresses[node])
+    here = Path()
+    found = {
+        node.node: Node(id=node.node, config=here, data_dir=here, log=here, grpc=node.address, http="", kafka="")
+        for node in fake.nodes
+    }
+    return Cluster(here, len(found), nodes=found)
 
 
 def published(rows: int) -> Published:
@@ -43,7 +41,7 @@ def test_equal_replicas_agree() -> None:
     with fake_cluster() as fake:
         fake.log.create("t", 2)
         fake.log.append("t", 0, records(10))
-        _, copies = check_replicas(Nodes(fake), "t", 2, published(10))
+        _, copies = check_replicas(nodes_of(fake), "t", 2, published(10))
     assert {partition: found.end for partition, found in copies.items()} == {0: 10, 1: 0}
 
 
@@ -53,7 +51,7 @@ def test_replica_with_other_bytes_is_found() -> None:
         fake.log.append("t", 0, records(10))
         fake.nodes[1].on_fetch = lambda part: setattr(part.batches[0], "ts_ns", 5)
         with pytest.raises(DemoFailure, match="the replicas differ"):
-            check_replicas(Nodes(fake), "t", 1, published(10))
+            check_replicas(nodes_of(fake), "t", 1, published(10))
 
 
 def test_acknowledged_record_that_is_nowhere_is_found() -> None:
@@ -61,7 +59,7 @@ def test_acknowledged_record_that_is_nowhere_is_found() -> None:
         fake.log.create("t", 1)
         fake.log.append("t", 0, records(10))
         with pytest.raises(DemoFailure, match="holds 10 records, 11 were acknowledged"):
-            check_replicas(Nodes(fake), "t", 1, published(11))
+            check_replicas(nodes_of(fake), "t", 1, published(11))
 
 
 def test_hole_in_a_log_is_found() -> None:
@@ -71,7 +69,7 @@ def test_hole_in_a_log_is_found() -> None:
             fake.log.append("t", 0, records(10, first=first))
         del fake.log.partitions["t", 0].batches[1]
         with pytest.raises(DemoFailure, match="batch at 20, expected 10"):
-            check_replicas(Nodes(fake), "t", 1, published(30))
+            check_replicas(nodes_of(fake), "t", 1, published(30))
 
 
 def test_failover_ends_with_the_first_acknowledgement_of_a_newer_epoch() -> None:

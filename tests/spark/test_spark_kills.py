@@ -17,6 +17,7 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
+from chaos_tests.live.nodes import ClusterError
 from chaos_tests.live.raw import Unanswered
 from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
@@ -110,7 +111,7 @@ def publishing(publish: PublishFn, topic: str) -> Iterator[None]:
                 number += 1
                 try:
                     publish(topic, partition, [NewRecord(None, b"%d-%d" % (number, i), 1) for i in range(20)])
-                except (SmqError, Unanswered, AssertionError):
+                except (SmqError, Unanswered, ClusterError):
                     continue  # no leader for a moment
 
     thread = threading.Thread(target=run)

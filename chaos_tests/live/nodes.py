@@ -187,7 +187,15 @@ class Nodes:
 
     # ---------------------------------------------------------------------------------------------- waiting
     def wait_dead(self, node: int, timeout_s: float = READY_S) -> None:
-        wait_for(f"the end of node {node}", lambda: not self.nodes[node].is_alive(), timeout_s)
+        """Of a process of ours it returns at once when that has ended: failovers are measured from here."""
+        member = self.nodes[node]
+        if member.process is None:
+            wait_for(f"the end of node {node}", lambda: not member.is_alive(), timeout_s)
+            return
+        try:
+            member.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ClusterError(f"node {node} has not ended within {timeout_s:g} s") from None
 
     def wait_ready(self, *nodes: int, timeout_s: float = READY_S) -> None:
         """They (or all) run, are registered, have caught up with Raft and see a quorum. ClusterError at once where one

@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -99,10 +100,15 @@ class Images:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def close(self) -> None:
-        for data in self._data.values():
+        """The nodes are down. What is on the disks stays as plain directories: a finding is looked into by them."""
+        for node, data in self._data.items():
+            kept = data.with_name(f"{data.name}.kept")
+            with suppress(OSError, shutil.Error):  # of a disk whose power is off: there is nothing to be had
+                shutil.copytree(data, kept)
             subprocess.run(["umount", "--lazy", str(data)], capture_output=True, check=False)
-        for node in self._data:
             self._image(node).unlink(missing_ok=True)
+            if kept.exists() and not any(data.iterdir()):
+                kept.replace(data)
 
     def _image(self, node: int) -> Path:
         return self._root / f"disk-{node}.img"

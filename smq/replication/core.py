@@ -276,7 +276,7 @@ class NodeCore:
     def _drop_orphans(self) -> None:
         """Logs of topics that were deleted while this node was away. Its own registration has been applied, so
         whatever topic this node ever knew is either in the state or deleted."""
-        for pid in [p for p in self._logs if self.state.partition(p) is None]:
+        for pid in [p for p in self._logs if p not in self._replicas and self.state.partition(p) is None]:
             del self._logs[pid]
             self._store.drop(pid)
 

@@ -9,6 +9,7 @@ A read index is asked for in the same way: a question to the leader, without a c
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply, is_boundable
@@ -35,6 +36,8 @@ class _Pending:
     sent_to: NodeId | None = None  # where the current attempt is; None while it waits for a leader
     attempt: int = 0  # answers of older attempts are ignored
     was_sent: bool = False  # once it may have reached a log, a time-out is indefinite
+    sends: int = 0  # how often it may have reached a log
+    renewed: Callable[[], bytes] | None = None  # the command as of now, where nobody else can have proposed it
     numbers: list[int] = field(default_factory=list)  # request numbers given to the Raft leader
 
 
@@ -79,14 +82,15 @@ class Proposer:
 
     # ------------------------------------------------------------------------------------------- callers
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        if getattr(command, "request_id", None) == NO_REQUEST:
+        is_ours = getattr(command, "request_id", None) == NO_REQUEST
+        if is_ours:
             command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[arg-type]  # not all have it, this one does
         try:
             data = self._encoded(command)
         except CodecError as e:
             self._finish_with(done, SmqError(ErrorCode.INVALID_REQUEST, str(e)))
             return
-        self._begin(_Pending(data, done), timeout_ms)
+        self._begin(_Pending(data, done, renewed=partial(self._encoded, command) if is_ours else None), timeout_ms)
 
     def read_index(self, timeout_ms: int, done: DoneFn[Reply]) -> None:
         """`done` is told once this node has applied all that was committed anywhere when this was called."""
@@ -120,6 +124,7 @@ class Proposer:
         if self._engine.is_leader:
             pending.sent_to = self._node_id
             pending.was_sent = True
+            pending.sends += 1
             attempt = pending.attempt
             if pending.command is None:
                 self._engine.read_index(lambda outcome: self._on_local_read(pending, attempt, outcome))
@@ -131,6 +136,7 @@ class Proposer:
             if self._send(leader, wire.ReadIndex(number) if command is None else wire.Propose(number, command)):
                 pending.sent_to = leader
                 pending.was_sent = True
+                pending.sends += 1
                 pending.numbers.append(self._next_number)
                 self._by_number[self._next_number] = pending
 
@@ -163,12 +169,25 @@ class Proposer:
         return SmqError(ErrorCode.TIMED_OUT, "the Raft leader did not answer in time")
 
     def _conclude(self, pending: _Pending, result: Reply | SmqError) -> None:
+        if isinstance(result, Rejected) and result.code is ErrorCode.REQUEST_EXPIRED and self._renew(pending):
+            return
         del self._pending[pending]
         for number in pending.numbers:
             self._by_number.pop(number, None)
         if pending.deadline is not None:
             pending.deadline.cancel()
         self._finish_with(pending.done, rejection(result) if isinstance(result, Rejected) else result)
+
+    def _renew(self, pending: _Pending) -> bool:
+        """Of a request that was proposed once, by this node alone, the refusal says that it never ran: this node was
+        behind when it accepted it, or very many others came before it. It is as good as new."""
+        if pending.renewed is None or pending.sends > 1:
+            return False
+        pending.command = pending.renewed()
+        pending.sends = 0
+        pending.sent_to = None
+        self._schedule_retry()
+        return True
 
     def _finish_with(self, done: DoneFn[Reply], result: Reply | SmqError) -> None:
         self._deliver(lambda: done(result))

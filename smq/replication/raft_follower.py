@@ -6,6 +6,8 @@ chunks. pysyncobj's own handler truncates at every shorter message and trusts a 
 does not match. Only the engine imports it.
 """
 
+from collections import deque
+
 from smq.raft_state.ids import NodeId
 from smq.replication.journal import Snapshot
 from smq.replication.raft_codec import (
@@ -33,9 +35,13 @@ class Follower:
         self._assembly: SnapshotAssembly | None = None
         self.heard_at = NEVER  # when a leader last spoke to us; what keeps us from pre-voting against it
         self._alive_at = NEVER  # when we last said so out of turn
+        self._held: deque[tuple[NodeId, Append | SnapshotChunk]] = (
+            deque()
+        )  # bounded by the leader's window, which their answers open
 
     def forget_session(self, peer: NodeId) -> None:
         """What was underway from this peer is gone."""
+        self._held = deque(item for item in self._held if item[0] != peer)
         if self._assembly is not None and self._assembly.sender == peer:
             self._assembly = None
 
@@ -44,7 +50,7 @@ class Follower:
 
     def on_append(self, peer: NodeId, m: Append) -> None:
         view, journal = self._view, self._view.journal
-        if not self._accept(peer, m.term) or self._is_busy(peer, m.number):
+        if not self._accept(peer, m.term) or self._is_busy(peer, m):
             return
         if m.prev_index > journal.last_index:
             self._reply(peer, m.number, next_index=journal.last_index + 1, reset=True)
@@ -80,7 +86,7 @@ class Follower:
 
     def on_chunk(self, peer: NodeId, m: SnapshotChunk) -> None:
         view, journal = self._view, self._view.journal
-        if not self._accept(peer, m.term) or self._is_busy(peer, m.number):
+        if not self._accept(peer, m.term) or self._is_busy(peer, m):
             return
         if self._holds(m.index, m.index_term):
             self._assembly = None
@@ -105,15 +111,29 @@ class Follower:
         def installed() -> None:
             if view.term == term:
                 self._reply(peer, number, next_index=snapshot.index + 1, success=True)
+            self._take_held()
 
         view.install(snapshot, installed)
 
-    def _is_busy(self, peer: NodeId, number: int) -> bool:
-        """While a snapshot is being installed nothing enters the journal, which it will replace. The leader is told
-        that this node lives; what it sent meanwhile it sends again, once an answer shows that it is missing."""
-        if self._view.is_installing:
-            self._reply(peer, number, next_index=1)
-        return self._view.is_installing
+    def _take_held(self) -> None:
+        """Those of an older term go unheard: nobody waits for their answers."""
+        while self._held and not self._view.is_installing:
+            peer, m = self._held.popleft()
+            if m.term != self._view.term:
+                continue
+            if isinstance(m, Append):
+                self.on_append(peer, m)
+            else:
+                self.on_chunk(peer, m)
+
+    def _is_busy(self, peer: NodeId, m: Append | SnapshotChunk) -> bool:
+        """While a snapshot is being installed nothing enters the journal, which it will replace. What comes meanwhile
+        waits: were it dropped, a busy leader could have compacted it away by the time that it is sent again."""
+        if not self._view.is_installing:
+            return False
+        if isinstance(m, SnapshotChunk) or m.entries:
+            self._held.append((peer, m))
+        return True
 
     def _holds(self, index: int, term: int) -> bool:
         """Whether the journal has all of a snapshot: the same entry at its end means the same log up to it."""
@@ -146,9 +166,10 @@ class Follower:
         return True
 
     def _say_alive(self, peer: NodeId) -> None:
-        """Every other answer waits for the disk, which may take longer than a leader's patience."""
+        """Every other answer waits for the disk or a snapshot, which may take longer than a leader's patience."""
         view = self._view
-        if view.journal.is_behind and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
+        is_quiet = view.journal.is_behind or view.is_installing
+        if is_quiet and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
             self._alive_at = self.heard_at
             alive = AppendReply(
                 term=view.term, number=0, next_index=1, success=False, reset=False, disk=view.voters.own_disk

@@ -16,7 +16,7 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.raft_state.commands import CreateTopic, TopicCreated
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, RequestId, TopicId
+from smq.raft_state.ids import NO_REQUEST, Offset, TopicId
 from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG, known_keys
@@ -24,7 +24,6 @@ from smq.raft_state.topic_config import TOPIC_CONFIG, known_keys
 PARTITIONS_DEFAULT: Final = 1  # as Kafka's num.partitions, where a client leaves it to us
 _REPLICATION_FACTOR_DEFAULT: Final = 3
 NO_TOPIC_ID: Final = bytes(16)
-REQUEST_ID_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +41,6 @@ class Gateway:
         return self.calls.node.state
 
 
-def new_request_id() -> RequestId:
-    return RequestId(secrets.token_bytes(REQUEST_ID_BYTES))
-
-
 def new_topic(
     state: ClusterState,
     name: str,
@@ -61,7 +56,7 @@ def new_topic(
     for key, value in config:
         check_setting(key, value)
     return CreateTopic(
-        request_id=new_request_id(),
+        request_id=NO_REQUEST,
         name=name,
         topic_id=TopicId(secrets.token_bytes(16)),
         partition_count=PARTITIONS_DEFAULT if partitions == -1 else partitions,

@@ -14,7 +14,6 @@ from smq.coordinator.kafka.cluster import (
     Gateway,
     check_setting,
     default_replication_factor,
-    new_request_id,
 )
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, told
@@ -22,6 +21,7 @@ from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.lookup import find_topic
 from smq.raft_state.commands import AlterTopicConfig
 from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG, config_value
 
@@ -190,7 +190,7 @@ async def _alter(gateway: Gateway, asked: Struct, changes_of: _ChangesOf, *, is_
     name = (await find_topic(gateway.calls, asked["resource_name"], TIMEOUT_MS_DEFAULT)).name
     if not is_dry:
         command = AlterTopicConfig(
-            request_id=new_request_id(), name=name, set_=tuple(sorted(set_.items())), unset=tuple(sorted(unset))
+            request_id=NO_REQUEST, name=name, set_=tuple(sorted(set_.items())), unset=tuple(sorted(unset))
         )
         await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
 

@@ -105,8 +105,8 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.REBALANCE_IN_PROGRESS: KafkaError.REBALANCE_IN_PROGRESS,
     ErrorCode.GROUP_NOT_EMPTY: KafkaError.NON_EMPTY_GROUP,
     ErrorCode.GROUP_SUBSCRIBED: KafkaError.GROUP_SUBSCRIBED_TO_TOPIC,
+    ErrorCode.REQUEST_EXPIRED: KafkaError.REQUEST_TIMED_OUT,
     # No Kafka client can cause these.
-    ErrorCode.REQUEST_EXPIRED: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.SESSION_EXISTS: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.UNKNOWN_SESSION: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.STALE_INCARNATION: KafkaError.UNKNOWN_SERVER_ERROR,

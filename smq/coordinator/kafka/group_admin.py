@@ -8,7 +8,7 @@ from typing import Final
 
 from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
 from smq.coordinator.groups.view import PHASES
-from smq.coordinator.kafka.cluster import Gateway, find_known, new_request_id
+from smq.coordinator.kafka.cluster import Gateway, find_known
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.groups import PREFIX, is_group
@@ -16,7 +16,7 @@ from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import DeleteGroup, DeleteOffsets
 from smq.raft_state.coordinators import slot_of
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import PartitionId
+from smq.raft_state.ids import NO_REQUEST, PartitionId
 from smq.raft_state.limits import COMMIT_ITEMS_MAX
 from smq.raft_state.state import GroupPhase, GroupState
 
@@ -124,7 +124,7 @@ async def _delete(gateway: Gateway, name: str) -> KafkaError:
     if code is not KafkaError.NONE:
         return code
     try:
-        await gateway.calls.propose(DeleteGroup(request_id=new_request_id(), group=PREFIX + name), TIMEOUT_MS_DEFAULT)
+        await gateway.calls.propose(DeleteGroup(request_id=NO_REQUEST, group=PREFIX + name), TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         return group_code_of(e)
     return KafkaError.NONE
@@ -148,7 +148,7 @@ async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Str
         pids, answer["topics"] = _deletable(gateway, request["topics"], subscribed)
         try:
             command = DeleteOffsets(
-                request_id=new_request_id(), group=group.name, generation=group.generation, partitions=tuple(pids)
+                request_id=NO_REQUEST, group=group.name, generation=group.generation, partitions=tuple(pids)
             )
             await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
         except SmqError as e:

@@ -10,14 +10,14 @@ from typing import Final
 from smq.coordinator.calls import Answer
 from smq.coordinator.groups.types import Identity
 from smq.coordinator.grpc_broker import check_count
-from smq.coordinator.kafka.cluster import Gateway, endpoint, find_known, new_request_id, topic_named
+from smq.coordinator.kafka.cluster import Gateway, endpoint, find_known, topic_named
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import OffsetCommit, Reply
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Offset, PartitionId, split_partition_id
+from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, METADATA_BYTES_MAX
 from smq.raft_state.state import PartitionState
 
@@ -103,14 +103,12 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
         if generation < 0 and not who.member_id and not who.instance_id:
-            await gateway.calls.commit_offsets(group, items, new_request_id(), TIMEOUT_MS_DEFAULT)
+            await gateway.calls.commit_offsets(group, items, NO_REQUEST, TIMEOUT_MS_DEFAULT)
             return KafkaError.NONE
         code = gateway.groups.refusal(group)
         if code is KafkaError.NONE:
             answer = Answer[Reply](gateway.calls.patience)
-            gateway.groups.commit(
-                group, who, generation, tuple(items), new_request_id(), TIMEOUT_MS_DEFAULT, answer.done
-            )
+            gateway.groups.commit(group, who, generation, tuple(items), NO_REQUEST, TIMEOUT_MS_DEFAULT, answer.done)
             await answer.result(TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         return group_code_of(e)

@@ -8,14 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from smq.coordinator.kafka.cluster import Gateway, check_epoch, epoch_at, find_known, new_request_id
+from smq.coordinator.kafka.cluster import Gateway, check_epoch, epoch_at, find_known
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
 from smq.coordinator.lookup import find_partition
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset
+from smq.raft_state.ids import NO_REQUEST, Offset
 from smq.raft_state.state import PartitionState
 from smq.replication.api import TimeKind
 
@@ -165,7 +165,7 @@ async def _delete_before(gateway: Gateway, topic: str, index: int, offset: int, 
         raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset}: it must be >= 0, or -1 for the hwm")
     if offset == -1:
         offset = (await gateway.calls.partition_range(topic, index, timeout_ms)).hwm
-    command = AdvanceLogStart(request_id=new_request_id(), partition=part.pid, offset=Offset(offset))
+    command = AdvanceLogStart(request_id=NO_REQUEST, partition=part.pid, offset=Offset(offset))
     await gateway.calls.propose(command, timeout_ms)
     after = gateway.state.partition(part.pid)
     return after.log_start if after is not None else offset

@@ -7,7 +7,7 @@ does not keep the others back.
 from collections import Counter
 from typing import Final
 
-from smq.coordinator.kafka.cluster import NO_TOPIC_ID, Gateway, new_request_id, new_topic
+from smq.coordinator.kafka.cluster import NO_TOPIC_ID, Gateway, new_topic
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.configs import described
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, code_of, told
@@ -22,7 +22,7 @@ from smq.raft_state.commands import (
     TopicCreated,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import ProducerEpoch, ProducerId, TopicId
+from smq.raft_state.ids import NO_REQUEST, ProducerEpoch, ProducerId, TopicId
 
 _FENCED_VERSION: Final = 4  # of InitProducerId: from here on there is a code of its own for it
 
@@ -118,7 +118,7 @@ async def _delete(gateway: Gateway, asked: Struct, timeout_ms: int) -> Struct:
             answer["name"] = name
         else:
             answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
-        await gateway.calls.propose(DeleteTopic(request_id=new_request_id(), name=name), timeout_ms)
+        await gateway.calls.propose(DeleteTopic(request_id=NO_REQUEST, name=name), timeout_ms)
     except (SmqError, KafkaRefusal) as e:
         return answer | told(e)
     return answer
@@ -151,7 +151,7 @@ async def _grow(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
         if asked["count"] <= there:
             raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, f"topic {asked['name']!r} has {there} partitions already")
         if not request["validate_only"]:
-            command = AddPartitions(request_id=new_request_id(), name=asked["name"], partition_count=asked["count"])
+            command = AddPartitions(request_id=NO_REQUEST, name=asked["name"], partition_count=asked["count"])
             await gateway.calls.propose(command, timeout_ms)
     except (SmqError, KafkaRefusal) as e:
         return answer | told(e)
@@ -170,7 +170,7 @@ async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> S
     if request["transactional_id"] is not None:
         return answer | {"error_code": KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     command = AllocateProducerId(
-        request_id=new_request_id(),
+        request_id=NO_REQUEST,
         producer_id=ProducerId(request["producer_id"]),
         producer_epoch=ProducerEpoch(request["producer_epoch"]),
     )

@@ -1,6 +1,7 @@
 """Proposals find the Raft leader, survive its loss, and are never reported before they are applied here."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from chaos_tests.sim.clock import Process, Scheduler, SimClock
 from smq.raft_state.codec import decode_command, decode_proposal, encode_reply
 from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejected, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex, NodeId, Term
+from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
 from smq.replication import wire
 from smq.replication.deadlines import Deadlines
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone, Table
@@ -190,6 +191,36 @@ def test_late_answers_of_an_older_attempt_are_ignored(world: World) -> None:
     world.engine.queue[1][1](committed(9, Done()))
     late(ProposalLost.UNKNOWN)
     assert world.answers == [Done()]
+
+
+EXPIRED = Rejected(code=ErrorCode.REQUEST_EXPIRED, message="old")
+
+
+def test_a_request_of_this_nodes_own_that_was_refused_as_old_at_once_is_proposed_as_a_new_one(world: World) -> None:
+    """It was made while this node was behind, or very many came before it; it certainly never ran."""
+    world.lead(ME)
+    world.propose()
+    world.engine.queue[0][1](committed(5, EXPIRED))
+    world.pass_ms(50)
+    assert world.answers == []
+    world.engine.queue[1][1](committed(6, Done()))
+    assert world.answers == [Done()]
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_request_that_may_have_run_before_it_was_refused_as_old_is_not_proposed_again(
+    world: World, is_ours: bool
+) -> None:
+    world.lead(ME)
+    world.propose(COMMIT if is_ours else replace(COMMIT, request_id=RequestId(b"a client's request")))
+    if is_ours:
+        world.engine.queue[0][1](ProposalLost.UNKNOWN)
+        world.pass_ms(50)
+    world.engine.queue[-1][1](committed(5, EXPIRED))
+    world.pass_ms(50)
+    (error,) = world.answers
+    assert isinstance(error, SmqError)
+    assert error.code is ErrorCode.REQUEST_EXPIRED
 
 
 def test_an_answer_after_the_deadline_is_ignored(world: World) -> None:

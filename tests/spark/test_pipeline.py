@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from chaos_tests.flights import load_flights
+from chaos_tests.flights import Flights, load_flights
+from examples.pipeline.__main__ import in_order
 from examples.pipeline.output import committed_files, difference, expected, written
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,14 @@ def test_pipeline_writes_each_window_once_through_a_kill(tmp_path: Path) -> None
     assert "killed Spark with SIGKILL after micro-batch" in ran.stdout
     assert "each once, and each as pandas has it" in ran.stdout
     assert difference(written(tmp_path / "flights-by-day"), expected(load_flights(12000).frame)) == ""
+
+
+def test_flights_are_published_in_the_order_of_their_hours() -> None:
+    """Their file is not in that order, which only shows beyond its first months."""
+    flights = Flights(
+        frame=pd.DataFrame(), keys=[], values=[b"jan", b"dec", b"feb", b"jan too"], times_ms=[1, 12, 2, 1]
+    )
+    assert in_order(flights) == [b"jan", b"jan too", b"feb", b"dec"]
 
 
 def wanted() -> pd.DataFrame:

@@ -1,6 +1,11 @@
-"""What every test may use: the option that rewrites golden transcripts."""
+"""What every test may use: the option that rewrites golden transcripts, and Hypothesis without a clock."""
 
 import pytest
+from hypothesis import settings
+
+# An example's time says how busy the machine is, and no more.
+settings.register_profile("smq", deadline=None)
+settings.load_profile("smq")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

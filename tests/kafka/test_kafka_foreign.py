@@ -136,4 +136,5 @@ def test_the_matrix_is_the_one_that_is_told(clients: Clients, request: pytest.Fi
     told = json.loads(MATRIX.read_text())
     for name, row in shown.items():
         others = [other for other in told[name]["reads"] if other in shown]
-        assert row == told[name] | {"reads": others, "version": row["version"]}, name
+        known = {key: told[name][key] for key in row}  # what `make test` shows of a client may not have been run here
+        assert row == known | {"reads": others, "version": row["version"]}, name

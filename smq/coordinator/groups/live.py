@@ -447,7 +447,8 @@ class LiveGroup:
         group = self._look()
         assert group is not None, "its assignment has just been applied"
         syncing, self._syncing = self._syncing, {}
-        for member_id, done in syncing.items():
+        # The leader first: it asked before anyone else could have an answer, and some clients' tests count on it.
+        for member_id, done in sorted(syncing.items(), key=lambda waiting: waiting[0] != group.leader):
             self._touch(member_id)
             done(synced(group, member_id))
 

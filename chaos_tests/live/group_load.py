@@ -43,6 +43,7 @@ class TeamMember(Client):
         self._topic = world.partitions[0].topic
         self._group = PREFIX + group_of(self._topic)
         self._consumer: Any = None
+        self._consumers = 0
         self._reads = ""  # the assignment at hand, by a name of its own
         self._assignments = 0
         self._next: dict[str, int] = {}  # of the assignment at hand: what would be read next
@@ -84,6 +85,7 @@ class TeamMember(Client):
         consumer = Consumer(settings)
         consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self._must_leave = False
+        self._consumers += 1
         return consumer
 
     def _leave(self) -> None:
@@ -99,9 +101,11 @@ class TeamMember(Client):
         if generation == _NO_GENERATION:
             return  # lost again meanwhile
         told = [f"{part.topic}/{part.partition}" for part in parts]
+        # Not by assignment: a follower that joins again as it was is given its generation's assignment once more.
+        who = f"{self.name}#{self._consumers}"
         for function, asked, answer in (
             ("gjoin", {}, {"gen": generation, "leader": None, "members": []}),  # who leads it is not told
-            ("gsync", {"gen": generation}, {"parts": told, "who": self._reads}),
+            ("gsync", {"gen": generation}, {"parts": told, "who": who}),
         ):
             self.world.recorder.invoke(self._committer, function, g=self._group, **asked)
             self.world.recorder.ok(self._committer, function, **answer)

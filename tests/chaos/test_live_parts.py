@@ -4,6 +4,7 @@ import json
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from chaos_tests.checkers.judge import judge
 from chaos_tests.crash.long_runs import RUN, LongRun
 from chaos_tests.history import Recorder
 from chaos_tests.live import ledger, sockets
+from chaos_tests.live.group_load import TeamMember
 from chaos_tests.live.network import Link, Links, both
 from chaos_tests.live.own import HooksError, read_hooks
 from chaos_tests.live.proxies import ProxyNetwork
 from chaos_tests.live.summary import Struck, failover_ms
 from chaos_tests.live.switch import Switch
-from chaos_tests.live.workload import Ack
+from chaos_tests.live.workload import Ack, Partition, SharedRecorder, World
 from chaos_tests.sim.ledger import Ledger, Totals
 from smq.coordinator.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
@@ -352,3 +355,24 @@ def test_a_group_that_reads_and_whose_commits_go_back_is_told() -> None:
     _committed(back, 5, 9, 7)
     _committed(idle, 5, 9, 7)  # reads nothing, so it commits what it pleases
     assert [_anomalies(recorder) for recorder in (on, back, idle)] == [set(), {"commit-regression"}, set()]
+
+
+class _Assigned:
+    """A consumer in a generation, with what it was assigned there."""
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+
+    def consumer_group_metadata(self) -> bytes:
+        return b"CGMDv2:" + self._generation.to_bytes(4, sys.byteorder, signed=True)
+
+
+@pytest.mark.parametrize(("second", "anomalies"), [("same", set()), ("other", {"shared-partition"})])
+def test_a_member_that_is_given_its_assignment_again_shares_it_with_nobody(second: str, anomalies: set[str]) -> None:
+    """A follower that joins again as it was, while nobody else does, is told the generation that there is."""
+    partition = Partition("t", 0)
+    world = World(SharedRecorder(), {}, "", [partition], random.Random(1))
+    member, other = (TeamMember(world, name, threading.Event()) for name in ("team-0", "team-1"))
+    for each in (member, member if second == "same" else other):
+        each._assigned(_Assigned(3), [TopicPartition(partition.topic, partition.index)])
+    assert _anomalies(world.recorder) == anomalies

@@ -1,93 +1,135 @@
-"""How many gRPC calls of one request each may have that request on the way at a time.
+"""How much of gRPC's calls of one request each may be in memory before and while they are served.
 
-Owns that number alone. gRPC takes in a whole message before a handler sees it, whatever its method, and a connection
-may have a thousand calls open: without a gate one client makes a node hold gigabytes that are nobody's request yet.
-Streams of requests are not its business: they may be opened long before their first. Only the composition root makes
+Owns the places of requests that are on their way, and the bytes of large ones that are here. gRPC takes in a whole
+message before a handler sees it, whatever its method, and a connection may have a thousand calls open: without a gate
+one client makes a node hold gigabytes that are nobody's request yet. So every such method is served as one of a stream
+of requests (on the wire they are the same), of which the gate reads the first and only when there is a place for it.
+Streams proper are not its business: they may be opened long before their first message. Only the composition root makes
 one.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from smq.coordinator.limits import GRPC_ARRIVAL_PATIENT_S, GRPC_ARRIVALS_MAX
+from smq.coordinator.grpc_errors import abort
+from smq.coordinator.inflight import ByteBudget
+from smq.coordinator.limits import (
+    GRPC_ARRIVAL_S_MAX,
+    GRPC_ARRIVALS_MAX,
+    GRPC_LARGE_REQUEST_BYTES,
+    GRPC_LARGE_REQUESTS_BYTES_MAX,
+    PUBLISH_RETRY_AFTER_MS,
+)
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Method = Callable[[Any, Context], Awaitable[Any]]
+    Deserialize = Callable[[bytes], Any] | None
+
+_AGAIN: Final = ErrorDetails(retry_after_ms=PUBLISH_RETRY_AFTER_MS)
 
 
 class ArrivalGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
-    """In order. Who takes longer than `patient_s` is not counted any more where others wait: gRPC does not let a call
-    be ended from here, and one that dawdles must not keep everybody out."""
+    """In order of coming. A call whose request takes longer than `arrival_s_max` while others wait is ended."""
 
-    def __init__(self, arrivals_max: int = GRPC_ARRIVALS_MAX, patient_s: float = GRPC_ARRIVAL_PATIENT_S) -> None:
-        self._max: Final = arrivals_max
-        self._patient_s: Final = patient_s
-        self._arriving: dict[asyncio.Task[Any], float] = {}  # and since when; oldest first
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(
+        self,
+        *,
+        arrivals_max: int = GRPC_ARRIVALS_MAX,
+        arrival_s_max: float = GRPC_ARRIVAL_S_MAX,
+        large_bytes_max: int = GRPC_LARGE_REQUESTS_BYTES_MAX,
+    ) -> None:
+        self._places: Final = ByteBudget(arrivals_max)  # a call's is 1
+        self._large: Final = ByteBudget(large_bytes_max)
+        self._arrival_s_max: Final = arrival_s_max
+        self._arriving: dict[Context, float] = {}  # and since when; oldest first
+        self._handlers: dict[str, Handler] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def intercept_service(
         self,
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler":
+        gated = self._handlers.get(handler_call_details.method)
+        if gated is not None:
+            return gated
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+        if handler is None or handler.request_streaming or handler.response_streaming:
             return handler  # None: a method that there is not, which gRPC refuses
-        task = asyncio.current_task()
-        assert task is not None  # gRPC runs every call in one
-        if len(self._arriving) >= self._max or self._waiting:
-            await self._turn()
-        self._arriving[task] = asyncio.get_running_loop().time()
-        task.add_done_callback(self._arrived)
-        read = partial(self._read, task, handler.request_deserializer)
-        replaced: Handler = handler._replace(request_deserializer=read)  # type: ignore[attr-defined] # a named tuple
-        return replaced
+        method: Any = handler.unary_unary  # the stubs know those of threads alone
+        serve = partial(self._serve, method, handler.request_deserializer)
+        gated = grpc.stream_unary_rpc_method_handler(serve, None, handler.response_serializer)
+        self._handlers[handler_call_details.method] = gated
+        return gated
 
-    def _read(self, task: asyncio.Task[Any], deserialize: Callable[[bytes], Any], data: bytes) -> Any:
-        self._arrived(task)
-        return deserialize(data)
-
-    def _arrived(self, task: asyncio.Task[Any]) -> None:
-        """The first message is there, or the call has ended."""
-        if self._arriving.pop(task, None) is not None:
-            self._grant()
-
-    async def _turn(self) -> None:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        self._look_later()
+    async def _serve(self, method: "Method", deserialize: "Deserialize", _requests: object, context: "Context") -> Any:
+        data = await self._arrival(context)
+        if not isinstance(data, bytes):  # gRPC's mark of an end
+            await abort(context, SmqError(ErrorCode.INVALID_REQUEST, "the call ended without a request"))
+        size = len(data)
+        if size < GRPC_LARGE_REQUEST_BYTES:
+            return await method(await _parsed(deserialize, data, context), context)
+        if not self._large.try_acquire(size):
+            told = f"large requests that are being served leave no room for another of {size} bytes"
+            await abort(context, SmqError(ErrorCode.OVERLOADED, told, _AGAIN))
         try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._grant()  # it was granted in the very moment of the cancellation
-            raise
+            request = await _parsed(deserialize, data, context)
+            del data  # the message has a copy of its own
+            return await method(request, context)
+        finally:
+            self._large.release(size)
 
-    def _grant(self) -> None:
-        free = self._max - len(self._arriving)
-        while self._waiting and free > 0:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                free -= 1
+    async def _arrival(self, context: "Context") -> Any:
+        """The request's bytes, once there was a place for them and they have come; or EOF."""
+        if not self._places.try_acquire(1):
+            self._look_later()
+            await self._places.acquire(1)
+        self._arriving[context] = asyncio.get_running_loop().time()
+        try:
+            return await context.read()
+        finally:
+            del self._arriving[context]
+            self._places.release(1)
 
     # --------------------------------------------------------------------------------------------- who dawdles
     def _look_later(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._patient_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._arrival_s_max / 4, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if not self._waiting:
+        if not self._places.has_waiters:
             return
         now = asyncio.get_running_loop().time()
-        for task, since in list(self._arriving.items()):
-            if now - since >= self._patient_s:
-                self._arrived(task)
+        for context, since in self._arriving.items():
+            if now - since < self._arrival_s_max:
+                break
+            task = asyncio.create_task(self._end(context))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
         self._look_later()
+
+    async def _end(self, context: "Context") -> None:
+        """Its `read` then raises, and gives the place back."""
+        if context not in self._arriving:
+            return  # it came while this task was on its way
+        told = f"the request did not arrive within {self._arrival_s_max:g} s, and others wait for its place"
+        with suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # what abort ends with; and a call ended meanwhile
+            await abort(context, SmqError(ErrorCode.OVERLOADED, told, _AGAIN))
+
+
+async def _parsed(deserialize: "Deserialize", data: bytes, context: "Context") -> Any:
+    try:
+        return deserialize(data) if deserialize is not None else data
+    except Exception as e:  # noqa: BLE001 - whatever the parser raises, it is the client's bytes that did it
+        told = f"the request cannot be parsed: {type(e).__name__}"
+        await abort(context, SmqError(ErrorCode.INVALID_REQUEST, told))

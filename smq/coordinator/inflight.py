@@ -1,4 +1,4 @@
-"""Backpressure for publishing: how many bytes may be on their way at once.
+"""Backpressure: how many bytes, or places, may be taken at once.
 
 Owns one counter with waiters in order. Everything on the loop's thread; it knows no wire format.
 """
@@ -24,6 +24,10 @@ class ByteBudget:
     def is_idle(self) -> bool:
         """Nobody holds any, nor waits for some."""
         return self._used == 0 and not self._waiting
+
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiting)
 
     def take(self, size: int) -> None:
         """Counts what is there already, whether it fits or not."""

@@ -156,7 +156,7 @@ def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster) -> 
 
 
 def test_a_grpc_client_of_many_large_calls_fills_only_the_places_of_arrivals(one: Cluster) -> None:
-    """150 calls of 8 MiB each, for a method that needs a byte."""
+    """150 calls of 8 MiB each, for a method that needs a byte. A node that is too slow for them says so."""
     before, most = memory_bytes(one), 0
     request = b"\x9a\x06" + _varint(8 * MIB) + bytes(8 * MIB)  # a field that nobody knows: it is passed over
     with grpc.insecure_channel(one.nodes[1].grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
@@ -165,9 +165,12 @@ def test_a_grpc_client_of_many_large_calls_fills_only_the_places_of_arrivals(one
         while not all(call.done() for call in calls):
             most = max(most, memory_bytes(one) - before)
             time.sleep(0.02)
-        assert all(call.code() is grpc.StatusCode.OK for call in calls)
+        codes = {call.code() for call in calls}
+    assert grpc.StatusCode.OK in codes
+    assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert is_well(one)
-    assert most < 3 * 9 * MIB * limits.GRPC_ARRIVALS_MAX
+    # On its way a request is gRPC's bytes, then Python's; being served Python's and the message.
+    assert most < 2 * 9 * MIB * limits.GRPC_ARRIVALS_MAX + 2 * limits.GRPC_LARGE_REQUESTS_BYTES_MAX + 64 * MIB
 
 
 def _varint(value: int) -> bytes:

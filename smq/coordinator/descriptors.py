@@ -27,6 +27,10 @@ class Connections:
     descriptor_max: int
 
     @property
+    def grpc_per_address(self) -> int:
+        return min(limits.GRPC_CONNECTIONS_PER_ADDRESS_MAX, self.grpc)
+
+    @property
     def kafka_limits(self) -> AcceptLimits:
         per_address = min(limits.KAFKA_CONNECTIONS_PER_ADDRESS_MAX, self.kafka)
         return AcceptLimits(connections_max=self.kafka, per_address_max=per_address, descriptor_max=self.descriptor_max)

@@ -13,7 +13,8 @@ REQUEST_BYTES_MAX: Final = 100 * MIB
 
 # One HTTP/2 connection multiplexes a client process: one subscription per partition of a large topic fits.
 GRPC_STREAMS_PER_CONNECTION_MAX: Final = 1024
-GRPC_CONNECTIONS_MAX: Final = 5_000  # a client process needs one to a node; gRPC counts them in total alone
+GRPC_CONNECTIONS_MAX: Final = 5_000  # a client process needs one to a node
+GRPC_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # as Kafka's
 GRPC_HANDSHAKE_MS: Final = 10_000  # of TLS and HTTP/2 together: who says nothing is dropped
 GRPC_IDLE_MS: Final = 600_000  # without any call; a client that wants another connects again by itself
 # What a stream may send ahead of what the node has asked for. By default gRPC widens it to what the line could carry in

@@ -4,19 +4,29 @@ Owns names and labels. Only the composition root makes one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from smq.coordinator.tls import NodeTls
-from smq.replication.acceptor import Acceptor
+from smq.replication.acceptor import AcceptCounts
+
+
+class Doors(Protocol):
+    """Who counts the connections of one port."""
+
+    counts: AcceptCounts
+
+    @property
+    def open(self) -> int: ...
 
 
 class DoorCollector(Collector):
-    """`acceptors` by the name of their port. gRPC accepts by itself and tells nothing."""
+    """`doors` by the name of their port."""
 
-    def __init__(self, acceptors: Mapping[str, Acceptor], tls: NodeTls | None) -> None:
-        self._acceptors = acceptors
+    def __init__(self, doors: Mapping[str, Doors], tls: NodeTls | None) -> None:
+        self._doors = doors
         self._tls = tls
 
     def describe(self) -> Iterable[Metric]:
@@ -27,10 +37,10 @@ class DoorCollector(Collector):
         opened = GaugeMetricFamily("smq_connections", "Connections that are open.", labels=labels)
         refused = CounterMetricFamily("smq_connections_refused", "Connections beyond a limit.", labels=labels)
         failed = CounterMetricFamily("smq_handshakes_failed", "TLS handshakes that did not end well.", labels=labels)
-        for port, acceptor in self._acceptors.items():
-            opened.add_metric((port,), acceptor.open)
-            refused.add_metric((port,), acceptor.counts.refused)
-            failed.add_metric((port,), acceptor.counts.handshakes_failed)
+        for port, door in self._doors.items():
+            opened.add_metric((port,), door.open)
+            refused.add_metric((port,), door.counts.refused)
+            failed.add_metric((port,), door.counts.handshakes_failed)
         yield from (opened, refused, failed)
         if self._tls is not None:
             yield from _tls_metrics(self._tls)

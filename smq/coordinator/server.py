@@ -22,21 +22,22 @@ import uvloop
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
 from smq.coordinator.config import Address, ServerConfig, format_address
-from smq.coordinator.descriptors import take_descriptors
+from smq.coordinator.descriptors import Connections, take_descriptors
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc_admin import AdminService
 from smq.coordinator.grpc_agent import AgentService
 from smq.coordinator.grpc_broker import BrokerService
+from smq.coordinator.grpc_doors import GrpcDoors
 from smq.coordinator.grpc_gate import ArrivalGate
 from smq.coordinator.heap import HeapKeeper
 from smq.coordinator.http import HttpServer
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.logs import configure_logs
 from smq.coordinator.metrics import make_registry
-from smq.coordinator.metrics_doors import DoorCollector
+from smq.coordinator.metrics_doors import DoorCollector, Doors
 from smq.coordinator.tls import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
-from smq.replication.acceptor import AcceptLimits, Acceptor
+from smq.replication.acceptor import AcceptLimits
 from smq.replication.asyncio_runtime import AsyncioClock, SystemRng
 from smq.replication.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk
 from smq.replication.identity import StartRefused
@@ -90,13 +91,7 @@ class Server:
         self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
         kafka_listener = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
         self.kafka_address = _bound(config.kafka_address, kafka_listener)
-        options = (
-            *_GRPC_OPTIONS,
-            ("grpc.max_receive_message_length", config.request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
-            ("grpc.max_allowed_incoming_connections", connections.grpc),
-        )
-        self._grpc = grpc.aio.server(options=options, interceptors=[ArrivalGate()])
-        self.grpc_address: Address = (config.grpc_address[0], self._bind_grpc())
+        self.grpc_address = self._open_grpc(connections)
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
@@ -117,7 +112,7 @@ class Server:
         context = self._tls.clients if self._tls is not None else None
         self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
         self._kafka = self._kafka_server(kafka_listener, connections.kafka_limits, context)
-        doors: dict[str, Acceptor] = {"nodes": network.acceptor}
+        doors: dict[str, Doors] = {"nodes": network.acceptor, "grpc": self._grpc_doors}
         if self._kafka is not None:
             doors["kafka"] = self._kafka.acceptor
         self._http = HttpServer(
@@ -134,6 +129,7 @@ class Server:
         except (StartRefused, DataDamaged) as e:
             raise StartError(str(e)) from e
         await self._grpc.start()
+        self._grpc_doors.start()
         await self._http.start()
         if self._groups is not None:
             self._groups.start()
@@ -150,6 +146,19 @@ class Server:
             data_dir=str(config.data_dir),
             pid=os.getpid(),
         )
+
+    def _open_grpc(self, connections: Connections) -> Address:
+        """Bound, and not served yet."""
+        config = self._config
+        options = (
+            *_GRPC_OPTIONS,
+            ("grpc.max_receive_message_length", config.request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
+            ("grpc.max_allowed_incoming_connections", connections.grpc),
+        )
+        self._grpc = grpc.aio.server(options=options, interceptors=[ArrivalGate()])
+        port = self._bind_grpc()
+        self._grpc_doors = GrpcDoors(port, per_address_max=connections.grpc_per_address)
+        return config.grpc_address[0], port
 
     def _bind_grpc(self) -> int:
         address = format_address(self._config.grpc_address)
@@ -215,6 +224,7 @@ class Server:
             self._groups.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
+        self._grpc_doors.stop()
         if self._kafka is not None:
             await self._kafka.stop()
         await self._http.stop()

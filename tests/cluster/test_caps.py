@@ -285,6 +285,12 @@ def test_ten_thousand_idle_connections_cost_little_and_disturb_nobody(
         assert len(extra) <= 400, "2,000 of one address, and no more"
         for s in extra:
             s.close()
+        more = _flood(node.grpc, 100, "127.0.0.9")
+        held += more
+        for s in more:
+            s.sendall(GREETING)
+        wait_for("the end of what is beyond 2,000 of one address", lambda: not any(_is_open(s) for s in more))
+        assert all(_is_open(s) for s in held[8_000:10_000]), "those who were there first stay"
     finally:
         for s in held:
             s.close()

@@ -19,8 +19,9 @@ import grpc
 from smq.coordinator.grpc_errors import abort
 from smq.coordinator.inflight import ByteBudget
 from smq.coordinator.limits import (
-    GRPC_ARRIVAL_S_MAX,
+    GRPC_ARRIVAL_PATIENT_S,
     GRPC_ARRIVALS_MAX,
+    GRPC_ARRIVALS_SLOW_MAX,
     GRPC_LARGE_REQUEST_BYTES,
     GRPC_LARGE_REQUESTS_BYTES_MAX,
     PUBLISH_RETRY_AFTER_MS,
@@ -37,19 +38,23 @@ _AGAIN: Final = ErrorDetails(retry_after_ms=PUBLISH_RETRY_AFTER_MS)
 
 
 class ArrivalGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
-    """In order of coming. A call whose request takes longer than `arrival_s_max` while others wait is ended."""
+    """In order of coming. A call whose request takes longer than `patient_s` while others wait leaves its place to
+    them and is one of the slow, of whom the oldest is ended where there are too many."""
 
     def __init__(
         self,
         *,
         arrivals_max: int = GRPC_ARRIVALS_MAX,
-        arrival_s_max: float = GRPC_ARRIVAL_S_MAX,
+        slow_max: int = GRPC_ARRIVALS_SLOW_MAX,
+        patient_s: float = GRPC_ARRIVAL_PATIENT_S,
         large_bytes_max: int = GRPC_LARGE_REQUESTS_BYTES_MAX,
     ) -> None:
         self._places: Final = ByteBudget(arrivals_max)  # a call's is 1
         self._large: Final = ByteBudget(large_bytes_max)
-        self._arrival_s_max: Final = arrival_s_max
-        self._arriving: dict[Context, float] = {}  # and since when; oldest first
+        self._slow_max: Final = slow_max
+        self._patient_s: Final = patient_s
+        self._arriving: dict[Context, float] = {}  # who has a place, and since when; oldest first
+        self._slow: dict[Context, None] = {}  # oldest first
         self._handlers: dict[str, Handler] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -97,32 +102,37 @@ class ArrivalGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gener
         try:
             return await context.read()
         finally:
-            del self._arriving[context]
-            self._places.release(1)
+            if self._arriving.pop(context, None) is not None:
+                self._places.release(1)
+            self._slow.pop(context, None)
 
     # --------------------------------------------------------------------------------------------- who dawdles
     def _look_later(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._arrival_s_max / 4, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._patient_s / 4, self._look)
 
     def _look(self) -> None:
         self._timer = None
         if not self._places.has_waiters:
             return
         now = asyncio.get_running_loop().time()
-        for context, since in self._arriving.items():
-            if now - since < self._arrival_s_max:
+        for context, since in list(self._arriving.items()):
+            if now - since < self._patient_s:
                 break
+            del self._arriving[context]
+            self._slow[context] = None
+            self._places.release(1)
+        for context in list(self._slow)[: max(0, len(self._slow) - self._slow_max)]:
             task = asyncio.create_task(self._end(context))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
         self._look_later()
 
     async def _end(self, context: "Context") -> None:
-        """Its `read` then raises, and gives the place back."""
-        if context not in self._arriving:
+        """Its `read` then raises."""
+        if context not in self._slow:
             return  # it came while this task was on its way
-        told = f"the request did not arrive within {self._arrival_s_max:g} s, and others wait for its place"
+        told = "the request arrives too slowly, and others wait"
         with suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # what abort ends with; and a call ended meanwhile
             await abort(context, SmqError(ErrorCode.OVERLOADED, told, _AGAIN))
 

@@ -22,7 +22,8 @@ GRPC_IDLE_MS: Final = 600_000  # without any call; a client that wants another c
 # filled 7 GB in 10 s. 256 KiB are 25 MB/s a stream over 10 ms, and more than loopback needs.
 GRPC_WINDOW_BYTES: Final = 256 << 10
 GRPC_ARRIVALS_MAX: Final = 32  # calls whose request, 9 MiB at most, is on the way; most are one packet, there at once
-GRPC_ARRIVAL_S_MAX: Final = 10.0  # where others wait for the place: 9 MiB in that time are 1 MB/s
+GRPC_ARRIVAL_PATIENT_S: Final = 1.0  # who takes longer while others wait leaves its place, and is one of the slow
+GRPC_ARRIVALS_SLOW_MAX: Final = 32  # the oldest is ended where there are more: nobody waits for those who dawdle
 GRPC_LARGE_REQUEST_BYTES: Final = 64 << 10  # smaller ones are as many as the streams, and weigh as little
 # Of all that are being served: a request waits for a commit or for records, with all that its client sent along.
 GRPC_LARGE_REQUESTS_BYTES_MAX: Final = 128 * MIB

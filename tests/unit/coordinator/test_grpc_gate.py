@@ -16,6 +16,7 @@ from smq.raft_state.errors import ErrorCode
 from tests.unit.coordinator.served import PATIENCE_S, Served, fails, serving
 
 PLACES = 4
+SLOW = 6
 LARGE = limits.GRPC_LARGE_REQUEST_BYTES
 
 
@@ -48,7 +49,7 @@ def gated(body: Callable[[Any, Echo], Awaitable[None]], **gate: Any) -> None:
 
     async def test() -> None:
         echo = Echo()
-        server = grpc.aio.server(interceptors=[ArrivalGate(**{"arrivals_max": PLACES, **gate})])
+        server = grpc.aio.server(interceptors=[ArrivalGate(**{"arrivals_max": PLACES, "slow_max": SLOW, **gate})])
         method: Any = echo.call  # the stubs know those of threads alone
         handler = grpc.unary_unary_rpc_method_handler(method, text)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": handler}),))
@@ -76,17 +77,19 @@ async def dawdlers(channel: Any, count: int = PLACES) -> AsyncIterator[list[Any]
             call.cancel()
 
 
-def test_calls_whose_request_never_comes_are_ended_where_others_wait() -> None:
+def test_calls_whose_request_never_comes_keep_nobody_out_and_the_oldest_are_ended() -> None:
     async def body(channel: Any, _echo: Echo) -> None:
-        async with dawdlers(channel) as calls:
-            assert await channel.unary_unary("/t/Echo")(b"one") == b"one"
-            ended = await fails(calls[0])
-            assert ended.code == ErrorCode.OVERLOADED.number
-            assert ended.retriable
-            for _ in range(3 * PLACES):
-                assert await channel.unary_unary("/t/Echo")(b"two") == b"two"
+        async with dawdlers(channel, 2 * PLACES + SLOW) as calls:
+            while sum(call.done() for call in calls) <= PLACES:  # all but those for whom there is room
+                assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
+            for call in calls:
+                if call.done():
+                    ended = await fails(call)
+                    assert ended.code == ErrorCode.OVERLOADED.number
+                    assert ended.retriable
+            assert sum(not call.done() for call in calls) >= SLOW
 
-    gated(body, arrival_s_max=0.05)
+    gated(body, patient_s=0.05)
 
 
 def test_calls_whose_request_never_comes_disturb_nobody_while_there_are_places() -> None:
@@ -96,7 +99,19 @@ def test_calls_whose_request_never_comes_disturb_nobody_while_there_are_places()
                 assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
             assert not any(call.done() for call in calls)
 
-    gated(body, arrival_s_max=0.0)
+    gated(body, patient_s=0.0, slow_max=0)
+
+
+def test_a_slow_request_is_served_when_it_comes() -> None:
+    async def body(channel: Any, _echo: Echo) -> None:
+        slow = channel.stream_unary("/t/Echo")()
+        async with dawdlers(channel, PLACES):
+            assert await channel.unary_unary("/t/Echo")(b"x") == b"x"  # so the slow ones have left their places
+            await slow.write(b"at last")
+            await slow.done_writing()
+            assert await slow == b"at last"
+
+    gated(body, patient_s=0.05)
 
 
 def test_a_request_that_came_is_served_however_long_it_takes() -> None:
@@ -112,7 +127,7 @@ def test_a_request_that_came_is_served_however_long_it_takes() -> None:
             echo.may_go.set()
             assert [await call for call in parked] == [b"park"] * len(parked)
 
-    gated(body, arrival_s_max=0.05)
+    gated(body, patient_s=0.05)
 
 
 def test_large_requests_have_a_budget_until_they_are_served() -> None:
@@ -146,7 +161,7 @@ def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
         async with dawdlers(channel, PLACES - 1):
             assert await channel.unary_unary("/t/Echo")(b"x" * LARGE) == b"x" * LARGE
 
-    gated(body, large_bytes_max=LARGE, arrival_s_max=PATIENCE_S)
+    gated(body, large_bytes_max=LARGE, patient_s=PATIENCE_S)
 
 
 def test_a_node_s_methods_are_behind_the_gate(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
-from smq.coordinator.metrics import render
+from smq.coordinator.metrics import pieces
 from smq.replication.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.api import NodeApi
 
@@ -88,8 +88,16 @@ class HttpServer:
             return "there is no Raft leader: a majority of the nodes must run and reach each other"
         return "the node is joining: it is not registered yet, or is fenced"
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=render(self._registry), headers={"Content-Type": _METRICS_TYPE})
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        """In pieces, and no faster than they are read: at 10,000 partitions it is 7 MB."""
+        response = web.StreamResponse(headers={"Content-Type": _METRICS_TYPE})
+        await response.prepare(request)
+        for piece in pieces(self._node, self._registry):
+            if piece:
+                await response.write(piece)
+            await asyncio.sleep(0)  # others have their turn
+        await response.write_eof()
+        return response
 
 
 class _Counted(asyncio.Protocol):

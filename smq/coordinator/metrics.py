@@ -1,11 +1,9 @@
 """/metrics: what Prometheus scrapes, read from the node at the moment of the scrape.
 
-Owns names and labels. Nothing is counted on a hot path. `http` imports it.
+Owns names and labels, but for those of partitions and groups. Nothing is counted on a hot path. `http` imports it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
-from typing import Final
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,32 +12,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from smq.coordinator.groups.view import positions
-from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
-from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.ids import NodeId, PartitionId
-from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.api import NodeApi, NodeStatus, ReplicaStatus
-
-_LABELS = ("topic", "partition")
-
-# name, help, reader of (replicated state of the partition, this node's copy of it)
-_REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaStatus], int]], ...]] = (
-    ("log_start_offset", "First offset that is there.", lambda p, r: p.log_start),
-    ("high_water_mark", "First offset that readers cannot see yet.", lambda p, r: p.hwm),
-    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, r: p.lso),
-    ("next_offset", "Leader's log end as of the last advance.", lambda p, r: p.next_offset),
-    ("leader_epoch", "Leadership of the partition.", lambda p, r: p.epoch),
-    ("leader", "Node that leads the partition.", lambda p, r: p.leader),
-    ("size_bytes", "Size of this node's copy.", lambda p, r: r.size_bytes),
-    ("is_leader", "1 where this node leads the partition.", lambda p, r: int(r.is_leader)),
-    ("durable_end_offset", "End of this node's copy on disk.", lambda p, r: r.durable_end),
-    (
-        "verified_end_offset",
-        "End of this node's copy that belongs to the partition's history.",
-        lambda p, r: r.verified_end,
-    ),
-)
+from smq.coordinator.metrics_series import series_pieces
+from smq.raft_state.state import ClusterState
+from smq.replication.api import NodeApi, NodeStatus
 
 
 def make_registry(node: NodeApi, *others: Collector) -> CollectorRegistry:
@@ -53,8 +28,10 @@ def make_registry(node: NodeApi, *others: Collector) -> CollectorRegistry:
     return registry
 
 
-def render(registry: CollectorRegistry) -> bytes:
-    return generate_latest(registry)
+def pieces(node: NodeApi, registry: CollectorRegistry) -> Iterator[bytes]:
+    """The text of a scrape, a millisecond's work or two at a time; a piece may be empty."""
+    yield generate_latest(registry)
+    yield from series_pieces(node)
 
 
 class NodeCollector(Collector):
@@ -69,8 +46,6 @@ class NodeCollector(Collector):
         state = self._node.state
         yield from _node_metrics(status, state)
         yield from _storage_metrics(status)
-        yield from _partition_metrics(self._node, state)
-        yield from _group_metrics(status, state)
 
 
 def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
@@ -112,57 +87,3 @@ def _storage_metrics(status: NodeStatus) -> Iterator[Metric]:
     )
     for name, text, count in counters:
         yield CounterMetricFamily(name, text, value=count)
-
-
-def _partition_metrics(node: NodeApi, state: ClusterState) -> Iterator[Metric]:
-    """Of the partitions that this node holds."""
-    held = list(_held(islice(node.replica_statuses(), METRICS_PARTITIONS_MAX), state))
-    for name, text, read in _REPLICA_GAUGES:
-        family = GaugeMetricFamily(f"smq_partition_{name}", text, labels=_LABELS)
-        for topic, partition, replica in held:
-            family.add_metric((topic, str(partition.index)), read(partition, replica))
-        yield family
-    missing = GaugeMetricFamily(
-        "smq_partition_under_replicated", "Replicas whose node is fenced or unknown.", labels=_LABELS
-    )
-    for topic, partition, _ in held:
-        missing.add_metric((topic, str(partition.index)), sum(1 for n in partition.replicas if _is_away(n, state)))
-    yield missing
-
-
-def _group_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
-    """Of the groups that this node coordinates, so that a sum over the nodes counts each once; where no node has a
-    Kafka listener, of all at Raft's leader."""
-    leads = status.raft_leader == status.node
-    owners = ((group, coordinator_of(state, name).node) for name, group in sorted(state.groups.items()))
-    mine = [g for g, owner in owners if owner == status.node or (not owner and leads)][:METRICS_GROUPS_MAX]
-    members = GaugeMetricFamily("smq_group_members", "Members of the group.", labels=("group",))
-    generation = GaugeMetricFamily(
-        "smq_group_generation", "Generation of the group: grows by one with each rebalance.", labels=("group",)
-    )
-    lag = GaugeMetricFamily(
-        "smq_group_lag", "Records up to the high water mark that are not committed.", labels=("group", *_LABELS)
-    )
-    series = 0
-    for group in mine:
-        members.add_metric((group.name,), len(group.members))
-        generation.add_metric((group.name,), group.generation)
-        for at in positions(state, group):
-            if at.lag is not None and series < METRICS_PARTITIONS_MAX:
-                series += 1
-                lag.add_metric((group.name, at.topic, str(at.part.index)), at.lag)
-    yield from (members, generation, lag)
-
-
-def _held(
-    replicas: Iterable[ReplicaStatus], state: ClusterState
-) -> Iterator[tuple[str, PartitionState, ReplicaStatus]]:
-    for replica in replicas:
-        partition = state.partition(PartitionId(replica.pid))
-        if partition is not None:
-            yield state.topic_names[partition.topic_id], partition, replica
-
-
-def _is_away(node: NodeId, state: ClusterState) -> bool:
-    known = state.nodes.get(node)
-    return known is None or known.fenced

@@ -1,0 +1,121 @@
+"""Metrics of each partition and each group: thousands of series, written piece by piece.
+
+Owns their names, labels and text. The values of one scrape are read first, then written family by family, as the
+format wants it; others have the loop between two pieces, so partitions and groups may come and go on the way. `metrics`
+imports it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from smq.coordinator.groups.view import positions
+from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.ids import NodeId, PartitionId
+from smq.raft_state.state import ClusterState, GroupState, PartitionState
+from smq.replication.api import NodeApi, ReplicaStatus
+
+READ_A_PIECE: Final = 250  # partitions or commits: below two milliseconds
+LINES_A_PIECE: Final = 1_000  # some 60 KB, below a millisecond
+
+# name, help, reader of (replicated state of the partition, this node's copy of it)
+_REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaStatus], int]], ...]] = (
+    ("log_start_offset", "First offset that is there.", lambda p, r: p.log_start),
+    ("high_water_mark", "First offset that readers cannot see yet.", lambda p, r: p.hwm),
+    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, r: p.lso),
+    ("next_offset", "Leader's log end as of the last advance.", lambda p, r: p.next_offset),
+    ("leader_epoch", "Leadership of the partition.", lambda p, r: p.epoch),
+    ("leader", "Node that leads the partition.", lambda p, r: p.leader),
+    ("size_bytes", "Size of this node's copy.", lambda p, r: r.size_bytes),
+    ("is_leader", "1 where this node leads the partition.", lambda p, r: int(r.is_leader)),
+    ("durable_end_offset", "End of this node's copy on disk.", lambda p, r: r.durable_end),
+    (
+        "verified_end_offset",
+        "End of this node's copy that belongs to the partition's history.",
+        lambda p, r: r.verified_end,
+    ),
+)
+_UNDER_REPLICATED: Final = ("under_replicated", "Replicas whose node is fenced or unknown.")
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+def series_pieces(node: NodeApi) -> Iterator[bytes]:
+    """The text of all series; a piece may be empty."""
+    yield from _partition_pieces(node)
+    yield from _group_pieces(node)
+
+
+def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
+    """Of the partitions that this node holds."""
+    rows: list[tuple[str, tuple[int, ...]]] = []
+    for number, replica in enumerate(islice(node.replica_statuses(), METRICS_PARTITIONS_MAX), 1):
+        state = node.state
+        partition = state.partition(PartitionId(replica.pid))
+        if partition is not None:
+            values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
+            values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
+            rows.append((_partition_labels(state.topic_names[partition.topic_id], partition), tuple(values)))
+        if number % READ_A_PIECE == 0:
+            yield b""
+    told = [(name, text) for name, text, _ in _REPLICA_GAUGES]
+    for column, (name, text) in enumerate((*told, _UNDER_REPLICATED)):
+        yield from _family(f"partition_{name}", text, ((labels, values[column]) for labels, values in rows))
+
+
+def _group_pieces(node: NodeApi) -> Iterator[bytes]:
+    """Of the groups that this node coordinates, so that a sum over the nodes counts each once; where no node has a
+    Kafka listener, of all at Raft's leader."""
+    members, generations, lags = list[tuple[str, int]](), list[tuple[str, int]](), list[tuple[str, int]]()
+    status = node.status()
+    leads = status.raft_leader == status.node
+    read = 0
+    for name in sorted(node.state.groups):
+        if read >= READ_A_PIECE:
+            read = 0
+            yield b""
+        read += 1
+        group = node.state.groups.get(name)
+        owner = coordinator_of(node.state, name).node
+        if group is None or not (owner == node.node_id if owner else leads):
+            continue
+        labels = f'group="{_escaped(name)}"'
+        members.append((f"{{{labels}}}", len(group.members)))
+        generations.append((f"{{{labels}}}", group.generation))
+        if len(lags) < METRICS_PARTITIONS_MAX:
+            lags += islice(_lags(node.state, group, labels), METRICS_PARTITIONS_MAX - len(lags))
+            read += len(group.offsets)
+        if len(members) == METRICS_GROUPS_MAX:
+            break
+    yield from _family("group_members", "Members of the group.", members)
+    yield from _family("group_generation", "Generation of the group: grows by one with each rebalance.", generations)
+    yield from _family("group_lag", "Records up to the high water mark that are not committed.", lags)
+
+
+def _lags(state: ClusterState, group: GroupState, labels: str) -> Iterator[tuple[str, int]]:
+    for at in positions(state, group):
+        if at.lag is not None:
+            yield f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}', at.lag
+
+
+def _family(name: str, text: str, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
+    left = iter(rows)
+    head = f"# HELP smq_{name} {text}\n# TYPE smq_{name} gauge\n"
+    while lines := [f"smq_{name}{labels} {value}\n" for labels, value in islice(left, LINES_A_PIECE)]:
+        yield (head + "".join(lines)).encode()
+        head = ""
+    if head:
+        yield head.encode()
+
+
+def _partition_labels(topic: str, partition: PartitionState) -> str:
+    return f'{{topic="{_escaped(topic)}",partition="{partition.index}"}}'
+
+
+def _escaped(value: str) -> str:
+    return value.translate(_ESCAPES)
+
+
+def _is_away(node: NodeId, state: ClusterState) -> bool:
+    known = state.nodes.get(node)
+    return known is None or known.fenced

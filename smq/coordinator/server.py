@@ -283,12 +283,12 @@ async def _run(
     if is_child:
         # The parent holds the other end of stdin: it ends with the parent, however that dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
+    HeapKeeper().start()
     server = Server(config)
     await server.start()
     has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None where it was closed before the start
     if config.tls is not None and not has_terminal:  # of a terminal it says that nobody is there any more
         loop.add_signal_handler(signal.SIGHUP, server.reload)
-    HeapKeeper().start()
     started = asyncio.create_task(on_started(server)) if on_started is not None else None
     await stop.wait()
     if is_child:

@@ -1,0 +1,60 @@
+"""What of a long-lived heap a full pass of the collector looks at."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from smq.coordinator import heap
+from smq.coordinator.heap import HeapKeeper
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeapKeeper]:
+    """Every full pass is a long one for it, and every other of them counts what is frozen."""
+    monkeypatch.setattr(heap, "LONG_NS", 0)
+    monkeypatch.setattr(heap, "FREEZES_MAX", 2)
+    thresholds = gc.get_threshold()
+    made = HeapKeeper()
+    made.start()
+    yield made
+    made.stop()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("keeper")
+def test_what_has_survived_a_long_pass_is_not_looked_at_again() -> None:
+    gc.collect()
+    before = gc.get_freeze_count()
+    kept = [Cycle() for _ in range(10_000)]
+    gc.collect()
+    assert gc.get_freeze_count() - before >= 10_000
+    assert len(gc.get_objects(generation=2)) < len(kept)
+
+
+@pytest.mark.usefixtures("keeper")
+def test_a_state_that_only_changes_is_never_looked_at_as_a_whole() -> None:
+    kept = [Cycle() for _ in range(1_000)]
+    for _ in range(20):
+        gc.collect()
+        assert gc.get_freeze_count()
+        kept[0] = Cycle()
+
+
+def test_cycles_that_fell_out_of_use_are_found_once_they_are_as_many_as_all_else(
+    keeper: HeapKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_frozen", 0)  # as though little had been there at first
+    monkeypatch.setattr(heap, "FROZEN_MIN", 0)
+    lost = [Cycle() for _ in range(10_000)]
+    gc.collect()
+    del lost
+    frozen = gc.get_freeze_count()
+    for _ in range(3):  # one counts, the next looks at all, and what is left is frozen
+        gc.collect()
+    assert gc.get_freeze_count() <= frozen - 10_000

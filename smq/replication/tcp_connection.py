@@ -6,7 +6,9 @@ the only importer.
 
 import asyncio
 import socket
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol, cast
 
 from smq.raft_state.ids import NodeId
@@ -15,6 +17,7 @@ from smq.replication.ports import Buffer, Channel
 from smq.replication.tcp_frames import HEADER, FrameError, FrameKind, FrameReader
 from smq.replication.tls import uris_of
 
+HANDLING_NS_MAX: Final = 5_000_000  # frames handled at a stretch: a chunk holds thousands of small ones
 _JOIN_BYTES_MAX: Final = 16 << 10  # below it one copy is cheaper than one more entry of writev
 
 
@@ -45,6 +48,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
+        self._frames: Iterator[tuple[FrameKind, memoryview]] | None = None  # of a chunk that is being handled
+        self._chunks: deque[bytes] = deque()  # behind it: what had been read when reading was paused
         self.dialled = dialled
         self.serial = serial  # of this process's dial; of the peer's once its hello is there
         self.process = b""  # of the peer
@@ -62,15 +67,44 @@ class Connection(asyncio.Protocol):
         self._owner.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
+        self._chunks.append(data)
+        if self._frames is None:
+            self._handle()
+
+    def _handle(self) -> None:
+        """Hands out frames for HANDLING_NS_MAX at a stretch. Others have the loop before the rest, and nothing more is
+        read until then, so that a session stays first in, first out, and its memory bounded."""
         self.heard_s = self._loop.time()
+        until_ns = time.monotonic_ns() + HANDLING_NS_MAX
         try:
-            for kind, payload in self._reader.feed(data):
-                if not self.is_alive:
-                    return
-                self._owner.on_frame(self, kind, payload)
+            while self._frames is not None or self._chunks:
+                if self._frames is None:
+                    self._frames = self._reader.feed(self._chunks.popleft())
+                for kind, payload in self._frames:
+                    if not self.is_alive:
+                        return
+                    self._owner.on_frame(self, kind, payload)
+                    if time.monotonic_ns() >= until_ns:
+                        self._pause()
+                        return
+                self._frames = None
         except FrameError as e:
             if self.is_alive:
                 self._owner.on_bad_frame(self, str(e))
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        try:
+            self._handle()
+        except BaseException:
+            self.abort()  # as the transport does with what `data_received` raises
+            raise
+        if self._frames is None and self.is_alive and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_alive = False

@@ -55,7 +55,8 @@ def _log_verdict(disk: Disk, acked: Acked) -> str:
 
 def _journal_verdict(disk: Disk, acked: Acked) -> str:
     journal = RaftJournal(disk, lambda: None)
-    journal.load()
+    for _ in journal.load():
+        pass
     if not len(journal) or journal.last_index < acked.journal_index:
         return f"the journal is too short, {acked} was acknowledged"
     wrong = [index for entry, index, _ in journal.entries_from(1, count_max=1 << 30) if entry != command(index)]

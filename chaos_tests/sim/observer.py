@@ -91,7 +91,7 @@ class Observer:
                     return
 
     def note_digest(self, node: "WatchedNode", index: LogIndex) -> None:
-        self.recorder.note("digest", n=node.node_id, i=index, d=node.digest())
+        self.recorder.note("digest", n=node.node_id, i=index, d=node.state_digest())
 
     # ------------------------------------------------------------------------------------------ samples
     def sample(self) -> None:
@@ -190,7 +190,7 @@ class WatchedNode(Node):
             self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=GROUP_DELAY_MS)
             self.groups.start()
 
-    def digest(self) -> str:
+    def state_digest(self) -> str:
         return self._machine.digest()
 
     def replica_status(self, pid: Any) -> Any:

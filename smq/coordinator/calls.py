@@ -94,6 +94,11 @@ class NodeCalls:
         self.node.barrier(timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
+    async def digest(self, timeout_ms: int) -> tuple[LogIndex, str]:
+        answer = Answer[tuple[LogIndex, str]](self.patience)
+        self.node.digest(answer.done)
+        return await answer.result(timeout_ms)
+
     async def fetch(
         self,
         topic: str,

@@ -148,16 +148,17 @@ class AdminService(GroupAdmin):
 
     @guarded
     async def NodeStatus(self, request: pb.NodeStatusRequest, context: Context) -> pb.NodeStatusResponse:
-        status = self._calls.node.status(with_digest=request.with_digest)
+        digest = await self._calls.digest(deadline_ms(0, context)) if request.with_digest else None
+        status = self._calls.node.status()
         out = pb.NodeStatusResponse(
             node=status.node,
             incarnation=status.incarnation,
             is_ready=status.is_ready,
             raft_leader=status.raft_leader,
             raft_term=status.raft_term,
-            applied_index=status.applied_index,
+            applied_index=status.applied_index if digest is None else digest[0],
             commit_index=status.commit_index,
-            digest=status.digest,
+            digest="" if digest is None else digest[1],
             warnings=status.warnings,
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )

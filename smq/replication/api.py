@@ -137,7 +137,6 @@ class NodeStatus:
     raft_term: int
     applied_index: LogIndex
     commit_index: LogIndex
-    digest: str
     storage: StorageStatus
     warnings: tuple[str, ...] = ()  # what an operator should do something about, in plain words
 
@@ -165,7 +164,11 @@ class NodeApi(Protocol):
     def state(self) -> ClusterState:
         """As this node has applied it: read-only, possibly stale."""
 
-    def status(self, *, with_digest: bool = False) -> NodeStatus: ...
+    def status(self) -> NodeStatus: ...
+
+    def digest(self, done: DoneFn[tuple[LogIndex, str]]) -> None:
+        """Of the replicated state, with the index that it is of: equal on all nodes at one index. While it is computed
+        this node may apply one more entry, and then waits with the next."""
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         """Of each replica that this node had when this was called; made one by one, for there may be thousands."""

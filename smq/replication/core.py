@@ -8,6 +8,7 @@ data; a failed commit or a broken invariant ends the process through `on_fatal`.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -47,6 +48,7 @@ from smq.replication.api import (
 from smq.replication.config import NodeConfig
 from smq.replication.controller import Controller
 from smq.replication.deadlines import Deadlines
+from smq.replication.digests import Digests
 from smq.replication.drain import Drain
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.external_offsets import ExternalOffsets
@@ -67,6 +69,8 @@ REGISTER_MS_MAX: Final = 2_000
 REGISTER_RETRY_MS: Final = 50
 SETTLE_WORK_OF_A_LOG: Final = 8  # one that is made or dropped
 VISITS_MAX: Final = 200  # replicas looked after in one tick: below a millisecond
+ORPHANS_MAX: Final = 500  # logs of deleted topics dropped at a stretch: some 5 ms
+START_NS_MAX: Final = 5_000_000  # of starting, at a stretch
 TIMEOUT_MS_MAX: Final = 60_000  # the longest time-out a caller may ask for
 STOPPING: Final = SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping")
 
@@ -103,9 +107,13 @@ class NodeCore:
         self._is_registered = False
         self._replaced = ""  # why this directory had to become another disk
         self._is_running = False
+        self._is_stopped = False  # for good, also before it ran
         self._is_leaving = False  # from the beginning of a drain on
         self._last_beat_ns = 0
         self._to_visit: deque[PartitionId] = deque()  # replicas to be looked after in this round
+        self._to_probe: dict[
+            NodeId, deque[PartitionId]
+        ] = {}  # replicas whose stream to a new session waits for a probe
         self._store = LogStore(disk)
         self.liveness = Liveness(clock)
         self._peers = peers = sorted(n for n in config.peers if n != config.node_id)
@@ -133,6 +141,7 @@ class NodeCore:
             deliver=self.deliver,
             replies_counted=lambda: self.state.replies_counted,
         )
+        self._digests = Digests(clock, self._state_pieces, lambda: self._state_index)
         self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock, deadlines=self.deadlines)
         self._advancer = Advancer(clock=clock, propose=self.propose, advance_of=self._hwm_advance_of)
         self._external = ExternalOffsets(
@@ -169,25 +178,40 @@ class NodeCore:
         return known.disk if known is not None else None
 
     def _on_claimed(self) -> None:
-        try:
-            self._logs = self._store.open_all()
-            self._replaced = replacement(self._disk)
-            self.care.scrubber.start()
-        except DataDamaged as e:
-            self._on_fatal(e)
-            return
-        self._start_engine()
+        self._go_on_starting(self._open_logs())
 
-    def _start_engine(self) -> None:
+    def _open_logs(self) -> Iterator[None]:
+        yield from self._store.opening(self._logs)
+        self._replaced = replacement(self._disk)
+        self.care.scrubber.start()
+        yield from self._start_engine()
+
+    def _start_engine(self) -> Iterator[None]:
+        self._is_running = True
+        yield from self.engine.start()
+
+    def _go_on_starting(self, steps: Iterator[None]) -> None:
+        """For START_NS_MAX at a stretch: there may be thousands of logs, and the doors are open already, if only to say
+        that the node is not ready. No peer hears of it yet, so no time-out runs."""
+        until_ns = self.clock.monotonic_ns() + START_NS_MAX
         try:
-            self._is_running = True
-            self.engine.start()
+            for _ in steps:
+                if self._is_stopped:
+                    return
+                if self.clock.monotonic_ns() >= until_ns:
+                    self.clock.call_soon(partial(self._go_on_starting, steps))
+                    return
         except RaftDamaged as e:
             self._is_running = False
             self._replace_raft(e)
             return
         except DataDamaged as e:
             self._on_fatal(e)
+            return
+        self._join()
+
+    def _join(self) -> None:
+        if self._is_stopped:
             return
         self._network.start(self)
         self._tick()
@@ -203,10 +227,13 @@ class NodeCore:
         _log.error("Raft's data is damaged: rejoining as a replaced disk", node=self.node_id, damage=str(damage))
         self._replaced = str(damage)
         ops = set_aside(self._disk)
-        self.disk_id = replace_disk_id(self._disk, self.rng, self._replaced, ops, self._start_engine)
+        self.disk_id = replace_disk_id(
+            self._disk, self.rng, self._replaced, ops, lambda: self._go_on_starting(self._start_engine())
+        )
 
     def stop(self) -> None:
         """Tells everybody who waits, and closes network and engine. The disk belongs to whoever made it."""
+        self._is_stopped = True
         if not self._is_running:
             return
         self._is_running = False
@@ -214,6 +241,7 @@ class NodeCore:
             replica.close(STOPPING)
             self._reads.fail_all(pid, STOPPING)
         self._external.close(STOPPING)
+        self._digests.close(STOPPING)
         self._proposer.close(STOPPING)
         self._flush_outbox()
         self.engine.stop()
@@ -276,9 +304,12 @@ class NodeCore:
     def _drop_orphans(self) -> None:
         """Logs of topics that were deleted while this node was away. Its own registration has been applied, so
         whatever topic this node ever knew is either in the state or deleted."""
-        for pid in [p for p in self._logs if p not in self._replicas and self.state.partition(p) is None]:
+        orphans = [p for p in self._logs if p not in self._replicas and self.state.partition(p) is None]
+        for pid in orphans[:ORPHANS_MAX]:
             del self._logs[pid]
             self._store.drop(pid)
+        if orphans[ORPHANS_MAX:] and self._is_running:
+            self.clock.call_soon(self._drop_orphans)
 
     # ---------------------------------------------------------------------------------------- the loop
     def _tick(self) -> None:
@@ -343,6 +374,7 @@ class NodeCore:
         elif isinstance(decoded, SetNodeDrained):
             self._controller.rebalance_soon()
         self._state_index = index
+        self._digests.on_state_moved()
         self._unsettled.extend(applied.touched)
         return applied
 
@@ -350,16 +382,25 @@ class NodeCore:
         self._state_index = index
 
     def settle(self) -> bool:
+        """Also holds the next entry back while a digest is computed that the last one has disturbed."""
+        if not self._follow() or self._digests.holds_state:
+            return False
+        self._proposer.on_applied(self._state_index)
+        return True
+
+    def _follow(self) -> bool:
         """Brings the next replicas in line with the state, a few milliseconds' work: there may be thousands."""
         work = 0
         while self._unsettled:
             if work >= self.config.settle_work_max:
                 return False
             work += self._reconcile(self._unsettled.popleft())
-        self._proposer.on_applied(self._state_index)
         return True
 
     def snapshot(self) -> Iterator[bytes]:
+        return self._state_pieces()
+
+    def _state_pieces(self) -> Iterator[bytes]:
         return self._machine.snapshot_pieces()
 
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
@@ -367,11 +408,13 @@ class NodeCore:
         one's record of its partition, as on a node that is behind; nobody's barrier ends before all have been."""
         self._machine = yield from Machine.restoring(snapshot)
         self._state_index = index
+        self._digests.on_state_moved()
         present = [part.pid for topic in self.state.topics.values() for part in topic.partitions]
         self._unsettled = deque([*self._replicas, *(p for p in present if p not in self._replicas)])
         self._controller.wake()
-        while not self.settle():
+        while not self._follow():
             yield
+        self._proposer.on_applied(index)
 
     def _reconcile(self, pid: PartitionId) -> int:
         """Brings this node's replica of a partition in line with the applied state. What it cost: 1 is about 10 us."""
@@ -412,8 +455,19 @@ class NodeCore:
             self._proposer.on_session_open(peer)
         else:
             self.send(peer, Channel.DATA, wire.Ping(self.clock.monotonic_ns(), False))
-            for replica in self._replicas.values():
+            self._to_probe[peer] = deque(self._replicas)
+            self._open_streams(peer)
+
+    def _open_streams(self, peer: NodeId) -> None:
+        """To a peer that has come: of thousands, some at a time, unless it goes again meanwhile."""
+        left = self._to_probe.get(peer)
+        for _ in range(min(VISITS_MAX, len(left)) if left else 0):
+            assert left is not None
+            replica = self._replicas.get(left.popleft())
+            if replica is not None:
                 replica.on_session_open(peer)
+        if left and self._is_running:
+            self.clock.call_soon(partial(self._open_streams, peer))
 
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
         if channel is Channel.CONTROL:
@@ -421,6 +475,7 @@ class NodeCore:
             self._proposer.on_session_close(peer)
             self._controller.wake()
         else:
+            self._to_probe.pop(peer, None)
             for replica in self._replicas.values():
                 replica.on_session_close(peer)
 

@@ -15,7 +15,7 @@ On disk, all integers big-endian, every CRC a CRC-32C of the key and of everythi
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -45,7 +45,8 @@ _BEYOND_ALL: Final = b"\xff" * 16
 _ASIDE: Final = b"damaged/"
 _STARTED_KEY: Final = b"raft_started"  # in META: Raft's tables have been written, so they are not empty
 
-_SCAN_BYTES: Final = 8 << 20  # a start reads the journal in pieces of this size
+_SCAN_BYTES: Final = 1 << 20  # a start reads the journal in pieces of this size
+_SCAN_ENTRIES: Final = 1_000  # or of so many entries: some 3 ms
 _ADVICE: Final = (
     "this node's Raft data cannot be trusted. Where other nodes hold it, it is fetched from them, and this node votes "
     "again when `smq status` shows it ready; stop none of the others before: they hold what was acknowledged"
@@ -117,14 +118,15 @@ class RaftJournal:
         self._unsynced: deque[tuple[int, int]] = deque()  # (seq, last index then); as bounded as the disk's queue
 
     # ------------------------------------------------------------------------------------------------- start
-    def load(self) -> None:
-        """Reads everything and checks every CRC. RaftDamaged where anything is missing or wrong."""
+    def load(self) -> Iterator[None]:
+        """Reads everything and checks every CRC, some milliseconds' work between two yields. RaftDamaged where anything
+        is missing or wrong."""
         self._entries, self._bytes, self.snapshot = [], 0, None
         self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
         bounds = self._load_meta(_BOUNDS_KEY)
         vote = self._load_meta(_VOTE_KEY)
         self._load_snapshot()
-        self._load_entries()
+        yield from self._load_entries()
         if bounds is None and vote is None and self.snapshot is None and not self._entries:
             if self._disk.get(Table.META, _STARTED_KEY) is not None:
                 raise damaged(Table.RAFT_LOG, "all of it", "both of Raft's tables are empty")
@@ -159,15 +161,16 @@ class RaftJournal:
         _, index, term = _SNAPSHOT.unpack_from(body)
         self.snapshot = Snapshot(index=index, term=term, state=body[_SNAPSHOT.size :])
 
-    def _load_entries(self) -> None:
+    def _load_entries(self) -> Iterator[None]:
         start = _FIRST_KEY
         while True:
-            pairs = self._disk.scan(Table.RAFT_LOG, start, _END_KEY, bytes_max=_SCAN_BYTES)
+            pairs = self._disk.scan(Table.RAFT_LOG, start, _END_KEY, limit=_SCAN_ENTRIES, bytes_max=_SCAN_BYTES)
             for key, value in pairs:
                 self._load_entry(key, value)
             if not pairs:
                 return
             start = pairs[-1][0] + b"\0"
+            yield
 
     def _load_entry(self, key: bytes, value: bytes) -> None:
         if len(key) != _KEY.size:

@@ -75,7 +75,10 @@ class Node(NodeCore):
             leader is not None and self.liveness.is_heard(leader, self.config.session_timeout_ms)
         )
 
-    def status(self, *, with_digest: bool = False) -> NodeStatus:
+    def digest(self, done: DoneFn[tuple[LogIndex, str]]) -> None:
+        self._digests.want(done)
+
+    def status(self) -> NodeStatus:
         return NodeStatus(
             node=self.node_id,
             incarnation=self.incarnation,
@@ -84,7 +87,6 @@ class Node(NodeCore):
             raft_term=self.engine.term,
             applied_index=self.state_index,
             commit_index=self.engine.commit_index,
-            digest=self._machine.digest() if with_digest else "",
             storage=self.care.status(),
             warnings=(*self._replaced_warning(), *self.care.warnings()),
         )

@@ -256,8 +256,9 @@ class Engine(Protocol):
     @property
     def commit_index(self) -> LogIndex: ...
 
-    def start(self) -> None:
-        """Loads snapshot and journal. Raises DataDamaged where either fails its CRC."""
+    def start(self) -> Iterator[None]:
+        """Loads snapshot and journal, a step of work between two yields, and takes part from the end on. Raises
+        DataDamaged where either fails its CRC."""
 
     def propose(self, command: bytes, done: ProposalDone) -> None:
         """`done` is called exactly once, unless the process stops. Callers set their own deadline."""

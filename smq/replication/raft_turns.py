@@ -8,7 +8,7 @@ library only as RaftCore. It must never call anybody back from within a turn. On
 import abc
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -164,12 +164,11 @@ class TurnEngine(abc.ABC):
         return self._clock.monotonic_ns() / 1e9
 
     # ------------------------------------------------------------------------------------------------- lifecycle
-    def start(self) -> None:
-        self.journal.load()
+    def start(self) -> Iterator[None]:
+        yield from self.journal.load()
         snapshot = self.journal.snapshot
         if snapshot is not None:
-            for _ in self.machine.restore(LogIndex(snapshot.index), snapshot.state):
-                pass  # nobody is served yet who could be kept waiting
+            yield from self.machine.restore(LogIndex(snapshot.index), snapshot.state)
         with self:
             self._raft = self._create_core(self._node_id, self._peers)
             if snapshot is not None:

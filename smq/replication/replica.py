@@ -381,8 +381,9 @@ class Replica:
         )
 
     def on_session_open(self, peer: NodeId) -> None:
+        """One that has begun since the session opened goes on."""
         stream = self._streams.get(peer)
-        if stream is not None:
+        if stream is not None and not stream.is_placed:
             stream.probe()
 
     def on_session_close(self, peer: NodeId) -> None:

@@ -105,6 +105,11 @@ class FollowerStream:
     def incarnation(self) -> Incarnation | None:
         return self._incarnation
 
+    @property
+    def is_placed(self) -> bool:
+        """The follower's position is known."""
+        return self._next is not None
+
     def pump(self) -> None:
         """Sends what the follower lacks, within the window."""
         window = self._host.config.replica_inflight_bytes_max

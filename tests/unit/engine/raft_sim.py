@@ -166,7 +166,8 @@ class Host:
         )
 
         def begin() -> None:
-            self.engine.start()
+            for _ in self.engine.start():
+                pass
             self.port.start(self)
             tick()
 

@@ -24,7 +24,8 @@ class Desk:
         self.disk = FakeDisk(clock, Random(1), image=image, latency_ms=(LATENCY_MS, LATENCY_MS), on_fatal=self._raise)
         self.reports = 0
         self.journal = RaftJournal(self.disk, self._on_durable)
-        self.journal.load()
+        for _ in self.journal.load():
+            pass
 
     def _on_durable(self) -> None:
         self.reports += 1

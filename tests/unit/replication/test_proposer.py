@@ -1,6 +1,7 @@
 """Proposals find the Raft leader, survive its loss, and are never reported before they are applied here."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,9 @@ class ScriptedEngine:
     def read_index(self, done: ReadIndexDone) -> None:
         self.reads.append(done)
 
-    def start(self) -> None: ...
+    def start(self) -> Iterator[None]:
+        return iter(())
+
     def on_session_open(self, peer: NodeId) -> None: ...
     def on_session_close(self, peer: NodeId) -> None: ...
     def on_message(self, peer: NodeId, payload: memoryview) -> None: ...

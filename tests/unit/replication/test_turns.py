@@ -1,0 +1,255 @@
+"""What there may be thousands of is done some at a time: how much of it one callback of the loop does has a bound."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+
+import pytest
+
+from chaos_tests.sim.clock import Machine, Process, Scheduler, SimClock
+from chaos_tests.sim.disk import DiskImage, FakeDisk
+from smq.raft_state.codec import encode_command
+from smq.raft_state.commands import Command, CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
+from smq.raft_state.limits import default_init
+from smq.replication import core, digests, wire
+from smq.replication.config import NodeConfig
+from smq.replication.log_store import LogStore, PartitionLog
+from smq.replication.node import Node
+from smq.replication.ports import Buffer, Channel, NetworkHandler
+
+ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
+PARTITIONS = 900  # a third of them led by each node
+TOPIC = TopicId(b"t" * 16)
+
+
+class Probes:
+    """A network that only counts the probes it is to send to node 2."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_up = False
+
+    def start(self, handler: NetworkHandler) -> None: ...
+
+    def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
+        is_probe = (
+            isinstance(wire.decode(memoryview(b"".join(parts))), wire.Probe) if channel is Channel.DATA else False
+        )
+        self.count += is_probe and peer == TWO and self.is_up
+        return self.is_up
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool:
+        return self.is_up
+
+    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+class World:
+    """Node 1 of three, on a virtual clock. The tests play the engine: they apply."""
+
+    def __init__(self, image: DiskImage | None = None, make_clock: Callable[[Process], SimClock] | None = None) -> None:
+        self.scheduler = Scheduler()
+        self.process = Process(self.scheduler, "n", self._raise)
+        clock = make_clock(self.process) if make_clock else SimClock(self.process, Machine())
+        self.network = Probes()
+        self.disk = FakeDisk(clock, random.Random(1), image=image or DiskImage(), on_fatal=self._raise)
+        config = NodeConfig(node_id=ONE, cluster_id="c", peers=dict.fromkeys((ONE, TWO, THREE), ("", 0)))
+        rng = random.Random(2)
+        self.node = Node(config, clock=clock, rng=rng, network=self.network, disk=self.disk, on_fatal=self._raise)
+        self.index = 1
+        self.steps = list[int]()  # what `watched` was after each callback
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
+
+    def start(self) -> "World":
+        self.node.start()
+        self.scheduler.run_for_ms(50)
+        return self
+
+    def apply(self, command: Command) -> None:
+        self.index += 1
+        self.node.apply(LogIndex(self.index), encode_command(command))
+
+    def settle(self) -> None:
+        while not self.node.settle():
+            pass
+
+    def populate(self) -> None:
+        """All three nodes, and a topic."""
+        self.apply(default_init("c"))
+        for node in (ONE, TWO, THREE):
+            incarnation = self.node.incarnation if node == ONE else Incarnation(1)
+            disk = DiskId(bytes([node]) * 16)
+            addresses = {"grpc_address": "h:1", "http_address": "h:2", "kafka_address": "h:3"}
+            self.apply(RegisterNode(node=node, incarnation=incarnation, disk=disk, **addresses))
+        topic = CreateTopic(name="t", topic_id=TOPIC, partition_count=PARTITIONS, replication_factor=3, created_ms=0)
+        self.apply(topic)
+        self.settle()
+
+    def commit(self, number: int) -> None:
+        part = self.node.state.topics["t"].partitions[number]
+        item = OffsetCommit(partition=part.pid, offset=Offset(0))
+        request = RequestId(number.to_bytes(16, "big"))
+        self.apply(CommitOffsets(request_id=request, group="g", items=(item,), committed_ms=1))
+
+    def most_at_once(self, counter: Callable[[], int], run_ms: float) -> int:
+        """The most that the counter grew within one callback."""
+        most, before = 0, counter()
+
+        def on_step() -> bool:
+            nonlocal most, before
+            most, before = max(most, counter() - before), counter()
+            return False
+
+        self.process.on_step = on_step
+        self.scheduler.run_for_ms(run_ms)
+        self.process.on_step = None
+        return most
+
+
+def test_the_streams_to_a_peer_that_has_come_are_probed_some_at_a_time() -> None:
+    world = World().start()
+    world.populate()
+    world.network.is_up = True
+    world.process.soon(lambda: world.node.on_session_open(TWO, Channel.DATA))
+    assert 0 < world.most_at_once(lambda: world.network.count, 10) <= core.VISITS_MAX
+    assert world.network.count == PARTITIONS // 3
+
+
+def test_a_peer_that_goes_again_is_probed_no_further() -> None:
+    world = World().start()
+    world.populate()
+    world.network.is_up = True
+    world.node.on_session_open(TWO, Channel.DATA)
+    world.node.on_session_close(TWO, Channel.DATA)
+    world.network.is_up = False
+    before = world.network.count
+    world.scheduler.run_for_ms(10)
+    assert world.network.count == before < PARTITIONS // 3
+
+
+# --------------------------------------------------------------------------------------------------- digest
+class Asked:
+    def __init__(self, world: World) -> None:
+        self.answers = list[tuple[LogIndex, str] | SmqError]()
+        world.node.digest(self.answers.append)
+
+
+def of_now(world: World) -> tuple[LogIndex, str]:
+    return LogIndex(world.index), sha256(b"".join(world.node.snapshot())).hexdigest()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smq.raft_state.snapshot.PIECE_BYTES", 1 << 10)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World().start()
+    world.populate()
+    read = 0
+    pieces = world.node._state_pieces
+
+    def counted() -> Iterator[bytes]:
+        nonlocal read
+        for piece in pieces():
+            read += 1
+            yield piece
+
+    monkeypatch.setattr(world.node._digests, "_new_pieces", counted)
+    asked = Asked(world)
+    assert world.most_at_once(lambda: read, 10) == digests.PIECES_A_STEP < read
+    assert asked.answers == [of_now(world)]
+    assert world.node.settle()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_entry_that_moves_the_state_begins_its_digest_anew_and_the_next_entry_waits() -> None:
+    world = World().start()
+    world.populate()
+    first = Asked(world)
+    world.process.soon(lambda: world.commit(1))  # behind the digest's first step
+    is_settled = list[bool]()
+
+    def engine() -> None:
+        """As it does: it asks until the entry is settled."""
+        is_settled.append(world.node.settle())
+        if not is_settled[-1]:
+            world.process.soon(engine)
+
+    world.process.soon(engine)
+    world.scheduler.run_for_ms(10)
+    assert first.answers == [of_now(world)]
+    assert is_settled[0] is False
+    assert is_settled[-1] is True
+    assert of_now(world)[0] == world.index
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_node_that_stops_tells_who_waits_for_a_digest() -> None:
+    world = World().start()
+    world.populate()
+    asked = Asked(world)
+    world.node.stop()
+    world.scheduler.run_for_ms(10)
+    assert isinstance(asked.answers[0], SmqError)
+    assert len(asked.answers) == 1
+
+
+# --------------------------------------------------------------------------------------------------- start
+class SlowClock(SimClock):
+    """Each look at it takes a millisecond."""
+
+    def monotonic_ns(self) -> int:
+        self._reads_ns += 1_000_000
+        return super().monotonic_ns()
+
+
+def filled_disk() -> DiskImage:
+    world = World().start()
+    world.populate()
+    world.scheduler.run_for_ms(2_000)
+    return world.disk.crash()
+
+
+def test_a_node_opens_its_logs_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, opened = filled_disk(), 0
+    open_one = LogStore._open
+
+    def counted(self: LogStore, pid: PartitionId) -> PartitionLog:
+        nonlocal opened
+        opened += 1
+        return open_one(self, pid)
+
+    monkeypatch.setattr(LogStore, "_open", counted)
+    world = World(image, lambda process: SlowClock(process, Machine()))
+    world.node.start()
+    assert world.most_at_once(lambda: opened, 50) <= core.START_NS_MAX // 1_000_000
+    assert opened == PARTITIONS
+
+
+def test_a_node_that_is_stopped_while_it_starts_touches_its_disk_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(filled_disk(), lambda process: SlowClock(process, Machine()))
+    world.node.start()
+    looks = 0
+
+    def stop() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 5:
+            world.node.stop()
+            world.disk.close()
+        return False
+
+    world.process.on_step = stop
+    world.scheduler.run_for_ms(50)
+    assert looks > 5
+    assert world.node.engine.term == 0
+    assert not world.node._is_running

@@ -5,6 +5,7 @@ that do not lead Raft. It only proposes: apply re-checks everything, so a stale 
 must never touch a log or a high water mark.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -24,6 +25,8 @@ ROUND_NS_MAX: Final = 500_000_000  # a round of reports without a decision is be
 PROPOSAL_MS_MAX: Final = 2_000
 SCAN_INTERVAL_NS: Final = 1_000_000_000  # all partitions are looked at this often, and when something happened
 ELECTIONS_AT_ONCE: Final = 256  # proposed and not answered: of thousands at once each would hold the loop up
+DECISIONS_MAX: Final = 100  # looked at in one turn of the loop: some 5 ms where each ends in a proposal
+QUERY_MAX: Final = 500  # partitions in one query, and asked about in one turn of the loop: some 5 ms here and there
 RESIGNED_NS: Final = 2_000_000_000  # how long another leader is preferred to one that resigned
 
 
@@ -44,6 +47,9 @@ class Controller:
         self._warn = log_warning
         self._led_since_ns: int | None = None
         self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
+        self._to_decide: deque[PartitionId] = deque()  # what a report has come for; a few times the partitions at most
+        self._to_ask: deque[tuple[NodeId, list[PartitionId]]] = deque()  # queries of the rounds, in parts
+        self._is_going_on = False  # with these two
         self._resigned: dict[PartitionId, tuple[Epoch, NodeId, int]] = {}  # bounded by the partitions
         self._under_way: set[tuple[str, NodeId]] = set()  # fencing proposals without an answer; two a node
         self._in_flight = 0  # elections proposed and not answered
@@ -72,7 +78,7 @@ class Controller:
     def on_leader_change(self) -> None:
         if not self._host.engine.is_leader:
             self._led_since_ns = None
-            self._rounds.clear()
+            self._forget_rounds()
             self._under_way.clear()
         self.wake()
 
@@ -83,7 +89,7 @@ class Controller:
         if self._led_since_ns is None:
             self._led_since_ns = now_ns
             self._balancer.start(now_ns)
-            self._rounds.clear()
+            self._forget_rounds()
         if not self._host.state.cluster_id:
             self._init_cluster()
             return
@@ -91,9 +97,28 @@ class Controller:
         if now_ns - self._scan_ns >= SCAN_INTERVAL_NS:
             self._scan_ns = now_ns
             self._scan(now_ns)
-        for pid in [p for p, r in self._rounds.items() if not r.proposed]:
-            self._decide(pid, now_ns)
+        if not self._to_decide:
+            self._to_decide.extend(p for p, r in self._rounds.items() if not r.proposed)
+        self._decide_some(now_ns)
         self._balancer.on_tick(now_ns)
+
+    def _forget_rounds(self) -> None:
+        self._rounds.clear()
+        self._to_decide.clear()
+        self._to_ask.clear()
+
+    def _go_on_soon(self) -> None:
+        if not self._is_going_on:
+            self._is_going_on = True
+            self._host.clock.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what was too much for one turn of the loop."""
+        self._is_going_on = False
+        if self._host.engine.is_leader:
+            now_ns = self._host.clock.monotonic_ns()
+            self._ask_some(now_ns)
+            self._decide_some(now_ns)
 
     def _init_cluster(self) -> None:
         config = self._host.config
@@ -162,7 +187,7 @@ class Controller:
         return found
 
     def _scan(self, now_ns: int) -> None:
-        wanted: dict[NodeId, list[tuple[PartitionId, Epoch]]] = {}
+        wanted: dict[NodeId, list[PartitionId]] = {}
         seen: set[PartitionId] = set()
         for part in self._leaderless():
             pid = part.pid
@@ -172,14 +197,29 @@ class Controller:
                 continue
             self._rounds[pid] = _Round(part.epoch, now_ns, self._query)
             for node in part.replicas:
-                wanted.setdefault(node, []).append((pid, part.epoch))
+                wanted.setdefault(node, []).append(pid)
         self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
         self._resigned = {pid: r for pid, r in self._resigned.items() if pid in seen}
         self._told_stuck &= seen
-        for node in sorted(wanted):
-            self._ask(node, tuple(wanted[node]), now_ns)
+        for start in range(0, max(map(len, wanted.values()), default=0), QUERY_MAX):
+            self._to_ask.extend((node, wanted[node][start : start + QUERY_MAX]) for node in sorted(wanted))
+        self._ask_some(now_ns)
         if seen:
             self._scan_ns = now_ns - SCAN_INTERVAL_NS + ROUND_NS_MAX  # soon again, while anything is open
+
+    def _ask_some(self, now_ns: int) -> None:
+        """The next queries, each of what has a round by now: with the epoch of that very round, for an answer is taken
+        to judge its log by that."""
+        left = QUERY_MAX
+        while self._to_ask and left > 0:
+            node, pids = self._to_ask.popleft()
+            rounds = [(pid, self._rounds.get(pid)) for pid in pids]
+            asked = tuple((pid, r.epoch) for pid, r in rounds if r is not None and not r.proposed)
+            left -= len(asked)
+            if asked:
+                self._ask(node, asked, now_ns)
+        if self._to_ask:
+            self._go_on_soon()
 
     def _ask(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...], now_ns: int) -> None:
         self._query += 1
@@ -194,11 +234,23 @@ class Controller:
             current = self._rounds.get(pid)
             if current is not None and not current.proposed and report.query > current.asked_after:
                 current.reports[peer] = (report.incarnation, end)
-                self._decide(pid, now_ns)
+                self._to_decide.append(pid)
+        self._decide_some(now_ns)
 
-    def _decide(self, pid: PartitionId, now_ns: int) -> None:
+    def _decide_some(self, now_ns: int) -> None:
+        """None while as many elections as may be are under way: their ends go on with the rest."""
+        for _ in range(min(DECISIONS_MAX, len(self._to_decide))):
+            if self._in_flight >= ELECTIONS_AT_ONCE:
+                return
+            pid = self._to_decide.popleft()
+            current = self._rounds.get(pid)
+            if current is not None and not current.proposed:
+                self._decide(pid, current, now_ns)
+        if self._to_decide:
+            self._go_on_soon()
+
+    def _decide(self, pid: PartitionId, current: _Round, now_ns: int) -> None:
         """Proposes the best of the reported logs, once all live replicas have spoken or the wait is over."""
-        current = self._rounds[pid]
         part = self._host.state.partition(pid)
         if part is None or part.epoch != current.epoch:
             del self._rounds[pid]
@@ -214,7 +266,7 @@ class Controller:
         ]
         if not eligible:
             self._tell_stuck(part, current, waited_ns)
-        elif self._in_flight < ELECTIONS_AT_ONCE:
+        else:
             # The new epoch starts at the HWM whoever leads it, so a longer log is worth nothing; the order of the
             # replicas spreads the leaders.
             current.proposed = True
@@ -255,7 +307,7 @@ class Controller:
     def _on_elected(self, pid: PartitionId, current: _Round, reply: Reply | SmqError) -> None:
         self._in_flight -= 1
         if self._in_flight == ELECTIONS_AT_ONCE // 2:
-            self.wake()
+            self._go_on_soon()
         if self._rounds.get(pid) is current:
             del self._rounds[pid]
         if isinstance(reply, SmqError):

@@ -4,7 +4,7 @@ Owns the placement rule: deterministic, even within the topic first (its load is
 cluster second, nodes that are fenced or drained last. Never moves a replica that is there. Only `topics` imports it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from smq.raft_state.ids import NO_NODE, Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, TsNs
@@ -17,19 +17,21 @@ class _Load:
     __slots__ = ("heirs", "leaders", "replicas")
 
     def __init__(self, partitions: Iterable[PartitionState] = ()) -> None:
-        self.replicas: Counter[NodeId] = Counter()
-        self.leaders: Counter[NodeId] = Counter()
-        self.heirs: Counter[tuple[NodeId, NodeId]] = Counter()
-        for partition in partitions:
-            self.add(partition.replicas)
+        self.replicas: defaultdict[NodeId, int] = defaultdict(int)
+        self.leaders: defaultdict[NodeId, int] = defaultdict(int)
+        self.heirs: defaultdict[tuple[NodeId, NodeId], int] = defaultdict(int)
+        # There may be 100,000 partitions, on a few sets of replicas.
+        for replicas, count in Counter(partition.replicas for partition in partitions).items():
+            self.add(replicas, count)
 
-    def add(self, replicas: tuple[NodeId, ...]) -> None:
+    def add(self, replicas: tuple[NodeId, ...], count: int = 1) -> None:
         if not replicas:
             return
-        self.replicas.update(replicas)
-        self.leaders[replicas[0]] += 1
+        for node in replicas:
+            self.replicas[node] += count
+        self.leaders[replicas[0]] += count
         if len(replicas) > 1:
-            self.heirs[replicas[0], replicas[1]] += 1
+            self.heirs[replicas[0], replicas[1]] += count
 
 
 def place(
@@ -43,21 +45,20 @@ def place(
         return [()] * count
     topic = _Load(existing)
     cluster = _Load(partition for other in state.topics.values() for partition in other.partitions)
+    spared = {node.node: _is_spared(node) for node in state.nodes.values()}
     placed = []
     for _ in range(count):
-        replicas = _choose(state, topic, cluster, replication_factor)
+        replicas = _choose(spared, topic, cluster, replication_factor)
         topic.add(replicas)
         cluster.add(replicas)
         placed.append(replicas)
     return placed
 
 
-def _choose(state: ClusterState, topic: _Load, cluster: _Load, replication_factor: int) -> tuple[NodeId, ...]:
-    nodes = state.nodes
-
+def _choose(spared: dict[NodeId, bool], topic: _Load, cluster: _Load, replication_factor: int) -> tuple[NodeId, ...]:
     def as_leader(node: NodeId) -> tuple[object, ...]:
         return (
-            _is_spared(nodes[node]),
+            spared[node],
             topic.leaders[node],
             cluster.leaders[node],
             topic.replicas[node],
@@ -65,11 +66,11 @@ def _choose(state: ClusterState, topic: _Load, cluster: _Load, replication_facto
             node,
         )
 
-    leader = min(nodes, key=as_leader)
+    leader = min(spared, key=as_leader)
 
     def as_follower(node: NodeId) -> tuple[object, ...]:
         return (
-            _is_spared(nodes[node]),
+            spared[node],
             topic.replicas[node],
             topic.heirs[leader, node],  # so that a dead leader's partitions spread over the others
             cluster.replicas[node],
@@ -77,7 +78,7 @@ def _choose(state: ClusterState, topic: _Load, cluster: _Load, replication_facto
             node,
         )
 
-    followers = sorted((node for node in nodes if node != leader), key=as_follower)
+    followers = sorted((node for node in spared if node != leader), key=as_follower)
     return (leader, *followers[: replication_factor - 1])
 
 
@@ -90,8 +91,9 @@ def new_partition(
 ) -> PartitionState:
     """An empty partition in epoch 0, led by its first replica that is neither fenced nor drained, else by the first
     that is not fenced, else by the first. Without replicas (external storage) by nobody."""
-    order = sorted(replicas, key=lambda node: (state.nodes[node].fenced, state.nodes[node].drained))
-    leader = order[0] if order else NO_NODE
+    leader = replicas[0] if replicas else NO_NODE
+    if replicas and _is_spared(state.nodes[leader]):
+        leader = min(replicas, key=lambda node: (state.nodes[node].fenced, state.nodes[node].drained))
     return PartitionState(
         topic_id=topic_id,
         index=PartitionIndex(index),

@@ -55,6 +55,7 @@ __all__ = ["EngineTiming", "PySyncObjEngine"]
 
 COMMANDS_QUEUED_MAX: Final = 50_000  # above 65,536 the library reports failure for commands it did queue (finding 19)
 APPLY_BATCH_MAX: Final = 512  # entries applied a turn, so that a long backlog does not starve the node's loop
+APPLY_BYTES_MAX: Final = 256 << 10  # nor more of them, but for a single one: of offsets committed that is some 30 ms
 APPLY_TOUCHED_MAX: Final = 500  # nor more partitions moved a turn, once an entry has been applied
 SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries
 JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept behind a snapshot so that a slow follower needs none
@@ -231,6 +232,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
             return
         self._installing = None
         self.journal.install(installation.snapshot)
+        self._size_after_snapshot = self.journal.size_bytes
         self.resume_after(installation.snapshot)
         self._give_up_waiting(up_to=installation.snapshot.index)
         installation.done()
@@ -420,8 +422,10 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         if self._installing is not None:
             self._go_on_installing(self._installing)
         elif self.has_backlog:
-            self._apply_committed()
-            self._compact_journal()
+            self.follower.take_held()
+            if self._installing is None:  # what was held may have begun another
+                self._apply_committed()
+                self._compact_journal()
         if self._commands:
             self._checkCommandsToApply()
         if self.is_leader:
@@ -438,7 +442,8 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
 
     @property
     def has_backlog(self) -> bool:
-        return self._is_behind or self._snapshotting is not None or self._installing is not None
+        is_working = self._snapshotting is not None or self._installing is not None
+        return is_working or self._is_behind or self.follower.has_held
 
     @property
     def _is_behind(self) -> bool:
@@ -451,7 +456,8 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         if count <= 0:
             return
         touched = 0
-        for entry, index, term in self.journal.entries_from(self.applied_index + 1, count_max=count):
+        entries = self.journal.entries_from(self.applied_index + 1, count_max=count, bytes_max=APPLY_BYTES_MAX)
+        for entry, index, term in entries:
             applied = self._apply_entry(index, entry)
             self._unsettled = index, term, applied
             touched += len(applied.touched) if isinstance(applied, Applied) else 0

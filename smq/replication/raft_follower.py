@@ -7,6 +7,7 @@ does not match. Only the engine imports it.
 """
 
 from collections import deque
+from typing import Final
 
 from smq.raft_state.ids import NodeId
 from smq.replication.journal import Snapshot
@@ -22,7 +23,8 @@ from smq.replication.raft_codec import (
 from smq.replication.raft_outbox import Needs
 from smq.replication.raft_view import RaftView, RaftViolation
 
-NEVER = float("-inf")
+NEVER: Final = float("-inf")
+HELD_ENTRIES_A_TURN: Final = 1_000  # some 3 ms; a message is taken as a whole, whatever it holds
 
 
 class SnapshotRefused(Exception):
@@ -49,9 +51,11 @@ class Follower:
         self.heard_at = NEVER
 
     def on_append(self, peer: NodeId, m: Append) -> None:
+        if self._accept(peer, m.term) and not self._is_busy(peer, m):
+            self._append(peer, m)
+
+    def _append(self, peer: NodeId, m: Append) -> None:
         view, journal = self._view, self._view.journal
-        if not self._accept(peer, m.term) or self._is_busy(peer, m):
-            return
         if m.prev_index > journal.last_index:
             self._reply(peer, m.number, next_index=journal.last_index + 1, reset=True)
             return
@@ -85,9 +89,11 @@ class Follower:
         journal.add(entry, index, term)
 
     def on_chunk(self, peer: NodeId, m: SnapshotChunk) -> None:
+        if self._accept(peer, m.term) and not self._is_busy(peer, m):
+            self._add_chunk(peer, m)
+
+    def _add_chunk(self, peer: NodeId, m: SnapshotChunk) -> None:
         view, journal = self._view, self._view.journal
-        if not self._accept(peer, m.term) or self._is_busy(peer, m):
-            return
         if self._holds(m.index, m.index_term):
             self._assembly = None
             view.commit_to(m.index)
@@ -111,25 +117,34 @@ class Follower:
         def installed() -> None:
             if view.term == term:
                 self._reply(peer, number, next_index=snapshot.index + 1, success=True)
-            self._take_held()
 
         view.install(snapshot, installed)
 
-    def _take_held(self) -> None:
-        """Those of an older term go unheard: nobody waits for their answers."""
-        while self._held and not self._view.is_installing:
+    @property
+    def has_held(self) -> bool:
+        """Something waits for `take_held`, once nothing is being installed."""
+        return bool(self._held)
+
+    def take_held(self) -> None:
+        """What came while a snapshot was installed, and behind it: so many entries in a turn of the engine, for there
+        may be megabytes of them. Those of an older term go unheard: nobody waits for their answers."""
+        left = HELD_ENTRIES_A_TURN
+        while self._held and left > 0 and not self._view.is_installing:
             peer, m = self._held.popleft()
-            if m.term != self._view.term:
+            if m.term != self._view.term or not self._accept(peer, m.term):
                 continue
             if isinstance(m, Append):
-                self.on_append(peer, m)
+                left -= 1 + len(m.entries)
+                self._append(peer, m)
             else:
-                self.on_chunk(peer, m)
+                left = 0  # a quarter of a megabyte
+                self._add_chunk(peer, m)
 
     def _is_busy(self, peer: NodeId, m: Append | SnapshotChunk) -> bool:
         """While a snapshot is being installed nothing enters the journal, which it will replace. What comes meanwhile
-        waits: were it dropped, a busy leader could have compacted it away by the time that it is sent again."""
-        if not self._view.is_installing:
+        waits: were it dropped, a busy leader could have compacted it away by the time that it is sent again. And what
+        comes behind that waits, too, for its turn."""
+        if not self._view.is_installing and not self._held:
             return False
         if isinstance(m, SnapshotChunk) or m.entries:
             self._held.append((peer, m))
@@ -168,7 +183,7 @@ class Follower:
     def _say_alive(self, peer: NodeId) -> None:
         """Every other answer waits for the disk or a snapshot, which may take longer than a leader's patience."""
         view = self._view
-        is_quiet = view.journal.is_behind or view.is_installing
+        is_quiet = view.journal.is_behind or view.is_installing or self.has_held
         if is_quiet and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
             self._alive_at = self.heard_at
             alive = AppendReply(

@@ -8,7 +8,6 @@ data; a failed commit or a broken invariant ends the process through `on_fatal`.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Final
 
 import structlog
@@ -60,6 +59,7 @@ from smq.replication.ports import Buffer, Channel, Clock, DataDamaged, Disk, Eng
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.reads import Reads
 from smq.replication.replica import Replica
+from smq.replication.slices import Slices
 from smq.replication.storage_care import StorageCare
 
 _log = structlog.get_logger("smq.node")
@@ -69,8 +69,6 @@ REGISTER_MS_MAX: Final = 2_000
 REGISTER_RETRY_MS: Final = 50
 SETTLE_WORK_OF_A_LOG: Final = 8  # one that is made or dropped
 VISITS_MAX: Final = 200  # replicas looked after in one tick: below a millisecond
-ORPHANS_MAX: Final = 500  # logs of deleted topics dropped at a stretch: some 5 ms
-START_NS_MAX: Final = 5_000_000  # of starting, at a stretch
 TIMEOUT_MS_MAX: Final = 60_000  # the longest time-out a caller may ask for
 STOPPING: Final = SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping")
 
@@ -107,13 +105,11 @@ class NodeCore:
         self._is_registered = False
         self._replaced = ""  # why this directory had to become another disk
         self._is_running = False
-        self._is_stopped = False  # for good, also before it ran
         self._is_leaving = False  # from the beginning of a drain on
         self._last_beat_ns = 0
         self._to_visit: deque[PartitionId] = deque()  # replicas to be looked after in this round
-        self._to_probe: dict[
-            NodeId, deque[PartitionId]
-        ] = {}  # replicas whose stream to a new session waits for a probe
+        self._to_probe: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
+        self._slices = Slices(clock)
         self._store = LogStore(disk)
         self.liveness = Liveness(clock)
         self._peers = peers = sorted(n for n in config.peers if n != config.node_id)
@@ -125,7 +121,7 @@ class NodeCore:
             disk=disk,
             machine=self,
             send=self._send_raft,
-            timing=_timing(config),
+            timing=EngineTiming.of(config),
             disk_id=lambda: self.disk_id,
             registered_disk=self._registered_disk,
             on_leader_change=self._on_leader_change,
@@ -141,7 +137,7 @@ class NodeCore:
             deliver=self.deliver,
             replies_counted=lambda: self.state.replies_counted,
         )
-        self._digests = Digests(clock, self._state_pieces, lambda: self._state_index)
+        self._digests = Digests(clock, self.snapshot, lambda: self._state_index)
         self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock, deadlines=self.deadlines)
         self._advancer = Advancer(clock=clock, propose=self.propose, advance_of=self._hwm_advance_of)
         self._external = ExternalOffsets(
@@ -178,41 +174,28 @@ class NodeCore:
         return known.disk if known is not None else None
 
     def _on_claimed(self) -> None:
-        self._go_on_starting(self._open_logs())
+        self._slices.run(self._open_logs(), self._start_engine, self._on_start_failed)
 
     def _open_logs(self) -> Iterator[None]:
         yield from self._store.opening(self._logs)
         self._replaced = replacement(self._disk)
         self.care.scrubber.start()
-        yield from self._start_engine()
 
-    def _start_engine(self) -> Iterator[None]:
+    def _start_engine(self) -> None:
         self._is_running = True
-        yield from self.engine.start()
+        self._slices.run(self.engine.start(), self._join, self._on_start_failed)
 
-    def _go_on_starting(self, steps: Iterator[None]) -> None:
-        """For START_NS_MAX at a stretch: there may be thousands of logs, and the doors are open already, if only to say
-        that the node is not ready. No peer hears of it yet, so no time-out runs."""
-        until_ns = self.clock.monotonic_ns() + START_NS_MAX
-        try:
-            for _ in steps:
-                if self._is_stopped:
-                    return
-                if self.clock.monotonic_ns() >= until_ns:
-                    self.clock.call_soon(partial(self._go_on_starting, steps))
-                    return
-        except RaftDamaged as e:
+    def _on_start_failed(self, error: Exception) -> None:
+        if isinstance(error, RaftDamaged):
             self._is_running = False
-            self._replace_raft(e)
-            return
-        except DataDamaged as e:
-            self._on_fatal(e)
-            return
-        self._join()
+            self._replace_raft(error)
+        elif isinstance(error, DataDamaged):
+            self._on_fatal(error)
+        else:
+            raise error
 
     def _join(self) -> None:
-        if self._is_stopped:
-            return
+        """No peer has heard of this node before, so no time-out ran."""
         self._network.start(self)
         self._tick()
         self._register()
@@ -227,13 +210,11 @@ class NodeCore:
         _log.error("Raft's data is damaged: rejoining as a replaced disk", node=self.node_id, damage=str(damage))
         self._replaced = str(damage)
         ops = set_aside(self._disk)
-        self.disk_id = replace_disk_id(
-            self._disk, self.rng, self._replaced, ops, lambda: self._go_on_starting(self._start_engine())
-        )
+        self.disk_id = replace_disk_id(self._disk, self.rng, self._replaced, ops, self._start_engine)
 
     def stop(self) -> None:
         """Tells everybody who waits, and closes network and engine. The disk belongs to whoever made it."""
-        self._is_stopped = True
+        self._slices.stop()
         if not self._is_running:
             return
         self._is_running = False
@@ -304,12 +285,12 @@ class NodeCore:
     def _drop_orphans(self) -> None:
         """Logs of topics that were deleted while this node was away. Its own registration has been applied, so
         whatever topic this node ever knew is either in the state or deleted."""
-        orphans = [p for p in self._logs if p not in self._replicas and self.state.partition(p) is None]
-        for pid in orphans[:ORPHANS_MAX]:
-            del self._logs[pid]
+        orphans = deque(p for p in self._logs if p not in self._replicas and self.state.partition(p) is None)
+        self._slices.each(orphans, self._drop_orphan)
+
+    def _drop_orphan(self, pid: PartitionId) -> None:
+        if pid not in self._replicas and self._logs.pop(pid, None) is not None:
             self._store.drop(pid)
-        if orphans[ORPHANS_MAX:] and self._is_running:
-            self.clock.call_soon(self._drop_orphans)
 
     # ---------------------------------------------------------------------------------------- the loop
     def _tick(self) -> None:
@@ -398,9 +379,6 @@ class NodeCore:
         return True
 
     def snapshot(self) -> Iterator[bytes]:
-        return self._state_pieces()
-
-    def _state_pieces(self) -> Iterator[bytes]:
         return self._machine.snapshot_pieces()
 
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
@@ -455,19 +433,8 @@ class NodeCore:
             self._proposer.on_session_open(peer)
         else:
             self.send(peer, Channel.DATA, wire.Ping(self.clock.monotonic_ns(), False))
-            self._to_probe[peer] = deque(self._replicas)
-            self._open_streams(peer)
-
-    def _open_streams(self, peer: NodeId) -> None:
-        """To a peer that has come: of thousands, some at a time, unless it goes again meanwhile."""
-        left = self._to_probe.get(peer)
-        for _ in range(min(VISITS_MAX, len(left)) if left else 0):
-            assert left is not None
-            replica = self._replicas.get(left.popleft())
-            if replica is not None:
-                replica.on_session_open(peer)
-        if left and self._is_running:
-            self.clock.call_soon(partial(self._open_streams, peer))
+            waiting = self._to_probe[peer] = deque(self._replicas)
+            self._slices.each(waiting, lambda pid: self._with_replica(pid, lambda r: r.on_session_open(peer)))
 
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
         if channel is Channel.CONTROL:
@@ -475,7 +442,7 @@ class NodeCore:
             self._proposer.on_session_close(peer)
             self._controller.wake()
         else:
-            self._to_probe.pop(peer, None)
+            self._to_probe.pop(peer, deque()).clear()
             for replica in self._replicas.values():
                 replica.on_session_close(peer)
 
@@ -621,16 +588,6 @@ class NodeCore:
     def _on_leader_change(self) -> None:
         self._controller.on_leader_change()
         self._proposer.on_leader_change()
-
-
-def _timing(config: NodeConfig) -> EngineTiming:
-    return EngineTiming(
-        election_timeout_min_ms=config.election_timeout_min_ms,
-        election_timeout_max_ms=config.election_timeout_max_ms,
-        heartbeat_ms=config.raft_heartbeat_ms,
-        leader_fallback_ms=500,
-        snapshot_entries=config.raft_snapshot_entries,
-    )
 
 
 def has_majority(part: PartitionState, me: NodeId, reachable: frozenset[NodeId]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from smq.raft_state.ids import NodeId
+from smq.replication.config import NodeConfig
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.raft_codec import Message
 from smq.replication.raft_outbox import Needs
@@ -37,6 +38,15 @@ class EngineTiming:
             raise ValueError("leader_fallback_ms must be longer than heartbeat_ms")
         if self.snapshot_entries < 2:
             raise ValueError("snapshot_entries must be at least 2")
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> "EngineTiming":
+        return cls(
+            election_timeout_min_ms=config.election_timeout_min_ms,
+            election_timeout_max_ms=config.election_timeout_max_ms,
+            heartbeat_ms=config.raft_heartbeat_ms,
+            snapshot_entries=config.raft_snapshot_entries,
+        )
 
 
 class RaftView(Protocol):

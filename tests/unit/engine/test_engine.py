@@ -8,7 +8,6 @@ import pytest
 
 from smq.raft_state.commands import Applied, Done
 from smq.raft_state.ids import LogIndex, NodeId
-from smq.replication import engine_pysyncobj
 from smq.replication.engine_pysyncobj import COMMANDS_QUEUED_MAX, EngineTiming
 from smq.replication.ports import Buffer, Channel, Committed, DataDamaged, ProposalLost, Table
 from smq.replication.raft_codec import COMMAND_BYTES_MAX, Append, SnapshotChunk, decode
@@ -411,62 +410,6 @@ def test_a_follower_that_missed_a_snapshot_gets_it() -> None:
     away.start()
     wait(world, lambda: commands(away) == commands(leader))
     assert away.engine.journal.first_index > 50
-
-
-def test_a_node_that_took_a_snapshot_over_counts_what_its_journal_grows_by_from_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine_pysyncobj, "SNAPSHOT_JOURNAL_BYTES", 2_000)
-    monkeypatch.setattr(engine_pysyncobj, "JOURNAL_KEPT_BYTES", 0)
-    world = calm(snapshot_entries=100_000)  # only the bytes count
-    leader = elected(world)
-    away = followers(world, leader)[0]
-    commit(world, leader, "x" * 10_000)  # still in its journal, as it had not been applied, when that was cut
-    wait(world, lambda: away.engine.journal.snapshot is not None)
-    away.engine._raft._size_after_snapshot = 10_000  # type: ignore[union-attr]  # the library's typed view lacks it
-    isolate(world, away)
-    for n in range(30):
-        commit(world, leader, f"{n}" + "x" * 200)
-    world.network.heal_all()
-    wait(world, lambda: commands(away) == commands(leader))
-    installed = away.engine.journal.snapshot
-    assert installed is not None
-    for n in range(30):
-        commit(world, leader, f"{n}" + "y" * 200)
-    wait(world, lambda: commands(away) == commands(leader))
-    wait(world, lambda: away.engine.journal.snapshot.index > installed.index)  # type: ignore[union-attr]  # there is one
-
-
-def test_entries_are_applied_by_size_some_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 512 entries that commit 10,000 offsets each, applying takes seconds."""
-    monkeypatch.setattr(engine_pysyncobj, "APPLY_BYTES_MAX", 1_000)
-    world = calm(snapshot_entries=100_000)
-    leader = elected(world)
-    away = followers(world, leader)[0]
-    isolate(world, away)
-    answers = [propose(leader, "x" * 100) for _ in range(300)]
-    wait(world, lambda: all(answers))
-    applied = away.history.apply
-    in_a_turn, turns = 0, list[int]()
-
-    def apply(index: LogIndex, command: bytes) -> Applied:
-        nonlocal in_a_turn
-        in_a_turn += 1
-        return applied(index, command)
-
-    turn = away.engine._turn
-
-    def counted() -> None:
-        nonlocal in_a_turn
-        in_a_turn = 0
-        turn()
-        turns.append(in_a_turn)
-
-    monkeypatch.setattr(away.history, "apply", apply)
-    monkeypatch.setattr(away.engine, "_turn", counted)
-    world.network.heal_all()
-    wait(world, lambda: commands(away) == commands(leader))
-    assert 1 < max(turns) <= 9  # of some 110 bytes each
 
 
 def test_a_damaged_snapshot_is_refused_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication import raft_follower, raft_reads
+from smq.replication import raft_reads
 from smq.replication.journal import RaftJournal, Snapshot
 from smq.replication.raft_codec import (
     NO_ANSWER,
@@ -554,33 +554,6 @@ def test_a_snapshot_installed_under_the_next_leader_is_not_acknowledged_to_the_l
     view.finish_install()
     take_all_held(follower)
     assert (view.take_sent(), view.journal.last_index, view.commit_index) == ([success(view, 1, 3)], 9, 9)
-
-
-def test_of_what_came_while_a_snapshot_was_installed_some_is_taken_a_turn_and_what_comes_then_is_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(raft_follower, "HELD_ENTRIES_A_TURN", 10)
-    view, follower = installing(SNAPSHOT)
-
-    def come(first: int) -> None:
-        for index in range(first, first + 3 * 20, 3):
-            entries = [(5, index.to_bytes(2, "big")) for index in range(index, index + 3)]
-            prev = {"prev_index": index - 1, "prev_term": 4 if index == 10 else 5}
-            follower.on_append(A, Append(term=5, number=index, commit=9, **prev, entries=entries))
-
-    come(10)
-    view.finish_install()
-    turns = list[int]()
-    while follower.has_held:
-        before = view.journal.last_index
-        follower.take_held()
-        turns.append(view.journal.last_index - before)
-        if len(turns) == 1:
-            come(70)  # a turn later: it must not overtake
-    assert sum(turns) == 120
-    assert max(turns) <= 10 + 3  # a message is taken as a whole
-    entries = view.journal.entries_from(10, count_max=120)
-    assert [entry for entry, _, _ in entries] == [index.to_bytes(2, "big") for index in range(10, 130)]
 
 
 # ------------------------------------------------------------------------------------------------------- pre-vote

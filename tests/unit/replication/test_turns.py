@@ -13,7 +13,7 @@ from smq.raft_state.commands import Command, CommitOffsets, CreateTopic, OffsetC
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import default_init
-from smq.replication import core, digests, wire
+from smq.replication import digests, slices, wire
 from smq.replication.config import NodeConfig
 from smq.replication.log_store import LogStore, PartitionLog
 from smq.replication.node import Node
@@ -118,7 +118,7 @@ def test_the_streams_to_a_peer_that_has_come_are_probed_some_at_a_time() -> None
     world.populate()
     world.network.is_up = True
     world.process.soon(lambda: world.node.on_session_open(TWO, Channel.DATA))
-    assert 0 < world.most_at_once(lambda: world.network.count, 10) <= core.VISITS_MAX
+    assert 0 < world.most_at_once(lambda: world.network.count, 10) <= slices.PARTS_MAX
     assert world.network.count == PARTITIONS // 3
 
 
@@ -155,7 +155,7 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
     world = World().start()
     world.populate()
     read = 0
-    pieces = world.node._state_pieces
+    pieces = world.node.snapshot
 
     def counted() -> Iterator[bytes]:
         nonlocal read
@@ -231,7 +231,7 @@ def test_a_node_opens_its_logs_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(LogStore, "_open", counted)
     world = World(image, lambda process: SlowClock(process, Machine()))
     world.node.start()
-    assert world.most_at_once(lambda: opened, 50) <= core.START_NS_MAX // 1_000_000
+    assert world.most_at_once(lambda: opened, 50) <= slices.SLICE_NS_MAX // 1_000_000
     assert opened == PARTITIONS
 
 

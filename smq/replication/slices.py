@@ -1,0 +1,52 @@
+"""Work of thousands of parts, done some at a time, so that others have the loop in between.
+
+Owns how long a slice is. Its users own what a part is, and that the parts may be done at different moments. Only the
+node's core imports it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, TypeVar
+
+from smq.replication.ports import Clock
+
+T = TypeVar("T")
+
+PARTS_MAX: Final = 200  # of some 20 us each, done at a stretch
+SLICE_NS_MAX: Final = 5_000_000  # of steps whose work nobody can tell before
+
+
+class Slices:
+    """The first slice is done at once. None is from `stop` on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def each(self, parts: deque[T], work: Callable[[T], None]) -> None:
+        """Takes them off the deque; whoever clears it ends the work."""
+        if self._is_stopped:
+            return
+        for _ in range(min(PARTS_MAX, len(parts))):
+            work(parts.popleft())
+        if parts:
+            self._clock.call_soon(partial(self.each, parts, work))
+
+    def run(self, steps: Iterator[None], done: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """To the end of the steps, then `done`; or until one raises."""
+        if self._is_stopped:
+            return
+        until_ns = self._clock.monotonic_ns() + SLICE_NS_MAX
+        try:
+            for _ in steps:
+                if self._clock.monotonic_ns() >= until_ns:
+                    self._clock.call_soon(partial(self.run, steps, done, failed))
+                    return
+        except Exception as e:  # noqa: BLE001 - `failed` raises again what it does not know
+            failed(e)
+        else:
+            done()

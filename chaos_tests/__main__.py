@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     planted.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="cut schedules down in so many runs")
     live = commands.add_parser("run", help="live histories: real processes, real faults, a report")
     _live_arguments(live)
-    report = commands.add_parser("report", help="make a run's report.html again")
+    report = commands.add_parser("report", help="make a run's report.html again, or those of a directory of runs")
     report.add_argument("directory", type=Path)
     ledger = commands.add_parser("ledger", help="keep a campaign's summaries and make docs/reliability.md again")
     ledger.add_argument(
@@ -52,14 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
 
         return run(options, given)
     if options.command == "report":
-        from chaos_tests.live.report import write_report
+        from chaos_tests.live.campaign_page import write_reports
 
-        print(write_report(options.directory))
-        return 0
+        return write_reports(options.directory)
     if options.command == "ledger":
         from chaos_tests.live.ledger import keep, write_page
 
         if options.keep is not None:
+            if not options.keep.is_dir():
+                print(f"there is no directory {options.keep}", file=sys.stderr)
+                return 2
             print(f"{keep(options.keep)} lines kept")
         print(write_page(Path()))
         return 0

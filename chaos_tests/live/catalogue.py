@@ -6,6 +6,7 @@ Owns CATALOGUE and NEEDS. It does nothing itself.
 from typing import Final
 
 from chaos_tests.live import faults as do
+from chaos_tests.live import network_faults as net
 from chaos_tests.live.faults import FLIPS, Arena, Fault
 from chaos_tests.live.network import Link
 
@@ -61,46 +62,64 @@ CATALOGUE: Final = {
             "isolate-leader",
             "isolate",
             "the leader cut off from the others",
-            do.isolated(do.the_leader),
-            do.healed,
+            net.isolated(do.the_leader),
+            net.healed,
             _BLOCK,
         ),
         Fault(
-            "isolate-one", "isolate", "any node cut off from the others", do.isolated(do.any_node), do.healed, _BLOCK
+            "isolate-one", "isolate", "any node cut off from the others", net.isolated(do.any_node), net.healed, _BLOCK
         ),
         Fault(
             "split-minority",
             "isolate",
             "a minority and a majority that do not hear each other",
-            do.isolated(Arena.minority),
-            do.healed,
+            net.isolated(Arena.minority),
+            net.healed,
             _BLOCK,
         ),
-        Fault("deaf-leader", "network", "the leader hears nobody, all hear it", do.deaf, do.healed, _BLOCK),
-        Fault("mute-leader", "network", "the leader hears all, nobody hears it", do.mute, do.healed, _BLOCK),
-        Fault("bridge", "network", "two sides that only one node connects", do.bridge, do.healed, _BLOCK),
-        Fault("flapping-link", "network", "the leader's cable is loose", do.flapping, do.healed, _BLOCK),
+        Fault("deaf-leader", "network", "the leader hears nobody, all hear it", net.deaf, net.healed, _BLOCK),
+        Fault("mute-leader", "network", "the leader hears all, nobody hears it", net.mute, net.healed, _BLOCK),
+        Fault("bridge", "network", "two sides that only one node connects", net.bridge, net.healed, _BLOCK),
+        Fault("all-alone", "network", "nobody hears anybody", net.all_alone, net.healed, _BLOCK, keeps_majority=False),
+        Fault(
+            "ring",
+            "network",
+            "every node hears its two neighbours alone (of three nodes: one)",
+            net.ring,
+            net.healed,
+            _BLOCK,
+            keeps_majority=False,
+        ),
+        Fault("flapping-link", "network", "the leader's cable is loose", net.flapping, net.healed, _BLOCK),
         Fault(
             "slow-network",
             "network",
             "20-60 ms between all nodes",
-            do.links(Link(delay_ms=20, jitter_ms=40)),
-            do.healed,
+            net.links(Link(delay_ms=20, jitter_ms=40)),
+            net.healed,
+            frozenset({"delay"}),
+        ),
+        Fault(
+            "uneven-network",
+            "network",
+            "0-80 ms between two nodes, other ones each way",
+            net.uneven,
+            net.healed,
             frozenset({"delay"}),
         ),
         Fault(
             "lossy-network",
             "network",
             "5 % of the packets lost, 2 % doubled, 0-10 ms of reordering",
-            do.links(Link(loss=0.05, duplicate=0.02, jitter_ms=10)),
-            do.healed,
+            net.links(Link(loss=0.05, duplicate=0.02, jitter_ms=10)),
+            net.healed,
             frozenset({"loss"}),
         ),
         Fault(
             "reset-connections",
             "network",
-            "every connection between nodes do.reset, 5 times",
-            do.reset,
+            "every connection between nodes reset, 5 times",
+            net.reset,
             do.nothing,
             frozenset({"reset"}),
         ),

@@ -14,17 +14,26 @@ from pathlib import Path
 from typing import Final
 
 from chaos_tests.live import clocks, disks, namespaces
+from chaos_tests.live.campaign_page import INDEX, write_index
 from chaos_tests.live.fleet import Fleet
-from chaos_tests.live.history_run import SPARK, TOPIC, HistoryRun
+from chaos_tests.live.history_run import SPARK, TOPIC, HistoryRun, topics_of
 from chaos_tests.live.network import Network
-from chaos_tests.live.own import HooksError, OwnCluster, TheirDisks, TheirNetwork, read_hooks
+from chaos_tests.live.nodes import ClusterError
+from chaos_tests.live.own import HooksError, OwnCluster, TheirDisks, TheirNetwork, described, read_hooks
 from chaos_tests.live.plan import FAULTS_MIN, SCENARIOS, PlanError, Step, draw, draw_from, unavailable
 from chaos_tests.live.planted import PLANTED, command_of
 from chaos_tests.live.proxies import ProxyNetwork
 from chaos_tests.live.report import write_report
-from chaos_tests.live.summary import Summary, new_summary
+from chaos_tests.live.summary import SUMMARY, Summary, new_summary, read_summary
+from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, tls_from_environment
+from smq.raft_state.errors import SmqError
 
 NODES: Final = (1, 3, 5)
+_TLS: Final = (
+    ("--tls-ca", CA_VARIABLE, "of --servers: the certificates that sign the nodes'"),
+    ("--tls-certificate", CERTIFICATE_VARIABLE, "of --servers: the client's certificate"),
+    ("--tls-key", KEY_VARIABLE, "of --servers: its key"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disks", choices=("auto", "directories", "images"), default="auto")
     parser.add_argument("--servers", help="gRPC addresses of a cluster of your own: host:port,... (see --hooks)")
     parser.add_argument("--hooks", type=Path, help="TOML file of your own faults (docs/chaos.md tells its form)")
+    for option, variable, says in _TLS:
+        parser.add_argument(option, help=f"{says} (PEM; default ${variable})", metavar="FILE")
     parser.add_argument("--plant", choices=sorted(PLANTED), help="break the nodes on purpose: the run must find it")
     parser.add_argument("--no-kafka", action="store_true", help="without Kafka clients")
     parser.add_argument(
@@ -49,34 +60,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """0: everything held. 1: something did not, or a run was invalid. 2: it cannot be run like this."""
+    for option, variable, _ in _TLS:  # through the environment, as Spark's driver and its workers need it, too
+        given = vars(options)[option.removeprefix("--").replace("-", "_")]
+        if given is not None:
+            os.environ[variable] = given
     if options.faults is None:
         options.faults = len(SCENARIOS["short"]) if options.scenario == "short" else FAULTS_MIN
     try:
+        if options.servers:
+            _use_theirs(options)
         _steps(options, options.seed)
-    except (PlanError, HooksError) as e:
+    except (PlanError, HooksError, ClusterError, SmqError) as e:
         print(e, file=sys.stderr)
         return 2
     if _wants_namespaces(options):
         namespaces.enter(arguments)
     give_up = time.monotonic() + options.minutes * 60 if options.minutes else None
     seed, done, bad = options.seed, 0, 0
-    while time.monotonic() < give_up if give_up is not None else done < options.histories:
-        directory = options.out / f"{options.scenario}-{options.nodes}-{options.plant or 'good'}-{seed:06d}"
-        if (directory / "summary.json").exists():
-            print(f"{directory} is there already", flush=True)
-        else:
-            summary = run_one(options, directory, seed)
-            bad += not summary.holds
-        seed, done = seed + 1, done + 1
-    print(f"{done} histories, {bad} with findings or invalid; reports in {options.out}")
+    try:
+        while time.monotonic() < give_up if give_up is not None else done < options.histories:
+            directory = options.out / f"{options.scenario}-{options.nodes}-{options.plant or 'good'}-{seed:06d}"
+            if (directory / SUMMARY).exists():
+                holds = _has_held(directory)
+            else:
+                holds = run_one(options, directory, seed).holds
+                write_index(options.out)
+            bad += not holds
+            seed, done = seed + 1, done + 1
+    except KeyboardInterrupt:
+        print(f"\nstopped after {done} histories; the same command goes on from there", flush=True)
+        return 130
+    print(f"{done} histories, {bad} with findings or invalid; reports in {options.out / INDEX}")
     return 1 if bad else 0
+
+
+def _use_theirs(options: argparse.Namespace) -> None:
+    """What else was said must suit a cluster that is there. ClusterError where it does not answer."""
+    if options.plant:
+        raise PlanError("--plant breaks nodes that are started from here: it cannot be had with --servers")
+    options.nodes = len(described(_addresses(options), tls_from_environment()))
+    options.scenario = "hooks" if options.hooks else "workload"
+
+
+def _addresses(options: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(filter(None, options.servers.split(",")))
+
+
+def _has_held(directory: Path) -> bool:
+    """Of a history that was run before; says so."""
+    told = read_summary(directory / SUMMARY)
+    holds = not told["violations"] and not told["invalid"]
+    verdict = "everything held" if holds else "NOT everything held"
+    print(f"{directory.name} was run before, {verdict} (to run it again, remove {directory})", flush=True)
+    return holds
 
 
 def run_one(options: argparse.Namespace, directory: Path, seed: int) -> Summary:
     """One history in a fresh directory, its report beside it."""
     shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
     directory.mkdir(parents=True)
-    fleet = _fleet(options, directory.resolve(), seed)
+    topic = f"{TOPIC}-{seed}-{time.time_ns():x}" if options.servers else TOPIC
+    fleet = _fleet(options, directory.resolve(), seed, topic)
     summary = new_summary(options.scenario, seed, fleet, options.plant)
     summary.unavailable = {} if options.servers else unavailable(_can(options))
     summary.replay = _replay(options, seed)
@@ -88,7 +132,6 @@ def run_one(options: argparse.Namespace, directory: Path, seed: int) -> Summary:
     def say(line: str) -> None:
         print(f"  {line}", flush=True)
 
-    topic = f"{TOPIC}-{seed}-{time.time_ns():x}" if options.servers else TOPIC
     run = HistoryRun(
         directory, fleet, steps, summary, say, with_kafka=not options.no_kafka, with_spark=options.spark, topic=topic
     )
@@ -101,10 +144,16 @@ def run_one(options: argparse.Namespace, directory: Path, seed: int) -> Summary:
     return summary
 
 
-def _fleet(options: argparse.Namespace, directory: Path, seed: int) -> Fleet:
+def _fleet(options: argparse.Namespace, directory: Path, seed: int, topic: str) -> Fleet:
     if options.servers:
-        addresses = tuple(filter(None, options.servers.split(",")))
-        return OwnCluster(directory, network=TheirNetwork(), disks=TheirDisks(), addresses=addresses)
+        return OwnCluster(
+            directory,
+            network=TheirNetwork(),
+            disks=TheirDisks(),
+            addresses=_addresses(options),
+            topics=topics_of(topic),
+            tls=tls_from_environment(),
+        )
     network: Network
     if _wants_namespaces(options):
         network = namespaces.NamespaceNetwork(seed, options.nodes)
@@ -169,11 +218,14 @@ def _can(options: argparse.Namespace) -> frozenset[str]:
 
 
 def _replay(options: argparse.Namespace, seed: int) -> str:
-    parts = ["python -m chaos_tests run", f"--scenario {options.scenario}", f"--seed {seed}"]
-    parts += [f"--nodes {options.nodes}", f"--faults {options.faults}"]
-    parts += [f"--network {options.network}", f"--disks {options.disks}"]
     if options.servers:
-        parts.append(f"--servers {options.servers} --hooks {options.hooks}")
+        parts = ["python -m chaos_tests run", f"--servers {options.servers}", f"--seed {seed}"]
+        parts += [f"--hooks {options.hooks}", f"--faults {options.faults}"] if options.hooks else []
+        parts += [f"{option} {os.environ[name]}" for option, name, _ in _TLS if os.environ.get(name)]
+    else:
+        parts = ["python -m chaos_tests run", f"--scenario {options.scenario}", f"--seed {seed}"]
+        parts += [f"--nodes {options.nodes}", f"--faults {options.faults}"]
+        parts += [f"--network {options.network}", f"--disks {options.disks}"]
     parts += [word for word, is_asked in (("--no-kafka", options.no_kafka), ("--spark", options.spark)) if is_asked]
     if options.plant:
         parts.append(f"--plant {options.plant}")

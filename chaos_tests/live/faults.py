@@ -1,7 +1,8 @@
 """What a fault is, and how each kind strikes and is undone.
 
-Owns Arena, Fault and their strikes; `catalogue` names the faults. A strike returns the nodes that it struck; between it
-and its undo the run goes on. Waiting for the cluster is the run's business (but for what an operator would wait for).
+Owns Arena, Fault and the strikes, but for those at the network, which are `network_faults`'; `catalogue` names the
+faults. A strike returns the nodes that it struck; between it and its undo the run goes on. Waiting for the cluster is
+the run's business (but for what an operator would wait for).
 """
 
 import os
@@ -19,8 +20,6 @@ from pathlib import Path
 from typing import Final
 
 from chaos_tests.live.fleet import Fleet
-from chaos_tests.live.network import Link, Links, both
-from chaos_tests.live.proxies import ProxyNetwork
 from chaos_tests.live.raw import Unanswered
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
@@ -32,6 +31,14 @@ _DAMAGED_START_S: Final = 20.0
 _MEMORY_SLACK: Final = 16 << 20
 _HOSTILE_BYTES: Final = 4096
 _HOSTILE_CONNECTIONS: Final = 20
+# Noise after the beginning of something that a port understands gets further than noise alone.
+_HOSTILE_HEADS: Final = (
+    b"",
+    b"\x7f\xff\xff\xff",  # a length of 2 GiB, as Kafka's frames and those between nodes begin
+    b"\x00\x00\x00\x30\x00SMQP\x00\x01",  # a hello between nodes
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /",
+)
 
 
 @dataclass(slots=True)
@@ -74,6 +81,8 @@ class Arena:
         self.helpers.clear()
 
 
+FAILOVERS: Final = ("kill", "isolate", "pause")  # families that make others take over: how soon is measured
+
 Strike = Callable[[Arena], list[int]]  # returns the nodes that it struck
 Undo = Callable[[Arena, list[int]], None]
 
@@ -83,7 +92,7 @@ class Fault:
     """`keeps_majority`: a majority of nodes goes on untouched, so acknowledgements must go on as well."""
 
     name: str
-    family: str  # kill, isolate, pause, network, disk, clock, pressure, hostile
+    family: str  # kill, isolate, pause, restart, network, disk, clock, pressure, hostile, hook
     says: str
     strike: Strike
     undo: Undo
@@ -144,77 +153,6 @@ def resumed(arena: Arena, nodes: list[int]) -> None:
 
 def nothing(arena: Arena, nodes: list[int]) -> None:
     """The fault is over when it has struck."""
-
-
-# ---------------------------------------------------------------------------------------------------- networks
-def _others(arena: Arena, nodes: list[int]) -> list[int]:
-    return [node for node in arena.nodes if node not in nodes]
-
-
-def isolated(choose: Callable[[Arena], list[int]]) -> Strike:
-    def strike(arena: Arena) -> list[int]:
-        nodes = choose(arena)
-        arena.fleet.network.impose(Links.cut(both(nodes, _others(arena, nodes))))
-        return nodes
-
-    return strike
-
-
-def deaf(arena: Arena) -> list[int]:
-    """Hears nobody, is heard by all: the shape that makes two leaders where leases are careless."""
-    node = arena.leader()
-    arena.fleet.network.impose(Links.cut((other, node) for other in _others(arena, [node])))
-    return [node]
-
-
-def mute(arena: Arena) -> list[int]:
-    node = arena.leader()
-    arena.fleet.network.impose(Links.cut((node, other) for other in _others(arena, [node])))
-    return [node]
-
-
-def bridge(arena: Arena) -> list[int]:
-    """Two sides that only one node connects."""
-    middle = arena.any_node()
-    rest = _others(arena, [middle])
-    arena.rng.shuffle(rest)
-    half = max(1, len(rest) // 2)
-    arena.fleet.network.impose(Links.cut(both(rest[:half], rest[half:])))
-    return [middle]
-
-
-def links(link: Link) -> Strike:
-    def strike(arena: Arena) -> list[int]:
-        arena.fleet.network.impose(Links.all_of(arena.nodes, link))
-        return arena.nodes
-
-    return strike
-
-
-def flapping(arena: Arena) -> list[int]:
-    """A cable that is loose: cut and whole by turns."""
-    node = arena.leader()
-    cut = Links.cut(both([node], _others(arena, [node])))
-    for _ in range(6):
-        arena.fleet.network.impose(cut)
-        time.sleep(arena.rng.uniform(0.1, 0.6))
-        arena.fleet.network.impose(Links())
-        time.sleep(arena.rng.uniform(0.1, 0.6))
-    return [node]
-
-
-def healed(arena: Arena, nodes: list[int]) -> None:
-    arena.fleet.network.impose(Links())
-
-
-def reset(arena: Arena) -> list[int]:
-    network = arena.fleet.network
-    assert isinstance(network, ProxyNetwork), "drawn only where proxies are"
-    for _ in range(5):
-        for node in arena.nodes:
-            network.reset(node)
-        time.sleep(0.2)
-    return arena.nodes
 
 
 # ------------------------------------------------------------------------------------------------------- disks
@@ -409,12 +347,13 @@ def storm(arena: Arena) -> list[int]:
 def hostile(arena: Arena) -> list[int]:
     """Noise on every port of every node."""
     for member in arena.fleet.up():
-        for address in (member.grpc, member.http, member.kafka):
+        for address in filter(None, (member.grpc, member.http, member.kafka, member.peer)):
             host, _, port = address.rpartition(":")
             for _ in range(_HOSTILE_CONNECTIONS):
+                noise = arena.rng.randint(1, _HOSTILE_BYTES)
                 with suppress(OSError), socket.create_connection((host, int(port)), timeout=1) as sock:
                     sock.settimeout(1)
-                    sock.sendall(arena.rng.randbytes(arena.rng.randint(1, _HOSTILE_BYTES)))
+                    sock.sendall(arena.rng.choice(_HOSTILE_HEADS) + arena.rng.randbytes(noise))
     return arena.nodes
 
 

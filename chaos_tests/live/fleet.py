@@ -39,6 +39,7 @@ class Fleet(Nodes):
                 grpc=format_address(config.grpc_address),
                 http=format_address(config.http_address),
                 kafka=format_address(config.kafka_address),
+                peer=format_address(config.peers[config.node_id]),
             )
             self.disks.prepare(config.node_id, config.data_dir)
         for node in self.nodes:

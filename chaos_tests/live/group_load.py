@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from chaos_tests.live.kafka_load import reach
 from chaos_tests.live.workload import Client, GroupMember, World, join
 from smq.coordinator.kafka.groups import PREFIX
 
@@ -72,15 +73,13 @@ class TeamMember(Client):
         from confluent_kafka import Consumer
 
         settings = {
-            "bootstrap.servers": self.world.kafka,
+            **reach(self.world),
             "group.id": group_of(self._topic),
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "session.timeout.ms": SESSION_MS,
             "heartbeat.interval.ms": 500,
             "socket.timeout.ms": 3000,
-            "reconnect.backoff.max.ms": 500,
-            "log_level": 0,
         }
         consumer = Consumer(settings)
         consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)

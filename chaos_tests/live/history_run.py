@@ -7,6 +7,7 @@ and `summary.json`; `report` makes pictures of it. The judges are those of the s
 import json
 import random
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from typing import Final, Protocol
 
 from chaos_tests.checkers.judge import judge
 from chaos_tests.live import sockets
-from chaos_tests.live.faults import Arena, end_everything
+from chaos_tests.live.faults import FAILOVERS, Arena, end_everything
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.group_load import Team, TeamWatcher
 from chaos_tests.live.kafka_load import kafka_clients
@@ -24,7 +25,7 @@ from chaos_tests.live.nodes import ClusterError, wait_for
 from chaos_tests.live.plan import Step
 from chaos_tests.live.raw import Unanswered
 from chaos_tests.live.spark_load import SparkRead
-from chaos_tests.live.summary import Struck, Summary, count, failover_ms
+from chaos_tests.live.summary import SUMMARY, Struck, Summary, count, failover_ms
 from chaos_tests.live.watcher import Watcher
 from chaos_tests.live.workload import (
     Client,
@@ -43,6 +44,7 @@ from smq.raft_state.errors import SmqError
 TOPIC: Final = "chaos"
 SPARK: Final = "spark"  # directory of the streaming query
 PARTITIONS: Final = 3
+WORKLOAD_S: Final = 20.0  # without faults, which give the clients their time otherwise
 WARM_S: Final = 60.0  # until every partition has acknowledged something
 PROGRESS_S: Final = 30.0  # with a majority untouched, every partition acknowledges within this
 RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready
@@ -51,6 +53,11 @@ SETTLED_TRIES: Final = 3
 IN_FLIGHT_NS: Final = 200_000_000  # an acknowledgement this soon after a fault may have been on its way before it
 ACKED_MIN: Final = 200  # sends; a run with less traffic proves nothing
 FINAL_POLLS_MAX: Final = 20_000
+
+
+def topics_of(topic: str) -> tuple[str, str]:
+    """The topics of a run: one of records, and one whose records smq does not keep."""
+    return topic, f"{topic}-offsets"
 
 
 class LateReader(Protocol):
@@ -93,7 +100,7 @@ class HistoryRun:
         self.topic = topic
         self._sink = (directory / "history.jsonl").open("w", encoding="utf-8")
         self.recorder = SharedRecorder(self._sink)
-        self._start_ns = time.monotonic_ns()
+        self._start_ns: int = self.recorder.note("begin")["t"]  # the zero of the summary's times, in the history, too
         self._rng = random.Random(f"run/{summary.seed}")
         self._failed: list[str] = []
 
@@ -107,6 +114,7 @@ class HistoryRun:
         try:
             self._say(f"{self.fleet.size} nodes, {self.fleet.network.name}, {self.fleet.disks.name}")
             self.fleet.start()
+            self.summary.nodes = self.fleet.size  # of somebody else's cluster it is known only now
             world = self._world()
             watcher = Watcher(self.fleet, self.recorder)
             watcher.start()
@@ -123,6 +131,9 @@ class HistoryRun:
             self._wait_acks(world, self._start_ns, WARM_S, "after the start")
             for step in self.steps:
                 self._strike(world, step, watcher)
+            if not self.steps:
+                self._say(f"no faults: the workload alone, for {WORKLOAD_S:g} s")
+                time.sleep(WORKLOAD_S)
             self._heal(watcher)
             stop(world, clients)
             clients = []
@@ -132,6 +143,9 @@ class HistoryRun:
         except ClusterError as e:
             self.recorder.note("settled", ok=False, why=str(e))
             self._say(f"FAILED: {e}")
+        except Exception as e:  # noqa: BLE001 - of the harness: this run proves nothing, and the next one may
+            self._failed.append(f"the harness has failed: {e!r}")
+            self._say(traceback.format_exc())
         finally:
             if world is not None:
                 stop(world, clients)
@@ -147,17 +161,21 @@ class HistoryRun:
 
     def _world(self) -> World:
         raws = {node: member.raw for node, member in self.fleet.nodes.items()}
-        kafka = ",".join(member.kafka for member in self.fleet.nodes.values())
+        if self._with_kafka and not all(member.kafka for member in self.fleet.nodes.values()):
+            self._with_kafka = False
+            self._say("without Kafka clients: not every node has a Kafka port")
+        kafka = ",".join(member.kafka for member in self.fleet.nodes.values()) if self._with_kafka else ""
         first = next(iter(raws.values()))
         # On all nodes: a majority of the nodes that goes on is then a majority of each partition.
-        first.create_topic(self.topic, PARTITIONS, timeout_ms=20_000, replication_factor=self.fleet.size)
-        first.create_topic(f"{self.topic}-offsets", 1, timeout_ms=20_000, config={"storage": "external"})
-        partitions = [Partition(self.topic, index) for index in range(PARTITIONS)]
+        records, offsets = topics_of(self.topic)
+        first.create_topic(records, PARTITIONS, timeout_ms=20_000, replication_factor=self.fleet.size)
+        first.create_topic(offsets, 1, timeout_ms=20_000, config={"storage": "external"})
+        partitions = [Partition(records, index) for index in range(PARTITIONS)]
         for found in sockets.beyond(self.fleet):
             self._violate(f"bound-beyond: {found}")
-        return World(
-            self.recorder, raws, kafka, partitions, self._rng, external=[Partition(f"{self.topic}-offsets", 0)]
-        )
+        external = [Partition(offsets, 0)]
+        tls = next(iter(self.fleet.nodes.values())).tls
+        return World(self.recorder, raws, kafka, partitions, self._rng, external, tls=tls)
 
     def _late_readers(self, world: World) -> list[LateReader]:
         late: list[LateReader] = []
@@ -178,7 +196,8 @@ class HistoryRun:
         leaders = self.fleet.leaders()
         watcher.expect_deaths = True
         begun_ns = time.monotonic_ns()
-        struck = Struck(fault.name, fault.family, [], [], self._since(begun_ns), keeps_majority=fault.keeps_majority)
+        struck = Struck(fault.name, fault.family, [], [], self._since(begun_ns), says=fault.says)
+        struck.keeps_majority = fault.keeps_majority
         self.summary.faults.append(struck)
         self.recorder.note("fault", what=fault.name, phase="begin")
         try:
@@ -202,7 +221,7 @@ class HistoryRun:
         self.fleet.wait_ready(timeout_s=RECOVERY_S)
         struck.recovery_ms = (time.monotonic_ns() - ended_ns) / 1e6
         watcher.expect_deaths = False
-        if fault.family in ("kill", "isolate", "pause") and struck.led and fault.keeps_majority:
+        if fault.family in FAILOVERS and struck.led and fault.keeps_majority:
             struck.failover_ms = failover_ms(world.acks, struck, struck_ns, ended_ns)
         told = f", failover {struck.failover_ms:.0f} ms" if struck.failover_ms is not None else ""
         self._say(
@@ -318,7 +337,7 @@ class HistoryRun:
         if summary.acked_sends < ACKED_MIN:
             summary.invalid.append(f"{summary.acked_sends} acknowledged sends, at least {ACKED_MIN} are needed")
         summary.invalid += self._failed
-        path = self.directory / "summary.json"
+        path = self.directory / SUMMARY
         path.write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
 
     @property

@@ -1,4 +1,4 @@
-"""Kafka clients of a chaos run: librdkafka's idempotent producer and its consumer, on the same topics as the rest.
+"""Kafka clients of a chaos run: librdkafka's producers and its consumer, on the same topics as the rest.
 
 Owns the translation of their callbacks into operations of the history. A consumer's records are checked by `kpoll`
 operations: value and offset of each, in the order in which the client was given them.
@@ -19,6 +19,8 @@ class KafkaProducer(Client):
     """acks=all with idempotence: each record is a send of its own, a burst of them under way at once."""
 
     think_s = 0.15
+    acks = -1
+    idempotent = True
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -28,7 +30,7 @@ class KafkaProducer(Client):
 
     def step(self) -> None:
         if self._producer is None:
-            self._producer = _make_producer(self.world.kafka)
+            self._producer = self._make()
         for _ in range(self.rng.randint(1, BURST_MAX)):
             self._send()
         deadline = time.monotonic() + SEND_S + 5
@@ -43,7 +45,8 @@ class KafkaProducer(Client):
         partition = self.any_partition()
         (value,) = self.world.values(1)
         process = self._free.pop() if self._free else self.world.recorder.new_process()
-        self.world.recorder.invoke(process, "send", k=partition.key, v=[value], acks=-1, idem=True, via="kafka")
+        asked = {"k": partition.key, "v": [value], "acks": self.acks, "idem": self.idempotent}
+        self.world.recorder.invoke(process, "send", **asked, via="kafka")
 
         def delivered(error: Any, message: Any) -> None:
             self._open -= 1
@@ -54,7 +57,8 @@ class KafkaProducer(Client):
                     self._producer = None  # a new one, with a new producer id
                 return
             self.world.recorder.ok(process, "send", o=message.offset(), ts=0, dup=False)
-            self.world.acks.append(Ack(time.monotonic_ns(), partition.key, 0))
+            if self.acks == -1:
+                self.world.acks.append(Ack(time.monotonic_ns(), partition.key, 0))
             self._free.append(process)
 
         from confluent_kafka import KafkaException
@@ -66,6 +70,34 @@ class KafkaProducer(Client):
             self._open -= 1
             self.world.recorder.fail(process, "send", err=str(e)[:200])
             self._free.append(process)
+
+    def _make(self) -> Any:
+        from confluent_kafka import Producer as LibrdkafkaProducer
+
+        settings = {
+            **reach(self.world),
+            "enable.idempotence": self.idempotent,
+            "acks": self.acks,
+            "linger.ms": 2,
+            "delivery.timeout.ms": DELIVERY_MS,
+            "socket.timeout.ms": 3000,
+            # Without idempotence a second attempt may store a second copy, and that would be nobody's fault.
+            **({} if self.idempotent else {"retries": 0}),
+        }
+        return LibrdkafkaProducer(settings)
+
+
+class PlainKafkaProducer(KafkaProducer):
+    """acks=all, and each record is sent once."""
+
+    think_s = 0.4
+    idempotent = False
+
+
+class LeaderKafkaProducer(PlainKafkaProducer):
+    """acks=1: may lose, and must not disturb those who may not."""
+
+    acks = 1
 
 
 class KafkaConsumer(Client):
@@ -90,36 +122,33 @@ class KafkaConsumer(Client):
             self._consumer.close()
 
 
+def reach(world: World) -> dict[str, Any]:
+    """How librdkafka reaches the cluster."""
+    found: dict[str, Any] = {"bootstrap.servers": world.kafka, "reconnect.backoff.max.ms": 500, "log_level": 0}
+    if world.tls is not None:
+        found |= {"security.protocol": "SSL", "ssl.ca.location": str(world.tls.ca)}
+        if world.tls.certificate is not None:
+            found |= {"ssl.certificate.location": str(world.tls.certificate), "ssl.key.location": str(world.tls.key)}
+    return found
+
+
 def kafka_clients(world: World) -> list[Client]:
-    return [KafkaProducer(world, "kafka-producer"), KafkaConsumer(world, "kafka-consumer")]
-
-
-def _make_producer(servers: str) -> Any:
-    from confluent_kafka import Producer
-
-    settings = {
-        "bootstrap.servers": servers,
-        "enable.idempotence": True,
-        "acks": "all",
-        "linger.ms": 2,
-        "delivery.timeout.ms": DELIVERY_MS,
-        "socket.timeout.ms": 3000,
-        "reconnect.backoff.max.ms": 500,
-        "log_level": 0,
-    }
-    return Producer(settings)
+    return [
+        KafkaProducer(world, "kafka-producer"),
+        PlainKafkaProducer(world, "kafka-plain"),
+        LeaderKafkaProducer(world, "kafka-leader"),
+        KafkaConsumer(world, "kafka-consumer"),
+    ]
 
 
 def _make_consumer(world: World) -> Any:
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {
-        "bootstrap.servers": world.kafka,
-        "group.id": "chaos-reader",
+        **reach(world),
+        "group.id": f"{world.partitions[0].topic}-reader",
         "enable.auto.commit": False,
         "auto.offset.reset": "error",  # a reset would hide a wrong out-of-range
-        "reconnect.backoff.max.ms": 500,
-        "log_level": 0,
     }
     consumer = Consumer(settings)
     consumer.assign([TopicPartition(p.topic, p.index, 0) for p in world.partitions])

@@ -7,26 +7,32 @@ directory. Only found.jsonl is written by hand: what such runs have found, with 
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from chaos_tests.crash.long_runs import RUN
 from chaos_tests.live.catalogue import CATALOGUE
+from chaos_tests.live.faults import FAILOVERS
+from chaos_tests.live.summary import SUMMARY
 from chaos_tests.sim.ledger import FILE
 
 KEPT: Final = Path("docs/reliability")
 HISTORIES: Final = "histories.jsonl"
 RUNS: Final = "runs.jsonl"
 PAGE: Final = Path("docs/reliability.md")
+FAILOVER_SAYS: Final = (
+    "From the strike to an acknowledgement by another node in every partition that the struck nodes led, as a client "
+    "with a 0.7 s time-out an attempt sees it. A killed node's connections close; an isolated or paused one is only "
+    "silent."
+)
 SIMULATION: Final = "simulation"
 FOUND: Final = "found"
 _FIELDS: Final = (
     *("scenario", "seed", "commit", "nodes", "network", "disks", "workload", "started", "seconds", "fault_seconds"),
     *("acked_sends", "acked_records", "records_read", "settle_ms", "anomalies", "replay"),
 )
-_FAILOVERS: Final = ("kill", "isolate", "pause")
 
 Entry = dict[str, Any]
 
@@ -44,21 +50,23 @@ def _keep_histories(campaign: Path, kept: Path) -> int:
     """Planted bugs and invalid runs prove nothing of the product and stay out."""
     known = {_identity(entry) for entry in read(kept)}
     added = []
-    for path in sorted(campaign.glob("*/summary.json")):
+    for path in sorted(campaign.glob(f"*/{SUMMARY}")):
         summary = json.loads(path.read_text(encoding="utf-8"))
         if not (summary["planted"] or summary["invalid"] or _identity(summary) in known):
-            added.append(_history(summary))
+            added.append(history(summary))
     with kept.open("a", encoding="utf-8") as f:
         f.writelines(_line(entry) for entry in added)
     return len(added)
 
 
-def _history(summary: Entry) -> Entry:
+def history(summary: Entry) -> Entry:
+    """What is kept of a run's summary."""
     entry = {"kind": "history", **{name: summary[name] for name in _FIELDS}}
     entry["operations"] = sum(sum(kinds.values()) for kinds in summary["operations"].values())
     entry["faults"] = [
         {
             "name": fault["name"],
+            "family": fault["family"],
             "s": round(fault["end_s"] - fault["start_s"], 1),
             "failover_ms": fault["failover_ms"] and round(fault["failover_ms"]),
             "recovery_ms": fault["recovery_ms"] and round(fault["recovery_ms"]),
@@ -138,6 +146,7 @@ def page(entries: Iterable[Entry]) -> str:
         "- Lying disks (which acknowledge a flush and lose it later) are not part of it: no log on one disk survives "
         "them.",
         "- The nodes of a history share one kernel, one clock source and one physical disk.",
+        "- Runs with too little traffic to judge, or in which the harness failed, are not counted: they prove nothing.",
         "- Checkers judge what clients saw. What no client asked for in a run is not judged by it.",
         "",
     ]
@@ -147,54 +156,77 @@ def page(entries: Iterable[Entry]) -> str:
 def _live(histories: list[Entry]) -> list[str]:
     if not histories:
         return ["## Live histories", "", "None is kept yet.", ""]
-    faults = [fault for entry in histories for fault in entry["faults"]]
+    parts = ["## Live histories", "", "| | |", "|---|---|"]
+    parts += [f"| {name} | {value} |" for name, value in overview(histories)]
+    parts += ["", "| fault | what it is | times |", "|---|---|---|"]
+    parts += [f"| {name} | {says} | {times} |" for name, says, times in struck(histories)]
+    parts += ["", "### Failover", "", FAILOVER_SAYS, ""]
+    parts += ["| family | times | min ms | p50 ms | p99 ms | max ms |", "|---|---|---|---|---|---|"]
+    parts += [f"| {' | '.join(map(str, row))} |" for row in failovers(histories)]
+    found = [entry for entry in histories if entry["anomalies"]]
+    if found:
+        parts += ["", "Histories with findings:", ""]
+        parts += [f"- `{e['replay']}` on {e['commit']}: {_counts(e['anomalies'])}{_since(e, histories)}" for e in found]
+    return [*parts, ""]
+
+
+def overview(histories: list[Entry]) -> list[tuple[str, str]]:
+    """(figure, value) of all of them together."""
     anomalies: Counter[str] = Counter()
     for entry in histories:
         anomalies.update(entry["anomalies"])
-    rows = [
+    return [
         ("histories", f"{len(histories):,}"),
-        ("... with five faults or more", f"{sum(len(entry['faults']) >= 5 for entry in histories):,}"),
-        ("of nodes", ", ".join(f"{n}: {c}" for n, c in sorted(Counter(e["nodes"] for e in histories).items()))),
+        ("... with five faults or more", f"{sum(len(e['faults']) >= 5 for e in histories):,}"),
+        ("... without a finding", f"{sum(not e['anomalies'] for e in histories):,}"),
+        ("of nodes", _counts(Counter(str(e["nodes"]) for e in histories))),
+        ("network", _counts(Counter(e["network"] for e in histories))),
+        ("disks", _counts(Counter(e["disks"] for e in histories))),
         ("hours", f"{sum(e['seconds'] for e in histories) / 3600:.1f}"),
         ("fault-hours", f"{sum(e['fault_seconds'] for e in histories) / 3600:.2f}"),
+        ("faults", f"{sum(len(e['faults']) for e in histories):,}"),
         ("operations", f"{sum(e['operations'] for e in histories):,}"),
         ("records acknowledged", f"{sum(e['acked_records'] for e in histories):,}"),
         ("records read and compared", f"{sum(e['records_read'] for e in histories):,}"),
         ("with Kafka consumers in a group", f"{sum('Kafka' in e['workload'] for e in histories):,}"),
         ("with a Spark streaming read", f"{sum('Spark' in e['workload'] for e in histories):,}"),
-        ("bits flipped", f"{sum(f['flips'] for f in faults):,}"),
-        ("anomalies", ", ".join(f"{k}: {n}" for k, n in sorted(anomalies.items())) or "none"),
+        ("bits flipped", f"{sum(fault['flips'] for e in histories for fault in e['faults']):,}"),
+        ("anomalies", _counts(anomalies) or "none"),
         ("commits", ", ".join(f"{c} ({n})" for c, n in Counter(e["commit"] for e in histories).items())),
     ]
-    parts = ["## Live histories", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows), ""]
-    counts = Counter(fault["name"] for fault in faults)
-    parts += ["| fault | what it is | times |", "|---|---|---|"]
-    for name, count in sorted(counts.items()):
-        says = CATALOGUE[name].says if name in CATALOGUE else ""
-        parts.append(f"| {name} | {says} | {count} |")
-    parts += ["", "### Failover", ""]
-    parts += [
-        "From the strike to an acknowledgement by another node in every partition that the struck nodes led, as a "
-        "client with a 0.7 s time-out an attempt sees it. A killed node's connections close; an isolated or paused one "
-        "is only silent.",
-        "",
-        "| family | times | min ms | p50 ms | p99 ms | max ms |",
-        "|---|---|---|---|---|---|",
-    ]
-    for family in _FAILOVERS:
+
+
+def struck(histories: list[Entry]) -> list[tuple[str, str, int]]:
+    """(fault, what it is, times)."""
+    counts = Counter(fault["name"] for entry in histories for fault in entry["faults"])
+    return [(name, CATALOGUE[name].says if name in CATALOGUE else "", n) for name, n in sorted(counts.items())]
+
+
+def failovers(histories: list[Entry]) -> list[tuple[str, int, int, int, int, int]]:
+    """(family, times, min, p50, p99, max) in ms."""
+    rows = []
+    for family in FAILOVERS:
         found = sorted(
             fault["failover_ms"]
-            for fault in faults
-            if fault["failover_ms"] is not None and CATALOGUE[fault["name"]].family == family
+            for entry in histories
+            for fault in entry["faults"]
+            if fault["failover_ms"] is not None and fault["family"] == family
         )
         if found:
             p99 = found[min(len(found) - 1, int(len(found) * 0.99))]
-            parts.append(f"| {family} | {len(found)} | {found[0]} | {median(found):.0f} | {p99} | {found[-1]} |")
-    found = [entry for entry in histories if entry["anomalies"]]
-    if found:
-        parts += ["", "Histories with findings:", ""]
-        parts += [f"- `{entry['replay']}` on {entry['commit']}: {entry['anomalies']}" for entry in found]
-    return [*parts, ""]
+            rows.append((family, len(found), found[0], round(median(found)), p99, found[-1]))
+    return rows
+
+
+def _counts(of: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in sorted(of.items()))
+
+
+def _since(entry: Entry, histories: list[Entry]) -> str:
+    """What the same run has shown on later commits."""
+    later = [e for e in histories if e["replay"] == entry["replay"] and e["started"] > entry["started"]]
+    told = [f"{'found again' if e['anomalies'] else 'held'} on {e['commit']}" for e in later]
+    return f"; run again, it {', '.join(told)}" if told else ""
 
 
 def _long(runs: list[Entry]) -> list[str]:

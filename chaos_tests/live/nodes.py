@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 
 from chaos_tests.live.raw import RawNode, Unanswered
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import Tls
 from smq.raft_state.errors import SmqError
 
 T = TypeVar("T")
@@ -82,6 +83,8 @@ class Node:
     grpc: str
     http: str
     kafka: str
+    peer: str = ""  # for the other nodes; "" where it is not known
+    tls: Tls | None = None  # of a cluster of somebody else's; those of ours have none
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -89,7 +92,7 @@ class Node:
     raw: RawNode = field(init=False)
 
     def __post_init__(self) -> None:
-        self.raw = RawNode(self.grpc)
+        self.raw = RawNode(self.grpc, self.tls)
 
     def is_alive(self) -> bool:
         if self.process is not None:

@@ -8,12 +8,15 @@ Owns the hooks file (TOML) and a Fleet without processes. A hook is a shell comm
     strike = "ssh node{node} sudo systemctl kill -s KILL smq"
     undo = "ssh node{node} sudo systemctl start smq"
     target = "leader"                               # or "any"
+    family = "kill"                                 # or "isolate", "pause": its failover is measured
     keeps_majority = true                           # whether writing must go on meanwhile
     hold_s = [2, 5]
 
-Without hooks the run is workload and checkers alone. It writes to a topic of its own and to a group of its own.
+Without hooks the run is workload and checkers alone. It writes to topics of its own and to groups of its own; after
+a run that held, the topics are deleted.
 """
 
+import secrets
 import shlex
 import subprocess
 import tomllib
@@ -23,15 +26,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos_tests.live.disks import Power
-from chaos_tests.live.faults import Arena, Fault, Undo
+from chaos_tests.live.faults import FAILOVERS, Arena, Fault, Undo
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.network import Links
 from chaos_tests.live.nodes import ClusterError, Node
 from chaos_tests.live.raw import RawNode, Unanswered
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import Tls
 from smq.raft_state.errors import SmqError
 
 _HOOK_S: Final = 120.0
-_KNOWN: Final = {"name", "says", "strike", "undo", "target", "keeps_majority", "hold_s"}
+_KNOWN: Final = {"name", "says", "strike", "undo", "target", "family", "keeps_majority", "hold_s"}
+_HOLD_S: Final = [2.0, 5.0]
+_TARGETS: Final = ("any", "leader")
+_HOOK: Final = "hook"  # family of those that say none
 
 
 class HooksError(ValueError):
@@ -81,30 +89,23 @@ class OwnCluster(Fleet):
     """`addresses` are gRPC addresses; the others are learnt from those that answer."""
 
     addresses: tuple[str, ...] = field(default=())
+    topics: tuple[str, ...] = ()  # that the run makes
+    tls: Tls | None = None
 
     def start(self) -> None:
-        for server in self.addresses:
-            raw = RawNode(server)
-            try:
-                described = raw.describe(linearizable=True)
-            except (SmqError, Unanswered):
-                continue
-            finally:
-                raw.close()
-            for node in described.nodes:
-                self.nodes[node.node] = TheirNode(
-                    id=node.node,
-                    config=self.root,
-                    data_dir=self.root,
-                    log=self.root / f"node-{node.node}.log",
-                    grpc=node.grpc_address,
-                    http=node.http_address,
-                    kafka=node.kafka_address,
-                )
-            self.size = len(self.nodes)
-            self.wait_ready()
-            return
-        raise ClusterError(f"none of {', '.join(self.addresses)} answers: name the gRPC addresses of running nodes")
+        for node in described(self.addresses, self.tls):
+            self.nodes[node.node] = TheirNode(
+                id=node.node,
+                config=self.root,
+                data_dir=self.root,
+                log=self.root / f"node-{node.node}.log",
+                grpc=node.grpc_address,
+                http=node.http_address,
+                kafka=node.kafka_address,
+                tls=self.tls,
+            )
+        self.size = len(self.nodes)
+        self.wait_ready()
 
     def run(self, node: int, *, before: Sequence[str] = ()) -> None:
         """Started by its hook, not from here."""
@@ -120,7 +121,34 @@ class OwnCluster(Fleet):
             member.raw.close()
 
     def discard_data(self) -> None:
-        """There is none of ours."""
+        """The topics of the run; what its groups have committed goes with them."""
+        for member in self.nodes.values():
+            raw = RawNode(member.grpc, self.tls)
+            try:
+                for topic in self.topics:
+                    request = pb.DeleteTopicRequest(name=topic, request_id=secrets.token_bytes(16), timeout_ms=5000)
+                    raw.call(raw.admin.DeleteTopic, request)
+            except (SmqError, Unanswered):
+                continue
+            finally:
+                raw.close()
+            return
+
+
+def described(addresses: Sequence[str], tls: Tls | None) -> Sequence[pb.NodeInfo]:
+    """The nodes of the cluster, as one of these addresses tells them; ClusterError where none of them answers."""
+    for address in addresses:
+        raw = RawNode(address, tls)
+        try:
+            return raw.describe(linearizable=True).nodes
+        except (SmqError, Unanswered):
+            continue
+        finally:
+            raw.close()
+    raise ClusterError(
+        f"none of {', '.join(addresses)} answers: name the gRPC addresses of running nodes"
+        + ("" if tls is not None else ", and the files of TLS (--tls-ca) where the nodes want it")
+    )
 
 
 def read_hooks(path: Path) -> list[Fault]:
@@ -136,6 +164,13 @@ def read_hooks(path: Path) -> list[Fault]:
         if unknown or missing:
             told = f"unknown {', '.join(unknown)}" if unknown else f"without {', '.join(missing)}"
             raise HooksError(f"{path}: fault {number} is {told}; known are {', '.join(sorted(_KNOWN))}")
+        if entry.get("family", _HOOK) not in (*FAILOVERS, _HOOK):
+            raise HooksError(f"{path}: fault {number}: its family is one of {', '.join(FAILOVERS)}, or left out")
+        if entry.get("target", "any") not in _TARGETS:
+            raise HooksError(f"{path}: fault {number}: its target is one of {', '.join(_TARGETS)}")
+        hold = entry.get("hold_s", _HOLD_S)
+        if not (isinstance(hold, list) and len(hold) == 2 and all(isinstance(s, int | float) for s in hold)):
+            raise HooksError(f"{path}: fault {number}: hold_s is two numbers of seconds, [shortest, longest]")
         found.append(_fault(entry))
     return found
 
@@ -150,11 +185,11 @@ def _fault(entry: dict[str, Any]) -> Fault:
         for node in nodes:
             _shell(entry["undo"], node)
 
-    low, high = entry.get("hold_s", [2.0, 5.0])
+    low, high = entry.get("hold_s", _HOLD_S)
     undone: Undo = undo
     return Fault(
         entry["name"],
-        "hook",
+        entry.get("family", _HOOK),
         entry.get("says", entry["strike"]),
         strike,
         undone,

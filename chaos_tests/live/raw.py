@@ -15,6 +15,7 @@ import grpc
 from smq.clients.errors import ERROR_METADATA_KEY, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc as rpc
+from smq.clients.tls import Tls
 from smq.records import NewRecord, check_crc, decode_batch, encode_batch, parse_header
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class ReadBatch:
 class RawNode:
     """Stubs of one node. `values` in and out are bytes."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Tls | None = None) -> None:
         self.address = address
         options = [
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -74,7 +75,10 @@ class RawNode:
             ("grpc.initial_reconnect_backoff_ms", 100),  # nodes are killed and restarted here: notice it at once
             ("grpc.max_reconnect_backoff_ms", 300),
         ]
-        self._channel = grpc.insecure_channel(address, options=options)
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, tls.credentials(), options=options)
         self.agent = rpc.AgentStub(self._channel)
         self.broker = rpc.BrokerStub(self._channel)
         self.admin = rpc.AdminStub(self._channel)

@@ -10,18 +10,34 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos_tests.history import OBSERVER, Event, read_jsonl
-from chaos_tests.live.catalogue import CATALOGUE
-from chaos_tests.live.summary import read_summary
+from chaos_tests.live.summary import SUMMARY, read_summary
 
 _COLOURS: Final = {"ok": "#2a7f4f", "info": "#d08a00", "fail": "#c0392b"}
-_STYLE: Final = """
+_SAYS: Final = {"ok": "acknowledged", "info": "outcome unknown", "fail": "refused"}
+_OPERATIONS: Final = {
+    "assign": "offsets taken without records (AssignOffsets)",
+    "commit": "a group's offset committed",
+    "fetch": "a group's committed offset asked for, linearizable",
+    "gjoin": "a Kafka consumer told its group's generation",
+    "gsync": "a Kafka consumer told its partitions",
+    "hwm": "a partition's range asked for, linearizable",
+    "kpoll": "what a Kafka consumer or a Spark query was given",
+    "poll": "records read from one replica",
+    "send": "records sent, by gRPC and Kafka producers",
+}
+STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 h1{font-size:1.5em} h2{font-size:1.15em;margin-top:2em} table{border-collapse:collapse;width:100%}
 td,th{text-align:left;padding:.25em .6em;border-bottom:1px solid #ddd;vertical-align:top} td.n,th.n{text-align:right}
 .good{color:#2a7f4f} .bad{color:#c0392b} pre{background:#f6f6f6;padding:.7em;overflow-x:auto;white-space:pre-wrap}
 svg{width:100%;height:auto}
 """
-_PROMISES: Final = (
+_TIMES: Final = (
+    "Failover: from the strike to an acknowledgement by another node in every partition that the struck nodes led. All "
+    "well: from the fault's end to an acknowledgement in every partition with every node ready; a node that was down "
+    "for it starts, recovers and catches up in this time."
+)
+PROMISES: Final = (
     "What was acknowledged with acks=all is on every replica at the offset that was told, once.",
     "What definitely failed is nowhere.",
     "Every reader of every replica saw the same records at the same offsets, in order, none left out.",
@@ -33,7 +49,7 @@ _PROMISES: Final = (
 
 def write_report(directory: Path) -> Path:
     """report.html of that run."""
-    summary = read_summary(directory / "summary.json")
+    summary = read_summary(directory / SUMMARY)
     events = list(read_jsonl(directory / "history.jsonl"))
     path = directory / "report.html"
     path.write_text(_page(summary, events), encoding="utf-8")
@@ -48,7 +64,7 @@ def _page(summary: dict[str, Any], events: list[Event]) -> str:
         f"<h1>smq chaos history: <span class='{colour}'>{html.escape(title)}</span></h1>",
         f"<p>{_told(summary)}</p>",
         f"<pre>{html.escape(summary['replay'])}</pre>",
-        "<h2>What was promised</h2><ul>" + "".join(f"<li>{line}</li>" for line in _PROMISES) + "</ul>",
+        "<h2>What was promised</h2><ul>" + "".join(f"<li>{line}</li>" for line in PROMISES) + "</ul>",
         "<h2>What was found</h2>" + _findings(summary),
         "<h2>What was done to the cluster</h2>" + _faults(summary),
         "<h2>Sends: latency, and acknowledged a second</h2>"
@@ -62,15 +78,15 @@ def _page(summary: dict[str, Any], events: list[Event]) -> str:
         rows = "".join(f"<tr><td>{k}</td><td>{html.escape(v)}</td></tr>" for k, v in summary["unavailable"].items())
         parts.append(f"<h2>Faults that this machine did not allow</h2><table>{rows}</table>")
     body = "\n".join(parts)
-    return f"<!doctype html><meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>{body}\n"
+    return f"<!doctype html><meta charset='utf-8'><title>{html.escape(title)}</title><style>{STYLE}</style>{body}\n"
 
 
 def _told(summary: dict[str, Any]) -> str:
     return (
-        f"{summary['nodes']} nodes as processes ({summary['network']}, {summary['disks']}), commit "
+        f"{summary['nodes']} nodes as processes ({summary['network']}, {summary['disks']}), checkout at commit "
         f"{summary['commit'] or 'unknown'}, {summary['started']}, {summary['seconds']:.0f} s. "
         f"{len(summary['faults'])} faults, {summary['acked_records']:,} records acknowledged, "
-        f"{summary['records_read']:,} read and compared."
+        f"{summary['records_read']:,} read and compared. Clients: {', '.join(summary['workload'])}."
         + (f" The nodes were broken on purpose: {summary['planted']}." if summary["planted"] else "")
     )
 
@@ -92,7 +108,7 @@ def _findings(summary: dict[str, Any]) -> str:
 def _faults(summary: dict[str, Any]) -> str:
     rows = []
     for fault in summary["faults"]:
-        known = CATALOGUE.get(fault["name"])
+        says = "<br>".join(html.escape(line) for line in (fault["says"], *fault["told"]))
         cells = (
             f"{fault['start_s']:.1f}",
             f"{fault['end_s'] - fault['start_s']:.1f}",
@@ -102,7 +118,7 @@ def _faults(summary: dict[str, Any]) -> str:
         )
         nodes = ", ".join(map(str, fault["nodes"]))
         rows.append(
-            f"<tr><td>{fault['name']}</td><td>{html.escape(known.says if known else '')}</td><td>{nodes}</td>"
+            f"<tr><td>{html.escape(fault['name'])}</td><td>{says}</td><td>{nodes}</td>"
             + "".join(f"<td class='n'>{cell}</td>" for cell in cells)
             + "</tr>"
         )
@@ -110,7 +126,7 @@ def _faults(summary: dict[str, Any]) -> str:
         "<tr><th>fault</th><th></th><th>nodes</th><th class='n'>at s</th><th class='n'>for s</th><th class='n'>acks "
         "meanwhile</th><th class='n'>failover ms</th><th class='n'>all well after ms</th></tr>"
     )
-    return f"<table>{head}{''.join(rows)}</table>"
+    return f"<table>{head}{''.join(rows)}</table><p>{_TIMES}</p>"
 
 
 def _ms(value: float | None) -> str:
@@ -119,10 +135,12 @@ def _ms(value: float | None) -> str:
 
 def _operations(summary: dict[str, Any]) -> str:
     rows = "".join(
-        f"<tr><td>{name}</td>" + "".join(f"<td class='n'>{found.get(kind, 0):,}</td>" for kind in _COLOURS) + "</tr>"
+        f"<tr><td>{name}</td><td>{_OPERATIONS.get(name, '')}</td>"
+        + "".join(f"<td class='n'>{found.get(kind, 0):,}</td>" for kind in _COLOURS)
+        + "</tr>"
         for name, found in summary["operations"].items()
     )
-    head = "<tr><th></th><th class='n'>ok</th><th class='n'>unknown</th><th class='n'>refused</th></tr>"
+    head = "<tr><th></th><th></th><th class='n'>ok</th><th class='n'>unknown</th><th class='n'>refused</th></tr>"
     return f"<table>{head}{rows}</table>"
 
 
@@ -145,10 +163,11 @@ def _picture(summary: dict[str, Any], events: list[Event]) -> str:
     for kind, colour in _COLOURS.items():
         found = [(at, ms) for at, ms, was in points if was == kind]
         if found:
-            above.scatter(*zip(*found, strict=True), s=3, color=colour, label=kind, rasterized=True)
+            above.scatter(*zip(*found, strict=True), s=3, color=colour, label=_SAYS[kind], rasterized=True)
     above.set_yscale("log")
     above.set_ylabel("latency of a send, ms")
-    above.legend(loc="upper right", fontsize=7)
+    if points:
+        above.legend(loc="upper right", fontsize=7)
     seconds = range(max(acked, default=0) + 1)
     below.fill_between(list(seconds), [acked[s] for s in seconds], step="post", color=_COLOURS["ok"], alpha=0.6)
     below.set_ylabel("records acknowledged/s")

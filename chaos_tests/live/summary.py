@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from chaos_tests.history import OBSERVER, Event
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.workload import Ack
+
+SUMMARY: Final = "summary.json"
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Struck:
     led: list[str]  # partitions that these nodes led
     start_s: float
     end_s: float = 0.0
+    says: str = ""
     keeps_majority: bool = True
     acks_during: int = 0
     failover_ms: float | None = None  # from the strike to another's acknowledgement in every partition led there

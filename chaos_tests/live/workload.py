@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TextIO
 from chaos_tests.history import Event, Recorder
 from chaos_tests.live.raw import RawNode, ReadBatch, Unanswered, batch_of
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
 
 ATTEMPT_MS: Final = 700  # a client that hangs on a dead node for longer would hide how fast the others are
@@ -73,6 +74,7 @@ class World:
     recorder: SharedRecorder
     nodes: Mapping[int, RawNode]
     kafka: str  # bootstrap servers; "" where there is no Kafka port
+    tls: Tls | None = field(default=None, kw_only=True)
     partitions: list[Partition]
     rng: random.Random
     external: list[Partition] = field(default_factory=list)  # of a topic whose records smq does not keep
@@ -312,10 +314,10 @@ class GroupMember(Client):
     """Commits and fetches the offsets of a group that it shares with others; each commit carries a tag of its own."""
 
     think_s = 0.15
-    group = "chaos"
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
+        self.group = world.partitions[0].topic  # of the run, as the topic is
         self._count = 0
 
     def step(self) -> None:

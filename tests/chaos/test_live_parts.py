@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from confluent_kafka import TopicPartition
 from chaos_tests.checkers.judge import judge
 from chaos_tests.crash.long_runs import RUN, LongRun
 from chaos_tests.history import Recorder
-from chaos_tests.live import ledger, sockets
+from chaos_tests.live import ledger, network_faults, sockets
+from chaos_tests.live.campaign_page import write_index, write_reports
+from chaos_tests.live.faults import Arena, hostile
 from chaos_tests.live.group_load import TeamMember
+from chaos_tests.live.kafka_load import reach
 from chaos_tests.live.network import Link, Links, both
 from chaos_tests.live.own import HooksError, read_hooks
 from chaos_tests.live.proxies import ProxyNetwork
@@ -28,6 +32,7 @@ from chaos_tests.live.summary import Struck, failover_ms
 from chaos_tests.live.switch import Switch
 from chaos_tests.live.workload import Ack, Partition, SharedRecorder, World
 from chaos_tests.sim.ledger import Ledger, Totals
+from smq.clients.tls import Tls
 from smq.coordinator.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
 from smq.raft_state.ids import NodeId
@@ -129,6 +134,51 @@ def test_the_switch_learns_addresses_and_obeys_the_rules_of_each_direction() -> 
     assert not thread.is_alive()
 
 
+class _Network:
+    links = Links()
+
+    def impose(self, links: Links) -> None:
+        self.links = links
+
+
+class _Fleet:
+    """Enough for the faults of a network."""
+
+    def __init__(self, size: int) -> None:
+        self.nodes = dict.fromkeys(range(1, size + 1))
+        self.network = _Network()
+
+
+@pytest.mark.parametrize(("size", "heard"), [(3, 1), (5, 2)])
+def test_in_a_ring_every_node_hears_as_many_and_alone_it_hears_nobody(size: int, heard: int) -> None:
+    fleet: Any = _Fleet(size)
+    arena = Arena(fleet, random.Random(1))
+    for strike, expected in ((network_faults.ring, heard), (network_faults.all_alone, 0)):
+        assert sorted(strike(arena)) == arena.nodes
+        links = fleet.network.links
+        for node in arena.nodes:
+            others = [other for other in arena.nodes if other != node]
+            assert sum(not links.of(other, node).blocked for other in others) == expected
+    network_faults.uneven(arena)
+    assert len({link.delay_ms for link in fleet.network.links.rules.values()}) == size * (size - 1)
+
+
+# -------------------------------------------------------------------------------------------------- hostile bytes
+def test_hostile_bytes_reach_every_port_of_a_node() -> None:
+    doors = ("grpc", "http", "kafka", "peer")
+    with ExitStack() as stack:
+        listeners = {name: stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for name in doors}
+        addresses = {name: f"127.0.0.1:{listener.getsockname()[1]}" for name, listener in listeners.items()}
+        fleet: Any = SimpleNamespace(up=lambda: [SimpleNamespace(**addresses)], nodes={1: None})
+        hostile(Arena(fleet, random.Random(1)))
+        for name, listener in listeners.items():
+            listener.settimeout(10)
+            connection, _ = listener.accept()
+            with closing(connection):
+                connection.settimeout(10)
+                assert connection.recv(1), name
+
+
 def test_both_names_every_pair_between_two_sides() -> None:
     assert sorted(both([1], [2, 3])) == [(1, 2), (1, 3), (2, 1), (3, 1)]
 
@@ -159,7 +209,20 @@ def test_hooks_run_the_commands_of_the_file_for_the_node_they_strike(tmp_path: P
     assert told.read_text().splitlines() == ["strike 3", "undo 3"]
 
 
-@pytest.mark.parametrize("text", ["[[fault]]\nname = 'x'\n", "[[fault]]\nnmae = 'x'\n", "[[fault"])
+_HOOK = "[[fault]]\nname = 'x'\nstrike = 'a'\nundo = 'b'\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[fault]]\nname = 'x'\n",
+        "[[fault]]\nnmae = 'x'\n",
+        "[[fault",
+        f"{_HOOK}target = 'boss'\n",
+        f"{_HOOK}family = 'fire'\n",
+        f"{_HOOK}hold_s = 3\n",
+    ],
+)
 def test_wrong_hooks_are_refused_with_the_file_named(text: str, tmp_path: Path) -> None:
     file = tmp_path / "hooks.toml"
     file.write_text(text)
@@ -169,7 +232,8 @@ def test_wrong_hooks_are_refused_with_the_file_named(text: str, tmp_path: Path) 
 
 # ------------------------------------------------------------------------------------------------------- ledger
 def _summary(**changed: Any) -> dict[str, Any]:
-    fault = {"name": "kill-leader", "start_s": 1.0, "end_s": 3.5, "failover_ms": 500.4, "recovery_ms": 90.0, "flips": 0}
+    fault = {"name": "kill-leader", "family": "kill", "start_s": 1.0, "end_s": 3.5, "failover_ms": 500.4, "flips": 0}
+    fault["recovery_ms"] = 90.0
     return {
         "scenario": "all",
         "seed": 1,
@@ -189,6 +253,7 @@ def _summary(**changed: Any) -> dict[str, Any]:
         "replay": "python -m chaos_tests run",
         "planted": None,
         "invalid": [],
+        "violations": [],
         "operations": {"send": {"ok": 300}},
         "faults": [fault] * 5,
         **changed,
@@ -211,6 +276,26 @@ def test_the_ledger_keeps_valid_histories_once_and_leaves_planted_ones_out(tmp_p
     assert "| histories | 2 |" in page
     assert "| kill | 10 | 500 | 500 | 500 | 500 |" in page
     assert "lost-write: 1" in page  # a history with a finding is told, never left out
+
+
+def test_a_finding_tells_what_the_same_run_showed_later() -> None:
+    at = {"started": "2026-01-02T00:00:00Z", "commit": "def"}
+    entries = [ledger.history(_summary(anomalies={"lost-write": 2})), ledger.history(_summary(**at))]
+    (line,) = [line for line in ledger.page(entries).splitlines() if "lost-write: 2; " in line]
+    assert line == "- `python -m chaos_tests run` on abc: lost-write: 2; run again, it held on def"
+
+
+def test_the_page_of_a_campaign_tells_its_histories_and_what_was_not_good(tmp_path: Path) -> None:
+    assert write_reports(tmp_path) == 2  # nothing is there
+    runs = {"a": _summary(), "b": _summary(seed=2, anomalies={"lost-write": 1}, violations=["lost-write: <1>"])}
+    for name, summary in runs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    page = write_index(tmp_path).read_text()
+    assert "2 histories, <span class='bad'>1 with findings</span>" in page
+    assert "<a href='b/report.html'>b</a>" in page
+    assert "<span class='bad'>lost-write</span>" in page
+    assert "<td>kill</td><td class='n'>10</td><td class='n'>500</td>" in page
 
 
 def test_a_campaign_that_goes_on_replaces_its_line_and_long_runs_have_theirs(tmp_path: Path) -> None:
@@ -365,6 +450,14 @@ class _Assigned:
 
     def consumer_group_metadata(self) -> bytes:
         return b"CGMDv2:" + self._generation.to_bytes(4, sys.byteorder, signed=True)
+
+
+def test_librdkafka_is_told_the_files_of_tls_where_the_cluster_has_it() -> None:
+    world = World(SharedRecorder(), {}, "a:1", [Partition("t", 0)], random.Random(1))
+    assert "security.protocol" not in reach(world)
+    world.tls = Tls(ca="ca.crt", certificate="tls.crt", key="tls.key")
+    assert reach(world)["ssl.ca.location"] == "ca.crt"
+    assert reach(world)["ssl.key.location"] == "tls.key"
 
 
 @pytest.mark.parametrize(("second", "anomalies"), [("same", set()), ("other", {"shared-partition"})])

@@ -57,7 +57,8 @@ producer.flush()
 - Groups are those of Kafka's classic protocol, with the assignors of the clients, static members and incremental
   rebalancing. Every group has one coordinator at any time, chosen by the replicated state; members, generation and
   assignment are replicated, so the coordinator's death, or a rolling restart of all nodes, makes nobody rebalance.
-- A commit is a Raft commit, fenced by the member's generation. Without members, anybody may commit, at any node.
+- A commit is a Raft commit, fenced by the member's generation and the coordinator's epoch. Without members, anybody may
+  commit, at the coordinator, too.
 - Group `g` is group `kafka-cg-g` for gRPC and the command line, with the same offsets.
 
 ## What is not there yet

@@ -43,6 +43,7 @@ from smq.raft_state.commands import (
     AssignOffsets,
     Barrier,
     Command,
+    CommitCoordinatedOffsets,
     CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
@@ -284,6 +285,17 @@ COMMANDS: Final[dict[int, Record]] = {
     26: Record(DeleteOffsets, (_REQUEST, ("group", TEXT), ("generation", INT32), ("partitions", Many(_PARTITION)))),
     27: Record(ExpireOffsets, (("now_ms", INT64),)),
     28: Record(SetOffsetsRetention, (_REQUEST, ("retention_ms", INT64))),
+    29: Record(
+        CommitCoordinatedOffsets,
+        (
+            *_COORDINATED,
+            ("generation", INT32),
+            ("member_id", TEXT),
+            ("instance_id", TEXT),
+            _COMMITS,
+            ("committed_ms", INT64),
+        ),
+    ),
 }
 
 REPLIES: Final[dict[int, Record]] = {

@@ -210,11 +210,26 @@ class AdvanceExternalHwms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitMemberOffsets:
-    """A commit in the name of a member: fenced by the group's generation, the member's id and, for a static member,
-    its instance id. All items or none."""
+    """As CommitCoordinatedOffsets, without the coordinator's epoch. Logs hold it; nobody proposes it any more, since a
+    former coordinator could bring an old commit behind a newer one."""
 
     request_id: RequestId = NO_REQUEST
     group: str
+    generation: Generation
+    member_id: str
+    instance_id: str = ""  # "" where the member is not static
+    items: tuple[OffsetCommit, ...]
+    committed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCoordinatedOffsets:
+    """A commit in the name of a member: fenced by the coordinator that was asked, the group's generation, the member's
+    id and, for a static member, its instance id. All items or none."""
+
+    request_id: RequestId = NO_REQUEST
+    group: str
+    coordinator_epoch: Epoch
     generation: Generation
     member_id: str
     instance_id: str = ""  # "" where the member is not static
@@ -340,6 +355,7 @@ Command: TypeAlias = (
     | AllocateProducerId
     | CommitOffsets
     | CommitMemberOffsets
+    | CommitCoordinatedOffsets
     | FormGeneration
     | AssignMembers
     | RemoveMembers

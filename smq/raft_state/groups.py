@@ -6,6 +6,7 @@ its members are is the affair of `members`. Only `machine`, `members` and `topic
 
 from smq.raft_state.commands import (
     Applied,
+    CommitCoordinatedOffsets,
     CommitMemberOffsets,
     CommitOffsets,
     DeleteGroup,
@@ -90,7 +91,7 @@ def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
     return _commit(state, command.group, command.items, command.committed_ms)
 
 
-def commit_member_offsets(state: ClusterState, command: CommitMemberOffsets) -> Applied:
+def commit_member_offsets(state: ClusterState, command: CommitMemberOffsets | CommitCoordinatedOffsets) -> Applied:
     """A member's commit in its own generation, once that is assigned. While a rebalance collects its members the
     generation goes on, and so do its commits."""
     check_group_name(command.group)

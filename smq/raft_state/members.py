@@ -1,4 +1,4 @@
-"""Handlers of a group's members: FormGeneration, AssignMembers, RemoveMembers, ReplaceMember.
+"""Handlers of a group's members: FormGeneration, AssignMembers, RemoveMembers, ReplaceMember, and their commits.
 
 Owns who the members of a generation are, what protocol they share and what they were assigned. Every change names the
 epoch of the coordinator that proposes it and the generation that it saw, so that of two nodes which both believe
@@ -11,6 +11,7 @@ from typing import TypeAlias
 from smq.raft_state.commands import (
     Applied,
     AssignMembers,
+    CommitCoordinatedOffsets,
     Done,
     FormGeneration,
     GenerationFormed,
@@ -20,7 +21,15 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.groups import check_group_name, drop_if_bare, find_group, find_member, make_group, next_generation
+from smq.raft_state.groups import (
+    check_group_name,
+    commit_member_offsets,
+    drop_if_bare,
+    find_group,
+    find_member,
+    make_group,
+    next_generation,
+)
 from smq.raft_state.ids import Generation
 from smq.raft_state.limits import (
     GROUP_BYTES_MAX,
@@ -33,7 +42,7 @@ from smq.raft_state.limits import (
 from smq.raft_state.refusal import Refused, quoted
 from smq.raft_state.state import ClusterState, GroupPhase, GroupState, MemberState, members_bytes
 
-_Coordinated: TypeAlias = FormGeneration | AssignMembers | RemoveMembers | ReplaceMember
+_Coordinated: TypeAlias = FormGeneration | AssignMembers | RemoveMembers | ReplaceMember | CommitCoordinatedOffsets
 
 _DONE = Applied(reply=Done())
 
@@ -121,6 +130,13 @@ def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
     if group.leader == command.old_member_id:
         group.leader = new_id
     return _DONE
+
+
+def commit_coordinated_offsets(state: ClusterState, command: CommitCoordinatedOffsets) -> Applied:
+    """A member that heard nothing commits again at the next coordinator, and goes on from there: what the former one
+    still proposes must not undo that. Its log would have been cut in Kafka; here it is refused."""
+    _check_coordinator(state, command)
+    return commit_member_offsets(state, command)
 
 
 # ----------------------------------------------------------------------------------------------------- checks

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from smq.coordinator.kafka.keys import ApiKey
 from tests.cluster.harness import Cluster
 from tests.kafka.raw import RawKafka
 
@@ -55,6 +56,23 @@ def new_topic(cluster: Cluster) -> Callable[..., str]:
         return name
 
     return create
+
+
+@pytest.fixture
+def coordinator(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
+    """A connection to the node that coordinates a group."""
+    opened = []
+
+    def connect(group: str) -> RawKafka:
+        opened.append(RawKafka(cluster.nodes[1].kafka))
+        asked = {"key_type": 0, "coordinator_keys": [group]}
+        (found,) = opened[-1].call(ApiKey.FIND_COORDINATOR, 4, **asked)["coordinators"]
+        opened.append(RawKafka(f"{found['host']}:{found['port']}"))
+        return opened[-1]
+
+    yield connect
+    for raw in opened:
+        raw.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -392,10 +393,10 @@ def test_a_commit_that_makes_no_sense_is_refused(
 
 @pytest.mark.parametrize("version", range(1, 11))
 def test_every_version_of_offset_fetch_tells_the_commit(
-    cluster: Cluster, leader: Leader, new_topic: NewTopic, version: int
+    cluster: Cluster, coordinator: Leader, new_topic: NewTopic, version: int
 ) -> None:
     topic = new_topic()
-    raw = leader(topic)
+    raw = coordinator("v")
     topic_id = cluster.nodes[1].raw.describe(topic).topics[0].topic_id
     ids = {"name": topic, "topic_id": topic_id}
     partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": "m"}]
@@ -405,6 +406,18 @@ def test_every_version_of_offset_fetch_tells_the_commit(
     body = raw.call(ApiKey.OFFSET_FETCH, version, **asked, groups=[asked])
     found = (body["groups"][0] if version >= 8 else body)["topics"][0]["partitions"]
     assert [(p["committed_offset"], p["metadata"], p["error_code"]) for p in found] == [(5, "m", 0), (-1, "", 0)]
+
+
+def test_a_node_that_does_not_coordinate_the_group_takes_no_commit_of_it(cluster: Cluster, new_topic: NewTopic) -> None:
+    """Nor from nobody: what it brought late, after a partition, would come behind what others have taken meanwhile."""
+    partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
+    asked = {"group_id": "v", "topics": [{"name": new_topic(), "partitions": partitions}]}
+    codes = []
+    for node in cluster.nodes.values():
+        with closing(RawKafka(node.kafka)) as raw:
+            body = raw.call(ApiKey.OFFSET_COMMIT, 8, **asked)
+            codes.append(body["topics"][0]["partitions"][0]["error_code"])
+    assert sorted(codes) == [KafkaError.NONE, *[KafkaError.NOT_COORDINATOR] * (len(cluster.nodes) - 1)]
 
 
 def test_records_are_not_deleted_beyond_the_end(leader: Leader, new_topic: NewTopic) -> None:

@@ -26,6 +26,8 @@ BEAT_MS: Final = 500.0
 CALL_MS: Final = 1_000.0
 JOIN_MS: Final = REBALANCE_MS + 14_000  # a round, and a command at its end
 PROTOCOL: Final = "all"
+COMMIT_MS: Final = 12 * CALL_MS  # a node goes on for longer than a client waits, as it does for Kafka's
+COMMIT_ATTEMPTS: Final = 3
 _FATAL: Final = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
 _REJOIN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
 
@@ -96,8 +98,14 @@ class GroupConsumer(Client):
         self.member_id = ""
 
     # ------------------------------------------------------------------------------------------ requests
-    def _ask(self, request: Callable[[Any, Callable[[Any], None]], object], ms: float = CALL_MS) -> Any:
-        """A Script that returns the answer of the group's coordinator, looked up first where it is not known."""
+    def _ask(
+        self,
+        request: Callable[[Any, Callable[[Any], None]], object],
+        ms: float = CALL_MS,
+        deadline_ms: float | None = None,
+    ) -> Any:
+        """A Script that returns the answer of the group's coordinator, looked up first where it is not known. The node
+        is given as long as the client waits, or until `deadline_ms`."""
         if self.coordinator is None:
             found = yield Call(
                 self.any_node(), lambda api, done: done(coordinator_of(api.state, self.group).node), CALL_MS, CALL_MS
@@ -105,7 +113,7 @@ class GroupConsumer(Client):
             if isinstance(found, Lost | SmqError) or not found:
                 return Lost.REFUSED
             self.coordinator = found
-        result = yield Call(self.coordinator, request, ms * 1.2, ms)
+        result = yield Call(self.coordinator, request, ms * 1.2, deadline_ms or ms)
         code = getattr(result, "code", result)
         if isinstance(result, Lost) or code in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE):
             self.coordinator = None
@@ -189,26 +197,32 @@ class GroupConsumer(Client):
         at = min(self._positions.get(partition.key, 0) + self.rng.randint(0, 3), partition.hwm)
         self._positions[partition.key] = at
         items = (OffsetCommit(partition=partition.pid, offset=Offset(at), metadata=tag),)
-        request_id = RequestId(self.rng.randbytes(16))
 
         def request(api: Any, done: Callable[[Any], None]) -> None:
             code = api.groups.refusal(self.group)
             if code is not KafkaError.NONE:
                 done(code)
-            else:
-                api.groups.commit(self.group, who, generation, items, request_id, int(CALL_MS), done)
+            else:  # Kafka's requests have no ids: each attempt is a command of its own
+                request_id = RequestId(self.rng.randbytes(16))
+                api.groups.commit(self.group, who, generation, items, request_id, int(COMMIT_MS), done)
 
         self.world.recorder.invoke(
             self.process, "commit", g=self.group, k=partition.key, o=at, tag=tag, gen=generation, m=self.member_id
         )
-        result = yield from self._ask(request)
-        if isinstance(result, KafkaError) or (isinstance(result, SmqError) and result.code.is_definite):
-            code = result.name if isinstance(result, KafkaError) else result.code.name
-            self.world.recorder.fail(self.process, "commit", err=code)
-        elif isinstance(result, Lost | SmqError):
-            self.conclude_unknown("commit")
-        else:
+        unknown = False
+        for _ in range(COMMIT_ATTEMPTS):
+            result = yield from self._ask(request, deadline_ms=COMMIT_MS)
+            if not isinstance(result, Lost):
+                break
+            unknown = unknown or result is Lost.TIMED_OUT
+        code = result.code if isinstance(result, SmqError) else result
+        is_definite = isinstance(code, KafkaError) or (isinstance(result, SmqError) and result.code.is_definite)
+        if not isinstance(result, KafkaError | Lost | SmqError):
             self.ok("commit")
+        elif is_definite and not unknown:
+            self.world.recorder.fail(self.process, "commit", err=code.name)
+        else:
+            self.conclude_unknown("commit")
 
     def _leave(self) -> Script:
         who = self._who

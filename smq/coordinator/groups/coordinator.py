@@ -23,7 +23,7 @@ from smq.coordinator.limits import (
     GROUPS_NEW_PER_ADDRESS_MAX,
     MEMBER_ID_CHARS_MAX,
 )
-from smq.raft_state.commands import Command, CommitMemberOffsets, ExpireOffsets, OffsetCommit, Reply
+from smq.raft_state.commands import Command, CommitCoordinatedOffsets, ExpireOffsets, OffsetCommit, Reply
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Generation, RequestId
@@ -184,14 +184,15 @@ class GroupCoordinator:
         timeout_ms: int,
         done: DoneFn[Reply],
     ) -> None:
-        """A member's commit, which is a sign of life, too. The caller has asked `refusal`; the state machine says
-        whether the member may."""
+        """A member's commit, which is a sign of life, too. The caller has asked `refusal` in this very turn; the state
+        machine says whether the member may, and whether this node still coordinates the group by then."""
         group = self._find(name)
         if group is not None:
             group.heartbeat(who, generation)
-        command = CommitMemberOffsets(
+        command = CommitCoordinatedOffsets(
             request_id=request_id,
             group=name,
+            coordinator_epoch=self.epoch_of(name),
             generation=Generation(generation),
             member_id=who.member_id,
             instance_id=who.instance_id,

@@ -1,8 +1,9 @@
 """FindCoordinator, OffsetCommit and OffsetFetch.
 
 Owns the names: group g of Kafka is group kafka-cg-g of the cluster, with one set of offsets for both. Offsets are
-linearizable, and read or committed in the name of nobody, at any node. A member commits at its coordinator, since that
-is a sign of life, too; whether it may is for the state machine to say.
+linearizable, and read at any node. They are committed at the group's coordinator, for members and for nobody: a client
+that hears nothing commits again, at the next coordinator, and what the former one still has under way must not come
+behind that. A member's commit is a sign of life, too; whether it may is for the state machine to say.
 """
 
 from typing import Final
@@ -102,9 +103,6 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
     who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
-        if generation < 0 and not who.member_id and not who.instance_id:
-            await gateway.calls.commit_offsets(group, items, NO_REQUEST, TIMEOUT_MS_DEFAULT)
-            return KafkaError.NONE
         code = gateway.groups.refusal(group)
         if code is KafkaError.NONE:
             answer = Answer[Reply](gateway.calls.patience)

@@ -185,20 +185,28 @@ class GroupRules(RuleBasedStateMachine):
         code = ErrorCode.UNKNOWN_MEMBER if team is not None and team.members else None
         self.commit_items(name, wanted, code, commit(name, *self.pairs(wanted)), 5)
 
-    @rule(name=groups, who=ids, wanted=items, at_ms=times, stale=st.sampled_from([0] * 6 + [1, -1, -100]))
-    def commit_as_a_member(self, name: str, who: str, wanted: Items, at_ms: int, stale: int) -> None:
+    @rule(
+        name=groups,
+        who=ids,
+        wanted=items,
+        at_ms=times,
+        stale=st.sampled_from([0] * 6 + [1, -1, -100]),
+        stale_epoch=staleness,
+    )
+    def commit_as_a_member(self, name: str, who: str, wanted: Items, at_ms: int, stale: int, stale_epoch: int) -> None:
         """-100 is nobody's generation: that of a consumer that manages its partitions itself."""
         team = self.teams.get(name)
         generation = -1 if stale == -100 else max((team.generation if team else 0) + stale, 0)
-        code = None
-        if generation >= 0 or (team is not None and team.members):
+        code = ErrorCode.NOT_COORDINATOR if stale_epoch else None
+        if code is None and (generation >= 0 or (team is not None and team.members)):
             if team is None:
                 code = ErrorCode.ILLEGAL_GENERATION
             else:
                 code = team.refusal_of(who, INSTANCES[who])
                 code = code or (ErrorCode.ILLEGAL_GENERATION if generation != team.generation else None)
                 code = code or (ErrorCode.REBALANCE_IN_PROGRESS if team.phase is GroupPhase.COMPLETING else None)
-        command = member_commit(name, generation, who, *self.pairs(wanted), instance=INSTANCES[who], at_ms=at_ms)
+        epoch, instance = self.epoch(name) + stale_epoch, INSTANCES[who]
+        command = member_commit(name, generation, who, *self.pairs(wanted), instance=instance, at_ms=at_ms, epoch=epoch)
         self.commit_items(name, wanted, code, command, at_ms)
 
     def pairs(self, wanted: Items) -> Iterable[tuple[PartitionId, int]]:

@@ -99,10 +99,11 @@ def commands_of_members() -> list[Command]:
         *(register(node, 7, kafka=f"host:{node}") for node in (2, 4)),
         form("team", _epoch("team"), 0, member("a"), member("b", "range", "sticky", instance="i")),
         hand_out("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
-        member_commit("team", 1, "a", (pid(2, 0), 19)),
+        member_commit("team", 1, "a", (pid(2, 0), 19), epoch=_epoch("team")),
+        member_commit("team", 1, "a", (pid(2, 0), 19)),  # as logs of before have it
         replaced("team", _epoch("team"), "b", member("c", "range", instance="i")),
         form("torn", _epoch("torn"), 0, member("e"), member("f")),
-        member_commit("torn", 1, "e", (pid(2, 0), 1)),
+        member_commit("torn", 1, "e", (pid(2, 0), 1), epoch=_epoch("torn")),
         remove("torn", _epoch("torn"), 1, "e"),
         commit("short", (pid(2, 0), 1), (pid(2, 1), 1)),
         DeleteOffsets(group="short", generation=Generation(0), partitions=(pid(2, 1),)),

@@ -1,6 +1,7 @@
 """Short ways to drive a Machine in tests: every command goes through the codec, every state through the invariants."""
 
 from dataclasses import replace
+from typing import Any
 
 from smq.raft_state.codec import decode_proposal, encode_command
 from smq.raft_state.commands import (
@@ -11,6 +12,7 @@ from smq.raft_state.commands import (
     Assignment,
     AssignOffsets,
     Command,
+    CommitCoordinatedOffsets,
     CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
@@ -195,16 +197,26 @@ def replaced(group: str, epoch: int, old: str, new: GroupMember) -> ReplaceMembe
 
 
 def member_commit(
-    group: str, generation: int, member_id: str, *items: tuple[PartitionId, int], instance: str = "", at_ms: int = 5
-) -> CommitMemberOffsets:
-    return CommitMemberOffsets(
-        group=group,
-        generation=Generation(generation),
-        member_id=member_id,
-        instance_id=instance,
-        items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
-        committed_ms=at_ms,
-    )
+    group: str,
+    generation: int,
+    member_id: str,
+    *items: tuple[PartitionId, int],
+    instance: str = "",
+    at_ms: int = 5,
+    epoch: int | None = None,
+) -> CommitMemberOffsets | CommitCoordinatedOffsets:
+    """Without the coordinator's epoch: as old logs have it."""
+    told: dict[str, Any] = {
+        "group": group,
+        "generation": Generation(generation),
+        "member_id": member_id,
+        "instance_id": instance,
+        "items": tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
+        "committed_ms": at_ms,
+    }
+    if epoch is None:
+        return CommitMemberOffsets(**told)
+    return CommitCoordinatedOffsets(coordinator_epoch=Epoch(epoch), **told)
 
 
 class Driver:

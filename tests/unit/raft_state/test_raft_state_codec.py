@@ -29,6 +29,7 @@ from smq.raft_state.commands import (
     AssignOffsets,
     Barrier,
     Command,
+    CommitCoordinatedOffsets,
     CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
@@ -237,6 +238,7 @@ _GROUP_TAGS = {
     26: DeleteOffsets,
     27: ExpireOffsets,
     28: SetOffsetsRetention,
+    29: CommitCoordinatedOffsets,
 }
 _TAGS = [
     InitCluster,

@@ -142,6 +142,25 @@ def test_former_coordinator_changes_nothing(driver: Driver, index: int) -> None:
     driver.ok(changes(2)[index])
 
 
+def test_former_coordinator_brings_no_old_commit_behind_a_newer_one(driver: Driver) -> None:
+    """A member that heard nothing from it has committed at the next one since, twice."""
+    stable(driver, "a")
+    late = member_commit("g", 1, "a", (pid(1), 5), epoch=1)
+    driver.ok(register(1, 2, kafka="host:1"))
+    for offset in (5, 55):
+        driver.ok(member_commit("g", 1, "a", (pid(1), offset), epoch=2))
+    driver.refused(late, ErrorCode.NOT_COORDINATOR)
+    driver.refused(member_commit("g", -1, "", (pid(1), 5), epoch=1), ErrorCode.NOT_COORDINATOR)
+    assert group(driver).offsets[pid(1)].offset == 55
+
+
+def test_a_commit_of_logs_that_name_no_coordinator_is_applied_as_it_was(driver: Driver) -> None:
+    stable(driver, "a")
+    driver.ok(register(1, 2, kafka="host:1"))
+    driver.ok(member_commit("g", 1, "a", (pid(1), 5)))
+    assert group(driver).offsets[pid(1)].offset == 5
+
+
 # ------------------------------------------------------------------------------------------------ generations
 def test_generation_forms_waits_for_its_assignment_and_is_stable(driver: Driver) -> None:
     assert driver.ok(form("g", 1, 0, member("a"), member("b"))) == GenerationFormed(generation=Generation(1))

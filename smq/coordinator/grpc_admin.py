@@ -4,7 +4,6 @@ Owns no state: changes are proposed as commands, views are read from what the no
 composition root imports it.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from smq.coordinator.grpc_service import Context, deadline_ms, guarded, request_
 from smq.coordinator.limits import PARTITION_COUNT_MAX
 from smq.coordinator.lookup import find_partition, find_topic
 from smq.coordinator.tls import NodeTls
+from smq.coordinator.turns import Turns
 from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
@@ -31,7 +31,6 @@ from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi
 
 _REPLICATION_FACTOR_DEFAULT = 3
-_REPLICAS_AT_ONCE = 200  # of one answer: some 5 ms
 
 
 class AdminService(GroupAdmin):
@@ -139,11 +138,12 @@ class AdminService(GroupAdmin):
             topics = [await find_topic(self._calls, name, timeout_ms) for name in request.topics]
         else:
             topics = [self._state.topics[name] for name in sorted(self._state.topics)]
+        turns = Turns()
         return pb.DescribeClusterResponse(
             cluster_id=self._state.cluster_id,
             raft_leader=self._calls.node.status().raft_leader,
             nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
-            topics=[_topic_info(t, self._state) for t in topics],
+            topics=[await _topic_info(t, self._state, turns) for t in topics],
         )
 
     @guarded
@@ -162,9 +162,7 @@ class AdminService(GroupAdmin):
             warnings=status.warnings,
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )
-        for number, r in enumerate(self._calls.node.replica_statuses(), 1):
-            if number % _REPLICAS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # others have their turn
+        async for r in Turns().over(self._calls.node.replica_statuses()):
             topic_id, index = split_partition_id(r.pid)
             out.replicas.append(
                 pb.ReplicaInfo(
@@ -200,14 +198,14 @@ def _node_info(node: NodeState) -> pb.NodeInfo:
     )
 
 
-def _topic_info(topic: TopicState, state: ClusterState) -> pb.TopicInfo:
+async def _topic_info(topic: TopicState, state: ClusterState, turns: Turns) -> pb.TopicInfo:
     return pb.TopicInfo(
         name=topic.name,
         topic_id=topic.topic_id,
         replication_factor=topic.replication_factor,
         config=topic.config,
         created_ms=topic.created_ms,
-        partitions=[_partition_info(p, state) for p in topic.partitions],
+        partitions=[_partition_info(p, state) async for p in turns.over(topic.partitions)],
     )
 
 

@@ -8,6 +8,7 @@ from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.calls import NodeCalls
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
 from smq.coordinator.grpc_service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.turns import Turns
 from smq.raft_state.commands import DeleteGroup, SetOffsetsRetention
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -52,7 +53,7 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
                     partitions=[pb.TopicPartition(topic=topic, partition=index) for topic, index in parts],
                 )
             )
-        for at in positions(state, group):
+        async for at in Turns().over(positions(state, group)):
             committed = at.committed
             out.offsets.append(
                 pb.GroupOffset(

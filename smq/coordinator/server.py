@@ -263,6 +263,7 @@ def run_server(
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # With Python's 5 ms a busy loop would hold up the disk's writer thread (see disk_lmdb).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    HeapKeeper().start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, on_started, is_child))
 
@@ -283,7 +284,6 @@ async def _run(
     if is_child:
         # The parent holds the other end of stdin: it ends with the parent, however that dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
-    HeapKeeper().start()
     server = Server(config)
     await server.start()
     has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None where it was closed before the start

@@ -17,6 +17,7 @@ from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import CODES, KafkaError, code_of
 from smq.coordinator.kafka.keys import SERVED
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
+from smq.coordinator.turns import Turns
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
 from smq.raft_state.names import is_topic_name
@@ -46,8 +47,9 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
     asked = request["topics"]
     is_all = asked is None or (version == 0 and not asked)
     if is_all:
-        known = gateway.state.topics
-        topics = [_topic(gateway.state, known[name]) for name in sorted(known) if not is_external(known[name].config)]
+        known, turns = gateway.state.topics, Turns()
+        named = [known[name] for name in sorted(known) if not is_external(known[name].config)]
+        topics = [await _topic(gateway.state, topic, turns) for topic in named]
     else:
         may_create = gateway.auto_create and (version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"])
         await _confirm_unknown(gateway, asked)
@@ -88,7 +90,11 @@ async def _named_topic(gateway: Gateway, asked: Struct, *, may_create: bool) -> 
     found = state.topics.get(name)
     if found is not None and is_external(found.config):
         return _unknown(name, found.topic_id, CODES[ErrorCode.WRONG_STORAGE])
-    return _topic(state, found) if found is not None else _unknown(name, NO_TOPIC_ID, _code_of_unknown(name))
+    return (
+        await _topic(state, found, Turns())
+        if found is not None
+        else _unknown(name, NO_TOPIC_ID, _code_of_unknown(name))
+    )
 
 
 def _code_of_unknown(name: str) -> KafkaError:
@@ -105,13 +111,13 @@ def _unknown(name: str | None, topic_id: bytes, code: KafkaError) -> Struct:
     }
 
 
-def _topic(state: ClusterState, topic: TopicState) -> Struct:
+async def _topic(state: ClusterState, topic: TopicState, turns: Turns) -> Struct:
     return {
         "error_code": KafkaError.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": False,
-        "partitions": [_partition(state, partition) for partition in topic.partitions],
+        "partitions": [_partition(state, partition) async for partition in turns.over(topic.partitions)],
     }
 
 

@@ -109,8 +109,7 @@ class Reads:
             poll.repairs += 1
             self.fetch(poll)
         else:
-            message = f"{damage}, and cannot be put right in this node's directory: empty it, and start the node again"
-            self.finish(poll, SmqError(ErrorCode.DATA_DAMAGED, message))
+            self.finish(poll, told(damage, Outcome.IN_VAIN))
 
     def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
         part = replica.part

@@ -27,6 +27,9 @@ _log = structlog.get_logger("smq.repair")
 ANSWER_NS_MAX: Final = 1_000_000_000  # for one replica's answer, then the next is asked: a batch and a disk read
 REPAIRS_MAX: Final = 1_000  # under way at once; what is damaged beyond is met again by the next read
 RETRY_MS: Final = 200  # what a reader is told, when nobody could be asked
+# What was put right and fails again lies in a tree that is out of order: it is not put right for ever.
+AGAIN_MAX: Final = 5  # times, each within REMEMBERED_NS of the one before
+REMEMBERED_NS: Final = 10_000_000_000  # whoever needs the batch tries once a second, and more often
 
 
 class Outcome(enum.Enum):
@@ -35,6 +38,7 @@ class Outcome(enum.Enum):
     REPAIRED = "repaired"
     NOBODY = "nobody"  # every other replica says that it cannot serve the batch either
     UNKNOWN = "unknown"  # some replica could not be asked
+    IN_VAIN = "in vain"  # it was put right again and again
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Repairs:
         self._host = host
         self._under_way: dict[tuple[PartitionId, Offset], _Repair] = {}
         self._request = 0
+        self._repaired: dict[tuple[PartitionId, Offset], tuple[int, int]] = {}  # how often, and when last; REPAIRS_MAX
         self.counts = Damage()
 
     def want(self, replica: Replica, damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
@@ -77,6 +82,9 @@ class Repairs:
         if len(self._under_way) >= REPAIRS_MAX:
             self._host.deliver(partial(done, Outcome.UNKNOWN))
             return
+        if self._is_in_vain(key):
+            self._host.deliver(partial(done, Outcome.IN_VAIN))
+            return
         self.counts.found += 1
         _log.warning("damage found", node=self._host.node_id, what=str(damage))
         part = replica.part
@@ -88,6 +96,20 @@ class Repairs:
             replica.log.forget_row(damage.row, partial(self._on_durable, repair))
         elif not self._take(repair, self._own(repair)):
             self._ask_next(repair)
+
+    def _is_in_vain(self, key: tuple[PartitionId, Offset]) -> bool:
+        count, at_ns = self._repaired.get(key, (0, 0))
+        if count and self._host.clock.monotonic_ns() - at_ns >= REMEMBERED_NS:
+            del self._repaired[key]
+        return self._repaired.get(key, (0, 0))[0] >= AGAIN_MAX
+
+    def _note_repaired(self, key: tuple[PartitionId, Offset], what: BatchDamaged) -> None:
+        count = self._repaired.pop(key, (0, 0))[0] + 1
+        self._repaired[key] = count, self._host.clock.monotonic_ns()
+        if len(self._repaired) > REPAIRS_MAX:
+            del self._repaired[next(iter(self._repaired))]
+        if count == AGAIN_MAX:
+            _log.error("put right in vain: empty this directory", node=self._host.node_id, what=str(what))
 
     def forget(self, pid: PartitionId) -> None:
         """The partition has gone."""
@@ -151,6 +173,7 @@ class Repairs:
 
     def _on_durable(self, repair: _Repair) -> None:
         self.counts.repaired += 1
+        self._note_repaired((repair.damage.pid, repair.offset), repair.damage)
         _log.info("damage repaired", node=self._host.node_id, what=str(repair.damage))
         self._host.mark_durable(repair.damage.pid)
         self._finish(repair, Outcome.REPAIRED)
@@ -183,5 +206,8 @@ def told(damage: BatchDamaged, outcome: Outcome) -> SmqError:
     """What a reader is told whose batch could not be put right."""
     if outcome is Outcome.NOBODY:
         return SmqError(ErrorCode.DATA_DAMAGED, f"{damage}; no other replica has it whole")
+    if outcome is Outcome.IN_VAIN:
+        message = f"{damage}, and cannot be put right in this node's directory: empty it, and start the node again"
+        return SmqError(ErrorCode.DATA_DAMAGED, message)
     message = f"{damage}; it is fetched again as soon as a replica that has it can be reached"
     return SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=RETRY_MS))

@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NodeId, PartitionId
+from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.replication import wire
 from smq.replication.api import StorageStatus
 from smq.replication.host import ReplicaHost
@@ -77,6 +77,16 @@ class StorageCare:
         replica = self._replicas.get(damage.pid)
         if replica is not None and (damage.row is not None or replica.log.holds(damage.offset)):
             self.repair(damage, lambda _is_whole: None)
+
+    def look_at(self, pid: PartitionId, offset: Offset) -> bool:
+        replica = self._replicas.get(pid)
+        try:
+            if replica is not None and replica.log.holds(offset):
+                replica.log.read(offset, Offset(offset + 1), 1)
+        except BatchDamaged as damage:
+            self.mend_batch(damage)
+            return True
+        return False
 
     def mend_checkpoint(self, pid: PartitionId, key: bytes) -> None:
         log = self._logs().get(pid)

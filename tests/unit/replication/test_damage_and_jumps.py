@@ -13,7 +13,7 @@ from smq.replication.log_codec import BatchDamaged, base_of_key, parse_value
 from smq.replication.partition_log import TAIL_BYTES_KEPT
 from smq.replication.ports import Table
 from smq.replication.producers import CachedBatch, ProducerTable
-from smq.replication.repair import Outcome
+from smq.replication.repair import AGAIN_MAX, REMEMBERED_NS, Outcome, told
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
@@ -159,6 +159,29 @@ def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_op
     host.settle(2_000)  # the leader does not answer
     assert answer_fetches(host, {}, peers=(PEER_B,)) == [PEER_B]
     assert outcomes == [Outcome.UNKNOWN]
+
+
+def test_a_batch_that_is_put_right_in_vain_is_not_fetched_for_ever() -> None:
+    """As in a tree that is out of order, where what is written is not found."""
+    host, values = follower_with(3)
+    host.advance(3)
+    outcomes: list[Outcome] = []
+    asked = 0
+
+    def again() -> None:
+        nonlocal asked
+        host.repairs.want(host.live, BatchDamaged(host.part.pid, Offset(1), "missing"), outcomes.append)
+        asked += len(answer_fetches(host, {1: values[1]}))
+        host.sent.clear()
+
+    for _ in range(AGAIN_MAX + 3):
+        again()
+    assert outcomes == [Outcome.REPAIRED] * AGAIN_MAX + [Outcome.IN_VAIN] * 3
+    assert asked == AGAIN_MAX
+    assert told(BatchDamaged(host.part.pid, Offset(1), "missing"), Outcome.IN_VAIN).code is ErrorCode.DATA_DAMAGED
+    host.settle(REMEMBERED_NS // 1_000_000)
+    again()
+    assert outcomes[-1] is Outcome.REPAIRED
 
 
 def test_a_replica_gives_only_what_is_right_and_whole_and_durable_here() -> None:

@@ -148,6 +148,10 @@ class LmdbHarness:
             self._calls.get(timeout=SETTLE_TIMEOUT_S)()
             self.posts += 1
 
+    def run_next(self) -> None:
+        """Waits for the next thing that a thread of the disk asks to be run on the loop, and runs it."""
+        self._calls.get(timeout=SETTLE_TIMEOUT_S)()
+
     def reopen(self) -> LmdbDisk:
         self._lmdb.close()
         self.settle()

@@ -13,7 +13,8 @@ from smq.records import parse_header
 from smq.replication.disk_lmdb import DATA_FILE
 from smq.replication.log_codec import BatchDamaged, batch_key
 from smq.replication.log_store import LogStore, PartitionLog, StoredValue
-from smq.replication.ports import Table
+from smq.replication.ports import Examined, Table
+from smq.replication.scrub import Check
 from tests.unit.storage.support import LmdbHarness, make_batch
 
 PID = PartitionId(bytes(range(20)))
@@ -83,6 +84,19 @@ def test_a_batch_whose_key_has_become_another_is_missing_and_can_be_put_back(
     assert read_whole(harness, log, stored) >= 1
     assert [s.base for s in log.read(Offset(offset), Offset(BATCHES), 1)] == [offset]
     assert harness.fatal == []
+
+
+@pytest.mark.parametrize("bit", [0, 3, 5, 6, 12, 40], ids=lambda bit: f"bit{bit}")
+def test_the_scrubbers_walk_meets_the_gap_that_a_garbled_key_leaves(harness: LmdbHarness, bit: int) -> None:
+    log, _ = filled(harness)
+    garble(harness, 17, 17 ^ 1 << bit)
+    check, slices = Check(Table.BATCHES), list[Examined]()
+    harness.disk.examine(Table.BATCHES, b"", b"\xff" * 64, 1 << 20, check, slices.append)
+    harness.run_next()
+    assert len(slices) == 1
+    assert (PID, Offset(17)) in check.gaps
+    with pytest.raises(BatchDamaged):
+        log.read(Offset(17), Offset(18), 1)
 
 
 def test_a_table_that_shows_a_key_from_behind_only_is_no_end_of_the_log(

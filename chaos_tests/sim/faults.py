@@ -11,6 +11,7 @@ from typing import Any
 
 from chaos_tests.sim.clients.base import World
 from chaos_tests.sim.cluster import Cluster, SimHost
+from chaos_tests.sim.disk import DiskImage
 from chaos_tests.sim.rpc import ClientNet, Sleep
 from smq.raft_state.ids import NodeId
 
@@ -36,6 +37,7 @@ class Arena:
     seen_leaders: Callable[[], tuple[NodeId | None, list[NodeId]]]  # Raft's, and the partitions'
     epochs: Callable[[], dict[str, int]]  # of the partitions, as the most advanced node knows them
     victim: NodeId  # of every fault that always strikes the same node, for one disk alone may be ruined
+    copies: list[DiskImage] = field(default_factory=list)  # of the victim's disk, oldest first
 
 
 class Fault:

@@ -207,7 +207,7 @@ class WatchedNode(Node):
         return super().snapshot()
 
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
-        if self._is_registered:
+        if self.registration.is_registered:
             self._observer.counts["snapshot_installs"] += 1
         yield from super().restore(index, snapshot)
         self._observer.note_digest(self, index)

@@ -359,13 +359,23 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.raft_voters:Voters.counts",
-                "self._all_decide or self._registered_disk(node) in (None, disk)",
+                "self._registered_disk(node) in (None, disk)",
                 "True",
             ),
         ),
         scenario="replaced_disk",
         anomalies=RAFT,
         seeds=15,
+    ),
+    PlantedBug(
+        name="old-copy-not-told",
+        rule="18: an old copy of a disk is told by what the disk had said it remembers",
+        mutations=(
+            Mutation("smq.replication.disk_marks:has_forgotten", "told.start != start and told.writes > base", "False"),
+        ),
+        scenario="restored_disk",
+        anomalies=RAFT,
+        seeds=8,
     ),
     PlantedBug(
         name="time-outs-called-definite",

@@ -15,9 +15,13 @@ from chaos_tests.sim.faults import Fault
 from chaos_tests.sim.rpc import Script
 from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
+from smq.replication.disk_marks import Mark, unpack_marks
+from smq.replication.identity import DISK_KEY
+from smq.replication.journal import MARKS_KEY, marks_of
 from smq.replication.ports import Channel, Table
 
 TERMINATE_MS = 2_000
+COPIES_KEPT = 8  # of the victim's disk
 
 
 # ---------------------------------------------------------------------------------------------- processes
@@ -274,6 +278,32 @@ def wipe(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def restored_disk(fault: Fault) -> Script:
+    """A node's disk is put back from an old copy while it is down (rule 18). Always the same node's. Of the copies made
+    at earlier strikes one that every other disk knows to be old: of a younger one nobody could tell."""
+    cluster, node, copies = fault.arena.cluster, fault.arena.victim, fault.arena.copies
+    old = [copy for copy in copies if _is_known_as_old(fault, copy)]
+    copies.append(cluster.hosts[node].image.copy())
+    del copies[:-COPIES_KEPT]
+    if old:
+        cluster.crash(node, power=fault.rng.random() < 0.5, why="restored-disk")
+        cluster.hosts[node].image = fault.rng.choice(old).copy()
+        fault.note("restored-disk", n=node)
+        cluster.start_later(node, fault.lasting_ms())
+    yield fault.duration()
+
+
+def _is_known_as_old(fault: Fault, copy: DiskImage) -> bool:
+    disk, (writes, _) = copy.tables[Table.META].get(DISK_KEY), _marks_on(copy)
+    others = [_marks_on(fault.arena.cluster.hosts[node].image)[1] for node in fault.others(fault.arena.victim)]
+    return all(any(mark.disk == disk and mark.writes > writes for mark in marks) for marks in others)
+
+
+def _marks_on(image: DiskImage) -> tuple[int, tuple[Mark, ...]]:
+    writes, marks = marks_of(image.tables[Table.RAFT_META].get(MARKS_KEY))
+    return writes, unpack_marks(marks)
+
+
 def clock_jump(fault: Fault) -> Script:
     low, high = fault.spec.options.get("jump_ms", [-20_000, 20_000])
     for host in fault.hosts():
@@ -303,6 +333,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         rot,
         flip_file,
         wipe,
+        restored_disk,
         steered.stale_return,
         steered.behind_log,
         steered.passed_by,

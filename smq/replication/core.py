@@ -16,7 +16,6 @@ from smq.raft_state.codec import decode_proposal
 from smq.raft_state.commands import (
     AddPartitions,
     Applied,
-    Barrier,
     Command,
     CreateTopic,
     ElectLeader,
@@ -51,13 +50,13 @@ from smq.replication.digests import Digests
 from smq.replication.drain import Drain
 from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.external_offsets import ExternalOffsets
-from smq.replication.identity import claim_identity, replace_disk_id, replacement, replacement_over
-from smq.replication.journal import RaftDamaged, forget_set_aside, set_aside
+from smq.replication.journal import RaftDamaged
 from smq.replication.liveness import Liveness
 from smq.replication.log_store import BatchDamaged, LogStore, PartitionLog
 from smq.replication.ports import Buffer, Channel, Clock, DataDamaged, Disk, Engine, Network, Rng
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.reads import Reads
+from smq.replication.registration import Registration
 from smq.replication.replica import Replica
 from smq.replication.slices import Slices
 from smq.replication.storage_care import StorageCare
@@ -65,8 +64,6 @@ from smq.replication.storage_care import StorageCare
 _log = structlog.get_logger("smq.node")
 
 _MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
-REGISTER_MS_MAX: Final = 2_000
-REGISTER_RETRY_MS: Final = 50
 SETTLE_WORK_OF_A_LOG: Final = 8  # one that is made or dropped
 VISITS_MAX: Final = 200  # replicas looked after in one tick: below a millisecond
 TIMEOUT_MS_MAX: Final = 60_000  # the longest time-out a caller may ask for
@@ -90,8 +87,6 @@ class NodeCore:
         self.clock = clock
         self.deadlines = Deadlines()
         self.rng = rng
-        self.incarnation = Incarnation(0)
-        self.disk_id = DiskId(b"")  # from start on
         self._network = network
         self._disk = disk
         self._on_fatal = on_fatal
@@ -102,15 +97,14 @@ class NodeCore:
         self._durable: dict[PartitionId, None] = {}  # logs of which something has just become durable
         self._replicas: dict[PartitionId, Replica] = {}
         self._logs: dict[PartitionId, PartitionLog] = {}
-        self._is_registered = False
-        self._replaced = ""  # why this directory had to become another disk
-        self._is_running = False
+        self.is_running = False
         self._is_leaving = False  # from the beginning of a drain on
         self._last_beat_ns = 0
         self._to_visit: deque[PartitionId] = deque()  # replicas to be looked after in this round
         self._to_probe: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
         self._slices = Slices(clock)
         self._store = LogStore(disk)
+        self.registration = Registration(self, disk, rng)
         self.liveness = Liveness(clock)
         self._peers = peers = sorted(n for n in config.peers if n != config.node_id)
         self.engine: Engine = PySyncObjEngine(
@@ -122,7 +116,7 @@ class NodeCore:
             machine=self,
             send=self._send_raft,
             timing=EngineTiming.of(config),
-            disk_id=lambda: self.disk_id,
+            disk_id=lambda: self.registration.disk_id,
             registered_disk=self._registered_disk,
             on_leader_change=self._on_leader_change,
             on_fatal=on_fatal,
@@ -152,6 +146,10 @@ class NodeCore:
         return self.config.node_id
 
     @property
+    def incarnation(self) -> Incarnation:
+        return self.registration.incarnation
+
+    @property
     def state(self) -> ClusterState:
         return self._machine.state
 
@@ -163,11 +161,7 @@ class NodeCore:
     # ---------------------------------------------------------------------------------------- lifecycle
     def start(self) -> None:
         """Claims a new incarnation on disk, recovers the logs, then joins. Raises DataDamaged, StartRefused."""
-        self._claim(self.clock.wall_ns(), self._on_claimed)
-
-    def _claim(self, at_least: int, done: Callable[[], None]) -> None:
-        identity = claim_identity(self._disk, self.config, self.rng, at_least, done)
-        self.incarnation, self.disk_id = identity.incarnation, identity.disk
+        self.registration.claim(self.clock.wall_ns(), self._on_claimed)
 
     def _registered_disk(self, node: NodeId) -> DiskId | None:
         known = self.state.nodes.get(node)
@@ -178,16 +172,16 @@ class NodeCore:
 
     def _open_logs(self) -> Iterator[None]:
         yield from self._store.opening(self._logs)
-        self._replaced = replacement(self._disk)
+        self.registration.recover()
         self.care.scrubber.start()
 
     def _start_engine(self) -> None:
-        self._is_running = True
+        self.is_running = True
         self._slices.run(self.engine.start(), self._join, self._on_start_failed)
 
     def _on_start_failed(self, error: Exception) -> None:
         if isinstance(error, RaftDamaged):
-            self._is_running = False
+            self.is_running = False
             self._replace_raft(error)
         elif isinstance(error, DataDamaged):
             self._on_fatal(error)
@@ -198,26 +192,21 @@ class NodeCore:
         """No peer has heard of this node before, so no time-out ran."""
         self._network.start(self)
         self._tick()
-        self._register()
+        self.registration.register()
         _log.info("node started", node=self.node_id, incarnation=self.incarnation, partitions=len(self._logs))
 
     def _replace_raft(self, damage: RaftDamaged) -> None:
-        """What this disk has voted and acknowledged is not known any more, so it is another disk now (rule 18): it
-        neither votes nor leads before the others have let it in. The records on it are judged as ever."""
-        if not self._peers:
+        if self._peers:
+            self.registration.replace_damaged(damage, self._start_engine)
+        else:
             self._on_fatal(RaftDamaged(f"{damage}. This is the cluster's only node: restore a backup"))
-            return
-        _log.error("Raft's data is damaged: rejoining as a replaced disk", node=self.node_id, damage=str(damage))
-        self._replaced = str(damage)
-        ops = set_aside(self._disk)
-        self.disk_id = replace_disk_id(self._disk, self.rng, self._replaced, ops, self._start_engine)
 
     def stop(self) -> None:
         """Tells everybody who waits, and closes network and engine. The disk belongs to whoever made it."""
         self._slices.stop()
-        if not self._is_running:
+        if not self.is_running:
             return
-        self._is_running = False
+        self.is_running = False
         for pid, replica in self._replicas.items():
             replica.close(STOPPING)
             self._reads.fail_all(pid, STOPPING)
@@ -230,7 +219,7 @@ class NodeCore:
 
     def drain(self, timeout_ms: int, done: Callable[[], None]) -> None:
         self._is_leaving = True
-        self._beat_peers(self.clock.monotonic_ns())
+        self.beat_peers()
         Drain(self, timeout_ms, done).start()
 
     def led(self) -> list[Replica]:
@@ -242,47 +231,7 @@ class NodeCore:
             return False
         return self.liveness.is_heard(node, self.config.session_timeout_ms)
 
-    def _register(self) -> None:
-        if not self._is_running or self._is_registered:
-            return
-        command = RegisterNode(
-            node=self.node_id,
-            incarnation=self.incarnation,
-            disk=self.disk_id,
-            grpc_address=self.config.grpc_address,
-            http_address=self.config.http_address,
-            kafka_address=self.config.kafka_address,
-            rack=self.config.rack,
-        )
-        self._proposer.propose(command, REGISTER_MS_MAX, self._on_registered)
-
-    def _on_registered(self, reply: Reply | SmqError) -> None:
-        if not isinstance(reply, SmqError):
-            self._drop_orphans()
-            self._confirm_registration()
-        elif reply.code is ErrorCode.STALE_INCARNATION:
-            registered = self.state.nodes[self.node_id].incarnation
-            _log.warning("a newer process of this node had registered", registered=registered)
-            self._claim(registered + 1, self._register)
-        else:
-            self.clock.call_later(REGISTER_RETRY_MS, self._register)
-
-    def _confirm_registration(self) -> None:
-        """One entry behind the registration: whoever stores it stores that the registration is committed, too. Else
-        a power loss of all nodes could leave a replaced disk that nobody remembers to be a voter (rule 18)."""
-        if self._is_running:
-            self._proposer.propose(Barrier(), REGISTER_MS_MAX, self._on_confirmed)
-
-    def _on_confirmed(self, reply: Reply | SmqError) -> None:
-        if not isinstance(reply, SmqError):
-            self._is_registered = True
-            if self._replaced:
-                _log.info("the others have let this disk in", node=self.node_id, after=self._replaced)
-                self._disk.submit([*forget_set_aside(), *replacement_over()])
-        else:
-            self.clock.call_later(REGISTER_RETRY_MS, self._confirm_registration)
-
-    def _drop_orphans(self) -> None:
+    def drop_orphans(self) -> None:
         """Logs of topics that were deleted while this node was away. Its own registration has been applied, so
         whatever topic this node ever knew is either in the state or deleted."""
         orphans = deque(p for p in self._logs if p not in self._replicas and self.state.partition(p) is None)
@@ -294,7 +243,7 @@ class NodeCore:
 
     # ---------------------------------------------------------------------------------------- the loop
     def _tick(self) -> None:
-        if not self._is_running:
+        if not self.is_running:
             return
         now_ns = self.clock.monotonic_ns()
         self.engine.tick()
@@ -303,7 +252,8 @@ class NodeCore:
         if now_ns - self._last_beat_ns >= self.config.heartbeat_interval_ms * 1_000_000:
             self._last_beat_ns = now_ns
             self.care.on_beat()
-            self._beat_peers(now_ns)
+            self.engine.flush_marks()
+            self.beat_peers()
             if not self._to_visit:
                 self._to_visit = deque(self._replicas)
         self._look_after_replicas(now_ns)
@@ -331,10 +281,24 @@ class NodeCore:
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
         self.care.repair(damage, done)
 
-    def _beat_peers(self, now_ns: int) -> None:
+    def beat_peers(self) -> None:
+        now_ns = self.clock.monotonic_ns()
         for peer in self._peers:
-            self.send(peer, Channel.CONTROL, wire.Heartbeat(self.incarnation, self._is_leaving, self.is_full))
+            self._beat(peer)
             self.send(peer, Channel.DATA, wire.Ping(now_ns, False))
+
+    def _beat(self, peer: NodeId) -> None:
+        marks = self.engine.marks
+        beat = wire.Heartbeat(self.incarnation, marks.own, marks.known, self._is_leaving, self.is_full)
+        self.send(peer, Channel.CONTROL, beat)
+
+    def _on_heartbeat(self, peer: NodeId, beat: wire.Heartbeat) -> None:
+        if beat.mark.node != peer:
+            raise wire.WireError(f"node {peer} speaks of itself as node {beat.mark.node}")
+        self.liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, is_full=beat.is_full)
+        forgotten = self.engine.marks.hear(peer, beat.mark, beat.known)
+        if forgotten is not None:
+            self.registration.replace_old_copy(forgotten)
 
     def deliver(self, fn: Callable[[], None]) -> None:
         if not self._outbox:
@@ -429,6 +393,7 @@ class NodeCore:
     # ---------------------------------------------------------------------------------------- network
     def on_session_open(self, peer: NodeId, channel: Channel) -> None:
         if channel is Channel.CONTROL:
+            self._beat(peer)  # before all else: who counts a vote knows whose memory it comes from (rule 18)
             self.engine.on_session_open(peer)
             self._proposer.on_session_open(peer)
         else:
@@ -447,7 +412,7 @@ class NodeCore:
                 replica.on_session_close(peer)
 
     def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
-        if not self._is_running:
+        if not self.is_running:
             return
         if channel is Channel.CONTROL and payload and payload[0] == wire.RAFT:
             self.engine.on_message(peer, payload[1:])
@@ -476,8 +441,8 @@ class NodeCore:
                     self.liveness.on_answer(peer)
                 else:
                     self.send(peer, Channel.DATA, wire.Ping(number, True))
-            case wire.Heartbeat(incarnation, is_leaving, is_full):
-                self.liveness.on_heartbeat(peer, incarnation, is_leaving=is_leaving, is_full=is_full)
+            case wire.Heartbeat():
+                self._on_heartbeat(peer, message)
             case wire.Propose():
                 self._proposer.on_propose(peer, message)
             case wire.ReadIndex():

@@ -204,6 +204,12 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
         self._SyncObj__setState(library._RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
+    def renounce(self) -> None:
+        """Neither a leadership nor a candidacy of this node goes on: another disk stood for them."""
+        self.prevoting.cancel()
+        if self._SyncObj__raftState != library._RAFT_STATE.FOLLOWER:
+            self._step_down()
+
     def follow(self, leader: NodeId) -> None:
         if self.leader != leader:
             self._give_up_waiting(up_to=self.journal.last_index)

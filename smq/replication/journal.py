@@ -11,6 +11,9 @@ On disk, all integers big-endian, every CRC a CRC-32C of the key and of everythi
     RAFT_META  "vote"             -> crc u32, version u8, term u64, voted for u64 (0 = nobody)
     RAFT_META  "journal"          -> crc u32, version u8, first index u64, last index u64, commit index u64
     RAFT_META  "snapshot"         -> crc u32, version u8, index u64, its term u64, state
+    RAFT_META  "marks"            -> crc u32, version u8, writes u64, what other disks have told of theirs
+
+`writes` counts the submissions that changed any of this: a copy of the disk has fewer (disk_marks.py).
 """
 
 import struct
@@ -34,10 +37,12 @@ _LOG = struct.Struct(">Q")  # term
 _VOTE = struct.Struct(">BQQ")
 _BOUNDS = struct.Struct(">BQQQ")
 _SNAPSHOT = struct.Struct(">BQQ")
+_MARKS = struct.Struct(">BQ")
 
 _VOTE_KEY: Final = b"vote"
 _BOUNDS_KEY: Final = b"journal"
 _SNAPSHOT_KEY: Final = b"snapshot"
+MARKS_KEY: Final = b"marks"
 _FIRST_KEY: Final = _KEY.pack(0)
 _END_KEY: Final = b"\xff" * 9  # behind every index
 
@@ -115,7 +120,14 @@ class RaftJournal:
         self.changed_seq = 0  # submission that holds the last change of anything
         self.vote_seq = 0  # submission that holds the last change of term or vote
         self._durable_index = 0
-        self._unsynced: deque[tuple[int, int]] = deque()  # (seq, last index then); as bounded as the disk's queue
+        # (seq, last index and writes then); as bounded as the disk's queue
+        self._unsynced: deque[tuple[int, int, int]] = deque()
+        self.base_writes = 0  # that were on the disk when this process began
+        self.durable_writes = 0
+        self._writes = 0
+        self.marks = b""
+        self._marks_changed = False
+        self._is_stored = False  # the rows below are on disk, or submitted: marks are never alone
 
     # ------------------------------------------------------------------------------------------------- start
     def load(self) -> Iterator[None]:
@@ -123,6 +135,7 @@ class RaftJournal:
         is missing or wrong."""
         self._entries, self._bytes, self.snapshot = [], 0, None
         self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
+        self._load_marks()
         bounds = self._load_meta(_BOUNDS_KEY)
         vote = self._load_meta(_VOTE_KEY)
         self._load_snapshot()
@@ -140,6 +153,7 @@ class RaftJournal:
         _, first, last, self._commit = _BOUNDS.unpack(bounds)
         self._check_bounds(first, last)
         self._durable_index = last
+        self._is_stored = True
 
     def _load_meta(self, key: bytes) -> bytes | None:
         value = self._disk.get(Table.RAFT_META, key)
@@ -151,6 +165,14 @@ class RaftJournal:
         if body[0] != _VERSION:
             raise damaged(Table.RAFT_META, key.decode(), f"format version {body[0]} is not {_VERSION}")
         return body
+
+    def _load_marks(self) -> None:
+        self._load_meta(MARKS_KEY)  # checks it
+        try:
+            self._writes, self.marks = marks_of(self._disk.get(Table.RAFT_META, MARKS_KEY))
+        except struct.error as e:
+            raise damaged_marks(e) from e
+        self.base_writes = self.durable_writes = self._writes
 
     def _load_snapshot(self) -> None:
         body = self._load_meta(_SNAPSHOT_KEY)
@@ -270,7 +292,7 @@ class RaftJournal:
         self._ops.append(Delete(Table.RAFT_LOG, _KEY.pack(index), _KEY.pack(self.last_index + 1)))
         del self._entries[position:]
         self._durable_index = min(self._durable_index, index - 1)
-        self._unsynced = deque((seq, min(last, index - 1)) for seq, last in self._unsynced)
+        self._unsynced = deque((seq, min(last, index - 1), writes) for seq, last, writes in self._unsynced)
 
     def compact(self, snapshot: Snapshot, first_kept: int) -> None:
         """Stores the snapshot and drops the entries before `first_kept` (<= the snapshot's index), as one."""
@@ -288,7 +310,7 @@ class RaftJournal:
         self._entries = []
         self._bytes = 0
         self._durable_index = 0
-        self._unsynced.clear()
+        self._unsynced = deque((seq, 0, writes) for seq, _, writes in self._unsynced)
         self._commit = snapshot.index
         self.snapshot = snapshot
         self._ops.append(_snapshot_put(snapshot))
@@ -307,12 +329,29 @@ class RaftJournal:
             self._ops.append(_meta_put(_VOTE_KEY, _VOTE.pack(_VERSION, self._term, self._voted_for or 0)))
         bounds = _BOUNDS.pack(_VERSION, self.first_index, self.last_index, self._commit)
         self._ops.append(_meta_put(_BOUNDS_KEY, bounds))
+        self._writes += 1
+        self._ops.append(self._marks_put())
+        self._is_stored = True
         ops, self._ops = self._ops, []
         vote_changed, self._vote_changed = self._vote_changed, False
         self.changed_seq = self._disk.submit(ops, self._submission_done)
         if vote_changed:
             self.vote_seq = self.changed_seq
-        self._unsynced.append((self.changed_seq, self.last_index))
+        self._unsynced.append((self.changed_seq, self.last_index, self._writes))
+
+    def keep_marks(self, marks: bytes) -> None:
+        """With the next write, or `flush_marks`."""
+        self.marks = marks
+        self._marks_changed = True
+
+    def flush_marks(self) -> None:
+        """Where no other write has taken them along. It counts as none, or two idle nodes would wake each other."""
+        if self._marks_changed and self._is_stored:
+            self._disk.submit([self._marks_put()])
+
+    def _marks_put(self) -> Put:
+        self._marks_changed = False
+        return _meta_put(MARKS_KEY, _MARKS.pack(_VERSION, self._writes) + self.marks)
 
     def mend(self, table: Table, key: bytes) -> None:
         """Writes again, from memory, a row that has rotted since it was read at the start."""
@@ -332,7 +371,7 @@ class RaftJournal:
     def _submission_done(self) -> None:
         durable_seq = self._disk.durable_seq
         while self._unsynced and self._unsynced[0][0] <= durable_seq:
-            self._durable_index = self._unsynced.popleft()[1]
+            _, self._durable_index, self.durable_writes = self._unsynced.popleft()
         self._on_durable()
 
     # ------------------------------------------------------------------------------- the shape pysyncobj expects
@@ -377,6 +416,17 @@ class RaftJournal:
 def is_whole_row(key: bytes, value: bytes) -> bool:
     """Whether a row of RAFT_LOG or RAFT_META matches its CRC."""
     return len(value) > _CRC.size and crc32c(value[_CRC.size :], crc32c(key)) == _CRC.unpack_from(value)[0]
+
+
+def marks_of(row: bytes | None) -> tuple[int, bytes]:
+    """Writes of Raft's memory, and what other disks had told. A directory of a version that did not count has none."""
+    if row is None:
+        return 0, b""
+    return _MARKS.unpack_from(row, _CRC.size)[1], row[_CRC.size + _MARKS.size :]
+
+
+def damaged_marks(why: object) -> RaftDamaged:
+    return damaged(Table.RAFT_META, MARKS_KEY.decode(), str(why))
 
 
 def _entry_put(command: bytes, index: int, term: int) -> Put:

@@ -42,10 +42,11 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
-from smq.replication.core import REGISTER_MS_MAX, NodeCore, clipped
+from smq.replication.core import NodeCore, clipped
 from smq.replication.log_store import BatchDamaged
 from smq.replication.ports import Buffer
 from smq.replication.reads import Poll, find_sized_run, find_time, read_failure
+from smq.replication.registration import REGISTER_MS_MAX
 from smq.replication.repair import Outcome, told
 from smq.replication.replica import leader_error
 
@@ -68,7 +69,7 @@ class Node(NodeCore):
     @property
     def is_ready(self) -> bool:
         me = self.state.nodes.get(self.node_id)
-        if not self._is_registered or me is None or me.fenced or me.incarnation != self.incarnation:
+        if not self.registration.is_registered or me is None or me.fenced or me.incarnation != self.incarnation:
             return False
         leader = self.engine.leader
         return self.engine.is_leader or (
@@ -88,17 +89,11 @@ class Node(NodeCore):
             applied_index=self.state_index,
             commit_index=self.engine.commit_index,
             storage=self.care.status(),
-            warnings=(*self._replaced_warning(), *self.care.warnings()),
+            warnings=(*self.registration.warnings(), *self.care.warnings()),
         )
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         return (replica.status() for replica in list(self._replicas.values()))
-
-    def _replaced_warning(self) -> list[str]:
-        if not self._replaced:
-            return []
-        how = "has rejoined" if self._is_registered else "rejoins, and has no vote until the others let it in,"
-        return [f"its Raft data was damaged ({self._replaced}); it {how} as a replaced disk"]
 
     def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
         self._barriers.wait(clipped(timeout_ms), done)

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from smq.raft_state.commands import Applied
 from smq.raft_state.ids import LogIndex, NodeId, Term
+from smq.replication.disk_marks import DiskMarks
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -280,6 +281,16 @@ class Engine(Protocol):
 
     def transfer_leadership(self, to: NodeId | None) -> None:
         """Best effort; nothing happens where this node does not lead or the target lags."""
+
+    @property
+    def marks(self) -> DiskMarks:
+        """What the disks of all nodes have said that they remember. The node carries it between them."""
+
+    def flush_marks(self) -> None:
+        """Keeps what was heard, where no write of the journal has yet. For once a beat."""
+
+    def renounce(self) -> None:
+        """Ends a leadership or a candidacy of this node: its disk is another than that which was elected."""
 
     def stop(self) -> None: ...
 

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
-from smq.replication.journal import RaftJournal, Snapshot
+from smq.replication.disk_marks import START_BYTES, DiskMarks
+from smq.replication.journal import RaftJournal, Snapshot, damaged_marks
 from smq.replication.ports import (
     Buffer,
     Clock,
@@ -73,6 +74,8 @@ class RaftCore(Protocol):
 
     def hand_over(self, to: NodeId | None) -> None: ...
 
+    def renounce(self) -> None: ...
+
     @property
     def is_tick_due(self) -> bool:
         """Time alone gives the next turn something to do."""
@@ -115,10 +118,11 @@ class TurnEngine(abc.ABC):
         self.rng = rng
         self.machine = machine
         self.timing = timing
-        self.voters = Voters(node_id, self._peers, disk_id, registered_disk)
         self._on_leader_change = on_leader_change
         self._on_fatal = on_fatal
         self.journal = RaftJournal(disk, self._on_durable)
+        self.marks = DiskMarks(node_id, self._peers, disk_id, rng.randbytes(START_BYTES), self.journal)
+        self.voters = Voters(node_id, self._peers, disk_id, registered_disk, self.marks.doubts)
         self.outbox = Outbox(disk, self.journal, send, self._peers)
         self._raft: RaftCore | None = None  # from start
         self._inbox: deque[tuple[NodeId, Message]] = deque()  # emptied by every turn
@@ -166,6 +170,10 @@ class TurnEngine(abc.ABC):
     # ------------------------------------------------------------------------------------------------- lifecycle
     def start(self) -> Iterator[None]:
         yield from self.journal.load()
+        try:
+            self.marks.load()
+        except ValueError as e:
+            raise damaged_marks(e) from e
         snapshot = self.journal.snapshot
         if snapshot is not None:
             yield from self.machine.restore(LogIndex(snapshot.index), snapshot.state)
@@ -217,6 +225,7 @@ class TurnEngine(abc.ABC):
         """A new session shares nothing with the one before it (finding 11: FIFO, at most once)."""
         self._inbox = deque(item for item in self._inbox if item[0] != peer)
         self._malformed_from.discard(peer)
+        self.marks.session_over(peer)
         self.outbox.drop(peer)
 
     def on_message(self, peer: NodeId, payload: memoryview) -> None:
@@ -234,6 +243,10 @@ class TurnEngine(abc.ABC):
         if self._raft is not None:
             self.journal.mend(table, key)
 
+    def flush_marks(self) -> None:
+        if not self._is_stopped:
+            self.journal.flush_marks()
+
     def tick(self) -> None:
         if self._raft is not None and self._raft.is_tick_due:
             self._turn()
@@ -242,6 +255,10 @@ class TurnEngine(abc.ABC):
         if self.is_leader:
             self._enter(lambda raft: raft.hand_over(to))
             self._wake()
+
+    def renounce(self) -> None:
+        self._enter(lambda raft: raft.renounce())
+        self._wake()
 
     # ----------------------------------------------------------------------------------------------------- turns
     def _wake(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.replication.disk_marks import Mark, pack_marks, unpack_marks
 from smq.replication.ports import Buffer
 
 RAFT: Final = 0  # the rest of the message belongs to the engine
@@ -24,9 +25,12 @@ class WireError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """CONTROL: this process lives. One that `is_leaving` is given nothing more, and fenced when it is gone; one that
-    `is_full` takes no records until its disk has room again."""
+    `is_full` takes no records until its disk has room again. `mark` is that of its own disk, `known` are those of other
+    nodes' disks. The first message of every session."""
 
     incarnation: Incarnation
+    mark: Mark
+    known: tuple[Mark, ...]
     is_leaving: bool = False
     is_full: bool = False
 
@@ -227,8 +231,8 @@ def encode(message: Message) -> list[Buffer]:
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
             return [_PING.pack(19, number, is_answer)]
-        case Heartbeat(incarnation, is_leaving, is_full):
-            return [_HEARTBEAT.pack(1, incarnation, is_leaving, is_full)]
+        case Heartbeat(incarnation, mark, known, is_leaving, is_full):
+            return [_HEARTBEAT.pack(1, incarnation, is_leaving, is_full), pack_marks((mark, *known))]
         case Propose(request, command):
             return [_PROPOSE.pack(2, request), command]
         case ReadIndex(request):
@@ -269,8 +273,12 @@ def _pid_epochs(payload: memoryview, offset: int, count: int) -> tuple[tuple[Par
 
 
 def _heartbeat(payload: memoryview) -> Message:
-    _, incarnation, is_leaving, is_full = _HEARTBEAT.unpack(payload)
-    return Heartbeat(Incarnation(incarnation), is_leaving, is_full)
+    _, incarnation, is_leaving, is_full = _HEARTBEAT.unpack_from(payload)
+    try:
+        mark, *known = unpack_marks(payload[_HEARTBEAT.size :])
+    except ValueError as e:
+        raise WireError(f"a heartbeat: {e}") from e
+    return Heartbeat(Incarnation(incarnation), mark, tuple(known), is_leaving, is_full)
 
 
 def _propose(payload: memoryview) -> Message:

@@ -240,7 +240,7 @@ def test_lost_term_or_bounds_are_damage_and_never_a_fresh_start(name: bytes) -> 
         Desk(image)
 
 
-@pytest.mark.parametrize("name", [b"vote", b"journal", b"snapshot"])
+@pytest.mark.parametrize("name", [b"vote", b"journal", b"snapshot", b"marks"])
 def test_a_flipped_bit_in_the_meta_data_names_its_key(name: bytes) -> None:
     desk = filled(9)
     desk.journal.compact(Snapshot(index=8, term=1, state=b"state at 8"), 6)
@@ -253,6 +253,60 @@ def test_a_flipped_bit_in_the_meta_data_names_its_key(name: bytes) -> None:
         flipped.tables[Table.RAFT_META][name] = bytes(value)
         with pytest.raises(DataDamaged, match=name.decode()):
             Desk(flipped)
+
+
+def test_every_write_of_raft_is_counted_once_it_is_durable() -> None:
+    desk = filled(3)
+    assert (desk.journal.base_writes, desk.journal.durable_writes) == (0, 1)
+    desk.journal.setCurrentTerm(2, None)
+    desk.journal.flush()
+    assert desk.journal.durable_writes == 1
+    desk.sync()
+    assert desk.journal.durable_writes == 2
+    assert (desk.reopened().base_writes, desk.reopened().durable_writes) == (2, 2)
+
+
+def test_the_count_goes_on_over_a_snapshot_and_a_truncation() -> None:
+    desk = filled(3)
+    desk.journal.install(Snapshot(index=9, term=1, state=b"state at 9"))
+    desk.journal.flush()
+    desk.journal.add(entry(10), 10, 1)
+    desk.journal.flush()
+    desk.journal.truncate_from(10)
+    desk.sync()
+    assert desk.journal.durable_writes == 4
+    assert desk.reopened().base_writes == 4
+
+
+def test_what_others_told_is_kept_with_the_next_write_or_alone_and_counts_as_none() -> None:
+    desk = filled(3)
+    desk.journal.keep_marks(b"told")
+    assert desk.reopened().marks == b""
+    desk.journal.flush_marks()
+    submitted = desk.disk.submitted_seq
+    desk.sync()
+    assert (desk.reopened().marks, desk.reopened().base_writes) == (b"told", 1)
+    desk.journal.flush_marks()
+    assert desk.disk.submitted_seq == submitted, "they have not changed"
+    desk.journal.keep_marks(b"more")
+    desk.journal.add(entry(4), 4, 1)
+    desk.sync()
+    assert (desk.reopened().marks, desk.reopened().base_writes) == (b"more", 2)
+
+
+def test_what_others_told_is_never_alone_on_the_disk_of_a_new_node() -> None:
+    desk = Desk()
+    desk.journal.keep_marks(b"told")
+    desk.journal.flush_marks()
+    desk.sync()
+    assert len(desk.reopened()) == 0
+
+
+def test_a_directory_of_a_version_that_did_not_count_begins_with_none() -> None:
+    image = filled(3).disk.image
+    del image.tables[Table.RAFT_META][b"marks"]
+    journal = Desk(image).journal
+    assert (len(journal), journal.base_writes, journal.marks) == (3, 0, b"")
 
 
 def test_a_trimmed_journal_without_its_snapshot_is_damage() -> None:

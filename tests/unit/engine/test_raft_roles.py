@@ -55,7 +55,7 @@ class View:
 
     @property
     def voters(self) -> Voters:
-        return Voters(ME, self.peers, lambda: DISK, self.disks.get)
+        return Voters(ME, self.peers, lambda: DISK, self.disks.get, lambda _node, _disk: False)
 
     def now(self) -> float:
         return self.time

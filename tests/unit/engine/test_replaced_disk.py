@@ -9,6 +9,7 @@ from tests.unit.engine.raft_sim import Host, Violation, World, registration
 from tests.unit.engine.test_engine import calm, commands, commit, elected, followers, isolate, propose, wait
 from tests.unit.engine.test_raft_roles import ANOTHER, DISK, ME, A, B, leading, success
 
+OLD_COPY = DiskId(b"o" * 16)
 NO_ELECTION_MS = 3_000  # five of the longest election time-outs
 
 
@@ -219,7 +220,7 @@ def test_rule_18_a_leader_counts_the_registered_disk_only() -> None:
 
 
 def voters(disks: dict[NodeId, DiskId]) -> Voters:
-    return Voters(ME, (A, B), lambda: DISK, disks.get)
+    return Voters(ME, (A, B), lambda: DISK, disks.get, lambda _node, disk: disk == OLD_COPY)
 
 
 def test_rule_18_an_unknown_node_counts_and_a_known_one_by_its_disk() -> None:
@@ -233,3 +234,15 @@ def test_rule_18_a_candidate_of_another_disk_is_refused_unless_it_has_been_admit
     assert not voters({A: DISK}).may_be_elected(A, ANOTHER, is_admitted=False)
     assert voters({A: DISK}).may_be_elected(A, ANOTHER, is_admitted=True)
     assert voters({}).may_be_elected(A, ANOTHER, is_admitted=False)
+
+
+@pytest.mark.parametrize("disks", [{}, {A: OLD_COPY}])
+def test_rule_18_an_old_copy_neither_counts_nor_is_elected_though_its_disk_is_registered(
+    disks: dict[NodeId, DiskId],
+) -> None:
+    assert not voters(disks).counts(A, OLD_COPY)
+    assert not voters(disks).may_be_elected(A, OLD_COPY, is_admitted=True)
+
+
+def test_with_two_voters_an_old_copy_counts_for_the_other_has_all_there_is() -> None:
+    assert Voters(ME, (A,), lambda: DISK, lambda _node: None, lambda _node, _disk: True).counts(A, OLD_COPY)

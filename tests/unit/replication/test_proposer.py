@@ -14,6 +14,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
 from smq.replication import wire
 from smq.replication.deadlines import Deadlines
+from smq.replication.disk_marks import DiskMarks
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
 
@@ -54,6 +55,12 @@ class ScriptedEngine:
     def transfer_leadership(self, to: NodeId | None) -> None:
         self.handed_to = to
 
+    @property
+    def marks(self) -> DiskMarks:
+        raise AssertionError("proposals have nothing to do with disks")
+
+    def flush_marks(self) -> None: ...
+    def renounce(self) -> None: ...
     def mend(self, table: Table, key: bytes) -> None: ...
     def stop(self) -> None: ...
 

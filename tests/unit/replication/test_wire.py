@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.limits import DISK_ID_BYTES
 from smq.replication import wire
+from smq.replication.disk_marks import START_BYTES, Mark
 
 PIDS = st.binary(min_size=20, max_size=20).map(PartitionId)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -15,9 +17,17 @@ EPOCHS = st.integers(-(2**31), 2**31 - 1).map(Epoch)
 UINT64 = st.integers(0, 2**64 - 1)
 UINT32 = st.integers(0, 2**32 - 1)
 OFFSETS = INT64.map(Offset)
+MARKS = st.builds(
+    Mark,
+    st.integers(0, 2**31 - 1).map(NodeId),
+    st.binary(min_size=DISK_ID_BYTES, max_size=DISK_ID_BYTES).map(DiskId),
+    st.binary(min_size=START_BYTES, max_size=START_BYTES),
+    UINT64,
+    UINT64,
+)
 
 MESSAGES = st.one_of(
-    st.builds(wire.Heartbeat, INT64.map(Incarnation)),
+    st.builds(wire.Heartbeat, INT64.map(Incarnation), MARKS, st.lists(MARKS).map(tuple), st.booleans(), st.booleans()),
     st.builds(wire.Propose, UINT64, st.binary()),
     st.builds(wire.ReadIndex, UINT64),
     st.builds(wire.Proposed, UINT64, st.integers(0, 255), INT64.map(LogIndex), st.binary()),

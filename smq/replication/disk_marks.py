@@ -1,0 +1,141 @@
+"""How much each disk has said that it remembers of Raft, so that an old copy of one is told from it (rule 18).
+
+A directory that is put back from an old copy has its disk id, and has forgotten votes and entries that the disk had
+acknowledged. So each disk counts its writes of Raft's memory, tells the others the count once it is durable, and they
+keep it beside their own. Owns what was told, and the judgement. It must never tell a count that is not on disk, nor
+replace what it knows by what a process says that does not remember it. The argument is in ARCHITECTURE.md, "An old copy
+is a replaced disk". The engine, its voters and the wire format import it.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from smq.raft_state.ids import DiskId, NodeId
+from smq.raft_state.limits import DISK_ID_BYTES, NODES_MAX
+
+START_BYTES: Final = 8
+DISKS_KEPT_MAX: Final = 4  # of a node, the latest: an older one is another disk than the registered one by its id
+MARKS_MAX: Final = NODES_MAX * DISKS_KEPT_MAX
+_MARK: Final = struct.Struct(f">i{DISK_ID_BYTES}s{START_BYTES}sQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Of a node's disk: `writes` were durable when its process `start` (random bytes) told so, `base` of them when that
+    process began."""
+
+    node: NodeId
+    disk: DiskId
+    start: bytes
+    base: int
+    writes: int
+
+
+class Memory(Protocol):
+    """What the journal has for this: `marks` are kept with its own rows."""
+
+    @property
+    def base_writes(self) -> int: ...
+
+    @property
+    def durable_writes(self) -> int: ...
+
+    @property
+    def marks(self) -> bytes: ...
+
+    def keep_marks(self, marks: bytes) -> None: ...
+
+
+class DiskMarks:
+    def __init__(
+        self, node_id: NodeId, peers: Sequence[NodeId], disk_id: Callable[[], DiskId], start: bytes, memory: Memory
+    ) -> None:
+        self._node_id = node_id
+        self._peers = frozenset(peers)
+        self._disk_id = disk_id
+        self._start = start
+        self._memory = memory
+        self._known: dict[tuple[NodeId, DiskId], Mark] = {}
+        self._claims: dict[NodeId, Mark] = {}  # what each peer has said of itself in the present session
+
+    def load(self) -> None:
+        """What this directory knew of the others. ValueError where that does not decode."""
+        self._known = {(mark.node, mark.disk): mark for mark in unpack_marks(self._memory.marks)}
+
+    @property
+    def own(self) -> Mark:
+        memory = self._memory
+        return Mark(self._node_id, self._disk_id(), self._start, memory.base_writes, memory.durable_writes)
+
+    @property
+    def known(self) -> tuple[Mark, ...]:
+        """Of the others."""
+        return tuple(self._known.values())
+
+    def session_over(self, peer: NodeId) -> None:
+        self._claims.pop(peer, None)
+
+    def hear(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
+        """A peer tells of itself and of all others. What it knows of this node's disk and that disk does not: then this
+        directory is an old copy."""
+        self._claims[peer] = claim
+        before = self.known
+        forgotten = None
+        for mark in (claim, *known):
+            if mark.node in self._peers:
+                self._learn(mark)
+            elif mark.node == self._node_id and self._is_beyond_own(mark):
+                forgotten = mark
+        if self.known != before:
+            self._memory.keep_marks(pack_marks(self.known))
+        return forgotten
+
+    def doubts(self, node: NodeId, disk: DiskId) -> bool:
+        """Whether what this disk of a peer says must not count: its process has forgotten what the disk had told, or
+        goes by another disk by now."""
+        claim = self._claims.get(node)
+        if claim is None:
+            return False  # every session begins with one
+        told = self._known.get((node, disk))
+        return claim.disk != disk or (told is not None and has_forgotten(told, claim.start, claim.base))
+
+    def _is_beyond_own(self, told: Mark) -> bool:
+        own = self.own
+        if told.disk != own.disk:
+            return False
+        # The same process with less than it had told: a virtual machine went back in time with its memory.
+        return has_forgotten(told, own.start, own.base) or (told.start == own.start and told.writes > own.writes)
+
+    def _learn(self, mark: Mark) -> None:
+        """Keeps the higher count, unless its process does not remember the lower one: then that is the evidence."""
+        old = self._known.get((mark.node, mark.disk))
+        if old is None:
+            self._make_room(mark.node)
+        elif mark.writes <= old.writes or has_forgotten(old, mark.start, mark.base):
+            return
+        self._known[mark.node, mark.disk] = mark
+
+    def _make_room(self, node: NodeId) -> None:
+        disks = [key for key in self._known if key[0] == node]
+        if len(disks) >= DISKS_KEPT_MAX:
+            del self._known[disks[0]]
+
+
+def has_forgotten(told: Mark, start: bytes, base: int) -> bool:
+    """Whether the process `start`, which found `base` writes on this disk, lacks some that another had told of."""
+    return told.start != start and told.writes > base
+
+
+def pack_marks(marks: Iterable[Mark]) -> bytes:
+    return b"".join(_MARK.pack(m.node, m.disk, m.start, m.base, m.writes) for m in marks)
+
+
+def unpack_marks(data: bytes | memoryview) -> tuple[Mark, ...]:
+    """Inverse of `pack_marks`. ValueError for anything else."""
+    if len(data) % _MARK.size or len(data) > (MARKS_MAX + 1) * _MARK.size:
+        raise ValueError(f"{len(data)} bytes of marks")
+    return tuple(
+        Mark(NodeId(n), DiskId(d), start, base, writes) for n, d, start, base, writes in _MARK.iter_unpack(data)
+    )

@@ -15,6 +15,10 @@ RAFT = BROKEN | {"two-leaders-in-term", "log-mismatch", "digest-mismatch", "stal
 _LIVE = "smq.coordinator.groups.live:LiveGroup."
 _GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
 
+_NOTHING_IS_FORGOTTEN = Mutation(
+    "smq.replication.disk_marks:has_forgotten", "told.start != start and told.writes > base", "False"
+)
+
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="commit-of-another-generation",
@@ -370,9 +374,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="old-copy-not-told",
         rule="18: an old copy of a disk is told by what the disk had said it remembers",
-        mutations=(
-            Mutation("smq.replication.disk_marks:has_forgotten", "told.start != start and told.writes > base", "False"),
-        ),
+        mutations=(_NOTHING_IS_FORGOTTEN,),
         scenario="restored_disk",
         anomalies=RAFT,
         seeds=8,
@@ -468,6 +470,7 @@ BUGS: tuple[PlantedBug, ...] = (
                 "DiskId(rng.randbytes(DISK_ID_BYTES))",
                 "DiskId(disk.get(Table.META, DISK_KEY) or b'')",
             ),
+            _NOTHING_IS_FORGOTTEN,  # else the disk is taken for an old copy, and rejoins as that
         ),
         scenario="rotten_journal",
         anomalies=RAFT,

@@ -22,7 +22,8 @@ from smq.raft_state.errors import SmqError
 
 # Loaded when they are used: a server's imports would make every `smq produce` wait.
 _NODE_COMMANDS: Final = dict.fromkeys(("dev", "cluster", "serve"), "smq.coordinator.cli_cluster") | {
-    "cert": "smq.coordinator.cli_cert"
+    "cert": "smq.coordinator.cli_cert",
+    "disk": "smq.coordinator.cli_disk",
 }
 _DATA_MODULE: Final = "smq.coordinator.cli_data"
 _PLUGIN_GROUP: Final = "smq.cli"

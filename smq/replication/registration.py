@@ -49,7 +49,7 @@ class Registration:
         self.disk_id = DiskId(b"")  # from claim on
         self.is_registered = False
         self._replaced = ""  # why this directory had to become another disk
-        self._is_disk_durable = False
+        self._may_register = False  # disk id and incarnation are on disk, and none is about to follow them
 
     # ---------------------------------------------------------------------------------------- identity
     def claim(self, at_least: int, done: Callable[[], None]) -> None:
@@ -59,7 +59,7 @@ class Registration:
             self.incarnation = identity.incarnation
             if not self.disk_id:  # else it stays, or has been replaced meanwhile
                 self.disk_id = identity.disk
-                self._is_disk_durable = True
+                self._may_register = True
             done()
 
         identity = claim_identity(self._disk, self._host.config, self._rng, at_least, claimed)
@@ -71,7 +71,12 @@ class Registration:
     def replace_damaged(self, damage: RaftDamaged, done: Callable[[], None]) -> None:
         """What this disk has voted and acknowledged is not known any more, so it is another disk now (rule 18): it
         neither votes nor leads before the others have let it in. The records on it are judged as ever."""
-        self._replace(f"its Raft data was damaged: {damage}", set_aside(self._disk), done)
+
+        def replaced() -> None:
+            self._may_register = True
+            done()
+
+        self._replace(f"its Raft data was damaged: {damage}", set_aside(self._disk), replaced)
 
     def replace_old_copy(self, told: Mark) -> None:
         """This directory was put back from an old copy, so it is another disk, too. Its journal is kept: it holds what
@@ -91,18 +96,18 @@ class Registration:
     def _replace(self, why: str, ops: list[Op], done: Callable[[], None]) -> None:
         _log.error("rejoining as a replaced disk", node=self._host.node_id, why=why)
         self._replaced = why
-        self._is_disk_durable = False
-
-        def durable() -> None:
-            self._is_disk_durable = True
-            done()
-
-        self.disk_id = replace_disk_id(self._disk, self._rng, why, ops, durable)
+        self._may_register = False
+        self.disk_id = replace_disk_id(self._disk, self._rng, why, ops, done)
 
     def _claim_anew(self) -> None:
         """The incarnation of this process may be one that the disk has had before."""
+
+        def claimed() -> None:
+            self._may_register = True
+            self.register()
+
         if self._host.is_running:
-            self.claim(max(self._host.clock.wall_ns(), self.incarnation + 1), self.register)
+            self.claim(max(self._host.clock.wall_ns(), self.incarnation + 1), claimed)
 
     def warnings(self) -> list[str]:
         if not self._replaced:
@@ -112,7 +117,7 @@ class Registration:
 
     # ---------------------------------------------------------------------------------------- registration
     def register(self) -> None:
-        if not self._host.is_running or self.is_registered or not self._is_disk_durable:
+        if not self._host.is_running or self.is_registered or not self._may_register:
             return
         config, disk = self._host.config, self.disk_id
         command = RegisterNode(

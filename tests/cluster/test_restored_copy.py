@@ -1,0 +1,61 @@
+"""A data directory put back from an old copy: real processes tell it, let it back in, and lose nothing by it."""
+
+import shutil
+
+import lmdb
+
+from chaos_tests.live.nodes import Node
+from tests.cluster.conftest import make_topic
+from tests.cluster.harness import Cluster, wait_for
+
+
+def _disk_id(node: Node) -> bytes | None:
+    """Of a node that is stopped."""
+    (found,) = node.data_dir.rglob("data.mdb")
+    with lmdb.open(str(found.parent), max_dbs=16, map_size=1 << 40) as env:
+        table = env.open_db(b"meta", create=False)
+        with env.begin(db=table) as txn:
+            return txn.get(b"disk_id")
+
+
+def _warning(node: Node) -> str | None:
+    return next((warning for warning in node.raw.status().warnings if "is an old copy" in warning), None)
+
+
+def test_an_old_copy_and_a_node_that_was_cut_off_lose_nothing_and_the_copy_rejoins_as_a_replaced_disk(
+    own_cluster: Cluster,
+) -> None:
+    """A and B acknowledge what C does not get; then A is down, and B comes back with an old copy: B and C are two of
+    three, and neither has it. They wait for A."""
+    own_cluster.start()
+    topic = make_topic(own_cluster)
+    a = own_cluster.wait_leader(topic, 0)
+    b, c = (node for node in own_cluster.nodes if node != a)
+    victim, leader = own_cluster.nodes[b], own_cluster.nodes[a].raw
+    copy = victim.data_dir.with_name("copy")
+    own_cluster.kill(b)
+    disk_id = _disk_id(victim)
+    shutil.copytree(victim.data_dir, copy)
+    own_cluster.restart(b)
+    assert _warning(victim) is None, "a restart is no old copy"
+    leader.publish_values(topic, 0, [b"everybody has it"])
+    own_cluster.wait_converged(topic, 1)
+
+    own_cluster.pause(c)
+    wait_for("a Raft leader other than C", lambda: leader.status().raft_leader in {a, b})
+    for i in range(1, 21):
+        leader.publish_values(topic, 0, [b"acked-%d" % i])
+    own_cluster.kill(a, b)
+    shutil.rmtree(victim.data_dir)
+    copy.rename(victim.data_dir)
+    own_cluster.resume(c)
+    own_cluster.restart(b, wait=False)
+    warning = wait_for("the old copy is told", lambda: _warning(victim))
+    assert "has no vote until the others let it in" in warning
+
+    own_cluster.restart(a)
+    own_cluster.wait_ready()
+    assert leader.read_all(topic, 0) == {0: b"everybody has it"} | {i: b"acked-%d" % i for i in range(1, 21)}
+    assert "has rejoined as a replaced disk" in (_warning(victim) or "")
+    own_cluster.kill(b)
+    assert _disk_id(victim) != disk_id

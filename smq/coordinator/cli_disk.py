@@ -49,7 +49,8 @@ def disk_forget(directory: Path) -> None:
     else tell the others that they are old. What was acknowledged after the oldest copies may be lost."""
     with _opened(directory) as opened:
         journal = RaftJournal(opened, _nothing)
-        journal.load()
+        for _ in journal.load():
+            pass  # nobody is kept waiting
         journal.keep_marks(b"")
         journal.flush_marks()
     click.echo(f"{directory} has forgotten what other nodes' disks remember")

@@ -252,4 +252,4 @@ def test_a_node_that_is_stopped_while_it_starts_touches_its_disk_no_more(monkeyp
     world.scheduler.run_for_ms(50)
     assert looks > 5
     assert world.node.engine.term == 0
-    assert not world.node._is_running
+    assert not world.node.is_running

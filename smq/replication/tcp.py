@@ -20,7 +20,7 @@ import structlog
 from smq.raft_state.ids import NodeId
 from smq.replication.acceptor import AcceptLimits, Acceptor
 from smq.replication.ports import Buffer, Channel, NetworkHandler
-from smq.replication.tcp_connection import Connection
+from smq.replication.tcp_connection import Connection, Turn
 from smq.replication.tcp_frames import FrameError, FrameKind, Hello, decode_hello, encode_hello
 from smq.replication.tls import PeerContexts, node_uri
 
@@ -104,6 +104,7 @@ class TcpNetwork:
             limits=self._accept_limits(),
             tls=(lambda: tls.listening) if tls is not None else None,
         )
+        self.turn = Turn(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._swept_s = 0.0
 

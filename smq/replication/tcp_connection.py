@@ -17,11 +17,34 @@ from smq.replication.ports import Buffer, Channel
 from smq.replication.tcp_frames import HEADER, FrameError, FrameKind, FrameReader
 from smq.replication.tls import uris_of
 
-HANDLING_NS_MAX: Final = 5_000_000  # frames handled at a stretch: a chunk holds thousands of small ones
+HANDLING_NS_MAX: Final = 5_000_000  # in one turn of the loop: a chunk holds thousands of small frames
+HANDLING_NS_MIN: Final = 500_000  # that each connection has in any case: none starves behind a busy one
 _JOIN_BYTES_MAX: Final = 16 << 10  # below it one copy is cheaper than one more entry of writev
 
 
+class Turn:
+    """How long the connections of a node together handle frames before others have the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ends_ns = 0
+
+    def ends_ns(self) -> int:
+        """For one connection."""
+        now_ns = time.monotonic_ns()
+        if not self._ends_ns:
+            self._ends_ns = now_ns + HANDLING_NS_MAX
+            self._loop.call_soon(self._end)
+        return max(self._ends_ns, now_ns + HANDLING_NS_MIN)
+
+    def _end(self) -> None:
+        self._ends_ns = 0
+
+
 class ConnectionOwner(Protocol):
+    @property
+    def turn(self) -> Turn: ...
+
     def on_connected(self, connection: "Connection") -> None: ...
 
     def on_frame(self, connection: "Connection", kind: FrameKind, payload: memoryview) -> None: ...
@@ -72,10 +95,10 @@ class Connection(asyncio.Protocol):
             self._handle()
 
     def _handle(self) -> None:
-        """Hands out frames for HANDLING_NS_MAX at a stretch. Others have the loop before the rest, and nothing more is
-        read until then, so that a session stays first in, first out, and its memory bounded."""
+        """Hands out frames until the turn ends. Others have the loop before the rest, and nothing more is read until
+        then, so that a session stays first in, first out, and its memory bounded."""
         self.heard_s = self._loop.time()
-        until_ns = time.monotonic_ns() + HANDLING_NS_MAX
+        until_ns = self._owner.turn.ends_ns()
         try:
             while self._frames is not None or self._chunks:
                 if self._frames is None:

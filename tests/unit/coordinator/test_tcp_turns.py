@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -45,3 +46,16 @@ def test_of_thousands_of_frames_that_came_at_once_some_are_handled_at_a_stretch_
         assert max(turns.values()) <= 2 * stretch  # one as it is read, and one more in the same turn
 
     with_pair(body)
+
+
+def test_connections_share_a_turn_and_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns, soon = 1, list[Callable[[], None]]()
+    monkeypatch.setattr(tcp_connection, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    turn = tcp_connection.Turn(SimpleNamespace(call_soon=soon.append))  # type: ignore[arg-type] # all of a loop it needs
+    first = turn.ends_ns()
+    assert first == now_ns + tcp_connection.HANDLING_NS_MAX
+    now_ns = first
+    assert [turn.ends_ns(), turn.ends_ns()] == [first + tcp_connection.HANDLING_NS_MIN] * 2
+    assert len(soon) == 1
+    soon.pop()()
+    assert turn.ends_ns() == now_ns + tcp_connection.HANDLING_NS_MAX

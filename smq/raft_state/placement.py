@@ -86,24 +86,34 @@ def _is_spared(node: NodeState) -> bool:
     return node.fenced or node.drained
 
 
-def new_partition(
-    state: ClusterState, topic_id: TopicId, index: int, replicas: tuple[NodeId, ...], start: Offset
-) -> PartitionState:
-    """An empty partition in epoch 0, led by its first replica that is neither fenced nor drained, else by the first
-    that is not fenced, else by the first. Without replicas (external storage) by nobody."""
-    leader = replicas[0] if replicas else NO_NODE
-    if replicas and _is_spared(state.nodes[leader]):
-        leader = min(replicas, key=lambda node: (state.nodes[node].fenced, state.nodes[node].drained))
-    return PartitionState(
-        topic_id=topic_id,
-        index=PartitionIndex(index),
-        replicas=replicas,
-        leader=leader,
-        leader_incarnation=state.nodes[leader].incarnation if replicas else Incarnation(0),
-        epoch=Epoch(0),
-        history=[EpochStart(Epoch(0), start)],
-        next_offset=start,
-        hwm=start,
-        log_start=start,
-        ts_ns=TsNs(0),
-    )
+def new_partitions(
+    state: ClusterState, topic_id: TopicId, first: int, placed: list[tuple[NodeId, ...]], start: Offset
+) -> list[PartitionState]:
+    """Empty partitions in epoch 0 on these replicas, from index `first` on. There may be 10,000."""
+    epoch, ts_ns, beginning = Epoch(0), TsNs(0), EpochStart(Epoch(0), start)
+    leaders = {replicas: _first_leader(state, replicas) for replicas in set(placed)}
+    return [
+        PartitionState(
+            topic_id=topic_id,
+            index=PartitionIndex(index),
+            replicas=replicas,
+            leader=leaders[replicas][0],
+            leader_incarnation=leaders[replicas][1],
+            epoch=epoch,
+            history=[beginning],
+            next_offset=start,
+            hwm=start,
+            log_start=start,
+            ts_ns=ts_ns,
+        )
+        for index, replicas in enumerate(placed, first)
+    ]
+
+
+def _first_leader(state: ClusterState, replicas: tuple[NodeId, ...]) -> tuple[NodeId, Incarnation]:
+    """The first replica that is neither fenced nor drained, else the first that is not fenced, else the first. Without
+    replicas (external storage) nobody."""
+    if not replicas:
+        return NO_NODE, Incarnation(0)
+    leader = min(replicas, key=lambda node: (state.nodes[node].fenced, state.nodes[node].drained))
+    return leader, state.nodes[leader].incarnation

@@ -18,7 +18,7 @@ from smq.raft_state.groups import forget_topic
 from smq.raft_state.ids import Offset
 from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES
 from smq.raft_state.names import is_topic_name
-from smq.raft_state.placement import new_partition, place
+from smq.raft_state.placement import new_partitions, place
 from smq.raft_state.refusal import Refused, find_topic, quoted
 from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import EXTERNAL, STORAGE, check_key, checked_config, differing, is_external
@@ -140,5 +140,5 @@ def _check_room(state: ClusterState, *, topics: int, partitions: int) -> None:
 def _grow(state: ClusterState, topic: TopicState, count: int, start: Offset) -> None:
     """Adds `count` partitions to a topic, which may not be in the state yet."""
     before = len(topic.partitions)
-    for index, replicas in enumerate(place(state, topic.partitions, count, topic.replication_factor), before):
-        topic.partitions.append(new_partition(state, topic.topic_id, index, replicas, start))
+    placed = place(state, topic.partitions, count, topic.replication_factor)
+    topic.partitions += new_partitions(state, topic.topic_id, before, placed, start)

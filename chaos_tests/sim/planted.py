@@ -83,6 +83,16 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=20,
     ),
     PlantedBug(
+        name="former-coordinator-commits",
+        rule="a commit names the epoch of its coordinator: a late one does not come behind a newer one",
+        mutations=(
+            Mutation("smq.raft_state.members:commit_coordinated_offsets", "_check_coordinator(state, command)", "pass"),
+        ),
+        scenario="late_commits",
+        anomalies=frozenset({"stale-commit"}),
+        seeds=40,
+    ),
+    PlantedBug(
         name="generations-begin-anew",
         rule="a group that is formed again counts on, so that no command for the former one fits it",
         mutations=(

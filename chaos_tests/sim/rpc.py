@@ -49,6 +49,7 @@ class Call:
     request: Callable[[NodeApi, Callable[[Any], None]], object]
     timeout_ms: float  # the client's own patience
     deadline_ms: float  # what the node was given
+    is_tied: bool = False  # to a connection that the client closes when it gives up: it arrives before that, or never
 
 
 Script = Generator[Sleep | Wait | Call, Any, None]
@@ -119,7 +120,8 @@ class ClientNet:
         delay = self._delay_ms()
         if self._rng.random() < self.profile.straggler:
             delay += self._rng.random() * self.profile.straggler_ms_max
-        if self._rng.random() >= self.profile.loss and not self.links[call.node].requests_cut:
+        is_lost = self._rng.random() < self.profile.loss or self.links[call.node].requests_cut
+        if not is_lost and not (call.is_tied and delay >= call.timeout_ms):
             self.scheduler.after_ms(delay, partial(self._arrive, call, conclude))
 
     def _arrive(self, call: Call, conclude: Callable[[Any], None]) -> None:

@@ -22,12 +22,12 @@ from chaos_tests.history import Event, Recorder
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.consumer import Consumer
-from chaos_tests.sim.clients.groups import BRIEF, STATIC, GroupConsumer
+from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.remaker import Remaker
-from chaos_tests.sim.clients.services import GroupMember, RangeReader, TopicOwner, Trimmer
+from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clock import NS_PER_MS, Machine, Scheduler
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.disk import DiskImage
@@ -277,6 +277,8 @@ class Simulation:
         made += [
             GroupConsumer(world, f"group-{i}", instance=STATIC if i == 0 else "").run() for i in range(mix.members)
         ]
+        if mix.members:
+            made.append(GroupWatcher(world, "group-watcher", GROUP, think_ms=think).run())
         made += [GroupConsumer(world, f"brief-{i}", group=BRIEF).run() for i in range(mix.brief_members)]
         made += [
             Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms, to_hwm=mix.trim_to_hwm).run()

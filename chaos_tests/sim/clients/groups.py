@@ -27,7 +27,7 @@ CALL_MS: Final = 1_000.0
 JOIN_MS: Final = REBALANCE_MS + 14_000  # a round, and a command at its end
 PROTOCOL: Final = "all"
 COMMIT_MS: Final = 12 * CALL_MS  # a node goes on for longer than a client waits, as it does for Kafka's
-COMMIT_ATTEMPTS: Final = 3
+COMMIT_ATTEMPTS: Final = 5
 _FATAL: Final = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
 _REJOIN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
 
@@ -105,7 +105,8 @@ class GroupConsumer(Client):
         deadline_ms: float | None = None,
     ) -> Any:
         """A Script that returns the answer of the group's coordinator, looked up first where it is not known. The node
-        is given as long as the client waits, or until `deadline_ms`."""
+        is given as long as the client waits, or until `deadline_ms`: then the client may ask for the same once more,
+        and nothing of Kafka's could tell a request that the network brings after that from a new one."""
         if self.coordinator is None:
             found = yield Call(
                 self.any_node(), lambda api, done: done(coordinator_of(api.state, self.group).node), CALL_MS, CALL_MS
@@ -113,7 +114,7 @@ class GroupConsumer(Client):
             if isinstance(found, Lost | SmqError) or not found:
                 return Lost.REFUSED
             self.coordinator = found
-        result = yield Call(self.coordinator, request, ms * 1.2, deadline_ms or ms)
+        result = yield Call(self.coordinator, request, ms * 1.2, deadline_ms or ms, is_tied=deadline_ms is not None)
         code = getattr(result, "code", result)
         if isinstance(result, Lost) or code in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE):
             self.coordinator = None

@@ -124,6 +124,17 @@ class GroupMember(Client):
             self.fail("fetch", result)
 
 
+class GroupWatcher(GroupMember):
+    """Asks any node what a group has committed; commits nothing."""
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            partition = self.any_partition()
+            if partition is not None:
+                yield from self.fetch(partition)
+
+
 class Trimmer(Client):
     """Deletes records, with probability `to_hwm` up to the very HWM (rule 14)."""
 

@@ -22,7 +22,7 @@ from chaos_tests.crash.long_runs import RUN, LongRun
 from chaos_tests.history import Recorder
 from chaos_tests.live import ledger, network_faults, sockets
 from chaos_tests.live.campaign_page import write_index, write_reports
-from chaos_tests.live.faults import Arena, hostile
+from chaos_tests.live.faults import Arena, has_whole_tree, hostile
 from chaos_tests.live.group_load import TeamMember
 from chaos_tests.live.kafka_load import reach
 from chaos_tests.live.network import Link, Links, both
@@ -36,6 +36,8 @@ from smq.clients.tls import Tls
 from smq.coordinator.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
 from smq.raft_state.ids import NodeId
+from smq.replication.disk_lmdb import LmdbDisk
+from smq.replication.ports import Put, Table
 
 
 # ------------------------------------------------------------------------------------------------------ proxies
@@ -161,6 +163,20 @@ def test_in_a_ring_every_node_hears_as_many_and_alone_it_hears_nobody(size: int,
             assert sum(not links.of(other, node).blocked for other in others) == expected
     network_faults.uneven(arena)
     assert len({link.delay_ms for link in fleet.network.links.rules.values()}) == size * (size - 1)
+
+
+# ---------------------------------------------------------------------------------------------------- damaged files
+def test_a_damaged_tree_is_known_before_the_next_fault(tmp_path: Path) -> None:
+    disk = LmdbDisk(tmp_path, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
+    disk.submit([Put(Table.BATCHES, b"%06d" % i, bytes(500)) for i in range(2_000)])
+    disk.close()
+    assert has_whole_tree(tmp_path)
+    (file,) = tmp_path.glob("data.mdb")
+    middle = file.stat().st_size // 2 // 4096 * 4096
+    with file.open("r+b") as f:
+        f.seek(middle)
+        f.write(bytes(16 * 4096))
+    assert not has_whole_tree(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------- hostile bytes

@@ -82,7 +82,7 @@ def _live_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sim(options: argparse.Namespace) -> int:
     # Only here: judging a history needs neither a cluster nor its dependencies.
-    from chaos_tests.sim.campaign import Order, campaign
+    from chaos_tests.sim.campaign import RARE_SEEDS_MIN, Order, campaign
     from chaos_tests.sim.ledger import Ledger, LedgerError, code_commit
     from chaos_tests.sim.scenario import ScenarioError
 
@@ -98,7 +98,7 @@ def _sim(options: argparse.Namespace) -> int:
         jobs=options.jobs,
         trace=options.trace,
         keep=options.keep,
-        needs_rare=options.require_rare,
+        needs_rare=options.require_rare or (options.scenario is None and options.seeds >= RARE_SEEDS_MIN),
         folder=options.resume,
     )
     try:

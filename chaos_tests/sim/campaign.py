@@ -26,6 +26,7 @@ from chaos_tests.sim.scenario import Scenario, find, load_all, scenario_of
 VIOLATIONS_SHOWN: Final = 5
 SEEDS_A_TASK: Final = 16  # some seconds: short enough for progress, long enough that passing it on costs nothing
 TASKS_A_JOB: Final = 2  # one runs, one waits
+RARE_SEEDS_MIN: Final = 200  # over all scenarios: with so many, each rare event comes many times
 SAVE_S: Final = 15.0  # what a killed campaign may have to do again
 
 

@@ -29,6 +29,7 @@ RARE = (
     "truncations",
     "snapshots_taken",
     "snapshot_installs",
+    "damage_met",
     "quick_restarts_of_a_leader",
     "duplicates_answered",
     "hwm_of_a_dead_epoch_rejected",
@@ -48,6 +49,7 @@ class Observer:
         self._marks: dict[str, dict[int, tuple[int, int, int]]] = {}
         self._elected_index: set[int] = set()
         self._dead_advances: set[int] = set()
+        self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows that each process met so far
 
     # ------------------------------------------------------------------------------------------ nodes
     def factory(
@@ -103,6 +105,9 @@ class Observer:
 
     def _sample_node(self, host: SimHost) -> None:
         node = host.api
+        if damage := node.care.repairs.counts.found:
+            self._damage[host.node, host.starts] = damage
+            self.counts["damage_met"] = sum(self._damage.values())
         if node.engine.is_leader:
             term = int(node.engine.term)
             if self._leaders.setdefault(term, host.node) != host.node:
@@ -179,7 +184,6 @@ class WatchedNode(Node):
         observer: Observer,
     ) -> None:
         self._observer = observer
-        self._disk_failed = False
         self.groups: GroupCoordinator | None = None
         super().__init__(config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal)
 
@@ -207,7 +211,7 @@ class WatchedNode(Node):
         return super().snapshot()
 
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
-        if self.registration.is_registered:
+        if self.engine.applied_index:  # else it is the node's own: the engine has just begun
             self._observer.counts["snapshot_installs"] += 1
         yield from super().restore(index, snapshot)
         self._observer.note_digest(self, index)

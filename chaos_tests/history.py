@@ -21,6 +21,7 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | gsync  | g, gen                               | who, parts ([k, ...])                                    |
 | create, drop, alloc | name                    |                                                          |
 
+An invoke with `may_fail` may stay without success also in a cluster that has settled.
 A `fail` carries `err`, and `lo`/`hi` where the error does. Observations (p -1, ty info): `fault` (what, ...),
 `lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,
 epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `topic` (k: known partition), `gdrained`

@@ -5,14 +5,14 @@ Owns the judgement of the `settled` observation and of every operation that bega
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
 
-UNCONDITIONAL = ("send", "hwm", "fetch", "commit")  # operations that must succeed on a healed cluster
+UNCONDITIONAL = ("send", "hwm", "time", "fetch", "commit")  # operations that must succeed on a healed cluster
 
 
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     settled_ns: int | None = None
     for event in facts.history.noted("settled"):
-        settled_ns = event["t"]
+        settled_ns = event["t"] if settled_ns is None else settled_ns  # the probes lie between the first and the next
         if not event["ok"]:
             findings.add("no-progress", f"after the heal: {event['why']}", event)
             return findings.found

@@ -438,6 +438,22 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=25,
     ),
     PlantedBug(
+        name="stuck-behind-a-busy-link",
+        rule="4: a follower is served on, also where its link was busy with others when its last answer came",
+        mutations=(Mutation("smq.replication.streams:FollowerStream.on_tick", "self.pump()", "pass"),),
+        scenario="full_disk",
+        anomalies=frozenset({"no-progress"}),
+        seeds=20,
+    ),
+    PlantedBug(
+        name="index-rows-taken-for-batches",
+        rule="5: a look-up by time reads the batch that its index row names",
+        mutations=(Mutation("smq.replication.reads:_within", "batch = found[0].batch", "batch = info.batch"),),
+        scenario="clocks",
+        anomalies=frozenset({"no-progress"}),
+        seeds=4,
+    ),
+    PlantedBug(
         name="snapshot-forgets-commits",
         rule="DESIGN 3: snapshot and restore are exact",
         mutations=(

@@ -306,6 +306,12 @@ def fails_after_the_heal(s: Story) -> None:
     s.send([1], None, kind="info")
 
 
+def probe_fails(s: Story) -> None:
+    s.note("settled", ok=True, why="", took_ms=5)
+    s.send([1], None, kind="info")
+    s.note("settled", ok=True, why="after the probes", took_ms=5)
+
+
 def died(s: Story) -> None:
     s.note("died", n=1, err="AssertionError")
 
@@ -352,6 +358,7 @@ def died(s: Story) -> None:
         (mark_falls, "hwm-regression"),
         (stuck, "no-progress"),
         (fails_after_the_heal, "no-progress"),
+        (probe_fails, "no-progress"),
         (died, "process-died"),
     ],
 )

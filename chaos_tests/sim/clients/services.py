@@ -56,7 +56,8 @@ class RangeReader(Client):
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
             api.offset_for_time(partition.topic, partition.index, TimeKind.TS_NS, ts_ns, ATTEMPT_MS, done)
 
-        node = self.rng.choice(partition.replicas) if partition.replicas else self.any_node()
+        replicas = [node for node in partition.replicas if node in self.world.nodes]  # but those lost for ever
+        node = self.rng.choice(replicas) if replicas else self.any_node()
         self.world.recorder.invoke(self.process, "time", k=partition.key, ts=ts_ns, n=node)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, TimeOffset):

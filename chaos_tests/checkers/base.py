@@ -5,6 +5,7 @@ works in O(n) or O(n log n). It must never depend on the simulation.
 """
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from chaos_tests.history import Event, History, Op
@@ -64,8 +65,8 @@ class PartitionFacts:
     ranges: list[Op] = field(default_factory=list)
     times: list[Op] = field(default_factory=list)
     trims: list[Op] = field(default_factory=list)
-    # Every different batch that was ever read, with the first poll that showed it. Batches are read many times
-    # and never cut anew, so what concerns their content is judged once a batch, not once a read.
+    # Every different batch that was ever read, with the first poll that showed it, by base and then by time. Batches
+    # are read many times and never cut anew, so what concerns their content is judged once a batch, not once a read.
     observed: list[tuple[Batch, Op]] = field(default_factory=list)
     # offset -> (value, ts_ns, witness), as the final read of the replicas shows it (first replica that has it)
     final_log: dict[int, tuple[int, int, Op]] = field(default_factory=dict)
@@ -99,18 +100,20 @@ def index(history: History) -> Facts:
             found = facts.partitions[key] = PartitionFacts(key)
         return found
 
+    partitions = facts.partitions  # most of a history is sends and polls: these two loops call nobody
     for op in history.of("send"):
-        of = partition(op)
-        of.sends.append(op)
         asked = op.asked
+        of = partitions.get(asked["k"]) or partition(op)
+        of.sends.append(op)
         if op.kind == "ok" and asked["acks"] == -1:
             base, values = op.told["o"], asked["v"]
             of.acked.append(Acked(base, base + len(values), values, op))
     for op in history.of("poll"):
         if op.kind == "ok":
-            of = partition(op)
+            asked = op.asked
+            of = partitions.get(asked["k"]) or partition(op)
             of.polls.append(op)
-            if op.asked.get("final"):
+            if asked.get("final"):
                 of.finals.append(op)
         elif op.kind == "fail":
             partition(op).refused_polls.append(op)
@@ -132,12 +135,17 @@ def index(history: History) -> Facts:
 
 
 def _observed(polls: list[Op]) -> list[tuple[Batch, Op]]:
-    at: dict[int, list[tuple[Batch, Op]]] = {}
+    first: dict[int, tuple[Batch, Op]] = {}
+    others: dict[int, list[tuple[Batch, Op]]] = {}  # that lie at the base of a first one
     for op in polls:
         for batch in op.told["b"]:
-            known = at.get(batch[0])
+            known = first.get(batch[0])
             if known is None:
-                at[batch[0]] = [(batch, op)]
-            elif known[0][0] != batch and all(other != batch for other, _ in known):
-                known.append((batch, op))
-    return [entry for base in at for entry in at[base]]
+                first[batch[0]] = (batch, op)
+            elif known[0] != batch and all(other != batch for other, _ in others.get(batch[0], ())):
+                others.setdefault(batch[0], []).append((batch, op))
+    return sorted(chain(first.values(), *others.values()), key=_base)
+
+
+def _base(entry: tuple[Batch, Op]) -> int:
+    return entry[0][0]

@@ -50,6 +50,8 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, Replica]:
 def _check_whole(partition: PartitionFacts, node: int, replica: Replica, findings: Findings) -> None:
     """A replica's full read has no hole between its log start and its high water mark."""
     lo, hwm, log = replica
+    if log and len(log) == hwm - lo == max(log) - min(log) + 1 and lo in log:
+        return  # as nearly always, and far cheaper to see
     missing = sorted(set(range(lo, hwm)) - log.keys())
     if missing:
         where = f"{partition.key} on node {node}"

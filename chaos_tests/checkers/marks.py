@@ -27,10 +27,9 @@ class _Floor:
     """The highest mark that somebody had been told by a given time."""
 
     def __init__(self, partition: PartitionFacts) -> None:
-        told: list[tuple[int, int, Op]] = []
-        told.extend((op.end_ns, op.told["hwm"], op) for op in partition.polls)
-        told.extend((op.end_ns, op.told["hwm"], op) for op in partition.ranges if op.is_ok)
-        told.extend((acked.op.end_ns, acked.end, acked.op) for acked in partition.acked)
+        told: list[tuple[int, int, Op]] = [(op.end_ns, op.told["hwm"], op) for op in partition.polls]
+        told += [(op.end_ns, op.told["hwm"], op) for op in partition.ranges if op.kind == "ok"]
+        told += [(op.end_ns, end, op) for _, end, _, op in partition.acked]
         told.sort(key=itemgetter(0))
         self._times: list[int] = []  # when the mark that somebody had been told grew
         self._best: list[tuple[int, Op]] = []
@@ -61,7 +60,11 @@ def _check_invented(partition: PartitionFacts, asked: list[Op], findings: Findin
         return
     told = [(op, partition.final_log.get(op.told["hwm"] - 1)) for op in asked]
     wanted = {last[0] for _, last in told if last is not None}
-    start_of = {value: op.start_ns for op in partition.sends for value in op.asked["v"] if value in wanted}
+    start_of: dict[int, int] = {}
+    for op in partition.sends:
+        values = op.asked["v"]
+        if not wanted.isdisjoint(values):
+            start_of.update((value, op.start_ns) for value in values)
     for op, last in told:
         if last is not None and start_of.get(last[0], 0) > op.end_ns:
             findings.add("stale-hwm", f"{partition.key}: HWM {op.told['hwm']} before {last[0]} was sent", op)

@@ -45,14 +45,12 @@ def _check_poll(key: str, poll: Op, findings: Findings) -> None:
 def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
     """ts_ns grows from batch to batch."""
     last_ts, last_base = -1, -1
-    stamps: dict[int, int] = {}
-    for (base, ts_ns, *_), _ in partition.observed:
-        stamps[base] = ts_ns
-    for base in sorted(stamps):
-        if stamps[base] <= last_ts:
-            detail = f"{partition.key}: ts_ns {stamps[base]} at {base}, {last_ts} at {last_base} before it"
+    stamps = {batch[0]: batch[1] for batch, _ in partition.observed}
+    for base, ts_ns in stamps.items():
+        if ts_ns <= last_ts:
+            detail = f"{partition.key}: ts_ns {ts_ns} at {base}, {last_ts} at {last_base} before it"
             findings.add("nonmonotonic-ts", detail)
-        last_ts, last_base = stamps[base], base
+        last_ts, last_base = ts_ns, base
 
 
 def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:

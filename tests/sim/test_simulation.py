@@ -24,7 +24,7 @@ FRESH_SEEDS = int(os.environ.get("SIM_FRESH_SEEDS", "12"))
 PINNED = (
     ("log_start", 3, "jump-without-producers"),
     ("clocks", 1, "index-rows-taken-for-batches"),
-    ("full_disk", 5, "stuck-behind-a-busy-link"),
+    ("full_disk", 4, "stuck-behind-a-busy-link"),
 )
 
 

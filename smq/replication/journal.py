@@ -135,6 +135,7 @@ class RaftJournal:
         is missing or wrong."""
         self._entries, self._bytes, self.snapshot = [], 0, None
         self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
+        self._durable_index, self._is_stored = 0, False
         self._load_marks()
         bounds = self._load_meta(_BOUNDS_KEY)
         vote = self._load_meta(_VOTE_KEY)

@@ -7,7 +7,7 @@ import pytest
 from chaos_tests.sim.clock import Machine, Process, Scheduler, SimClock
 from chaos_tests.sim.disk import DiskImage, FakeDisk
 from smq.raft_state.ids import NodeId
-from smq.replication.journal import RaftJournal, Snapshot
+from smq.replication.journal import RaftJournal, Snapshot, set_aside
 from smq.replication.ports import DataDamaged, Table
 from smq.replication.raft_codec import NO_OP, REGULAR
 
@@ -307,6 +307,18 @@ def test_a_directory_of_a_version_that_did_not_count_begins_with_none() -> None:
     del image.tables[Table.RAFT_META][b"marks"]
     journal = Desk(image).journal
     assert (len(journal), journal.base_writes, journal.marks) == (3, 0, b"")
+
+
+def test_a_start_that_is_made_again_on_emptied_tables_takes_nothing_of_the_first_for_durable() -> None:
+    """What the engine reads behind the journal may be damaged, too: then the tables are set aside, and read again."""
+    desk = Desk(filled(3).disk.image.copy())
+    journal = desk.journal
+    assert journal.durable_index == 3
+    desk.disk.submit(set_aside(desk.disk))
+    desk.sync()
+    for _ in journal.load():
+        pass
+    assert (len(journal), journal.durable_index, journal.base_writes) == (0, 0, 0)
 
 
 def test_a_trimmed_journal_without_its_snapshot_is_damage() -> None:

@@ -50,11 +50,18 @@ class Memory(Protocol):
 
 class DiskMarks:
     def __init__(
-        self, node_id: NodeId, peers: Sequence[NodeId], disk_id: Callable[[], DiskId], start: bytes, memory: Memory
+        self,
+        node_id: NodeId,
+        peers: Sequence[NodeId],
+        disk_id: Callable[[], DiskId],
+        registered_disk: Callable[[NodeId], DiskId | None],
+        start: bytes,
+        memory: Memory,
     ) -> None:
         self._node_id = node_id
         self._peers = frozenset(peers)
         self._disk_id = disk_id
+        self._registered_disk = registered_disk
         self._start = start
         self._memory = memory
         self._known: dict[tuple[NodeId, DiskId], Mark] = {}
@@ -85,7 +92,7 @@ class DiskMarks:
         forgotten = None
         for mark in (claim, *known):
             if mark.node in self._peers:
-                self._learn(mark)
+                self._learn(mark, is_claim=mark is claim)
             elif mark.node == self._node_id and self._is_beyond_own(mark):
                 forgotten = mark
         if self.known != before:
@@ -108,19 +115,27 @@ class DiskMarks:
         # The same process with less than it had told: a virtual machine went back in time with its memory.
         return has_forgotten(told, own.start, own.base) or (told.start == own.start and told.writes > own.writes)
 
-    def _learn(self, mark: Mark) -> None:
+    def _learn(self, mark: Mark, *, is_claim: bool) -> None:
         """Keeps the higher count, unless its process does not remember the lower one: then that is the evidence."""
         old = self._known.get((mark.node, mark.disk))
         if old is None:
-            self._make_room(mark.node)
+            if not self._make_room(mark, is_claim=is_claim):
+                return
         elif mark.writes <= old.writes or has_forgotten(old, mark.start, mark.base):
             return
         self._known[mark.node, mark.disk] = mark
 
-    def _make_room(self, node: NodeId) -> None:
-        disks = [key for key in self._known if key[0] == node]
-        if len(disks) >= DISKS_KEPT_MAX:
-            del self._known[disks[0]]
+    def _make_room(self, mark: Mark, *, is_claim: bool) -> bool:
+        """The oldest disk of the node goes, never the registered one. Hearsay of another than that takes no place: two
+        peers that know different old disks would drive the present one out by telling each other."""
+        disks = [disk for node, disk in self._known if node == mark.node]
+        if len(disks) < DISKS_KEPT_MAX:
+            return True
+        registered = self._registered_disk(mark.node)
+        if not is_claim and mark.disk != registered:
+            return False
+        del self._known[mark.node, next(disk for disk in disks if disk != registered)]
+        return True
 
 
 def has_forgotten(told: Mark, start: bytes, base: int) -> bool:

@@ -121,7 +121,8 @@ class TurnEngine(abc.ABC):
         self._on_leader_change = on_leader_change
         self._on_fatal = on_fatal
         self.journal = RaftJournal(disk, self._on_durable)
-        self.marks = DiskMarks(node_id, self._peers, disk_id, rng.randbytes(START_BYTES), self.journal)
+        start = rng.randbytes(START_BYTES)
+        self.marks = DiskMarks(node_id, self._peers, disk_id, registered_disk, start, self.journal)
         self.voters = Voters(node_id, self._peers, disk_id, registered_disk, self.marks.doubts)
         self.outbox = Outbox(disk, self.journal, send, self._peers)
         self._raft: RaftCore | None = None  # from start

@@ -39,12 +39,12 @@ OF_C = Mark(C, DiskId(b"c" * 16), start(1), 0, 1)
 
 def third(kept: Kept | None = None) -> DiskMarks:
     """What C knows."""
-    return DiskMarks(C, (A, B), lambda: OF_C.disk, OF_C.start, kept or Kept(1, 1))
+    return DiskMarks(C, (A, B), lambda: OF_C.disk, lambda _node: DISK, OF_C.start, kept or Kept(1, 1))
 
 
 def second(base: int, writes: int, number: int = 9) -> DiskMarks:
     """B, which found `base` writes on its disk."""
-    return DiskMarks(B, (A, C), lambda: DISK, start(number), Kept(base, writes))
+    return DiskMarks(B, (A, C), lambda: DISK, lambda _node: None, start(number), Kept(base, writes))
 
 
 def test_an_old_copy_is_doubted_by_whom_the_disk_had_told_more() -> None:
@@ -121,6 +121,27 @@ def test_of_a_node_only_some_disks_are_kept_and_of_strangers_none() -> None:
     for n in range(DISKS_KEPT_MAX + 2):
         marks.hear(B, told(n, 0, 1, DiskId(bytes([n]) * 16)), [Mark(NodeId(77), DISK, start(1), 0, 1)])
     assert [mark.disk[0] for mark in marks.known] == list(range(2, DISKS_KEPT_MAX + 2))
+
+
+def test_peers_that_know_other_old_disks_do_not_talk_each_other_out_of_the_present_one() -> None:
+    """The fifth disk of B came while C was away. B says nothing; the two others tell each other what they know."""
+    disks = [DiskId(bytes([n]) * 16) for n in range(DISKS_KEPT_MAX + 1)]
+    of_a = Mark(A, ANOTHER, start(1), 0, 1)
+    present = told(9, 0, 50, disks[-1])
+    first = DiskMarks(A, (B, C), lambda: ANOTHER, lambda _node: disks[-1], start(1), Kept())
+    last = DiskMarks(C, (A, B), lambda: OF_C.disk, lambda _node: disks[-1], OF_C.start, Kept())
+    for n, disk in enumerate(disks):
+        first.hear(B, told(n, 0, 50, disk), [])
+        if disk is not disks[-1]:
+            last.hear(B, told(n, 0, 50, disk), [])
+    first.hear(B, present, [])
+    for _ in range(DISKS_KEPT_MAX + 1):
+        of_first, of_last = first.known, last.known
+        first.hear(C, OF_C, of_last)
+        last.hear(A, of_a, of_first)
+    for marks in (first, last):
+        marks.hear(B, told(10, 49, 49, disks[-1]), [])
+        assert marks.doubts(B, disks[-1])
 
 
 def test_no_order_of_news_makes_a_true_disk_doubted_and_an_old_copy_is_found() -> None:

@@ -55,7 +55,11 @@ class GrpcDoors:
     async def _run(self) -> None:
         while True:
             began = time.monotonic()
-            refused = await asyncio.to_thread(self._look)
+            try:
+                refused = await asyncio.to_thread(self._look)
+            except OSError as e:  # no descriptor is left to list the others with: not for ever
+                log.warning("grpc_connections_not_counted", reason=str(e))
+                refused = {}
             took = time.monotonic() - began
             for address, count in refused.items():
                 told = f"{count} connections beyond {self._max} of this address, which is the limit, are closed"

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 
 import grpc
+import pytest
 
 from smq.coordinator.grpc_doors import GrpcDoors
 from tests.unit.coordinator.served import PATIENCE_S
@@ -100,6 +102,24 @@ def test_a_connection_that_ends_makes_room_for_another() -> None:
         (second,) = world.connect(1)
         await world.until(lambda: world.doors.open == 1)
         assert is_open(second)
+
+    with_doors(1, body)
+
+
+def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs a descriptor itself, and those may run out."""
+    failed = []
+
+    def none_left(_path: str) -> list[str]:
+        failed.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def body(world: World) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("smq.coordinator.grpc_doors.os.listdir", none_left)
+            await world.until(lambda: bool(failed))
+        flood = world.connect(3)
+        await world.until(lambda: sum(is_open(s) for s in flood) == 1)
 
     with_doors(1, body)
 

@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     Method = Callable[[Any, Context], Awaitable[Any]]
     Deserialize = Callable[[bytes], Any] | None
 
+_PATIENT_S_MIN: Final = 0.01  # however many wait: a request that is here needs some passes of the loop to be read
 _AGAIN: Final = ErrorDetails(retry_after_ms=PUBLISH_RETRY_AFTER_MS)
 
 
 class ArrivalGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
     """In order of coming. A call whose request takes longer than `patient_s` while others wait leaves its place to
-    them and is one of the slow, of whom the oldest is ended where there are too many."""
+    them and is one of the slow, of whom the oldest is ended where there are too many. The more wait, the less patient:
+    a thousand calls that say nothing hold up those behind them for seconds, not for a thousand times their share."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class ArrivalGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gener
         patient_s: float = GRPC_ARRIVAL_PATIENT_S,
         large_bytes_max: int = GRPC_LARGE_REQUESTS_BYTES_MAX,
     ) -> None:
+        self._arrivals_max: Final = arrivals_max
         self._places: Final = ByteBudget(arrivals_max)  # a call's is 1
         self._large: Final = ByteBudget(large_bytes_max)
         self._slow_max: Final = slow_max
@@ -109,15 +112,20 @@ class ArrivalGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gener
     # --------------------------------------------------------------------------------------------- who dawdles
     def _look_later(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._patient_s / 4, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._patience_s / 4, self._look)
+
+    @property
+    def _patience_s(self) -> float:
+        share = self._patient_s * self._arrivals_max / max(self._places.waiters, 1)
+        return min(self._patient_s, max(share, _PATIENT_S_MIN))
 
     def _look(self) -> None:
         self._timer = None
-        if not self._places.has_waiters:
+        if not self._places.waiters:
             return
-        now = asyncio.get_running_loop().time()
+        now, patience_s = asyncio.get_running_loop().time(), self._patience_s
         for context, since in list(self._arriving.items()):
-            if now - since < self._patient_s:
+            if now - since < patience_s:
                 break
             del self._arriving[context]
             self._slow[context] = None

@@ -4,7 +4,7 @@ Owns one counter with waiters in order. Everything on the loop's thread; it know
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from typing import Final
 
 
@@ -14,7 +14,8 @@ class ByteBudget:
     def __init__(self, bytes_max: int) -> None:
         self._max: Final = bytes_max
         self._used = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # at most one per stream
+        # At most one per stream. A dict's own order has a price: its beginning is slow to find where much has gone.
+        self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
 
     @property
     def used_bytes(self) -> int:
@@ -26,8 +27,8 @@ class ByteBudget:
         return self._used == 0 and not self._waiting
 
     @property
-    def has_waiters(self) -> bool:
-        return bool(self._waiting)
+    def waiters(self) -> int:
+        return len(self._waiting)
 
     def take(self, size: int) -> None:
         """Counts what is there already, whether it fits or not."""
@@ -45,14 +46,13 @@ class ByteBudget:
         if self.try_acquire(size):
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, place))
+        self._waiting[place] = size
         try:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
                 self.release(size)  # it was granted in the very moment of the cancellation
-            elif (size, place) in self._waiting:
-                self._waiting.remove((size, place))
+            elif self._waiting.pop(place, None) is not None:
                 self._grant()
             raise
 
@@ -64,8 +64,8 @@ class ByteBudget:
         return self._used + size <= self._max or self._used == 0
 
     def _grant(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, place = self._waiting.popleft()
+        while self._waiting and self._fits(next(iter(self._waiting.values()))):
+            place, size = self._waiting.popitem(last=False)
             if not place.done():
                 self._used += size
                 place.set_result(None)

@@ -92,6 +92,16 @@ def test_calls_whose_request_never_comes_keep_nobody_out_and_the_oldest_are_ende
     gated(body, patient_s=0.05)
 
 
+def test_the_more_calls_say_nothing_the_shorter_each_is_waited_for() -> None:
+    """With the same patience for each, the last in the queue would wait for twice as long as this test does."""
+
+    async def body(channel: Any, _echo: Echo) -> None:
+        async with dawdlers(channel, 200 * PLACES):
+            assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
+
+    gated(body, patient_s=PATIENCE_S / 100)
+
+
 def test_calls_whose_request_never_comes_disturb_nobody_while_there_are_places() -> None:
     async def body(channel: Any, _echo: Echo) -> None:
         async with dawdlers(channel, PLACES - 1) as calls:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 from smq.coordinator.inflight import ByteBudget
+from tests.unit.coordinator.served import PATIENCE_S
 
 
 def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -43,6 +44,23 @@ def test_a_piece_larger_than_the_budget_goes_alone() -> None:
         await settle()
         assert large.done()
         assert not budget.try_acquire(1)
+
+    run(test)
+
+
+def test_thousands_who_withdraw_at_once_the_last_first_do_not_hold_the_loop() -> None:
+    """Each was looked for among all the others: 10,000 held it for ten seconds, and a node's heartbeats with it."""
+
+    async def test() -> None:
+        budget = ByteBudget(1)
+        budget.take(1)
+        waiting = [asyncio.create_task(budget.acquire(1)) for _ in range(20_000)]
+        await settle()
+        async with asyncio.timeout(PATIENCE_S):
+            for task in reversed(waiting):
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        assert (budget.waiters, budget.used_bytes) == (0, 1)
 
     run(test)
 

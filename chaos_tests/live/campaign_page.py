@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos_tests.live.ledger import FAILOVER_SAYS, failovers, history, overview, struck
-from chaos_tests.live.report import PROMISES, STYLE, write_report
+from chaos_tests.live.report import PROMISES, REPORT, STYLE, write_report
 from chaos_tests.live.summary import SUMMARY, read_summary
 
 INDEX: Final = "index.html"
@@ -68,7 +68,7 @@ def _histories(runs: list[tuple[str, dict[str, Any]]]) -> str:
             colour = "bad"
             verdict = "invalid" if summary["invalid"] else ", ".join(sorted(summary["anomalies"]))
         cells = (
-            f"<a href='{html.escape(name)}/report.html'>{html.escape(name)}</a>",
+            f"<a href='{html.escape(name)}/{REPORT}'>{html.escape(name)}</a>",
             html.escape(", ".join(fault["name"] for fault in summary["faults"])),
             f"<span class='{colour}'>{html.escape(verdict)}</span>",
         )

@@ -23,7 +23,7 @@ from chaos_tests.live.own import HooksError, OwnCluster, TheirDisks, TheirNetwor
 from chaos_tests.live.plan import FAULTS_MIN, SCENARIOS, PlanError, Step, draw, draw_from, unavailable
 from chaos_tests.live.planted import PLANTED, command_of
 from chaos_tests.live.proxies import ProxyNetwork
-from chaos_tests.live.report import write_report
+from chaos_tests.live.report import REPORT, write_report
 from chaos_tests.live.summary import SUMMARY, Summary, new_summary, read_summary
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, tls_from_environment
 from smq.raft_state.errors import SmqError
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
                 holds = _has_held(directory)
             else:
                 holds = run_one(options, directory, seed).holds
-                write_index(options.out)
+            write_index(options.out)
             bad += not holds
             seed, done = seed + 1, done + 1
     except KeyboardInterrupt:
@@ -107,7 +107,9 @@ def _addresses(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _has_held(directory: Path) -> bool:
-    """Of a history that was run before; says so."""
+    """Of a history that was run before; says so, and makes the report where it was interrupted before that."""
+    if not (directory / REPORT).exists():
+        write_report(directory)
     told = read_summary(directory / SUMMARY)
     holds = not told["violations"] and not told["invalid"]
     verdict = "everything held" if holds else "NOT everything held"

@@ -337,8 +337,9 @@ class HistoryRun:
         if summary.acked_sends < ACKED_MIN:
             summary.invalid.append(f"{summary.acked_sends} acknowledged sends, at least {ACKED_MIN} are needed")
         summary.invalid += self._failed
-        path = self.directory / SUMMARY
-        path.write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
+        fresh = self.directory / f"{SUMMARY}.new"
+        fresh.write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
+        fresh.replace(self.directory / SUMMARY)  # what has a summary is whole, and is not run again
 
     @property
     def _found(self) -> list[str]:

@@ -13,6 +13,7 @@ from chaos_tests.history import OBSERVER, Event, read_jsonl
 from chaos_tests.live.summary import SUMMARY, read_summary
 
 _COLOURS: Final = {"ok": "#2a7f4f", "info": "#d08a00", "fail": "#c0392b"}
+REPORT: Final = "report.html"
 _SAYS: Final = {"ok": "acknowledged", "info": "outcome unknown", "fail": "refused"}
 _OPERATIONS: Final = {
     "assign": "offsets taken without records (AssignOffsets)",
@@ -51,9 +52,9 @@ def write_report(directory: Path) -> Path:
     """report.html of that run."""
     summary = read_summary(directory / SUMMARY)
     events = list(read_jsonl(directory / "history.jsonl"))
-    path = directory / "report.html"
-    path.write_text(_page(summary, events), encoding="utf-8")
-    return path
+    fresh = directory / f"{REPORT}.new"
+    fresh.write_text(_page(summary, events), encoding="utf-8")
+    return fresh.replace(directory / REPORT)  # a run may be killed at any time, and its campaign goes on
 
 
 def _page(summary: dict[str, Any], events: list[Event]) -> str:

@@ -148,18 +148,18 @@ def _measure_idle(cluster: Cluster, watch: Watch, report: Report, count: int) ->
 def _measure_commits(admin: SyncAdmin, watch: Watch, report: Report, groups: int, replies: int) -> None:
     """Fills groups and reply cache; snapshots are taken on the way."""
     watch.take()
-    _commit(admin, groups, each=COMMITS, groups=groups)
+    commit(admin, groups, each=COMMITS, groups=groups)
     _add_pause(report, watch, f"{groups:,} commits of {COMMITS} offsets each")
-    _commit(admin, replies, each=1, groups=groups)
+    commit(admin, replies, each=1, groups=groups)
     _add_pause(report, watch, f"{replies:,} commits, snapshots among them")
 
 
-def _commit(admin: SyncAdmin, count: int, *, each: int, groups: int) -> None:
-    def commit(n: int) -> None:
+def commit(admin: SyncAdmin, count: int, *, each: int, groups: int) -> None:
+    def one(n: int) -> None:
         admin.commit_offsets(f"g{n % groups}", {("t0", (n + k) % PARTITIONS): 0 for k in range(each)})
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        for _ in pool.map(commit, range(count)):
+        for _ in pool.map(one, range(count)):
             pass
 
 
@@ -174,7 +174,7 @@ def _measure_install(cluster: Cluster, admin: SyncAdmin, report: Report, command
     """A node stands still until the others' journals no longer hold what it lacks, and goes on with a snapshot."""
     away = min(node.id for node in cluster.alive() if node.raw.status().raft_leader != node.id)
     cluster.signal(away, signal.SIGSTOP)
-    _commit(admin, commands, each=1, groups=10)
+    commit(admin, commands, each=1, groups=10)
     target = max(node.raw.status().applied_index for node in cluster.alive() if node.id != away)
     with Watch([node.http for node in cluster.alive() if node.id != away]) as watch:
         cluster.signal(away, signal.SIGCONT)

@@ -100,6 +100,9 @@ def _watch_callbacks(selector: _Selector) -> None:
 
 def _name(handle: asyncio.events.Handle) -> str:
     callback: Any = handle._callback  # type: ignore[attr-defined] # nothing public tells
+    arguments: Any = handle._args
+    if len(arguments or ()) == 1 and callable(arguments[0]):
+        callback = arguments[0]  # as the node's clock hands it to the loop
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return str(getattr(owner.get_coro(), "__qualname__", owner))

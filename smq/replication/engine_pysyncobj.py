@@ -54,7 +54,7 @@ from smq.replication.raft_view import EngineTiming, RaftViolation
 __all__ = ["EngineTiming", "PySyncObjEngine"]
 
 COMMANDS_QUEUED_MAX: Final = 50_000  # above 65,536 the library reports failure for commands it did queue (finding 19)
-APPLY_BATCH_MAX: Final = 512  # entries applied a turn, so that a long backlog does not starve the node's loop
+APPLY_BATCH_MAX: Final = 200  # entries applied a turn, so that a long backlog does not starve the node's loop
 APPLY_BYTES_MAX: Final = 256 << 10  # nor more of them, but for a single one: of offsets committed that is some 30 ms
 APPLY_TOUCHED_MAX: Final = 500  # nor more partitions moved a turn, once an entry has been applied
 SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries

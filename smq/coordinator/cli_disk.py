@@ -32,11 +32,15 @@ def disk() -> None:
 def disk_renew(directory: Path) -> None:
     """Makes DIRECTORY another disk: its node rejoins as one whose disk was replaced.
 
-    For a copy that is put back while the other nodes are up. They tell old copies by themselves, but for those made
-    while a node was away that is back now: with this nobody has to tell. The records in it are kept."""
+    For a copy that is put back while the other nodes are up, of one node at a time: a majority of such disks is let in
+    by nobody, and there is no way back. They tell old copies by themselves, but for those made while a node was away
+    that is back now: with this nobody has to tell. The records in it are kept."""
     with _opened(directory) as opened:
         replace_disk_id(opened, SystemRng(), "its operator said that its data directory is an old copy", [], _nothing)
-    click.echo(f"{directory} is another disk now: its node rejoins, and has no vote until the others let it in")
+    click.echo(
+        f"{directory} is another disk now: its node rejoins, and has no vote until the others let it in. Do this to no "
+        "other directory before `smq status` shows this node ready"
+    )
 
 
 @disk.command("forget")

@@ -84,7 +84,8 @@ class Registration:
         host, own = self._host, self._host.engine.marks.own
         why = (
             f"its data directory is an old copy, of write {min(own.base, own.writes)} of Raft's data, of a disk that "
-            f"had told of write {told.writes}"
+            f"had told of write {told.writes} (where a majority of nodes says so, all were put back from copies: stop "
+            "them, put the copies back again, `smq disk forget` each)"
         )
         self.is_registered = False
         self._replace(why, [], self._claim_anew)

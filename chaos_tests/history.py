@@ -41,6 +41,9 @@ NEVER_NS = 1 << 62
 Event = dict[str, Any]
 
 
+_NOTHING: Event = {}  # told of an operation without an outcome
+
+
 class HistoryError(ValueError):
     """The lines are not a history; the message names the line or the process."""
 
@@ -136,7 +139,7 @@ def pair(events: Iterable[Event]) -> History:
         elif kind == "invoke":
             if process in open_ops or process in retired:
                 raise HistoryError(f"process {process} invokes {function} at {event['t']} but is busy or retired")
-            op = open_ops[process] = Op(process, function, event["t"], event)
+            op = open_ops[process] = Op(process, function, event["t"], event, told=_NOTHING)
             ops.setdefault(function, []).append(op)
             count += 1
         else:

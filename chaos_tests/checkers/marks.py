@@ -4,6 +4,8 @@ Owns what GetPartitionRange and OffsetForTime may answer.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import chain
 from operator import itemgetter
 
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation
@@ -15,7 +17,7 @@ def check(facts: Facts) -> list[Violation]:
     for partition in facts.partitions.values():
         asked = [op for op in partition.ranges if op.is_ok]
         if asked or partition.times:
-            floor = _Floor(partition)
+            floor = _Floor(partition, asked)
             for op in asked:
                 _check_range(partition, op, floor, findings)
             _check_invented(partition, asked, findings)
@@ -24,29 +26,45 @@ def check(facts: Facts) -> list[Violation]:
 
 
 class _Floor:
-    """The highest mark that somebody had been told by a given time."""
+    """The highest mark that somebody had been told before a question began."""
 
-    def __init__(self, partition: PartitionFacts) -> None:
-        told: list[tuple[int, int, Op]] = [(op.end_ns, op.told["hwm"], op) for op in partition.polls]
-        told += [(op.end_ns, op.told["hwm"], op) for op in partition.ranges if op.kind == "ok"]
-        told += [(op.end_ns, end, op) for _, end, _, op in partition.acked]
-        told.sort(key=itemgetter(0))
-        self._times: list[int] = []  # when the mark that somebody had been told grew
-        self._best: list[tuple[int, Op]] = []
-        highest = -1
-        for when, end, op in told:
-            if end > highest:
-                highest = end
-                self._times.append(when)
-                self._best.append((end, op))
+    def __init__(self, partition: PartitionFacts, asked: list[Op]) -> None:
+        self._starts = sorted({op.start_ns for op in (*asked, *partition.times)})
+        # By question: the highest of what was told since the question before it, then of all that was told by then.
+        self._best: list[tuple[int, Op | None]] = [(0, None)] * (len(self._starts) + 1)
+        self._told(partition)
+        for at in range(1, len(self._best)):
+            self._best[at] = max(self._best[at - 1], self._best[at], key=itemgetter(0))
 
-    def before(self, time_ns: int) -> tuple[int, Op | None]:
-        at = bisect_left(self._times, time_ns)
-        return self._best[at - 1] if at else (0, None)
+    def _told(self, partition: PartitionFacts) -> None:
+        best = self._best
+        ranges = [op for op in partition.ranges if op.is_ok]
+        for op, at in chain(self._questions_after(partition.polls), self._questions_after(ranges)):
+            hwm = op.told["hwm"]
+            if hwm > best[at][0]:
+                best[at] = (hwm, op)
+        acked = [entry.op for entry in partition.acked]
+        for entry, (op, at) in zip(partition.acked, self._questions_after(acked), strict=True):
+            if entry.end > best[at][0]:
+                best[at] = (entry.end, op)
+
+    def _questions_after(self, ops: list[Op]) -> Iterator[tuple[Op, int]]:
+        """Each with the first question that began after its end. They end nearly in order: the place moves little."""
+        starts, at, count = self._starts, 0, len(self._starts)
+        for op in ops:
+            end_ns = op.end_ns
+            while at < count and starts[at] <= end_ns:
+                at += 1
+            while at and starts[at - 1] > end_ns:
+                at -= 1
+            yield op, at
+
+    def before(self, question: Op) -> tuple[int, Op | None]:
+        return self._best[bisect_left(self._starts, question.start_ns)]
 
 
 def _check_range(partition: PartitionFacts, op: Op, floor: _Floor, findings: Findings) -> None:
-    known, witness = floor.before(op.start_ns)
+    known, witness = floor.before(op)
     if op.told["hwm"] < known and witness is not None:
         detail = f"{partition.key}: HWM {op.told['hwm']} although {known} had been told before"
         findings.add("stale-hwm", detail, witness, op)
@@ -82,7 +100,7 @@ def _check_times(partition: PartitionFacts, floor: _Floor, findings: Findings) -
             continue
         at = bisect_left(stamps, op.asked["ts"])
         right = max(offsets[at], lo) if at < len(offsets) else None
-        found, known = op.told["o"], floor.before(op.start_ns)[0]
+        found, known = op.told["o"], floor.before(op)[0]
         if op.told["ts_found"] < 0:
             wrong = right is not None and right < known
         else:

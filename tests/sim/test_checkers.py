@@ -1,12 +1,15 @@
 """Each anomaly: a hand-made history without it passes, the same history with it is found, by its name."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaos_tests.checkers.judge import judge
-from chaos_tests.history import Event, HistoryError, Recorder, pair
+from chaos_tests.history import Event, HistoryError, Recorder, pair, write_jsonl
 
 
 class Story:
@@ -422,3 +425,28 @@ def test_completion_without_invocation_is_refused() -> None:
     events: list[Event] = [{"t": 1, "p": 1, "ty": "ok", "f": "send"}]
     with pytest.raises(HistoryError, match="never invoked"):
         pair(events)
+
+
+TWICE = """
+import sys
+from pathlib import Path
+from chaos_tests.checkers import judge
+from chaos_tests.history import read_jsonl
+
+judge.SHARED_MIN = 1
+events = list(read_jsonl(Path(sys.argv[1])))
+alone, by_two = judge.judge(events), judge.judge(events, may_fork=True)
+assert alone == by_two, (alone, by_two)
+print(*sorted({violation.anomaly for violation in by_two}))
+"""
+
+
+def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
+    """In a process of its own: this one may have threads, which no fork survives."""
+    story = Story()
+    for tell in (aborted, stale_range):
+        tell(story)
+    write_jsonl(tmp_path / "history.jsonl", story.recorder.events)
+    asked = [sys.executable, "-c", TWICE, str(tmp_path / "history.jsonl")]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=100, check=True)
+    assert {"stale-hwm", "aborted-read"} <= set(done.stdout.split())

@@ -29,6 +29,7 @@ FAILOVER_SAYS: Final = (
 )
 SIMULATION: Final = "simulation"
 FOUND: Final = "found"
+LEFT: Final = "left"  # found, and not mended here
 _FIELDS: Final = (
     *("scenario", "seed", "commit", "nodes", "network", "disks", "workload", "started", "seconds", "fault_seconds"),
     *("acked_sends", "acked_records", "records_read", "settle_ms", "anomalies", "replay"),
@@ -124,7 +125,8 @@ def page(entries: Iterable[Entry]) -> str:
     all_of = list(entries)
     histories = [entry for entry in all_of if entry["kind"] == "history"]
     found = [entry for entry in all_of if entry["kind"] == FOUND]
-    runs = [entry for entry in all_of if entry["kind"] not in ("history", FOUND)]
+    left = [entry for entry in all_of if entry["kind"] == LEFT]
+    runs = [entry for entry in all_of if entry["kind"] not in ("history", FOUND, LEFT)]
     parts = [
         "# What was run, and what it found",
         "",
@@ -134,6 +136,7 @@ def page(entries: Iterable[Entry]) -> str:
         *_live(histories),
         *_long(runs),
         *_mended(found),
+        *_left(left),
         "## What these figures do not show",
         "",
         "- The machines were small and shared: failover times hold the scheduling delays of two busy cores.",
@@ -253,6 +256,12 @@ def _mended(found: list[Entry]) -> list[str]:
     parts = ["## Found on the way, and mended", "", "| by | what | mended in | pinned by |", "|---|---|---|---|"]
     parts += [f"| {e['by']} | {e['what']} | {e['mended']} | `{e['file']}::{e['test']}` |" for e in found]
     return [*parts, ""]
+
+
+def _left(left: list[Entry]) -> list[str]:
+    if not left:
+        return []
+    return ["## Found, and left", "", *(f"- {entry['by']}: {entry['what']}" for entry in left), ""]
 
 
 def _row(commit: str, figures: dict[str, float], names: list[str], found: str, command: str) -> str:

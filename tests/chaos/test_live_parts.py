@@ -340,6 +340,8 @@ def test_the_page_in_the_repository_is_what_the_kept_lines_give() -> None:
 def test_what_was_found_is_pinned_by_a_test_that_is_there() -> None:
     root = Path(__file__).parents[2]
     for entry in ledger.read(root / ledger.KEPT / "found.jsonl"):
+        if entry["kind"] == ledger.LEFT:
+            continue  # told, and pinned by nothing: it is none of this code's
         assert f"def {entry['test']}(" in (root / entry["file"]).read_text()
 
 

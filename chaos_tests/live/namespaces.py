@@ -76,7 +76,7 @@ class NamespaceNetwork:
             for node in self._nodes:
                 self._make(node)
             self._address("smq0", _HARNESS_HOST, None)
-        except BaseException:
+        except BaseException:  # an interrupt, too, must leave no namespace behind
             self.close()
             raise
 

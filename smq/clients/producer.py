@@ -92,7 +92,7 @@ class Producer:
     async def __aenter__(self) -> "Producer":
         try:
             await self.start()
-        except BaseException:
+        except BaseException:  # cancelled, too: nobody calls __aexit__ of what was never entered
             await self._cluster.close()
             raise
         return self

@@ -92,7 +92,7 @@ class PublishStream:
         done = partial(self._on_produced, request.correlation_id, request.partition, len(batch))
         try:
             self._calls.node.produce(topic, request.partition, batch, acks, timeout_ms, done)
-        except BaseException:
+        except BaseException:  # whatever it was: `done`, which gives the bytes back, never comes
             self._release(len(batch))
             raise
 

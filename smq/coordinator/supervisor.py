@@ -71,7 +71,7 @@ class Supervisor:
             for path in self._paths:
                 self.children.append(await self._spawn(path))
             await self._wait_ready()
-        except BaseException:
+        except BaseException:  # cancelled, too: no process is left running
             await self.stop()
             raise
         for child in self.children:

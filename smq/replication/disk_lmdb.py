@@ -99,7 +99,7 @@ class LmdbDisk:
         self._lock_fd = _lock_directory(self._path)
         try:
             self._env, self._tables = _open_environment(self._path, map_size)
-        except BaseException:
+        except BaseException:  # an interrupt, too, gives the lock back
             os.close(self._lock_fd)
             raise
         self._map_size = map_size
@@ -440,7 +440,7 @@ def _open_environment(path: Path, map_size: int) -> tuple[lmdb.Environment, dict
     except lmdb.Error as e:
         env.close()
         raise DiskOpenError(f"{path / DATA_FILE} is damaged: {e}. {REPLACE_ADVICE}") from e
-    except BaseException:
+    except BaseException:  # LMDB refuses to open a file twice in one process
         env.close()
         raise
     return env, tables

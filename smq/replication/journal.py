@@ -376,6 +376,7 @@ class RaftJournal:
         self._on_durable()
 
     # ------------------------------------------------------------------------------- the shape pysyncobj expects
+    # Two of its methods are never called: the core's own turn and its loading of snapshots are replaced by the engine.
     def clear(self) -> None:
         raise NotImplementedError("snapshots are installed with `install`")
 

@@ -59,7 +59,7 @@ def bind_listener(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
-    except BaseException:
+    except BaseException:  # whatever it was, the caller never gets the socket to close
         sock.close()
         raise
     return sock

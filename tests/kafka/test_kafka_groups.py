@@ -90,7 +90,7 @@ ASSIGNORS = [
     ("library", "settings"), ASSIGNORS, ids=lambda v: v if isinstance(v, str) else next(iter(v.values()))
 )
 def test_assignors_share_several_topics_uneven_and_partly_subscribed(
-    bootstrap: str, new_topic: NewTopic, library: str, settings: dict[str, Any]
+    bootstrap: str, new_topic: NewTopic, library: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     if library == "kafka-python":
         from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -115,9 +115,10 @@ def test_assignors_share_several_topics_uneven_and_partly_subscribed(
     try:
         drive("the others take over", members, lambda: sum(len(m.assigned()) for m in members) == 5, timeout_s=15)
     except AssertionError:
-        # kafka-python's leader assigns without the metadata of topics that it has only just heard of from the others
-        # ("No partition metadata for topic"), and may miss that they came: the next rebalance puts that right.
+        # kafka-python's leader assigns without the metadata of topics that it has only just heard of from the others,
+        # says so, and may miss that they came: the next rebalance puts that right.
         assert library == "kafka-python"
+        assert "No partition metadata for topic" in caplog.text
         members.append(join(bootstrap, group, [b], **settings))
         drive("the others take over", members, lambda: sum(len(m.assigned()) for m in members) == 5)
     for member in members:

@@ -132,6 +132,7 @@ class Client:
     protocols: tuple[str, ...] = ("range",)
     metadata: bytes = b"m"
     session_ms: int = 10_000
+    rebalance_ms: int = 0  # as its session, where there is none
     takes_id_first: bool = True
     can_skip: bool = True
     protocol_type: str = "consumer"
@@ -148,6 +149,7 @@ class Client:
 
     def request(self) -> Join:
         asked = member(self.member_id, instance=self.instance, session_ms=self.session_ms)
+        asked = replace(asked, rebalance_timeout_ms=self.rebalance_ms or self.session_ms)
         return Join(
             group=GROUP,
             member=replace(asked, protocols=tuple((name, self.metadata) for name in self.protocols)),

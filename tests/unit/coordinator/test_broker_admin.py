@@ -1,6 +1,7 @@
 """The Broker and Admin services over gRPC, against a real node: reads, offsets, groups, topics, views."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +138,22 @@ def test_a_fetch_that_makes_no_sense_is_refused(tmp_path: Path, request_: pb.Fet
 def test_a_client_that_withdraws_its_poll_leaves_no_waiter(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
+        reads = served.server.node._reads
         calls = [served.broker.Fetch(pb.FetchRequest(partitions=[part()], max_wait_ms=60_000)) for _ in range(20)]
-        await fetch(served, part(), max_wait_ms=1)
+        await _until(lambda: reads._parked_count == 20)
         for call in calls:
             call.cancel()
+        await _until(lambda: reads._parked_count == 0)
         await served.fill([3])
         assert await read_through(served, 3) == [0, 1, 2]
 
     serving(tmp_path, body)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - a state, not an event
+            await asyncio.sleep(0)
 
 
 # ------------------------------------------------------------------------------------------------------ offsets

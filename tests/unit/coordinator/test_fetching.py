@@ -12,6 +12,7 @@ from smq.coordinator.fetching import Outcome, Wanted, fetch_many
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.replication.api import Fetched, StoredBatch
+from tests.unit.coordinator.served import PATIENCE_S
 
 BATCH_BYTES = 100
 
@@ -93,12 +94,14 @@ def _counts(outcomes: list[Outcome]) -> list[int]:
 
 
 async def _fetch(log: Log, *wanted: Wanted, **options: Any) -> list[Outcome]:
-    options = {"max_wait_ms": 10_000, "answer_ms": 20_000, "bytes_max": 10_000} | options
-    return await fetch_many(NodeCalls(cast(Any, log)), wanted, **options)
+    """It waits for longer than a test has patience."""
+    options = {"max_wait_ms": 600_000, "answer_ms": 1_200_000, "bytes_max": 10_000} | options
+    async with asyncio.timeout(PATIENCE_S):
+        return await fetch_many(NodeCalls(cast(Any, log)), wanted, **options)
 
 
 async def _parked(log: Log, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while log.waiting < count:  # noqa: ASYNC110 - a state, not an event
             await asyncio.sleep(0)
 
@@ -145,6 +148,9 @@ def test_a_full_response_is_answered_at_once() -> None:
         log = Log(a=5, b=5)
         outcomes = await _fetch(log, _want("a"), _want("b"), bytes_max=7 * BATCH_BYTES, bytes_min=9_000)
         assert _counts(outcomes) == [5, 2]
+        log = Log(a=5, b=2, c=1)  # of c there is no room for its only batch, and less than bytes_max without it
+        outcomes = await _fetch(log, *map(_want, "abc"), bytes_max=7 * BATCH_BYTES + 1, bytes_min=9_000)
+        assert _counts(outcomes) == [5, 2, 0]
 
     asyncio.run(test())
 

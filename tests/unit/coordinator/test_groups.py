@@ -420,14 +420,21 @@ def test_static_leader_that_is_back_computes_no_assignment(world: World, can_ski
 
 
 def test_static_member_is_kept_over_a_rebalance_until_its_session_ends(world: World) -> None:
-    a, b = static_pair(world)
-    c = client(world, "c", session_ms=60_000)
+    a = client(world, "a", instance="i", session_ms=20_000, rebalance_ms=5_000)
+    b, c = (client(world, name, session_ms=60_000, rebalance_ms=5_000) for name in "bc")
+    assemble(world, a, b)
     c.join()
-    b.session_ms = 60_000
     b.ask()
-    world.run(6_500)
+    world.run(5_100)
     assert (b.code, c.code) == (NONE, NONE)
-    assert set(world.group.members) in ({a.member_id, b.member_id, c.member_id}, {b.member_id, c.member_id})
+    b.sync(**{a.member_id: b"a"})
+    c.sync()
+    world.run(14_000)
+    assert set(world.group.members) == {a.member_id, b.member_id, c.member_id}
+    assert (b.beat(), c.beat()) == (NONE, NONE)
+    world.run(1_000)
+    assert set(world.group.members) == {b.member_id, c.member_id}
+    assert b.beat() is KafkaError.REBALANCE_IN_PROGRESS
 
 
 def test_static_member_of_other_subscription_or_protocol_starts_a_rebalance(world: World) -> None:

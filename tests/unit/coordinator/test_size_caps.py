@@ -123,7 +123,7 @@ def test_an_answer_counts_until_its_call_has_ended_however_it_ends() -> None:
         sent = asyncio.Event()
 
         async def call() -> None:
-            async with room.reserved("a", 8, 1_000):
+            async with room.reserved("a", 8, 10_000):
                 pass
             room.hold("a", 8)
             await sent.wait()
@@ -135,7 +135,8 @@ def test_an_answer_counts_until_its_call_has_ended_however_it_ends() -> None:
         assert room.used_bytes == 8, "the second has no room before the first is gone"
         calls[0].cancel()
         sent.set()
-        await asyncio.gather(*calls, waiting, return_exceptions=True)
+        ends = await asyncio.gather(*calls, waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError, type(None), type(None)]
         assert room.used_bytes == 0
 
     asyncio.run(test())

@@ -263,6 +263,11 @@ def test_without_acknowledgement_no_more_than_the_window_is_sent(tmp_path: Path)
                 assert [r.offset for r in response.records] == [offset]
                 await served.publish(raw([b"more"]))  # the reader is not pushed by what comes
                 await reader.ack(response.next_offset)
+            assert [r.offset for r in (await reader.read()).records] == [4]
+            for _ in range(3):
+                await served.publish(raw([b"more"]))
+            await reader.seek(0)
+            assert (await reader.read()).HasField("started"), "nothing came before what was asked for"
 
     with_records(tmp_path, [2, 2], body)
 

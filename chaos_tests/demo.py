@@ -61,7 +61,8 @@ class Story:
 
     def step(self, title: str) -> None:
         self._step += 1
-        self._console.print(f"\n[bold]{self._step}. {title}[/bold]  [dim]{self.seconds:.1f} s[/dim]", soft_wrap=True)
+        at = f"[dim]after {self.seconds:.1f} s[/dim]"
+        self._console.print(f"\n[bold]{self._step}. {title}[/bold]  {at}", soft_wrap=True)
 
     def found(self, *lines: str) -> None:
         for line in lines:

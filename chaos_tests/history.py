@@ -1,7 +1,7 @@
 """Histories: what clients asked, what they were told, and which faults struck, as JSON lines on one clock.
 
-Owns the format (notes/chaos.md), its writer and its reader; simulation and live runs write it, the checkers read
-it. It must never judge, and knows neither the simulation nor a cluster.
+Owns the format, its writer and its reader; simulation and live runs write it, the checkers read it. It must never
+judge, and knows neither the simulation nor a cluster.
 
 An event is an object with `t` (monotonic ns), `p` (process, -1 for observations and faults), `ty` (invoke, ok,
 fail, info) and `f`. A process has at most one operation open; an `info` (outcome unknown) ends its id.

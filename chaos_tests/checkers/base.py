@@ -15,7 +15,7 @@ DETAILS_MAX = 20  # violations reported an anomaly: the first few tell the story
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One anomaly, by the name notes/chaos.md gives it, with its smallest witness."""
+    """One anomaly, by the name docs/rules.md explains, with its smallest witness."""
 
     anomaly: str
     detail: str

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plant", choices=sorted(PLANTED), help="break the nodes on purpose: the run must find it")
     parser.add_argument("--no-kafka", action="store_true", help="without Kafka clients")
     parser.add_argument(
-        "--spark", action="store_true", help="with a Spark streaming read (Java 17; 20 s more a history)"
+        "--spark", action="store_true", help="with a Spark streaming read (Java 17; some 30 s more a history)"
     )
     parser.add_argument("--keep-data", action="store_true", help="keep data directories of runs without findings, too")
     parser.add_argument("--out", type=Path, default=Path("chaos-runs"), help="directory of the campaign")

@@ -60,6 +60,7 @@ def table(catches: list[Catch]) -> str:
         "code, made by `chaos_tests/sim/planted.py` for the time of a run, and found by the simulation. The last",
         "column is what Hypothesis left of the seed's faults within the runs that it had. Where nothing is left, the",
         "bug shows without any fault but the network's own delays and losses. An empty cell: not cut down yet.",
+        "Rules with a number, and what each anomaly means: [rules.md](rules.md).",
         "",
         "| bug | the rule it breaks | scenario | seeds needed | anomalies of that seed | faults it takes |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Where a reader starts, through gRPC on real nodes: every row of the table of positions (DESIGN section 8)."""
+"""Where a reader starts, through gRPC on real nodes: every row of the table of positions (docs/rules.md)."""
 
 from collections.abc import Callable
 from functools import partial

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FUNCTION_LINES_MAX = 70  # DESIGN section 11
+FUNCTION_LINES_MAX = 70  # CONTRIBUTING.md
 FILE_LINES_MAX = 600
 GENERATED = (
     "smq/clients/pb/",

@@ -1,4 +1,4 @@
-"""The table of positions (DESIGN section 8), cell by cell, for all seven offset types and for seek."""
+"""The table of positions (docs/rules.md), cell by cell, for all seven offset types and for seek."""
 
 import pytest
 

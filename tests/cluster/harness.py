@@ -2,6 +2,7 @@
 for. Everything waits for conditions with a deadline, never for a time.
 """
 
+import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -77,6 +78,18 @@ class Cluster(LiveCluster):
             return leader if leader and self.nodes[leader].is_alive() else None
 
         return wait_for("one Raft leader", agreed)
+
+    def end_on_purpose(self, node: int, topic: str) -> str:
+        """SIGTERM; what the node logged from there on. By its end it has given away what it led of the topic: after a
+        kill the others would still take it for the leader, until it has been silent for a while."""
+        victim = self.nodes[node]
+        known = len(victim.log.read_bytes())
+        self.signal(node, signal.SIGTERM)
+        self.wait_dead(node)
+        survivor = self.alive()[0].raw
+        (found,) = wait_for("an answer of those who are left", lambda: survivor.describe(topic, linearizable=True)).topics
+        assert node not in {partition.leader for partition in found.partitions}, "it has not handed over what it led"
+        return victim.log.read_bytes()[known:].decode()
 
     def wait_converged(self, topic: str, partitions: int) -> None:
         """Every replica of every partition holds everything up to one high water mark, on every live node."""

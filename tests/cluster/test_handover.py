@@ -1,7 +1,5 @@
 """Leaving on purpose: SIGTERM, drain and undrain of live nodes under a producer that counts its failures."""
 
-import signal
-
 from smq.clients import SyncAdmin
 from tests.cluster.conftest import make_topic
 from tests.cluster.harness import Cluster, wait_for
@@ -20,15 +18,12 @@ def test_sigterm_hands_everything_over_and_leaderships_come_back(fault_cluster: 
     topic = make_topic(cluster, PARTITIONS)
     victim = cluster.wait_leader(topic, 0)
     with Traffic(cluster, topic, PARTITIONS) as traffic:
-        cluster.signal(victim, signal.SIGTERM)
-        cluster.wait_dead(victim)
-        log = cluster.nodes[victim].log.read_text()
-        for partition in range(PARTITIONS):
-            assert cluster.wait_leader(topic, partition, other_than=victim) != victim
+        log = cluster.end_on_purpose(victim, topic)
         traffic.wait_acks(3)
         cluster.restart(victim)
         wait_for("leaderships that come back", lambda: leads(cluster, topic, victim))
         traffic.wait_acks(3)
+    assert "stopped" in log
     assert "drain_timed_out" not in log
     traffic.verify()
 

@@ -76,6 +76,15 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> Non
         open_disk(tmp_path / "file" / "node")
 
 
+def test_every_commit_waits_for_the_disk(tmp_path: Path) -> None:
+    """The power losses of test_crash_images.py are of a recorded trace, and those of a fresh one need strace."""
+    disk = open_disk(tmp_path)
+    flags = disk._env.flags()
+    disk.close()
+    told = {name: flags[name] for name in ("sync", "metasync", "writemap", "map_async")}
+    assert told == {"sync": True, "metasync": True, "writemap": False, "map_async": False}
+
+
 def test_the_format_version_is_written_at_creation(tmp_path: Path) -> None:
     disk = open_disk(tmp_path)
     assert disk.get(Table.META, FORMAT_KEY) == FORMAT_VERSION.to_bytes(4, "big")

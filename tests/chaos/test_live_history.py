@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chaos_tests.live import disks, namespaces
-from chaos_tests.live.catalogue import CATALOGUE
+from chaos_tests.live.catalogue import CATALOGUE, NEEDS
 from chaos_tests.live.cluster import Cluster, live_cluster
 from chaos_tests.live.plan import SCENARIOS, draw
 from chaos_tests.live.planted import PLANTED
@@ -161,6 +161,7 @@ def test_the_plan_of_a_seed_is_always_the_same() -> None:
 def test_every_fault_belongs_to_a_scenario_and_needs_what_is_known() -> None:
     in_some = {name for scenario, names in SCENARIOS.items() if scenario != "all" for name in names}
     assert in_some == set(CATALOGUE)
+    assert set().union(*(fault.needs for fault in CATALOGUE.values())) <= set(NEEDS)
 
 
 def test_an_unknown_scenario_is_refused_with_those_that_are_known(tmp_path: Path) -> None:

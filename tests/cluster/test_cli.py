@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,16 +128,14 @@ def test_cluster_on_the_same_directory_is_the_same_cluster_on_new_ports(tmp_path
 
 
 def test_stale_ready_file_is_removed_at_start(tmp_path: Path) -> None:
-    (tmp_path / "ready.json").write_text("stale")
-    running = Foreground(tmp_path, "dev", "--ephemeral", "--grpc-port", "0", "--http-port", "0")
-    try:
-        wait_for(
-            "the stale file to go",
-            lambda: not running.ready.exists() or running.ready.read_text() != "stale",
-        )
-        assert running.nodes()
-    finally:
-        running.stop()
+    """One that fails, so that no other file takes its place: whoever waits for a node must not find the last one."""
+    stale = tmp_path / "ready.json"
+    stale.write_text("stale")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        failed = run_cli("dev", "--ephemeral", "--grpc-port", port, "--http-port", "0", "--ready-file", str(stale))
+    assert failed.returncode != 0
+    assert not stale.exists()
 
 
 def test_child_that_dies_is_reported_and_not_restarted(own_cluster: Cluster) -> None:

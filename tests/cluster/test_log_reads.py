@@ -12,7 +12,7 @@ from chaos_tests.live.raw import RawNode, batch_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from smq.records import decode_batch
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]
@@ -180,7 +180,10 @@ def test_seek_past_the_hwm_is_out_of_range(topic: str, node: RawNode) -> None:
 def test_lag_shrinks_to_zero_and_at_end_is_false_after_seeking_back(reader: Reader) -> None:
     first = reader.next()
     assert (first.lag, first.at_end, first.hwm) == (10, False, 10)
-    assert reader.offsets(10) == list(range(10))
+    last = first
+    while last.next_offset < 10:
+        last = reader.next()
+    assert (last.lag, last.at_end, last.hwm) == (0, True, 10)
     reader.seek(9)
     answer = reader.next()
     while not answer.HasField("started"):
@@ -241,7 +244,8 @@ def test_slow_reader_with_a_window_gets_no_more_than_it_acknowledges(topic: str,
             done.set()
 
     threading.Thread(target=read, daemon=True).start()
+    wait_for("the first records", lambda: got)
     assert not done.wait(1.0)
-    assert 1 <= len(got) <= 4
+    assert len(got) <= 4
     reader.close()
     assert done.wait(10)

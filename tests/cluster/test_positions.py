@@ -95,6 +95,7 @@ def test_earliest_is_log_start_and_latest_is_the_hwm(trimmed: tuple[str, RawNode
 def test_time_starts_at_the_first_record_at_or_after_it(trimmed: tuple[str, RawNode], base: int) -> None:
     topic, node = trimmed
     times = [batch.ts_ns for batch in node.fetch(topic, 0, base + LO).batches]
+    assert len(times) == HI - LO
     assert times == sorted(set(times))
     for i, ts_ns in enumerate(times):
         assert node.list_offset(topic, 0, pb.EXACT_TS_NS, offset_value=ts_ns).offset == base + LO + i

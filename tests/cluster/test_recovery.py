@@ -2,11 +2,9 @@
 
 import shutil
 import signal
-import time
 
 from chaos_tests.live.raw import RawNode
 from smq.clients.pb import smq_pb2 as pb
-from smq.raft_state.errors import SmqError
 from tests.cluster.conftest import make_topic
 from tests.cluster.harness import Cluster
 
@@ -99,26 +97,14 @@ def test_deleted_topic_is_gone_and_its_name_starts_again_at_0(fault_cluster: Clu
     assert all(node.raw.read_all(topic, 0) == {0: b"new life"} for node in fault_cluster.alive())
 
 
-def test_node_that_was_away_catches_up_before_it_may_lead(fault_cluster: Cluster) -> None:
+def test_node_that_was_away_gets_all_that_it_missed(fault_cluster: Cluster) -> None:
     topic = make_topic(fault_cluster)
     victim = next(node for node in fault_cluster.nodes if node != fault_cluster.wait_leader(topic, 0))
     fault_cluster.kill(victim)
     _publish(fault_cluster, topic, 100)
     fault_cluster.restart(victim)
     fault_cluster.wait_converged(topic, 1)
-    assert len(fault_cluster.nodes[victim].raw.read_all(topic, 0)) == 100
-
-
-def test_restart_takes_a_bounded_time_and_says_ready(fault_cluster: Cluster) -> None:
-    """Recovery depends on what came after the last snapshot; benchmarks/ measures it, this only bounds a hang."""
-    fault_cluster.kill(3)
-    began = time.monotonic()
-    fault_cluster.restart(3)
-    assert time.monotonic() - began < 30
-    try:
-        assert fault_cluster.nodes[3].raw.status().is_ready
-    except SmqError as error:
-        raise AssertionError("ready, and yet it refuses to tell its status") from error
+    assert fault_cluster.nodes[victim].raw.read_all(topic, 0) == {i: b"%d" % i for i in range(100)}
 
 
 def test_copies_of_all_directories_made_while_stopped_are_a_backup(own_cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.raft_state.codec import decode_command
-from smq.raft_state.commands import CreateTopic, DeleteTopic, RegisterNode
+from smq.raft_state.commands import CreateTopic, DeleteTopic, Done, RegisterNode, TopicCreated
 from smq.raft_state.ids import Offset, RequestId, TopicId
 from smq.replication.raft_turns import TurnEngine
 
@@ -60,4 +60,6 @@ def test_no_node_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         simulation.cluster.start(node)
     assert simulation.scheduler.run_for_ms(6_000, stop=lambda: bool(deleted))
     simulation.scheduler.run_for_ms(1_000)
+    assert isinstance(replies[0], TopicCreated)
+    assert deleted == [Done()]
     assert errors == []

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from chaos_tests.live.cluster import Cluster as LiveCluster
@@ -86,8 +87,8 @@ class Cluster(LiveCluster):
         known = len(victim.log.read_bytes())
         self.signal(node, signal.SIGTERM)
         self.wait_dead(node)
-        survivor = self.alive()[0].raw
-        (found,) = wait_for("an answer of those who are left", lambda: survivor.describe(topic, linearizable=True)).topics
+        ask = partial(self.alive()[0].raw.describe, topic, linearizable=True)
+        (found,) = wait_for("an answer of those who are left", ask).topics
         assert node not in {partition.leader for partition in found.partitions}, "it has not handed over what it led"
         return victim.log.read_bytes()[known:].decode()
 
@@ -102,11 +103,8 @@ class Cluster(LiveCluster):
                     if info is None:
                         return False
                     ends.add(info.hwm)
-                    ends |= {
-                        replica.verified_end
-                        for replica in node.raw.status().replicas
-                        if (replica.topic, replica.partition) == (topic, partition)
-                    }
+                    if node.id in info.replicas:
+                        ends.add(_verified_end(node, topic, partition))
                 if len(ends) != 1:
                     return False
             return True
@@ -127,6 +125,14 @@ class Cluster(LiveCluster):
             return statuses[0].digest if len(same) == 1 and statuses[0].digest else None
 
         return wait_for("equal digests at one index", equal)
+
+
+def _verified_end(node: Node, topic: str, partition: int) -> int:
+    """Of a node's own replica; -1 where it has none yet."""
+    for replica in node.raw.status().replicas:
+        if (replica.topic, replica.partition) == (topic, partition):
+            return replica.verified_end
+    return -1
 
 
 def run_cli(*arguments: str, timeout_s: float = CLI_S, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from tests.cluster.harness import Cluster, wait_for
 
 ASKED_MS = 1_500
 HANG_S = 12.0  # far beyond what was asked, on whatever machine; a call that is forgotten ends at its own 15 s
-ATTEMPTS = 5  # of a call whose one limit is the client's own deadline: a busy machine may miss that by a tenth of a second
+ATTEMPTS = 5  # of a call whose only limit is the client's own deadline: a busy server may answer just too late
 RETRIABLE = (
     ErrorCode.NO_QUORUM,
     ErrorCode.TIMED_OUT,

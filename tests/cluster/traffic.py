@@ -19,7 +19,7 @@ from tests.cluster.harness import Cluster, Node, wait_for
 RECORDS_PER_BATCH = 5
 ANSWER_MS = 2_000  # a producer that hangs on a dead leader for longer would hide the fault
 VALUES_PER_PARTITION = 1_000_000_000  # keeps the values of partitions apart
-GIVE_UP_S = 30.0  # no fault of these tests lasts that long: a batch that takes longer is a failure
+GIVE_UP_S = 90.0  # three nodes start and elect within that on any machine: a batch that takes longer is a failure
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Traffic:
         self._stopping.set()
         for thread in self._threads:
             thread.join(GIVE_UP_S + 10)
+            assert not thread.is_alive(), "a producer hangs"
         for partition, told in self.told.items():
             if told.failure is not None:
                 raise AssertionError(f"the producer of partition {partition} failed") from told.failure
@@ -131,7 +132,7 @@ class Traffic:
             info = self.cluster.partition(self.topic, partition)
             return self.cluster.nodes[info.leader] if info is not None else None
 
-        return wait_for(f"somebody who names a leader of {self.topic}/{partition}", found)
+        return wait_for(f"somebody who names a leader of {self.topic}/{partition}", found, GIVE_UP_S)
 
     # --------------------------------------------------------------------------------------------- judgement
     def verify(self) -> None:

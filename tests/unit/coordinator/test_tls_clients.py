@@ -41,10 +41,10 @@ class Secured:
         self.a = a
         self.grpc = format_address(self.server.grpc_address)
 
-    async def over_grpc(self, tls: Tls) -> bool:
+    async def over_grpc(self, tls: Tls, *, within_ms: float = 10_000.0) -> bool:
         """Whether a client is served."""
         try:
-            async with Admin(self.grpc, tls=tls, connect_timeout_ms=SOON_MS) as admin:
+            async with Admin(self.grpc, tls=tls, connect_timeout_ms=within_ms) as admin:
                 await admin.list_topics()
         except SmqError as e:
             if e.code is not ErrorCode.TIMED_OUT:
@@ -115,7 +115,7 @@ def test_nobody_is_let_in_without_a_certificate_of_ours(authorities: Authorities
 
     async def body(s: Secured) -> None:
         for name, identity in intruders.items():
-            assert not await s.over_grpc(client_tls(identity, ca_of(a))), name
+            assert not await s.over_grpc(client_tls(identity, ca_of(a)), within_ms=SOON_MS), name
             assert not await s.over_http(dialling(identity)), name
             assert not await s.over_kafka(dialling(identity)), name
         assert await s.over_grpc(client_tls(a.client(), ca_of(a)))  # so it was not the node that did not answer
@@ -140,7 +140,7 @@ def test_tls_to_a_plain_port_is_an_error_and_no_harm(authorities: Authorities, t
     async def body(served: Served) -> None:
         s = Secured(served, authorities)
         async with asyncio.timeout(PATIENCE_S):
-            assert not await s.over_grpc(client_tls(identity, identity.ca))
+            assert not await s.over_grpc(client_tls(identity, identity.ca), within_ms=SOON_MS)
             assert not await s.over_http(dialling(identity))
             assert not await s.over_kafka(dialling(identity))
         await served.create("still-there")
@@ -157,7 +157,9 @@ def test_without_client_certificates_the_node_is_checked_and_the_client_is_not(
         assert await s.over_grpc(Tls(ca=ca_of(a)))
         assert await s.over_http(dialling(None))
         assert await s.over_kafka(dialling(None))
-        assert not await s.over_grpc(Tls(ca=a.other / "ca" / "ca.crt")), "the client trusts another authority"
+        assert not await s.over_grpc(Tls(ca=a.other / "ca" / "ca.crt"), within_ms=SOON_MS), (
+            "the client trusts another authority"
+        )
 
     secured(tmp_path, a, body, client_certificates=False)
 
@@ -173,7 +175,7 @@ def test_a_client_does_not_speak_to_a_node_under_a_name_that_is_not_its_own(
         async with await _relay("127.0.0.2", s.server.grpc_address) as relay:
             host, port = relay.sockets[0].getsockname()[:2]
             s.grpc = f"{host}:{port}"
-            assert not await s.over_grpc(tls)
+            assert not await s.over_grpc(tls, within_ms=SOON_MS)
         async with await _relay("127.0.0.1", s.server.grpc_address) as relay:
             s.grpc = format_address(relay.sockets[0].getsockname()[:2])
             assert await s.over_grpc(tls)

@@ -36,6 +36,7 @@ class Member(Protocol):
 class ConfluentMember:
     def __init__(self, bootstrap: str, group: str, topics: list[str], **settings: Any) -> None:
         self.seen: list[Read] = []
+        self.committed: dict[Place, int] = {}  # as far as it was told
         self._consumer = confluent_kafka.Consumer(
             {
                 "log_level": 0,  # nodes that die by the dozen are no news here
@@ -61,7 +62,10 @@ class ConfluentMember:
         return {(p.topic, p.partition) for p in self._consumer.assignment()}
 
     def commit(self) -> None:
-        self._consumer.commit(asynchronous=False)
+        for p in self._consumer.commit(asynchronous=False) or ():
+            assert p.error is None, p.error
+            if p.offset >= 0:  # of the others nothing was new
+                self.committed[p.topic, p.partition] = p.offset
 
     def close(self) -> None:
         self._consumer.close()

@@ -31,6 +31,7 @@ from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, register
 from tests.unit.replication.test_proposer import ScriptedEngine
+from tests.unit.replication.test_turns import World as NodeWorld
 
 STEP_MS = 100
 TOPIC_OF_MANY = CreateTopic(
@@ -52,6 +53,7 @@ class World:
         self.machine = Machine()
         self.index = 0
         self.proposed: list[Command] = []
+        self.in_flight = self.in_flight_max = 0  # of the proposals
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.full: set[NodeId] = set()
         self.silent: set[NodeId] = set()
@@ -95,7 +97,14 @@ class World:
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         self.proposed.append(command)
         reply = self.apply(command)
-        self.clock.call_soon(lambda: done(rejection(reply) if isinstance(reply, Rejected) else reply))
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+
+        def answer() -> None:
+            self.in_flight -= 1
+            done(rejection(reply) if isinstance(reply, Rejected) else reply)
+
+        self.clock.call_soon(answer)
 
     def election_ends(
         self, partitions: tuple[tuple[PartitionId, Epoch], ...]
@@ -244,6 +253,8 @@ def test_a_resignation_of_a_past_epoch_or_by_another_changes_nothing(world: Worl
     stranger = next(n for n in part.replicas if n != part.leader)
     now_ns = world.clock.monotonic_ns()
     world.controller.on_resign(stranger, wire.Resign(((part.pid, part.epoch),)), now_ns)
+    world.run(500)
+    assert world.proposed == []
     world.controller.on_resign(part.leader, wire.Resign(((part.pid, Epoch(7)),)), now_ns)
     world.run(500)
     assert world.proposed == []
@@ -314,6 +325,20 @@ def test_a_drained_node_is_elected_only_where_nobody_else_can_be(world: World) -
     assert world.part(led).leader == PEER_B
 
 
+def test_a_full_node_is_elected_only_where_nobody_else_can_be(world: World) -> None:
+    world.full.add(PEER_B)
+    world.silent.add(PEER_A)
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.part(led).replicas = (PEER_A, PEER_B, ME)
+    world.run(3_000)
+    assert world.part(led).leader == ME
+    world.ends[ME] = -1  # its own log does not reach the mark any more
+    resigned = wire.Resign(((world.part(led).pid, world.part(led).epoch),))
+    world.controller.on_resign(ME, resigned, world.clock.monotonic_ns())
+    world.run(2_000)
+    assert world.part(led).leader == PEER_B
+
+
 def test_a_drained_node_hands_raft_over(world: World) -> None:
     world.run(world.config.rebalance_interval_ms + 500)
     world.apply(SetNodeDrained(node=ME, drained=True))
@@ -349,6 +374,7 @@ def test_few_elections_are_proposed_at_once_and_all_in_the_end(world: World, mon
     parts = world.state.topics["many"].partitions
     assert all(part.leader != PEER_A for part in parts)
     assert sum(part.epoch == 1 for part in parts) == 10
+    assert world.in_flight_max == 2
 
 
 @pytest.mark.parametrize(
@@ -360,3 +386,19 @@ def test_rule_20_majority_is_of_the_partitions_replicas_with_this_node(
 ) -> None:
     """Whoever lacks it reports nothing for an election: it would only resign again."""
     assert has_majority(world.part(), ME, frozenset(reachable)) is has_it
+
+
+def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_reports_nothing() -> None:
+    world = NodeWorld().start()
+    world.populate()
+    node, isolation_ms = world.node, world.node.config.leader_isolation_ms
+    node.liveness.on_answer(PEER_A)
+    led = node.led()
+    asked = tuple((replica.pid, replica.part.epoch) for replica in led)
+    assert len(asked) > 100
+    world.scheduler.run_for_ms(isolation_ms / 2)
+    assert node.led() == led
+    assert {pid for pid, _ in node.election_ends(asked)} == {pid for pid, _ in asked}
+    world.scheduler.run_for_ms(isolation_ms)
+    assert node.led() == []
+    assert node.election_ends(asked) == ()

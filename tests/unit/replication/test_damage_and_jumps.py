@@ -260,6 +260,8 @@ def test_a_leader_whose_bytes_nobody_else_has_goes_on_leading() -> None:
     host = leader_with_rot()
     host.advance(host.part.hwm + 1)  # nobody reaches this mark
     host.live.on_tick(host.clock.monotonic_ns())
+    answer_fetches(host, {})
+    host.live.on_tick(host.clock.monotonic_ns())
     assert host.resigned == []
 
 
@@ -404,6 +406,15 @@ def test_producers_of_another_offset_are_not_taken() -> None:
     host = jumped()
     tell_producers(host, 8)
     assert not host.live.log.has_producers
+
+
+@pytest.mark.parametrize(("peer", "epoch"), [(PEER_B, 1), (PEER_A, 0), (PEER_A, 2)])
+def test_producers_are_taken_from_the_leader_in_its_epoch_alone(peer: NodeId, epoch: int) -> None:
+    host = jumped()
+    host.live.on_producers(peer, wire.Producers(host.part.pid, Epoch(epoch), 1, Offset(9), b""))
+    assert not host.live.log.has_producers
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), b""))
+    assert host.live.log.has_producers
 
 
 def test_producers_that_do_not_decode_are_refused() -> None:

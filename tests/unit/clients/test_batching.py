@@ -219,6 +219,27 @@ def test_too_large_batch_fails_and_the_next_goes_on_under_a_fresh_identity() -> 
     assert values([batch]) == [b"next"]
 
 
+def test_identity_is_left_only_when_nothing_is_in_flight_under_it() -> None:
+    """Else the next batch would overtake the one in flight, which is refused and goes again under the fresh one."""
+    w = World()
+    w.prime()
+    w.add_batches(b"large", b"following")
+    large, following = w.sends()
+    w.refuse(large, SmqError(ErrorCode.BATCH_TOO_LARGE, "too large"))
+    w.add_batches(b"third")
+    polled = w.poll()
+    assert (polled.need_identity, polled.sends) == ([], [])
+    w.refuse(following, OUT_OF_ORDER)
+    assert w.poll(after_ms=500).need_identity == [w.queue()]
+    w.accumulator.give_identity(w.queue(), FRESH)
+    seen: list[bytes | None] = []
+    for _ in range(2):
+        [batch] = w.sends()
+        seen += values([batch])
+        w.accumulator.acked(batch)
+    assert seen == [b"following", b"third"]
+
+
 def test_neighbour_of_an_expired_batch_that_may_be_stored_is_reported_not_resent() -> None:
     w = World()
     w.prime()
@@ -284,6 +305,7 @@ def test_loss_that_acks_leader_allows_is_survived_under_a_fresh_identity() -> No
     w = World(acks_all=False, delivery_timeout_ms=1e9)
     w.prime()
     w.add_batches(b"a")
+    w.refuse(w.sends()[0], BROKEN)  # in doubt, until the leader has said that it is not there
     for _ in range(REFUSALS_BELIEVED_AFTER):
         [batch] = w.sends(after_ms=500)
         w.refuse(batch, OUT_OF_ORDER)

@@ -269,18 +269,18 @@ def test_standard_input_is_sent_as_it_comes(cluster: FakeCluster) -> None:
         reader = subprocess.run(
             _process(cluster, "consume", "t", "--partition", "0", "--follow", "--max-records", "1"),
             capture_output=True,
-            timeout=30,
+            timeout=120,
             check=True,
         )
         assert reader.stdout == b"first\n"
-        _, told = child.communicate(b"second\n", timeout=30)
+        _, told = child.communicate(b"second\n", timeout=120)
     assert b"2 records are stored in t" in told
 
 
 def test_reader_that_has_seen_enough_is_no_error(smq: Smq, cluster: FakeCluster, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 50_000)
     command = " ".join(_process(cluster, "consume", "t")) + " | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=120, check=True)
     assert done.stdout == b"0\n"
     assert done.stderr == b""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from smq.clients import ErrorCode, OffsetAssigner, SmqError, SyncOffsetAssigner
+from smq.clients import ErrorCode, OffsetAssigner, SmqError
 from smq.clients.pb import smq_pb2 as pb
 from tests.unit.clients.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
 
@@ -81,8 +81,3 @@ def test_mark_is_advanced_and_refused_beyond_what_was_assigned() -> None:
             assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
     run(scenario())
-
-
-def test_blocking_shell_assigns_from_a_thread_without_a_loop() -> None:
-    with pytest.raises(SmqError), SyncOffsetAssigner("127.0.0.1:1", connect_timeout_ms=200):
-        raise AssertionError("nobody serves there")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smq.clients import SmqError, SyncAdmin, SyncConsumer, SyncProducer
+from smq.clients import SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
 from smq.raft_state.errors import ErrorCode
 from tests.unit.clients.fake_cluster import FakeCluster, cluster_of
 
@@ -69,6 +69,15 @@ def test_seek_forgets_what_was_read_ahead(address: str) -> None:
         assert next(iter(consumer)).offset == 7
 
 
+def test_offsets_without_records_are_assigned_and_their_mark_advanced(address: str) -> None:
+    with SyncOffsetAssigner(address) as assigner:
+        assert [assigner.assign("t", 0, count) for count in (5, 2)] == [(0, 4), (5, 6)]
+        assert assigner.advance("t", 0, 7) == 7
+        with pytest.raises(SmqError) as caught:
+            assigner.advance("t", 0, 8)
+        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
 def test_errors_arrive_as_they_are(address: str) -> None:
     with SyncAdmin(address) as admin, pytest.raises(SmqError) as caught:
         admin.create_topic("t")
@@ -90,7 +99,7 @@ def test_fresh_clients_work_in_another_process(address: str) -> None:
     results: multiprocessing.Queue[object] = context.Queue()
     child = context.Process(target=_in_child, args=(address, results))
     child.start()
-    assert results.get(timeout=30) == ["t"]
+    assert results.get(timeout=120) == ["t"]
     child.join()
 
 

@@ -105,6 +105,7 @@ def test_room_of_the_card_exists_and_is_not_empty(room: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_file_of_the_card_exists(name: str) -> None:
     assert (ROOT / name).stat().st_size > 0
+    assert ROOT / name in _tracked(), "the rules below are kept by the files that this lists"
 
 
 def test_readme_table_names_every_room_of_the_card() -> None:

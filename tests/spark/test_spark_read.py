@@ -243,10 +243,11 @@ def test_dead_node_costs_a_read_nothing(cluster: Cluster, new_topic: TopicFn, pu
     topic = new_topic(3)
     for partition in range(3):
         publish(topic, partition, numbered(2000))
+    frame = read(topic, minPartitions="6")
+    assert frame.count() == 6000  # planned by this, while the node lives: some tasks prefer it
     victim = cluster.wait_leader(topic, 0)
     cluster.kill(victim)
     try:
-        frame = read(topic, minPartitions="6")  # planned before the node is fenced: some tasks prefer it
         assert offsets(frame) == [place for partition in range(3) for place in span(partition, 0, 2000)]
     finally:
         cluster.restart(victim)
@@ -258,9 +259,12 @@ def test_frozen_node_costs_a_read_only_time(
     topic = new_topic(3)
     for partition in range(3):
         publish(topic, partition, numbered(500))
+    before = read(topic, minPartitions="6")
+    assert before.count() == 1500  # planned by this, while the node answers: some tasks prefer it
     victim = next(n for n in cluster.nodes if n != cluster.raft_leader())
     cluster.signal(victim, signal.SIGSTOP)
     try:
+        assert before.count() == 1500
         assert read(topic, minPartitions="6").count() == 1500
     finally:
         cluster.signal(victim, signal.SIGCONT)

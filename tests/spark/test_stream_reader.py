@@ -86,7 +86,7 @@ def test_trap_empty_first_batch_replayed_reads_nothing(cluster: FakeCluster) -> 
     query = Query(cluster.servers)
     assert query.plan()
     fill(cluster, 0, 50)
-    query.restart()
+    query.restart(startingOffsets="earliest")  # so that the start, asked for again, is another place
     assert query.run() == []
     query.commit()
     assert query.drain() == [50]
@@ -349,6 +349,34 @@ def test_retention_that_passes_a_planned_batch(cluster: FakeCluster, fail: str) 
             query.run()
     else:
         assert sorted(query.run()) == span(0, 70, 100) + span(1, 0, 100)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_log_that_ends_before_a_planned_batch_does(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.plan()
+    log = cluster.log.partitions["t", 0]
+    log.next_offset = 60
+    log.batches = log.batches[:6]
+    if fail == "true":
+        with pytest.raises(DataLossError, match="t-0 ends at 60, before offset 100 that a micro-batch"):
+            query.run()
+    else:
+        assert sorted(query.run()) == span(0, 0, 60) + span(1, 0, 100)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_topic_that_was_made_anew_has_nothing_of_a_planned_batch(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.plan()
+    cluster.log.delete("t")
+    cluster.log.create("t", 2)
+    fill(cluster, 0, 100)
+    if fail == "true":
+        with pytest.raises(DataLossError, match="topic 't' has been deleted and created anew"):
+            query.run()
+    else:
+        assert query.run() == []
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])

@@ -167,6 +167,11 @@ def reused(s: Story) -> None:
     s.send([13], 2)
 
 
+def acknowledged_where_another_was_read(s: Story) -> None:
+    s.send([13], 2)
+    s.poll(0, LOG, hwm=3)
+
+
 def value_twice(s: Story) -> None:
     s.poll(0, [*LOG, batch(3, [12])], hwm=4)
 
@@ -194,6 +199,10 @@ def skipped_inside(s: Story) -> None:
 
 def read_backwards(s: Story) -> None:
     s.poll(2, [LOG[1], LOG[0]], hwm=3)
+
+
+def read_below_what_was_asked(s: Story) -> None:
+    s.poll(2, [LOG[0]], hwm=3)
 
 
 def read_above(s: Story) -> None:
@@ -233,6 +242,10 @@ def stale_range(s: Story) -> None:
 def range_backwards(s: Story) -> None:
     s.range(3)
     s.range(2)
+
+
+def range_in_disorder(s: Story) -> None:
+    s.range(3, next_=2)
 
 
 def range_of_the_future(s: Story) -> None:
@@ -280,6 +293,21 @@ def fetch_of_a_failed_commit(s: Story) -> None:
     s.fetch("a", 1)
 
 
+def fetch_of_another_offset_than_committed(s: Story) -> None:
+    s.commit("a", 1)
+    s.fetch("a", 2)
+
+
+def fetch_before_the_commit(s: Story) -> None:
+    s.fetch("a", 1)
+    s.commit("a", 1)
+
+
+def consumer_is_given_another_value(s: Story) -> None:
+    s.recorder.ok(s.begin("kpoll", c="c"), "kpoll", r=[["t/0", 2, 77]])
+    s.final(LOG, hwm=3)
+
+
 def two_leaders(s: Story) -> None:
     s.note("lead", n=1, term=3)
     s.note("lead", n=2, term=3)
@@ -298,6 +326,11 @@ def entries_differ(s: Story) -> None:
 def mark_falls(s: Story) -> None:
     s.note("local", n=1, inc=1, i=7, k="t/0", hwm=5, lo=0, epoch=1)
     s.note("local", n=2, inc=1, i=9, k="t/0", hwm=4, lo=0, epoch=1)
+
+
+def marks_differ(s: Story) -> None:
+    s.note("local", n=1, inc=1, i=7, k="t/0", hwm=5, lo=0, epoch=1)
+    s.note("local", n=2, inc=1, i=7, k="t/0", hwm=4, lo=0, epoch=1)
 
 
 def stuck(s: Story) -> None:
@@ -333,6 +366,7 @@ def died(s: Story) -> None:
         (divergent, "divergent-replica"),
         (hole_in_a_replica, "divergent-replica"),
         (reused, "offset-reuse"),
+        (acknowledged_where_another_was_read, "offset-reuse"),
         (value_twice, "duplicate"),
         (idempotent_value_twice, "duplicate-sequence"),
         (sequence_again, "duplicate-sequence"),
@@ -340,6 +374,7 @@ def died(s: Story) -> None:
         (skipped_at_the_start, "poll-skip"),
         (skipped_inside, "poll-skip"),
         (read_backwards, "nonmonotonic-poll"),
+        (read_below_what_was_asked, "nonmonotonic-poll"),
         (read_above, "read-above-hwm"),
         (read_uncommitted, "precommitted-read"),
         (time_backwards, "nonmonotonic-ts"),
@@ -348,6 +383,7 @@ def died(s: Story) -> None:
         (sends_backwards, "nonmonotonic-send"),
         (stale_range, "stale-hwm"),
         (range_backwards, "stale-hwm"),
+        (range_in_disorder, "stale-hwm"),
         (range_of_the_future, "stale-hwm"),
         (wrong_time, "wrong-time-offset"),
         (time_missed, "wrong-time-offset"),
@@ -355,10 +391,14 @@ def died(s: Story) -> None:
         (fetch_flickers, "stale-commit"),
         (fetch_of_nothing_after_commit, "stale-commit"),
         (fetch_of_a_failed_commit, "stale-commit"),
+        (fetch_of_another_offset_than_committed, "stale-commit"),
+        (fetch_before_the_commit, "stale-commit"),
+        (consumer_is_given_another_value, "inconsistent-offsets"),
         (two_leaders, "two-leaders-in-term"),
         (digests_differ, "digest-mismatch"),
         (entries_differ, "log-mismatch"),
         (mark_falls, "hwm-regression"),
+        (marks_differ, "digest-mismatch"),
         (stuck, "no-progress"),
         (fails_after_the_heal, "no-progress"),
         (probe_fails, "no-progress"),

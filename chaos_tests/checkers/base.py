@@ -63,6 +63,7 @@ class PartitionFacts:
     refused_polls: list[Op] = field(default_factory=list)
     finals: list[Op] = field(default_factory=list)  # polls of the last full read, also among `polls`
     ranges: list[Op] = field(default_factory=list)
+    asked_finally: set[int] = field(default_factory=set)  # nodes of which that read was begun, whatever came of it
     times: list[Op] = field(default_factory=list)
     trims: list[Op] = field(default_factory=list)
     # Every different batch that was ever read, with the first poll that showed it, by base and then by time. Batches
@@ -70,10 +71,6 @@ class PartitionFacts:
     observed: list[tuple[Batch, Op]] = field(default_factory=list)
     # offset -> (value, ts_ns, witness), as the final read of the replicas shows it (first replica that has it)
     final_log: dict[int, tuple[int, int, Op]] = field(default_factory=dict)
-
-    @property
-    def was_read_to_the_end(self) -> bool:
-        return bool(self.finals)
 
 
 def batches(op: Op) -> list[Batch]:
@@ -109,6 +106,8 @@ def index(history: History) -> Facts:
             base, values = op.told["o"], asked["v"]
             of.acked.append(Acked(base, base + len(values), values, op))
     for op in history.of("poll"):
+        if op.asked.get("final"):
+            partition(op).asked_finally.add(op.asked["n"])
         if op.kind == "ok":
             asked = op.asked
             of = partitions.get(asked["k"]) or partition(op)

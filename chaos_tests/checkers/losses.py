@@ -13,11 +13,13 @@ def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     for partition in facts.partitions.values():
         _check_aborted(partition, findings)
-        if not partition.was_read_to_the_end:
-            continue
         replicas = _final_replicas(partition)
+        unread = partition.asked_finally - replicas.keys()
+        trimmed = max((op.asked["o"] for op in partition.trims if op.kind != "fail"), default=0)
+        if unread and any(acked.end > trimmed for acked in partition.acked):
+            findings.add("lost-write", f"{partition.key}: nothing could be read of nodes {sorted(unread)} in the end")
         if not replicas:
-            findings.add("lost-write", f"{partition.key}: no replica could be read to its end")
+            continue
         _check_agreement(partition, replicas, findings)
         for node, replica in {id(replica): (node, replica) for node, replica in replicas.items()}.values():
             _check_whole(partition, node, replica, findings)

@@ -137,6 +137,18 @@ def every_replica_damaged(s: Story) -> None:
         damaged(s, node, 0)
 
 
+def one_replica_of_which_nothing_can_be_read(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.final(LOG[:1], hwm=2, nodes=(1, 2))
+    damaged(s, 3, 0)
+
+
+def no_replica_can_be_read(s: Story) -> None:
+    s.send([10, 11], 0)
+    for node in (1, 2, 3):
+        damaged(s, node, 0)
+
+
 def aborted(s: Story) -> None:
     s.send([10, 11], None, kind="fail")
     s.final(LOG[:1], hwm=2)
@@ -359,6 +371,8 @@ def died(s: Story) -> None:
         (lost_in_the_middle, "lost-write"),
         (lost_on_one_replica, "lost-write"),
         (every_replica_damaged, "lost-write"),
+        (one_replica_of_which_nothing_can_be_read, "lost-write"),
+        (no_replica_can_be_read, "lost-write"),
         (one_replica_that_says_it_is_damaged, "lost-write"),  # rot is repaired: by the end no replica says so
         (aborted, "aborted-read"),
         (two_values_at_one_offset, "inconsistent-offsets"),

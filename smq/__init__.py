@@ -1,1 +1,6 @@
 """smq: a Raft-replicated, partitioned log whose offsets are exact."""
+
+
+def extra_advice(extra: str) -> str:
+    """How to come by the packages of an extra. Not by `pip`'s index, whose `smq` is another project."""
+    return f"pip install '.[{extra}]' in a clone of smq, or its wheel with [{extra}]"

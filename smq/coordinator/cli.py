@@ -12,10 +12,12 @@ from importlib.metadata import entry_points, version
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
+from smq import extra_advice
+
 try:
     import click
-except ImportError as e:  # `pip install smq` has the script, and none of what it runs on
-    raise SystemExit("smq: the command line needs an extra: pip install 'smq[server]' (or 'smq[spark]')") from e
+except ImportError as e:  # smq without extras has the script, and none of what it runs on
+    raise SystemExit(f"smq: the command line needs the extra server (or spark): {extra_advice('server')}") from e
 
 from smq.coordinator.user_errors import EXIT_FAILED, UserError
 from smq.raft_state.errors import SmqError
@@ -76,7 +78,7 @@ def _load(module: str) -> ModuleType:
         package = (e.name or "").partition(".")[0]
         if package == "smq":
             raise
-        raise click.ClickException(f"this needs the package {package}: pip install 'smq[server]'") from e
+        raise click.ClickException(f"this needs the package {package}: {extra_advice('server')}") from e
 
 
 def _end(ctx: click.Context, message: str, code: int) -> NoReturn:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Protocol
 
+from smq import extra_advice
 from smq.clients import ConsumerRecord
 from smq.coordinator.record_json import record_line
 from smq.coordinator.user_errors import UserError
@@ -19,7 +20,7 @@ from smq.coordinator.user_errors import UserError
 FORMATS: Final = ("jsonl", "parquet")
 ROW_GROUP_ROWS: Final = 100_000  # readers skip and parallelise by row groups of about this size
 ROW_GROUP_BYTES: Final = 32 << 20  # of keys and values; a row group is built in memory, large records make it early
-_PARQUET_ADVICE: Final = "Parquet needs pyarrow: pip install 'smq[spark]', or export with --format jsonl"
+_PARQUET_ADVICE: Final = f"Parquet needs pyarrow: {extra_advice('spark')}; or export with --format jsonl"
 
 
 class RecordFile(Protocol):

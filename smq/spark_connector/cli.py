@@ -8,6 +8,8 @@ import importlib.util
 
 import click
 
+from smq import extra_advice
+
 
 @click.command("spark-shell")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")
@@ -25,7 +27,7 @@ def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
         conf[key.strip()] = value.strip()
     for module in ("pyspark", "pyarrow", "pandas"):
         if importlib.util.find_spec(module) is None:
-            raise click.ClickException(f"the Spark shell needs {module}: pip install 'smq[spark]'")
+            raise click.ClickException(f"the Spark shell needs {module}: {extra_advice('spark')}")
     from smq.raft_state.errors import SmqError
     from smq.spark_connector.java import JavaNotFound
     from smq.spark_connector.shell import run_shell

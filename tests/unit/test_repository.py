@@ -132,6 +132,11 @@ def test_no_registry_host_is_named() -> None:
     assert not host.search(lock)
 
 
+def test_nobody_is_told_to_install_another_projects_smq() -> None:
+    told = re.compile(r"pip install ['\"]?sm" + r"q\b|\bsm" + r"q\[")
+    assert [place for place, line in _lines() if told.search(line)] == []
+
+
 def test_no_path_of_anybodys_machine_is_named() -> None:
     paths = re.compile(r"(?<![\w.])/(work|root|home/\w+|Users)/")
     assert [place for place, line in _lines() if paths.search(line)] == []

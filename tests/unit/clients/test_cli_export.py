@@ -155,7 +155,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     smq: Smq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(smq("topic", "export", "t", "--output", tmp_path / "a.parquet"), "pip install 'smq[spark]'")
+    refused(smq("topic", "export", "t", "--output", tmp_path / "a.parquet"), "pip install '.[spark]' in a clone of smq")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
+from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_start, resolve_starts
@@ -72,7 +73,8 @@ class Admin(Lifecycle):
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> bytes:
-            request = pb.CreateTopicRequest(
+            request = build(
+                pb.CreateTopicRequest,
                 name=name,
                 partition_count=partitions,
                 replication_factor=replication_factor,
@@ -89,7 +91,7 @@ class Admin(Lifecycle):
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-            request = pb.DeleteTopicRequest(name=name, request_id=request_id, timeout_ms=node_ms)
+            request = build(pb.DeleteTopicRequest, name=name, request_id=request_id, timeout_ms=node_ms)
             await node.admin.DeleteTopic(request, timeout=call_s)
 
         await self._call(run)
@@ -100,8 +102,12 @@ class Admin(Lifecycle):
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-            request = pb.AddPartitionsRequest(
-                name=name, partition_count=partition_count, request_id=request_id, timeout_ms=node_ms
+            request = build(
+                pb.AddPartitionsRequest,
+                name=name,
+                partition_count=partition_count,
+                request_id=request_id,
+                timeout_ms=node_ms,
             )
             await node.admin.AddPartitions(request, timeout=call_s)
 
@@ -111,8 +117,13 @@ class Admin(Lifecycle):
         request_id, gone = _new_request_id(), list(unset)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-            request = pb.AlterTopicRequest(
-                name=name, set=dict(set or {}), unset=gone, request_id=request_id, timeout_ms=node_ms
+            request = build(
+                pb.AlterTopicRequest,
+                name=name,
+                set=dict(set or {}),
+                unset=gone,
+                request_id=request_id,
+                timeout_ms=node_ms,
             )
             await node.admin.AlterTopic(request, timeout=call_s)
 
@@ -123,7 +134,8 @@ class Admin(Lifecycle):
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
-            request = pb.DeleteRecordsRequest(
+            request = build(
+                pb.DeleteRecordsRequest,
                 topic=topic,
                 partition=partition,
                 before_offset=before_offset,
@@ -141,7 +153,9 @@ class Admin(Lifecycle):
         request_id = _new_request_id()
 
         async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> None:
-            request = pb.SetNodeDrainedRequest(node=node, drained=drained, request_id=request_id, timeout_ms=node_ms)
+            request = build(
+                pb.SetNodeDrainedRequest, node=node, drained=drained, request_id=request_id, timeout_ms=node_ms
+            )
             await stubs.admin.SetNodeDrained(request, timeout=call_s)
 
         await self._call(run)
@@ -153,7 +167,7 @@ class Admin(Lifecycle):
         names = list(topics)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
-            request = pb.DescribeClusterRequest(topics=names, linearizable=is_linearizable, timeout_ms=node_ms)
+            request = build(pb.DescribeClusterRequest, topics=names, linearizable=is_linearizable, timeout_ms=node_ms)
             return await node.admin.DescribeCluster(request, timeout=call_s)
 
         return cluster_from_message(await self._call(run))
@@ -190,7 +204,7 @@ class Admin(Lifecycle):
 
     async def partition_range(self, topic: str, partition: int) -> PartitionRange:
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.GetPartitionRangeInfoResponse:
-            request = pb.GetPartitionRangeInfoRequest(topic=topic, partition=partition, timeout_ms=node_ms)
+            request = build(pb.GetPartitionRangeInfoRequest, topic=topic, partition=partition, timeout_ms=node_ms)
             return await node.broker.GetPartitionRangeInfo(request, timeout=call_s)
 
         return range_from_message(await self._call(run))
@@ -228,7 +242,7 @@ class Admin(Lifecycle):
         """UNKNOWN_GROUP where there is none."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeGroupResponse:
-            request = pb.DescribeGroupRequest(group=name, timeout_ms=node_ms)
+            request = build(pb.DescribeGroupRequest, group=name, timeout_ms=node_ms)
             return await node.admin.DescribeGroup(request, timeout=call_s)
 
         return group_from_message(await self._call(run))
@@ -238,7 +252,7 @@ class Admin(Lifecycle):
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-            request = pb.DeleteGroupRequest(group=name, request_id=request_id, timeout_ms=node_ms)
+            request = build(pb.DeleteGroupRequest, group=name, request_id=request_id, timeout_ms=node_ms)
             await node.admin.DeleteGroup(request, timeout=call_s)
 
         await self._call(run)
@@ -248,8 +262,8 @@ class Admin(Lifecycle):
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-            request = pb.SetOffsetsRetentionRequest(
-                retention_ms=retention_ms, request_id=request_id, timeout_ms=node_ms
+            request = build(
+                pb.SetOffsetsRetentionRequest, retention_ms=retention_ms, request_id=request_id, timeout_ms=node_ms
             )
             await node.admin.SetOffsetsRetention(request, timeout=call_s)
 
@@ -275,10 +289,10 @@ async def commit_offsets(
     items = []
     for (topic, partition), given in offsets.items():
         o = given if isinstance(given, CommittedOffset) else CommittedOffset(offset=given, metadata="")
-        items.append(pb.PartitionOffset(topic=topic, partition=partition, offset=o.offset, metadata=o.metadata))
+        items.append(build(pb.PartitionOffset, topic=topic, partition=partition, offset=o.offset, metadata=o.metadata))
 
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-        request = pb.CommitOffsetsRequest(group=group, offsets=items, request_id=request_id, timeout_ms=node_ms)
+        request = build(pb.CommitOffsetsRequest, group=group, offsets=items, request_id=request_id, timeout_ms=node_ms)
         await node.broker.CommitOffsets(request, timeout=call_s)
 
     await cluster.call(run, timeout_ms=timeout_ms)
@@ -287,12 +301,12 @@ async def commit_offsets(
 async def fetch_offsets(
     cluster: ClusterClient, group: str, partitions: Iterable[TopicPartition] | None, timeout_ms: float
 ) -> dict[TopicPartition, CommittedOffset]:
-    asked = [pb.TopicPartition(topic=t, partition=p) for t, p in partitions or ()]
+    asked = [build(pb.TopicPartition, topic=t, partition=p) for t, p in partitions or ()]
     if partitions is not None and not asked:
         return {}
 
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchOffsetsResponse:
-        request = pb.FetchOffsetsRequest(group=group, partitions=asked, timeout_ms=node_ms)
+        request = build(pb.FetchOffsetsRequest, group=group, partitions=asked, timeout_ms=node_ms)
         return await node.broker.FetchOffsets(request, timeout=call_s)
 
     answer = await cluster.call(run, timeout_ms=timeout_ms)

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import grpc
 
 from smq.clients.channels import Channels, NodeStubs
-from smq.clients.errors import error_from_rpc
+from smq.clients.errors import build, error_from_rpc
 from smq.clients.metadata import Metadata, parse_bootstrap, view_from_message
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.retry import Backoff, RandomFn, Step, decide_call
@@ -74,7 +74,7 @@ class ClusterClient:
 
     async def _view(self, topics: Collection[str], timeout_ms: float, *, linearizable: bool) -> frozenset[str]:
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
-            request = pb.DescribeClusterRequest(topics=topics, linearizable=linearizable, timeout_ms=node_ms)
+            request = build(pb.DescribeClusterRequest, topics=topics, linearizable=linearizable, timeout_ms=node_ms)
             return await node.admin.DescribeCluster(request, timeout=call_s)
 
         try:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
-from smq.clients.errors import error_from_detail
+from smq.clients.errors import build, error_from_detail
 from smq.clients.fetching import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
@@ -245,9 +245,12 @@ class Consumer(Lifecycle):
         """One fetch of raw batches, without an assignment, at any replica that can serve it."""
         if self._cluster.metadata.partition(topic, partition) is None:
             await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms)
-        item = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
-        request = pb.FetchRequest(
-            partitions=[item], max_wait_ms=max_wait_ms, max_bytes=self._planner.settings.response_bytes_max
+        item = build(pb.FetchPartition, topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
+        request = build(
+            pb.FetchRequest,
+            partitions=[item],
+            max_wait_ms=max_wait_ms,
+            max_bytes=self._planner.settings.response_bytes_max,
         )
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchedPartition:
@@ -358,10 +361,9 @@ class Consumer(Lifecycle):
 
     async def _fetch(self, plan: PlannedFetch) -> None:
         settings = self._planner.settings
-        request = plan.request(settings)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchResponse:
-            return await node.broker.Fetch(request, timeout=call_s)
+            return await node.broker.Fetch(plan.request(settings), timeout=call_s)
 
         # A node that hangs is given up soon after the long poll's own end, and another replica is asked.
         node_ms = settings.max_wait_ms + self._timeout_ms / 6 + DEADLINE_GRACE_MS

@@ -1,18 +1,23 @@
-"""SmqError on the gRPC wire: as an ErrorDetail message, as trailing metadata, and back.
+"""SmqError on the gRPC wire: as an ErrorDetail message, as trailing metadata, and back; and for what is never sent,
+because a message cannot hold it.
 
 Owns the one translation between the error table of `smq.raft_state.errors` and gRPC. It must never do I/O or
 decide about retries (that is `retry`). The clients and the server's gRPC services may import it.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, ParamSpec, TypeVar, cast
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset
+
+M = TypeVar("M", bound=Message)
+P = ParamSpec("P")
 
 ERROR_METADATA_KEY: Final = "smq-error-bin"  # trailing metadata of a failed call; the value is an ErrorDetail
 
@@ -41,6 +46,31 @@ _STATUS: Final = {
     ErrorCode.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
     ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
 }
+
+_BITS: Final = {FieldDescriptor.CPPTYPE_INT32: 32, FieldDescriptor.CPPTYPE_INT64: 64}  # the contract has no others
+
+
+def build(kind: Callable[P, M], /, *args: P.args, **fields: P.kwargs) -> M:
+    """The message of this kind. INVALID_REQUEST, with the range, where a caller's value does not fit its field.
+
+    Every request with a value of the caller's is made here: protobuf's own ValueError names no field."""
+    try:
+        return kind(*args, **fields)
+    except UnicodeError as e:
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"{getattr(e, 'object', None)!r} is no text in UTF-8") from e
+    except ValueError as e:
+        raise SmqError(ErrorCode.INVALID_REQUEST, _misfit(cast("type[Message]", kind), fields) or str(e)) from e
+
+
+def _misfit(kind: type[Message], fields: dict[str, object]) -> str | None:
+    """The first number that its field cannot hold."""
+    for name, value in fields.items():
+        bits = _BITS.get(kind.DESCRIPTOR.fields_by_name[name].cpp_type)
+        if bits is not None and isinstance(value, int):
+            lo, hi = -(1 << bits - 1), (1 << bits - 1) - 1
+            if not lo <= value <= hi:
+                return f"{name} {value} is out of range: {lo} to {hi}"
+    return None
 
 
 def status_of(code: ErrorCode) -> grpc.StatusCode:

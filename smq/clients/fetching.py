@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from smq.clients.errors import error_from_detail
+from smq.clients.errors import build, error_from_detail
 from smq.clients.metadata import Metadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.retry import Backoff, RandomFn, wants_refresh
@@ -104,13 +104,20 @@ class PlannedFetch:
 
     def request(self, settings: FetchSettings) -> pb.FetchRequest:
         partitions = [
-            pb.FetchPartition(
-                topic=f.topic, partition=f.partition, offset=f.fetch_offset, max_bytes=settings.partition_bytes_max
+            build(
+                pb.FetchPartition,
+                topic=f.topic,
+                partition=f.partition,
+                offset=f.fetch_offset,
+                max_bytes=settings.partition_bytes_max,
             )
             for f, _ in self.items
         ]
-        return pb.FetchRequest(
-            partitions=partitions, max_wait_ms=settings.max_wait_ms, max_bytes=settings.response_bytes_max
+        return build(
+            pb.FetchRequest,
+            partitions=partitions,
+            max_wait_ms=settings.max_wait_ms,
+            max_bytes=settings.response_bytes_max,
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
+from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
@@ -63,7 +64,8 @@ class OffsetAssigner(Lifecycle):
             nonlocal is_first
             known = not_before if is_first else bound  # at a first attempt the node knows a better one
             is_first = False
-            request = pb.AssignOffsetsRequest(
+            request = build(
+                pb.AssignOffsetsRequest,
                 topic=topic,
                 partition=partition,
                 count=count,
@@ -81,7 +83,7 @@ class OffsetAssigner(Lifecycle):
 
     async def _next_offset(self, topic: str, partition: int) -> int:
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
-            request = pb.GetPartitionRangeInfoRequest(topic=topic, partition=partition, timeout_ms=node_ms)
+            request = build(pb.GetPartitionRangeInfoRequest, topic=topic, partition=partition, timeout_ms=node_ms)
             return (await node.broker.GetPartitionRangeInfo(request, timeout=call_s)).next_offset
 
         return await self._cluster.call(run, timeout_ms=self._timeout_ms)
@@ -91,8 +93,8 @@ class OffsetAssigner(Lifecycle):
         OFFSET_OUT_OF_RANGE above what has been assigned."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
-            request = pb.AdvanceHighWaterMarkRequest(
-                topic=topic, partition=partition, offset=offset, timeout_ms=node_ms
+            request = build(
+                pb.AdvanceHighWaterMarkRequest, topic=topic, partition=partition, offset=offset, timeout_ms=node_ms
             )
             return (await node.broker.AdvanceHighWaterMark(request, timeout=call_s)).hwm
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
-from smq.clients.errors import error_from_detail
+from smq.clients.errors import build, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import ListedOffset, TopicPartition
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -88,7 +88,8 @@ async def resolve_starts(
 
 
 def _ask(tp: TopicPartition, start: StartAt, group: str | None, reset_if_gone: bool) -> pb.ListOffsetsPartition:
-    return pb.ListOffsetsPartition(
+    return build(
+        pb.ListOffsetsPartition,
         topic=tp[0],
         partition=tp[1],
         offset_type=pb.OffsetType.Value(start.type),

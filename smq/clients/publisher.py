@@ -15,7 +15,7 @@ from smq.clients.batching import Accumulator, BatchingSettings, Polled, Producer
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.delivery import deliver, fail, fail_token
-from smq.clients.errors import error_from_detail
+from smq.clients.errors import build, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.publish_stream import PublishStream
 from smq.clients.retry import Backoff, Verdict, wants_refresh
@@ -255,7 +255,7 @@ class Publisher:
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> ProducerIdentity:
             session = str(uuid.uuid4())
-            request = pb.StartPublishSessionRequest(session_id=session, topic=topic, request_id=request_id)
+            request = build(pb.StartPublishSessionRequest, session_id=session, topic=topic, request_id=request_id)
             answer = await node.agent.StartPublishSession(request, timeout=call_s)
             if answer.batch_bytes_max > 0:
                 self.accumulator.limit_batch_bytes(answer.batch_bytes_max)

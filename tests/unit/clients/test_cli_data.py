@@ -229,6 +229,43 @@ def test_failure_is_one_sentence_and_exit_code_1(smq: Smq, arguments: tuple[str,
     assert len(result.stderr.splitlines()) == 1
 
 
+OVER_INT32, OVER_INT64 = str(1 << 31), str(1 << 63)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("topic", "create", "u", "--partitions", OVER_INT32), "partition_count"),
+        (("topic", "create", "u", "--replication-factor", OVER_INT32), "replication_factor"),
+        (("topic", "create", "u", "--start-offset", OVER_INT64), "start_offset"),
+        (("topic", "alter", "t", "--partitions", OVER_INT32), "partition_count"),
+        (("topic", "export", "t", "--output", "never-made.jsonl", "--partition", OVER_INT32), "partition"),
+        (("topic", "delete-records", "t", "--partition", OVER_INT32, "--before", "1"), "partition"),
+        (("topic", "delete-records", "t", "--partition", "0", "--before", OVER_INT64), "before_offset"),
+        (("consume", "t", "--partition", OVER_INT32), "partition"),
+        (("consume", "t", "--offset-type", "EXACT_TS_NS", "--offset-value", OVER_INT64), "offset_value"),
+        (("group", "retention", "999999999999d"), "retention_ms"),
+        (("node", "drain", OVER_INT32), "node"),
+        (("offsets", "assign", "t", OVER_INT32), "partition"),
+        (("offsets", "assign", "t", "0", "--count", OVER_INT64), "count"),
+        (("offsets", "advance", "t", "0", OVER_INT64), "offset"),
+    ],
+)
+def test_number_that_no_request_can_hold_is_refused_with_the_range(
+    smq: Smq, arguments: tuple[str, ...], field: str
+) -> None:
+    result = smq(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"smq: INVALID_REQUEST: {field} ")
+    limit = int(OVER_INT32 if OVER_INT32 in arguments else OVER_INT64)
+    assert f"is out of range: {-limit} to {limit - 1}; " in result.stderr
+
+
+def test_name_that_is_no_text_is_refused(smq: Smq) -> None:
+    for arguments in (("topic", "create", "\udcff"), ("consume", "\udcff"), ("group", "describe", "\udcff")):
+        assert smq(*arguments).stderr.startswith(r"smq: INVALID_REQUEST: '\udcff' is no text in UTF-8; ")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -86,6 +86,25 @@ def test_errors_arrive_as_they_are(address: str) -> None:
         producer.send("nope", b"v").result()
 
 
+def test_number_that_no_request_can_hold_is_refused_and_the_client_goes_on(address: str) -> None:
+    with SyncConsumer(address, group="g") as consumer:
+        consumer.assign([("t", 0)])
+        for refused in (
+            lambda: consumer.seek("t", 0, 1 << 63),
+            lambda: consumer.commit({("t", 0): 1 << 63}),
+            lambda: consumer.committed([("t", 1 << 31)]),
+            lambda: consumer.fetch_range("t", 0, 1 << 63),
+        ):
+            with pytest.raises(SmqError, match="out of range") as caught:
+                refused()
+            assert caught.value.code is ErrorCode.INVALID_REQUEST
+        assert consumer.position("t", 0) == 0
+    with SyncConsumer(address, max_wait_ms=1 << 31) as consumer:
+        consumer.assign([("t", 0)])
+        with pytest.raises(SmqError, match="max_wait_ms 2147483648 is out of range"):
+            next(iter(consumer))
+
+
 def _in_child(address: str, results: "multiprocessing.Queue[object]") -> None:
     with SyncAdmin(address) as admin:
         results.put([t.name for t in admin.list_topics()])

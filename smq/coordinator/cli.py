@@ -8,6 +8,7 @@ cli_cluster (nodes) and cli_data (topics and records); other layers add theirs b
 
 import importlib
 import inspect
+import os
 from importlib.metadata import entry_points, version
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -29,6 +30,10 @@ _NODE_COMMANDS: Final = dict.fromkeys(("dev", "cluster", "serve"), "smq.coordina
 }
 _DATA_MODULE: Final = "smq.coordinator.cli_data"
 _PLUGIN_GROUP: Final = "smq.cli"
+
+# gRPC writes a line for every handshake that fails: strangers could fill a node's disk with them. It reads this when
+# it is imported, which no command has done yet; the processes that `smq dev` starts inherit it.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 class SmqGroup(click.Group):

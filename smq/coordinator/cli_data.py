@@ -225,6 +225,8 @@ def status(as_json: bool, bootstrap: str) -> None:
         partitions = sum(len(t.partitions) for t in cluster.topics)
         click.echo(f"{len(cluster.topics)} topics, {partitions} partitions, {len(headless)} without a leader")
         _certificates(nodes)
+        if not any(isinstance(n, NodeStatus) and n.raft_leader is not None for n in nodes):
+            click.echo("  no Raft leader: nothing is written before a majority of the nodes runs and is connected")
         for name in headless[:10]:
             click.echo(f"  no leader: {name} (no replica that holds all committed records is up)")
     if not is_well:

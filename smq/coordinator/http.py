@@ -4,12 +4,14 @@ Owns status codes and bodies. It never changes anything. Only the composition ro
 """
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
@@ -18,6 +20,16 @@ from smq.replication.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.api import NodeApi
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """What strangers send that is no HTTP, or do not stay to read, is no fault of the node: they could fill its log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
+
+
+_log = logging.getLogger("smq.http")
+_log.addFilter(_is_ours)
 
 
 class HttpServer:
@@ -40,7 +52,7 @@ class HttpServer:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, logger=_log, handle_signals=False)
         self.acceptor = Acceptor(
             listener,
             self._make_protocol,

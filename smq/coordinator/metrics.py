@@ -54,7 +54,7 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
     values = (
         ("smq_node_ready", "1 where the node serves requests.", int(status.is_ready)),
         ("smq_raft_is_leader", "1 where this node leads Raft.", int(leads)),
-        ("smq_raft_leader", "Node that leads Raft as this one last heard; 0 where unknown.", status.raft_leader or 0),
+        ("smq_raft_leader", "Node that leads Raft; 0 where none is heard of.", status.raft_leader or 0),
         ("smq_raft_term", "Raft's term.", status.raft_term),
         ("smq_raft_applied_index", "Last Raft entry applied.", status.applied_index),
         ("smq_raft_commit_index", "Last Raft entry known to be committed.", status.commit_index),

@@ -259,8 +259,6 @@ def run_server(
     # A signal that ends the process (LMDB's map over a failing disk) leaves a stack in the log: the descriptor is
     # named, since what stands for sys.stderr may have none.
     faulthandler.enable(2)
-    # gRPC writes a line for every handshake that fails: strangers could fill the disk with them.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # With Python's 5 ms a busy loop would hold up the disk's writer thread (see disk_lmdb).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     HeapKeeper().start()

@@ -130,6 +130,7 @@ class NodeCore:
             send=lambda peer, message: self.send(peer, Channel.CONTROL, message),
             deliver=self.deliver,
             replies_counted=lambda: self.state.replies_counted,
+            raft_leader=lambda: self.raft_leader,
         )
         self._digests = Digests(clock, self.snapshot, lambda: self._state_index)
         self._barriers = Barriers(proposer=self._proposer, engine=self.engine, clock=clock, deadlines=self.deadlines)
@@ -157,6 +158,14 @@ class NodeCore:
     def state_index(self) -> LogIndex:
         """Of the last entry that is in the state; the engine calls it applied only when this node has followed it."""
         return self._state_index
+
+    @property
+    def raft_leader(self) -> NodeId | None:
+        """As long as it is heard of. One that died with a majority stays the engine's, for nobody follows it."""
+        leader = self.engine.leader
+        if leader is None or leader == self.node_id or self.liveness.is_heard(leader, self.config.session_timeout_ms):
+            return leader
+        return None
 
     # ---------------------------------------------------------------------------------------- lifecycle
     def start(self) -> None:

@@ -71,10 +71,7 @@ class Node(NodeCore):
         me = self.state.nodes.get(self.node_id)
         if not self.registration.is_registered or me is None or me.fenced or me.incarnation != self.incarnation:
             return False
-        leader = self.engine.leader
-        return self.engine.is_leader or (
-            leader is not None and self.liveness.is_heard(leader, self.config.session_timeout_ms)
-        )
+        return self.raft_leader is not None
 
     def digest(self, done: DoneFn[tuple[LogIndex, str]]) -> None:
         self._digests.want(done)
@@ -84,7 +81,7 @@ class Node(NodeCore):
             node=self.node_id,
             incarnation=self.incarnation,
             is_ready=self.is_ready,
-            raft_leader=self.engine.leader,
+            raft_leader=self.raft_leader,
             raft_term=self.engine.term,
             applied_index=self.state_index,
             commit_index=self.engine.commit_index,

@@ -62,8 +62,10 @@ class Proposer:
         send: Callable[[NodeId, wire.Message], bool],
         deliver: Callable[[Callable[[], None]], None],
         replies_counted: Callable[[], int],
+        raft_leader: Callable[[], NodeId | None],
     ) -> None:
         self._replies_counted = replies_counted
+        self._raft_leader = raft_leader
         self._node_id = node_id
         self._engine = engine
         self._clock = clock
@@ -164,8 +166,8 @@ class Proposer:
 
     def late(self) -> SmqError:
         """What a caller is told whose deadline has passed: it may have happened all the same."""
-        if self._engine.leader is None:
-            return SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known")
+        if self._raft_leader() is None:
+            return SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known, or heard of")
         return SmqError(ErrorCode.TIMED_OUT, "the Raft leader did not answer in time")
 
     def _conclude(self, pending: _Pending, result: Reply | SmqError) -> None:

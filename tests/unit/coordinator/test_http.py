@@ -2,8 +2,10 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.coordinator.served import Served, serving
@@ -59,5 +61,38 @@ def test_metrics_tell_each_partitions_offsets(tmp_path: Path) -> None:
         assert values["smq_partition_size_bytes", "1"] > 0
         assert values["smq_node_ready", None] == 1
         assert values["smq_raft_applied_index", None] == values["smq_raft_commit_index", None] > 0
+
+    serving(tmp_path, body)
+
+
+def test_what_is_no_http_or_does_not_stay_writes_nothing_into_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gRPC client that takes this port for its own, and a scraper that hangs up."""
+
+    async def body(served: Served) -> None:
+        port = served.server.http_address[1]
+        for sent in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), b"GET /\x00 HTTP/1.1\r\nHost : x\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await reader.read()
+            writer.close()
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0)
+            writer.transport.abort()
+        await get(served, "/metrics")
+        assert caplog.text == ""
+
+    serving(tmp_path, body)
+
+
+def test_a_fault_of_the_node_itself_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(served: Served) -> None:
+        node: Any = served.server.node
+        node.status = None
+        assert (await get(served, "/readyz"))[0] == 500
+        assert "not callable" in caplog.text
 
     serving(tmp_path, body)

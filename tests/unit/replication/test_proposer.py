@@ -74,6 +74,7 @@ class World:
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.answers: list[Reply | SmqError] = []
         self.replies_counted = 0  # in the applied state
+        self.is_leader_heard = True
         self.proposer = Proposer(
             node_id=ME,
             engine=self.engine,
@@ -83,6 +84,7 @@ class World:
             send=self._send,
             deliver=lambda fn: fn(),
             replies_counted=lambda: self.replies_counted,
+            raft_leader=lambda: self.engine.leader if self.is_leader_heard else None,
         )
 
     def _raise(self, error: BaseException) -> None:
@@ -147,6 +149,17 @@ def test_elsewhere_a_reply_waits_until_this_node_has_applied_the_command(world: 
     assert world.answers == []
     world.proposer.on_applied(LogIndex(7))
     assert world.answers == [Done()]
+
+
+def test_who_waits_for_a_leader_that_is_not_heard_of_any_more_is_told_of_no_quorum(world: World) -> None:
+    """Nobody follows a leader that died with a majority, so the engine goes on to name it."""
+    world.lead(OTHER)
+    world.propose(timeout_ms=100)
+    world.pass_ms(200)
+    world.is_leader_heard = False
+    world.propose(timeout_ms=100)
+    world.pass_ms(200)
+    assert [e.code for e in world.answers if isinstance(e, SmqError)] == [ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM]
 
 
 def test_a_proposal_waits_for_a_leader_and_times_out_as_no_quorum(world: World) -> None:

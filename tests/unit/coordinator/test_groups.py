@@ -67,6 +67,10 @@ def test_first_round_waits_no_longer_than_the_rebalance_time_out() -> None:
         world.run(1_900)
         client(world, f"b{n}", session_ms=4_000).join()
     assert a.code is NONE
+    hasty = World(initial_delay_ms=3_000)
+    c = client(hasty, "c", session_ms=2_000).join()
+    hasty.run(2_100)
+    assert c.code is NONE
 
 
 def test_late_joiner_makes_the_others_rebalance(world: World) -> None:

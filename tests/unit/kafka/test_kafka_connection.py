@@ -16,6 +16,7 @@ from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.kafka.metadata import api_versions
 from smq.coordinator.limits import (
+    KAFKA_FETCHES_PER_CONNECTION_MAX,
     KAFKA_FRAME_S_MAX,
     KAFKA_IDLE_S_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
@@ -23,6 +24,7 @@ from smq.coordinator.limits import (
     MIB,
 )
 
+NOTHING_FETCHED: Struct = {"throttle_time_ms": 0, "responses": []}
 REQUEST = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, -1)
 
 
@@ -31,6 +33,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent = b""
+        self.on_write: Callable[[], None] = lambda: None
         self._is_reading = True
         self._is_closed = False
 
@@ -39,6 +42,7 @@ class Wire:
 
     def writelines(self, parts: list[bytes]) -> None:
         self.sent += b"".join(parts)
+        self.on_write()
 
     def pause_reading(self) -> None:
         self._is_reading = False
@@ -72,12 +76,16 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, inflight: InflightBytes | None = None) -> None:
         self.wire = Wire()
         self.release = asyncio.Event()
-        self.started = 0
+        self.started = self.cancelled = 0
 
-        async def answer(_gateway: Gateway, _request: Request) -> Struct:
+        async def answer(_gateway: Gateway, request: Request) -> Struct:
             self.started += 1
-            await self.release.wait()
-            return api_versions()
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            return api_versions() if request.key == ApiKey.API_VERSIONS else NOTHING_FETCHED
 
         monkeypatch.setattr(connection_module, "answer", answer)
         inflight = inflight or InflightBytes()
@@ -205,10 +213,70 @@ def test_a_lost_connection_gives_back_all_it_held(monkeypatch: pytest.MonkeyPatc
         rig = Rig(monkeypatch, shared)
         rig.connection.data_received(REQUEST * 5)
         await settle()
+        assert rig.started == 1  # one after another
         rig.connection.connection_lost(None)
+        await settle()
+        assert rig.cancelled == 1
         rig.release.set()
         await settle()
+        assert rig.started == 1
         assert shared.used == 0
         assert rig.wire.sent == b""
+
+    run(scenario)
+
+
+def test_answers_wait_and_count_while_the_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        shared = InflightBytes()
+        rig = Rig(monkeypatch, shared)
+        rig.wire.on_write = rig.connection.pause_writing  # the socket's buffer is full with the first
+        rig.release.set()
+        rig.connection.data_received(REQUEST + REQUEST)
+        await settle()
+        assert rig.wire.correlation_ids == [7]
+        assert shared.used == 2 * len(rig.wire.sent)
+        rig.wire.on_write = lambda: None
+        rig.connection.resume_writing()
+        assert rig.wire.correlation_ids == [7, 7]
+        assert shared.used == 0
+
+    run(scenario)
+
+
+def test_no_more_fetches_of_a_connection_than_its_share_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = Rig(monkeypatch)
+        count = 3 * KAFKA_FETCHES_PER_CONNECTION_MAX
+        nothing = struct.pack(">iiiibi", -1, 0, 1, 1, 0, 0)
+        for i in range(count):
+            head = struct.pack(">hhih", ApiKey.FETCH, 4, i, -1)
+            rig.connection.data_received(struct.pack(">i", len(head + nothing)) + head + nothing)
+        await settle()
+        assert rig.started == KAFKA_FETCHES_PER_CONNECTION_MAX
+        rig.release.set()
+        await settle()
+        assert rig.wire.correlation_ids == list(range(count))
+
+    run(scenario)
+
+
+def test_room_that_is_granted_in_the_moment_of_a_cancellation_is_given_back() -> None:
+    async def scenario() -> None:
+        shared = InflightBytes(10)
+
+        async def read() -> None:
+            async with shared.reserved(5):
+                await asyncio.Event().wait()
+
+        shared.add(10)
+        reading = asyncio.create_task(read())
+        await settle()
+        shared.add(-10)
+        await asyncio.sleep(0)
+        assert shared.used == 5  # granted, and not yet taken
+        reading.cancel()
+        await settle()
+        assert (reading.cancelled(), shared.used) == (True, 0)
 
     run(scenario)

@@ -113,6 +113,7 @@ def test_answers_of_one_connection_have_their_share_and_others_have_theirs() -> 
         assert room.used_bytes == 0
         async with room.reserved("d", 1_000, 1_000):
             pass  # larger than everything: alone
+        assert room._connections == {}, "of those that hold nothing nothing is kept"
 
     asyncio.run(test())
 

@@ -309,9 +309,11 @@ def test_a_window_of_zero_is_never_full() -> None:
 # ------------------------------------------------------------------------------------------------ ends, errors
 def test_the_stop_offset_is_exclusive_and_cuts_a_batch(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
-        responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, offset_value=2, stop_offset=6)
-        assert [o for o, _ in records_of(responses)] == [2, 3, 4, 5]
-        assert responses[-1].next_offset == 6
+        for at_end in (False, True):  # whichever comes first
+            init = {"offset_value": 2, "stop_offset": 6, "stop_at_end": at_end}
+            responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, **init)
+            assert [o for o, _ in records_of(responses)] == [2, 3, 4, 5]
+            assert responses[-1].next_offset == 6
 
     with_records(tmp_path, [5, 3, 4], body)
 

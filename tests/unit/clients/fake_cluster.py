@@ -219,17 +219,19 @@ class _Agent(AgentServicer):
     async def PublishRecord(  # type: ignore[override]  # the stubs say iterator
         self, requests: AsyncIterator[pb.PublishRecordRequest], context: Context
     ) -> None:
-        topic, answers = "", set()
+        topic, answers, writing = "", set(), asyncio.Lock()  # gRPC takes one message of a stream at a time
         async for request in requests:
             topic = request.topic or topic
             self.node.published.append(request)
-            task = asyncio.create_task(self._answer(topic, request, context))
+            task = asyncio.create_task(self._answer(topic, request, context, writing))
             answers.add(task)
             task.add_done_callback(answers.discard)
             await asyncio.sleep(0)  # appended before the next is read
         await asyncio.gather(*answers)
 
-    async def _answer(self, topic: str, request: pb.PublishRecordRequest, context: Context) -> None:
+    async def _answer(
+        self, topic: str, request: pb.PublishRecordRequest, context: Context, writing: asyncio.Lock
+    ) -> None:
         answer = pb.PublishRecordResponse(correlation_id=request.correlation_id, base_offset=-1)
         try:
             await self.node.before("PublishRecord", request)
@@ -244,7 +246,8 @@ class _Agent(AgentServicer):
             answer.base_offset, answer.last_offset, answer.ts_ns = base, base + stored.header.count - 1, 1
         except SmqError as e:
             answer.error.CopyFrom(detail_from_error(e))
-        await context.write(answer)
+        async with writing:
+            await context.write(answer)
 
     @staticmethod
     async def _committed(log: FakePartition, stored: Stored) -> None:

@@ -84,6 +84,21 @@ def test_topic_made_after_the_start_is_found() -> None:
     run(scenario())
 
 
+def test_topic_that_a_lagging_node_has_not_heard_of_is_found() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1) as cluster, producer_of(cluster) as producer:
+            cluster.create("t", 1)
+
+            def lag(name: str, request: Any) -> None:
+                if name == "DescribeCluster" and not request.linearizable:
+                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, "not heard of")
+
+            cluster.nodes[1].hook = lag
+            assert (await producer.send("t", b"v")).offset == 0
+
+    run(scenario())
+
+
 def test_new_leader_is_found_by_the_hint_and_order_is_kept() -> None:
     async def scenario() -> None:
         async with cluster_of(3, t=1) as cluster, producer_of(cluster) as producer:

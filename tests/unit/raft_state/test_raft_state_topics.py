@@ -13,6 +13,7 @@ from smq.raft_state.commands import (
     DeleteTopic,
     Done,
     FenceNode,
+    SetNodeDrained,
     TopicCreated,
 )
 from smq.raft_state.errors import ErrorCode
@@ -152,9 +153,10 @@ def test_partitions_of_a_dead_leader_have_different_nodes_next_in_line() -> None
     assert Counter(p.replicas[1] for p in partitions if p.replicas[0] == 1) == {2: 2, 3: 2}
 
 
-def test_fenced_nodes_are_chosen_last_and_do_not_lead() -> None:
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_fenced_and_drained_nodes_are_chosen_last_and_do_not_lead(is_drained: bool) -> None:
     driver = cluster(4)
-    driver.ok(fence(1))
+    driver.ok(SetNodeDrained(node=NodeId(1), drained=True) if is_drained else fence(1))
     driver.ok(topic(1, partitions=6, replicas=3))
     assert 1 not in replica_counts(driver, "t1")
     driver.ok(topic(2, partitions=6, replicas=4))

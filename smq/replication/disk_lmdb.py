@@ -494,8 +494,8 @@ def _open_tables(env: lmdb.Environment, path: Path) -> dict[Table, "_Database"]:
         version = FORMAT_VERSION if found is None else int.from_bytes(found, "big")
         if version != FORMAT_VERSION:
             raise FormatUnsupported(
-                f"{path} has on-disk format {version}, this version of smq reads format {FORMAT_VERSION}: run "
-                "`smq migrate`, or use the version that wrote it"
+                f"{path} has on-disk format {version}, this version of smq reads format {FORMAT_VERSION}: use the "
+                "version that wrote it, or move the directory away and start with an empty one while the others are up"
             )
         tables = {table: env.open_db(table.value.encode(), txn=txn) for table in Table}
         if found is None:

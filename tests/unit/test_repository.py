@@ -11,7 +11,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
+
+from smq.coordinator.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 70  # CONTRIBUTING.md
@@ -205,6 +208,18 @@ def test_every_make_target_that_a_page_names_exists() -> None:
     named = {word for page in pages for word in re.findall(r"(?:^ {4}|^|`)make ([a-z-]+)", page, re.MULTILINE)}
     assert named - _targets() == set()
     assert {"setup", "demo", "test", "test-full", "check", "sim", "bench", "proto"} <= _targets()
+
+
+def test_every_command_that_code_or_a_page_names_exists() -> None:
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    unknown = []
+    for place, line in _lines():
+        for name, sub in re.findall(r"`smq ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", line):
+            command = commands.get(name)
+            if command is None or (sub and isinstance(command, click.Group) and sub not in command.commands):
+                unknown.append(f"{place} smq {name} {sub}")
+    assert unknown == []
 
 
 def test_gate_runs_check_and_test() -> None:

@@ -80,7 +80,9 @@ def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluste
     assert "GROUP_NOT_EMPTY" in smq("group", "delete", "g").stderr
     del found.members[:]
     assert lines(smq("group", "delete", "g")) == ["deleted group g"]
-    assert "UNKNOWN_GROUP" in smq("group", "describe", "g").stderr
+    unknown = smq("group", "describe", "g").stderr
+    assert "UNKNOWN_GROUP" in unknown
+    assert "`smq group list`" in unknown
 
 
 def test_retention_of_offsets_is_shown_and_set(smq: Smq) -> None:
@@ -327,7 +329,9 @@ def test_offsets_are_assigned_once_for_a_request_id_and_the_mark_follows(smq: Sm
     again = ("offsets", "assign", "t", 0, "--request-id", "ab" * 16)
     assert lines(smq(*again)) == lines(smq(*again)) == ["5 5"]
     assert lines(smq("offsets", "advance", "t", 0, 6)) == ["6"]
-    assert smq("offsets", "advance", "t", 0, 7).exit_code == 1
+    beyond = smq("offsets", "advance", "t", 0, 7)
+    assert beyond.exit_code == 1
+    assert "the message names" in beyond.stderr, "what else an error carries is not shown"
 
 
 def test_request_id_that_is_none_is_refused_saying_what_it_is(smq: Smq) -> None:

@@ -144,6 +144,7 @@ def test_more_nodes_than_the_bound_is_limit_exceeded() -> None:
 @pytest.mark.parametrize("command", [fence(7), unfence(7)], ids=["fence", "unfence"])
 def test_fencing_of_an_unknown_node_is_rejected(command: Command) -> None:
     cluster().refused(command, ErrorCode.UNKNOWN_NODE)
+    assert "`smq node list`" in ErrorCode.UNKNOWN_NODE.advice
 
 
 @pytest.mark.parametrize("command", [fence(1, 2), unfence(1, 2)], ids=["fence", "unfence"])

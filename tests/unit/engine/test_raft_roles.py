@@ -177,15 +177,16 @@ def test_success_never_rewinds_what_is_sent_next() -> None:
     assert view.take_sent() == []
 
 
-def test_late_refusals_of_messages_before_a_reset_rewind_once() -> None:
+@pytest.mark.parametrize("peer", [A, B])
+def test_late_refusals_of_messages_before_a_reset_rewind_once(peer: NodeId) -> None:
     view, lead = leading(1, 1, 1, 1, 1, term=1)
     for index in range(7, 12):
         view.journal.add(bytes([REGULAR]), index, 1)
         lead.send()
-    numbers = [m.number for p, m in view.sent if p == A and isinstance(m, Append)]
+    numbers = [m.number for p, m in view.sent if p == peer and isinstance(m, Append)]
     view.take_sent()
     for number in numbers:
-        lead.on_reply(A, reset(view, number, 3))
+        lead.on_reply(peer, reset(view, number, 3))
         lead.send()
     resent = [m for m in view.take_sent() if isinstance(m, Append) and m.entries]
     assert [m.prev_index for m in resent] == [2]

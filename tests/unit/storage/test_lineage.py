@@ -83,6 +83,12 @@ def test_verified_end(
     assert verified_end(log, Offset(log_start), end, applied) == expected
 
 
+def test_nothing_beyond_what_is_appended_is_right() -> None:
+    log = runs((1, 0, 9))
+    assert verified_end(log, Offset(0), Offset(4), history((1, 0))) == (4, None)
+    assert verified_end(log, Offset(0), Offset(4), history((1, 0), (2, 6))) == (4, 6)
+
+
 class Batch(NamedTuple):
     epoch: int
     base: int

@@ -110,6 +110,15 @@ def test_whoever_wrote_longest_ago_is_forgotten_first(monkeypatch: pytest.Monkey
     assert code_of(table, header(99, producer=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
+def test_tables_are_equal_by_what_they_know_and_in_which_order() -> None:
+    """By which other tests judge what is left of a log."""
+    one, two = header(0, producer=1), header(0, producer=2)
+    assert table_of(one, two) == table_of(one, two)
+    assert table_of(one, two) != table_of(two, one)
+    assert table_of(one) != table_of(header(1, producer=1))
+    assert table_of(one) != ProducerTable()
+
+
 STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 2**31 - 1), st.integers(1, 9)))
 
 

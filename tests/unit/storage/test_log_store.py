@@ -232,7 +232,8 @@ def test_only_the_very_batch_takes_the_place_of_a_damaged_one(harness: Harness) 
     stored = [append(log, 2) for _ in range(3)]
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 2), flipped(stored[1].value, 700))
-    log = LogStore(harness.reopen()).open_all()[PID]
+    store = LogStore(harness.reopen())
+    log = store.open_all()[PID]
     other = make_batch(2)
     wrong = [
         parse_value(build_value(other, parse_header(other), Offset(2), Epoch(9), stored[1].ts_ns)),  # another epoch
@@ -241,6 +242,12 @@ def test_only_the_very_batch_takes_the_place_of_a_damaged_one(harness: Harness) 
     assert [log.replace(value, None, nothing) for value in wrong] == [False, False]
     log.truncate(Offset(2))
     assert not log.replace(stored[1], None, nothing), "it is not part of the log any more"
+    new = append(log, 2)
+    assert not log.replace(new, None, nothing), "it is on its own way to the disk"
+    harness.settle()
+    assert log.replace(new, None, nothing)
+    store.drop(log)
+    assert not log.replace(new, None, nothing), "nothing is put into a log that is being deleted"
 
 
 def test_a_damaged_checkpoint_only_means_more_to_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

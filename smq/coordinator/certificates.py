@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from smq.coordinator.config import ServerConfig, TlsConfig
+from smq.coordinator.config import ServerConfig, TlsConfig, check_cluster_id
 from smq.coordinator.tls_layout import OPERATOR, Identity, authority, client_identity, node_identity, tls_dir
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.ids import NodeId
@@ -47,6 +47,7 @@ def make_authority(directory: Path, name: str, *, days: int = CA_DAYS) -> None:
 def make_node(directory: Path, *, cluster_id: str, node_id: NodeId, hosts: Iterable[str], days: int = DAYS) -> Identity:
     """A certificate (and a new key) for one node, which is a server to clients and both to other nodes. `hosts` are
     the names and addresses by which clients reach it; loopback is always among them."""
+    check_cluster_id(cluster_id)
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(node_uri(cluster_id, node_id))]
     names += [_host(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
     identity = node_identity(directory, node_id)

@@ -3,14 +3,17 @@
 Owns the commands' words. Everything real happens in certificates. `cli` loads it when it is used.
 """
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from smq.coordinator.certificates import CA_DAYS, DAYS, make_authority, make_client, make_node, read_end
+from smq.coordinator.config import tls_table
 from smq.coordinator.tls_layout import OPERATOR, Identity, authority
 from smq.raft_state.ids import NodeId
+from smq.replication.tls import node_uri
 
 _directory = click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 _days = click.option(
@@ -44,9 +47,9 @@ def cert_init(directory: Path, days: int) -> None:
 @_days
 def cert_node(directory: Path, cluster_id: str, node_id: int, hosts: tuple[str, ...], days: int) -> None:
     """Makes or renews the certificate of one node, in DIRECTORY/node-N. Loopback names are always in it."""
-    made = make_node(directory, cluster_id=cluster_id, node_id=NodeId(node_id), hosts=hosts, days=days)
-    _tell(made)
-    click.echo(f'[tls]\nca = "{made.ca}"\ncertificate = "{made.certificate}"\nkey = "{made.key}"')
+    made = make_node(directory.absolute(), cluster_id=cluster_id, node_id=NodeId(node_id), hosts=hosts, days=days)
+    _tell(made, f"names {node_uri(cluster_id, NodeId(node_id))} and ")
+    click.echo("\n".join(tls_table(made.ca, made.certificate, made.key)))
 
 
 @cert.command("client")
@@ -55,9 +58,10 @@ def cert_node(directory: Path, cluster_id: str, node_id: int, hosts: tuple[str, 
 @_days
 def cert_client(directory: Path, name: str, days: int) -> None:
     """Makes or renews the certificate of a client, in DIRECTORY/client-NAME."""
-    made = make_client(directory, name, days=days)
+    made = make_client(directory.absolute(), name, days=days)
     _tell(made)
-    click.echo(f"export SMQ_TLS_CA={made.ca} SMQ_TLS_CERTIFICATE={made.certificate} SMQ_TLS_KEY={made.key}")
+    files = {"CA": made.ca, "CERTIFICATE": made.certificate, "KEY": made.key}
+    click.echo("export " + " ".join(f"SMQ_TLS_{name}={shlex.quote(str(path))}" for name, path in files.items()))
 
 
 @cert.command("show")
@@ -75,6 +79,6 @@ def cert_show(files: tuple[Path, ...]) -> None:
         raise SystemExit(1)
 
 
-def _tell(made: Identity) -> None:
-    """On stderr: stdout is to be pasted."""
-    click.echo(f"{made.certificate} is valid until {read_end(made.certificate):%Y-%m-%d %H:%M} UTC", err=True)
+def _tell(made: Identity, names: str = "") -> None:
+    """On stderr: stdout is to be pasted, wherever one stands; so all paths are absolute."""
+    click.echo(f"{made.certificate} {names}is valid until {read_end(made.certificate):%Y-%m-%d %H:%M} UTC", err=True)

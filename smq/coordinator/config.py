@@ -139,8 +139,7 @@ def check_config(config: ServerConfig) -> None:
     """ConfigError for settings that do not fit together."""
     if config.node_id not in config.peers:
         raise ConfigError(f'[peers] must name this node too: add {config.node_id} = "127.0.0.1:PORT"')
-    if not config.cluster_id:
-        raise ConfigError("cluster_id must not be empty: all nodes of a cluster share one")
+    check_cluster_id(config.cluster_id)
     check_rack(config.rack)
     if not MIB <= config.request_bytes_max <= REQUEST_BYTES_MAX:
         raise ConfigError(f"request_bytes_max is {config.request_bytes_max}: it must be {MIB} to {REQUEST_BYTES_MAX}")
@@ -161,6 +160,12 @@ def check_config(config: ServerConfig) -> None:
     for key, address in listens.items():
         if not config.insecure and not is_loopback(address[0]):
             _refuse_open_door(key, address, config.tls)
+
+
+def check_cluster_id(cluster_id: str) -> None:
+    """ConfigError for the only text that names no cluster; certificates escape what a URI cannot carry."""
+    if not cluster_id:
+        raise ConfigError("cluster_id must not be empty: all nodes of a cluster share one")
 
 
 def check_rack(rack: str) -> None:
@@ -214,15 +219,18 @@ def dump_config(config: ServerConfig) -> str:
     if config.tls is not None:
         lines += [
             "",
-            "[tls]",
-            f"ca = {_quoted(str(config.tls.ca))}",
-            f"certificate = {_quoted(str(config.tls.certificate))}",
-            f"key = {_quoted(str(config.tls.key))}",
+            *tls_table(config.tls.ca, config.tls.certificate, config.tls.key),
             f"client_certificates = {str(config.tls.client_certificates).lower()}",
         ]
     if config.tuning:
         lines += ["", "[tuning]", *(f"{key} = {value}" for key, value in sorted(config.tuning.items()))]
     return "\n".join(lines) + "\n"
+
+
+def tls_table(ca: Path, certificate: Path, key: Path) -> list[str]:
+    """The lines that name a node's files."""
+    files = {"ca": ca, "certificate": certificate, "key": key}
+    return ["[tls]", *(f"{name} = {_quoted(str(path))}" for name, path in files.items())]
 
 
 def write_config(config: ServerConfig, path: Path) -> None:

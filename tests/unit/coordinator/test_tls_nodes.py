@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 import os
 import pickle
+import shlex
 import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
+from smq.coordinator.cli import cli
+from smq.coordinator.config import parse_config
 from smq.coordinator.tls import NodeTls, TlsError
-from smq.coordinator.tls_layout import Identity
+from smq.coordinator.tls_layout import Identity, client_identity, node_identity
 from smq.raft_state.ids import NodeId
 from smq.replication.tcp import TcpNetwork, TcpSettings, bind_listener
 from smq.replication.tcp_frames import HEADER, FrameKind
@@ -344,3 +348,34 @@ def test_missing_or_mixed_up_files_are_named(authorities: Authorities, tmp_path:
         )
         with pytest.raises(TlsError, match=says):
             NodeTls(config, cluster_id=CLUSTER_ID, node_id=ONE)
+
+
+# ---------------------------------------------------------------------------------------------------- smq cert
+def _cert(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["cert", *arguments])
+
+
+def test_what_is_printed_to_be_pasted_names_files_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = 'my "CA"'
+    assert _cert("init", home).exit_code == 0
+    made = _cert("node", home, "--cluster-id", "c", "--node", "1")
+    base = 'node_id = 1\ncluster_id = "c"\ndata_dir = "d"\npeers = {1 = "127.0.0.1:7400"}\n'
+    config = parse_config(base + made.stdout, base_dir=Path("/elsewhere"))
+    assert config.tls == config_of(node_identity(tmp_path / home, ONE))
+    exported = shlex.split(_cert("client", home).stdout)
+    client = client_identity(tmp_path / home)
+    files = [f"CA={client.ca}", f"CERTIFICATE={client.certificate}", f"KEY={client.key}"]
+    assert exported == ["export", *(f"SMQ_TLS_{file}" for file in files)]
+
+
+def test_certificate_names_any_cluster_that_a_node_may_be_of_and_says_how(tmp_path: Path) -> None:
+    home = str(tmp_path)
+    assert _cert("init", home).exit_code == 0
+    assert " names smq://a%20b%2Fc/nodes/1 " in _cert("node", home, "--cluster-id", "a b/c", "--node", "1").stderr
+    NodeTls(config_of(node_identity(tmp_path, ONE)), cluster_id="a b/c", node_id=ONE)
+    refused = _cert("node", home, "--cluster-id", "", "--node", "2")
+    assert (refused.exit_code, "cluster_id must not be empty" in refused.stderr) == (2, True)
+    assert not node_identity(tmp_path, TWO).directory.exists()

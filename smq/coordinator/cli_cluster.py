@@ -17,6 +17,7 @@ from typing import Final
 import click
 
 from smq.coordinator.certificates import secure_cluster
+from smq.coordinator.cli_common import counted
 from smq.coordinator.cluster_dir import NODES_MAX, Ports, find_nodes, hold_directory, prepare_cluster
 from smq.coordinator.config import ServerConfig, format_address, load_config
 from smq.coordinator.server import Server, run_server
@@ -157,7 +158,7 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
             f"node {child.config.node_id}: pid {child.pid}, gRPC {_grpc(child.config)}, HTTP {_http(child.config)}, "
             f"Kafka {_kafka(child.config)}, log {child.log_path}"
         )
-    say(f"smq is ready: {len(config_paths)} nodes, data in {data_dir}; Ctrl-C stops them")
+    say(f"smq is ready: {counted(len(config_paths), 'node')}, data in {data_dir}; Ctrl-C stops them")
     _say_tls(supervisor.children[0].config, data_dir)
     write_ready_file(ready_file, [child.describe() for child in supervisor.children])
     dead = asyncio.create_task(supervisor.wait_all_dead())

@@ -1,6 +1,6 @@
-"""What the data commands share: running a coroutine, tables, and errors in one sentence.
+"""What the commands share: running a coroutine, tables, numbers of things, and errors in one sentence.
 
-Owns no command. cli_data, cli_produce and cli_consume import it.
+Owns no command. The modules of commands (cli_*) import it.
 """
 
 import asyncio
@@ -53,13 +53,17 @@ def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
 
 def _no_answer(bootstrap: str, error: SmqError) -> str:
     told = f"no node answers at {bootstrap}"
-    if tls_from_environment() is not None:
-        return f"{told} over TLS ({error.message}): is it a node of the cluster that --tls-ca belongs to?"
+    tls = tls_from_environment()
+    if tls is not None:
+        whom = "is it the gRPC port of a node of the cluster that --tls-ca belongs to?"
+        if tls.certificate is None:
+            whom += " Nodes also ask for a client's certificate: say --tls-certificate FILE and --tls-key FILE"
+        return f"{told} over TLS ({error.message}): {whom}"
     if any(map(_speaks_tls, parse_bootstrap(bootstrap))):
         return (
             f"{told} without TLS: say --cluster-dir D (or SMQ_CLUSTER_DIR=D) of `smq cluster --tls`, or --tls-ca FILE"
         )
-    return f"{told}: start one with `smq dev`, or name a running one with --bootstrap"
+    return f"{told}: start one with `smq dev`, or name the gRPC port of a running one with --bootstrap"
 
 
 def _speaks_tls(address: str) -> bool:
@@ -73,6 +77,11 @@ def _speaks_tls(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def counted(count: int, thing: str) -> str:
+    """1 record, 2,000 records."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:

@@ -65,6 +65,7 @@ def consume(
         ) as consumer:
             wanted = [(topic, p) for p in partitions] or await _all_partitions(bootstrap, topic)
             positions = await consumer.assign(wanted, start)
+            _tell_moved(start, positions)
             ends = None if follow else await _ends(bootstrap, wanted)
             reading = _Reading(consumer, positions, ends, max_records, as_json, group if commit else None)
             try:
@@ -89,6 +90,15 @@ def _start(offset_type: str | None, offset_value: int | None, group: str | None)
     if offset_type.startswith("RESUME") and not group:
         raise click.UsageError(f"{offset_type} needs --group: whose committed offset is meant?")
     return StartAt(type=offset_type, value=offset_value or 0)
+
+
+def _tell_moved(start: StartAt | None, positions: Mapping[TopicPartition, int]) -> None:
+    """RESET_TO_OFFSET begins at the nearest offset that a reader can be at."""
+    if start is None or start.type != "RESET_TO_OFFSET":
+        return
+    for (topic, partition), position in positions.items():
+        if position != start.value:
+            click.echo(f"{topic}/{partition}: offset {start.value} is out of range, reading from {position}", err=True)
 
 
 async def _all_partitions(bootstrap: str, topic: str) -> list[TopicPartition]:

@@ -13,10 +13,12 @@ import click
 from rich.table import Table
 
 from smq.clients import Admin
+from smq.clients.admin import REPLICATION_DEFAULT
 from smq.clients.types import ClusterDescription, NodeDescription, NodeStatus, PartitionDescription, TopicDescription
 from smq.coordinator.cli_common import (
     CALL_TIMEOUT_MS,
     CONNECT_TIMEOUT_MS,
+    counted,
     json_option,
     parse_settings,
     print_table,
@@ -56,7 +58,11 @@ def topic() -> None:
 @topic.command("create")
 @click.argument("name")
 @click.option("--partitions", type=int, default=1, show_default=True, help="How many partitions.")
-@click.option("--replication-factor", type=int, default=0, help="Copies of each partition; 3 (or all nodes) without.")
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(min=1),
+    help="Copies of each partition; 3 (or all nodes) without.",
+)
 @click.option("--config", "settings", metavar="KEY=VALUE", multiple=True, help="A topic setting; may be repeated.")
 @click.option("--storage", type=click.Choice(["log", "external"]), help="external: smq numbers the records only.")
 @click.option("--start-offset", type=int, default=0, help="First offset of every partition.")
@@ -65,7 +71,7 @@ def topic() -> None:
 def topic_create(
     name: str,
     partitions: int,
-    replication_factor: int,
+    replication_factor: int | None,
     settings: tuple[str, ...],
     storage: str | None,
     start_offset: int,
@@ -79,13 +85,17 @@ def topic_create(
         async with _admin(bootstrap) as admin:
             try:
                 await admin.create_topic(
-                    name, partitions, replication_factor=replication_factor, config=config, start_offset=start_offset
+                    name,
+                    partitions,
+                    replication_factor=replication_factor or REPLICATION_DEFAULT,
+                    config=config,
+                    start_offset=start_offset,
                 )
             except SmqError as e:
                 if e.code is ErrorCode.TOPIC_EXISTS and if_not_exists:
                     return f"topic {name} is there already"
                 raise
-            return f"created topic {name} with {partitions} partition{'s' if partitions != 1 else ''}"
+            return f"created topic {name} with {counted(partitions, 'partition')}"
 
     click.echo(run(work(), bootstrap))
 
@@ -126,7 +136,8 @@ def topic_describe(name: str, as_json: bool, bootstrap: str) -> None:
     if as_json:
         click.echo(json.dumps(_topic_json(t), indent=2))
         return
-    click.echo(f"{t.name}: {len(t.partitions)} partitions, {t.replication_factor} replicas, settings {_settings(t)}")
+    partitions, replicas = counted(len(t.partitions), "partition"), counted(t.replication_factor, "replica")
+    click.echo(f"{t.name}: {partitions}, {replicas}, settings {_settings(t)}")
     table = Table("partition", "leader", "epoch", "replicas", "log start", "high water mark", "ring slots")
     for p in t.partitions:
         start, stop = ring_range_of(p)
@@ -222,8 +233,9 @@ def status(as_json: bool, bootstrap: str) -> None:
         _status_json(cluster, nodes, headless, is_well)
     else:
         _status_table(cluster, nodes)
-        partitions = sum(len(t.partitions) for t in cluster.topics)
-        click.echo(f"{len(cluster.topics)} topics, {partitions} partitions, {len(headless)} without a leader")
+        topics = counted(len(cluster.topics), "topic")
+        partitions = counted(sum(len(t.partitions) for t in cluster.topics), "partition")
+        click.echo(f"{topics}, {partitions}, {len(headless)} without a leader")
         _certificates(nodes)
         if not any(isinstance(n, NodeStatus) and n.raft_leader is not None for n in nodes):
             click.echo("  no Raft leader: nothing is written before a majority of the nodes runs and is connected")
@@ -276,7 +288,7 @@ def _certificates(nodes: list[NodeStatus | SmqError]) -> None:
         end = datetime.fromtimestamp(end_ms / 1000, UTC)
         left = (end - datetime.now(UTC)).days
         hint = "; renew it now" if left < _CERTIFICATE_DAYS_FEW else ""
-        click.echo(f"TLS certificate of node {node} ends {end:%Y-%m-%d %H:%M} UTC, in {left} days{hint}")
+        click.echo(f"TLS certificate of node {node} ends {end:%Y-%m-%d %H:%M} UTC, in {counted(left, 'day')}{hint}")
 
 
 def _status_json(

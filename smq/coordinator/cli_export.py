@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from smq.clients import Admin, Consumer, StartAt
-from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, run
+from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, run
 from smq.coordinator.cli_reach import bootstrap_option
 from smq.coordinator.export_files import FORMATS, RecordFile, record_file
 from smq.coordinator.user_errors import UserError
@@ -76,7 +76,7 @@ def topic_export(
     ranges = run(work(), bootstrap)
     records = sum(r.hi - r.lo for r in ranges)
     parts = ", ".join(f"{topic}/{r.partition} [{r.lo}, {r.hi})" for r in ranges)
-    click.echo(f"wrote {records:,} offsets to {path} ({path.stat().st_size:,} bytes): {parts}", err=True)
+    click.echo(f"wrote {counted(records, 'offset')} to {path} ({path.stat().st_size:,} bytes): {parts}", err=True)
 
 
 async def _ranges(

@@ -14,9 +14,8 @@ from rich.table import Table
 
 from smq.clients import Admin, OffsetAssigner
 from smq.clients.types import ClusterDescription
-from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, run
+from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, json_option, run
 from smq.coordinator.cli_reach import bootstrap_option
-from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError
 
 _LOOK_S: Final = 0.2
@@ -93,10 +92,11 @@ async def _wait_drained(admin: Admin, number: int) -> str:
         led = [p for t in cluster.topics for p in t.partitions if p.leader == number]
         left = sum(any(replica not in away for replica in p.replicas) for p in led)
         if not left:
-            stays = f", but for {len(led)} partitions that nobody else can lead" if led else ""
+            stays = f", but for {counted(len(led), 'partition')} that nobody else can lead" if led else ""
             return f"node {number} is drained: it leads nothing{stays}"
         if time.monotonic() > deadline:
-            told = f"node {number} still leads {left} partitions: the others lag, or are not well (`smq status`)"
+            leads = counted(left, "partition")
+            told = f"node {number} still leads {leads}: the others lag, or are not well (`smq status`)"
             raise SmqError(ErrorCode.TIMED_OUT, told)
         await asyncio.sleep(_LOOK_S)
 
@@ -145,7 +145,7 @@ def _request_id(text: str | None) -> bytes | None:
     except ValueError:
         found = b""
     if found is not None and len(found) != 16:
-        raise UserError(f"{text!r} is no request id: it has 32 hex digits")
+        raise click.UsageError(f"{text!r} is no request id: a request id is 32 hex digits")
     return found
 
 

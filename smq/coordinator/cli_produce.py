@@ -17,8 +17,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from smq.clients import BatchMetadata, Producer, RecordMetadata
-from smq.coordinator.cli_common import CONNECT_TIMEOUT_MS, run
+from smq.clients import Admin, BatchMetadata, Producer, RecordMetadata
+from smq.coordinator.cli_common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, run
 from smq.coordinator.cli_input import FORMATS, InputError, InputRecord, LineSource, format_of, read_records
 from smq.coordinator.cli_reach import bootstrap_option
 from smq.records import CODECS
@@ -68,6 +68,8 @@ def produce(
         async with producer:
             with _progress(fd, source, producer):
                 await _send_all(producer, topic, chunks, partition)
+        if not producer.stats.records_acked:
+            await _check_topic(bootstrap, topic)  # no record has met the topic yet
         return producer.stats.records_acked
 
     try:
@@ -75,7 +77,12 @@ def produce(
     finally:
         if file != "-":
             os.close(fd)
-    click.echo(f"{count:,} records are stored in {topic}", err=True)
+    click.echo(f"stored {counted(count, 'record')} in {topic}", err=True)
+
+
+async def _check_topic(bootstrap: str, topic: str) -> None:
+    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+        await admin.describe_topic(topic)
 
 
 async def _send_all(producer: Producer, topic: str, chunks: "_ChunkReader", partition: int | None) -> None:
@@ -88,8 +95,8 @@ async def _send_all(producer: Producer, topic: str, chunks: "_ChunkReader", part
         await _settle(producer, deliveries)
     except InputError as e:
         await _settle(producer, deliveries)
-        stored = producer.stats.records_acked
-        raise InputError(f"{e}; the {stored:,} records before it are stored, correct it and send the rest") from e
+        stored = counted(producer.stats.records_acked, "record")
+        raise InputError(f"{e}; stored {stored} before it: correct it and send the rest") from e
     finally:
         for delivery in deliveries:
             delivery.cancel()  # one has failed and is being told: the others' errors are the same

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
+from smq.coordinator.certificates import make_authority, make_client
 from smq.coordinator.cli import cli
 from tests.unit.clients.fake_cluster import FakeCluster, cluster_of
 
@@ -94,7 +96,7 @@ def test_retention_of_offsets_is_shown_and_set(smq: Smq) -> None:
 def test_lines_go_in_and_come_out(smq: Smq, tmp_path: Path) -> None:
     source = tmp_path / "input.txt"
     source.write_bytes(b"one\ntwo\r\n\nlast without an end")
-    assert "4 records are stored in t" in smq("produce", "t", source, "--partition", 1).stderr
+    assert "stored 4 records in t" in smq("produce", "t", source, "--partition", 1).stderr
     assert lines(smq("consume", "t")) == ["one", "two", "", "last without an end"]
 
 
@@ -148,13 +150,26 @@ def test_line_that_is_wrong_is_named_and_what_was_before_it_is_counted(
     assert result.exit_code == 1
     assert told in result.stderr
     stored = len(lines(smq("consume", "t")))
-    assert f"the {stored:,} records before it are stored" in result.stderr
+    assert (
+        f"stored {stored} record{'' if stored == 1 else 's'} before it: correct it and send the rest" in result.stderr
+    )
 
 
-def test_empty_input_stores_nothing(smq: Smq, tmp_path: Path) -> None:
+def test_empty_input_stores_nothing_and_needs_its_topic(smq: Smq, tmp_path: Path) -> None:
     for name in ("empty.txt", "empty.csv", "empty.jsonl"):
         (tmp_path / name).touch()
-        assert "0 records are stored" in smq("produce", "t", tmp_path / name).stderr
+        assert "stored 0 records in t" in smq("produce", "t", tmp_path / name).stderr
+        refused = smq("produce", "nope", tmp_path / name)
+        assert (refused.exit_code, "UNKNOWN_TOPIC" in refused.stderr) == (1, True)
+
+
+def test_one_thing_is_not_told_as_several(smq: Smq, tmp_path: Path) -> None:
+    assert "topics" not in lines(smq("status"))[-1]
+    assert lines(smq("topic", "create", "u"))[0].endswith(" 1 partition")
+    assert lines(smq("topic", "describe", "u"))[0].startswith("u: 1 partition, 3 replicas, ")
+    source = tmp_path / "one.txt"
+    source.write_text("1\n")
+    assert "stored 1 record in u" in smq("produce", "u", source).stderr
 
 
 def numbered(smq: Smq, tmp_path: Path, count: int) -> None:
@@ -178,6 +193,14 @@ def test_reading_begins_where_the_offset_type_says(
 ) -> None:
     numbered(smq, tmp_path, 10)
     assert lines(smq("consume", "t", "--partition", 0, *options)) == [str(i) for i in range(first, 10)]
+
+
+def test_offset_that_is_out_of_range_is_told_where_reading_begins_instead(smq: Smq, tmp_path: Path) -> None:
+    numbered(smq, tmp_path, 10)
+    reset = ("consume", "t", "--partition", 0, "--offset-type", "RESET_TO_OFFSET", "--offset-value")
+    assert smq(*reset, 99).stderr == "t/0: offset 99 is out of range, reading from 10\n"
+    assert smq(*reset, -1).stderr == "t/0: offset -1 is out of range, reading from 0\n"
+    assert [smq(*reset, offset).stderr for offset in (0, 10)] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +303,7 @@ def test_name_that_is_no_text_is_refused(smq: Smq) -> None:
         ("consume", "t", "--max-records", "0"),
         ("topic", "alter", "t"),
         ("topic", "create", "u", "--config", "broken"),
+        ("topic", "create", "u", "--replication-factor", "0"),
         ("produce", "t", "no-such-file.txt"),
     ],
 )
@@ -292,7 +316,18 @@ def test_command_that_makes_no_sense_is_a_usage_error(smq: Smq, arguments: tuple
 def test_nobody_there_is_told_with_what_to_do() -> None:
     result = CliRunner().invoke(cli, ["topic", "list", "--bootstrap", "127.0.0.1:1"])
     assert result.exit_code == 1
-    assert "no node answers at 127.0.0.1:1: start one with `smq dev`" in result.stderr
+    assert "no node answers at 127.0.0.1:1: start one with `smq dev`, or name the gRPC port" in result.stderr
+
+
+def test_nobody_there_over_tls_is_told_of_the_files_that_are_missing(tmp_path: Path) -> None:
+    make_authority(tmp_path, "ours")
+    own, clean = make_client(tmp_path, "admin"), dict.fromkeys((CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE))
+    options = ("topic", "list", "--bootstrap", "127.0.0.1:1", "--tls-ca", str(own.ca))
+    told = CliRunner(env=clean).invoke(cli, options).stderr
+    assert "--tls-ca belongs to" in told
+    assert "--tls-certificate FILE and --tls-key FILE" in told
+    with_own = (*options, "--tls-certificate", str(own.certificate), "--tls-key", str(own.key))
+    assert "FILE" not in CliRunner(env=clean).invoke(cli, with_own).stderr
 
 
 def _process(cluster: FakeCluster, *arguments: str) -> list[str]:
@@ -313,7 +348,7 @@ def test_standard_input_is_sent_as_it_comes(cluster: FakeCluster) -> None:
         )
         assert reader.stdout == b"first\n"
         _, told = child.communicate(b"second\n", timeout=120)
-    assert b"2 records are stored in t" in told
+    assert b"stored 2 records in t" in told
 
 
 def test_reader_that_has_seen_enough_is_no_error(smq: Smq, cluster: FakeCluster, tmp_path: Path) -> None:
@@ -336,7 +371,7 @@ def test_offsets_are_assigned_once_for_a_request_id_and_the_mark_follows(smq: Sm
 
 def test_request_id_that_is_none_is_refused_saying_what_it_is(smq: Smq) -> None:
     refused = smq("offsets", "assign", "t", 0, "--request-id", "xyz")
-    assert (refused.exit_code, "32 hex digits" in refused.output) == (1, True)
+    assert (refused.exit_code, "a request id is 32 hex digits" in refused.output) == (2, True)
 
 
 def test_node_is_drained_and_undrained(cluster: FakeCluster, smq: Smq) -> None:

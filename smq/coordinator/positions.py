@@ -1,4 +1,4 @@
-"""Where a reader starts: the one table of positions that every interface follows (DESIGN section 8).
+"""Where a reader starts: the one table of positions that every interface follows (docs/rules.md).
 
 Pure: numbers in, a position or a typed error out. It must never ask a node anything. `lo` is log_start; `hi` is
 the high water mark, or the last stable offset where the reader is read-committed.

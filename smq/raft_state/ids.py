@@ -29,7 +29,7 @@ NO_PRODUCER: Final = ProducerId(-1)
 NO_REQUEST: Final = RequestId(b"")
 NO_NODE: Final = NodeId(0)  # leads a partition of external storage: nobody has to
 
-RING_SLOTS_PER_PARTITION: Final = 32  # SeaweedMQ's ring has 4096 slots in ranges; ours has 32 a partition (DESIGN 2)
+RING_SLOTS_PER_PARTITION: Final = 32  # ARCHITECTURE.md, "The ring and Kafka's partitioner always agree"
 
 
 def partition_id(topic_id: TopicId, index: PartitionIndex) -> PartitionId:

@@ -59,7 +59,7 @@ OFFSET_MAX: Final = Offset(2**63 - 1)
 
 # --- the topic configuration
 MESSAGE_BYTES_DEFAULT: Final = 1_048_588  # Kafka's default: 1 MiB and the overhead of a batch
-MESSAGE_BYTES_CAP: Final = 100 * 1024 * 1024  # DESIGN section 9
+MESSAGE_BYTES_CAP: Final = 100 * 1024 * 1024  # a batch comes in one request, and those may be 100 MiB
 
 # --- the codec
 TEXT_BYTES_MAX: Final = 16_384  # of any string in a command: over twice the longest that is valid

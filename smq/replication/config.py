@@ -24,7 +24,7 @@ class NodeConfig:
     heartbeat_interval_ms: int = 100
     session_timeout_ms: int = 1500  # a silent node is fenced after this; a third of it when its connection is gone
     tick_interval_ms: int = 20  # time-outs only: nothing that a user waits for is driven by it
-    election_timeout_min_ms: int = 300  # Raft's; notes: 300-600 gave 328-480 ms failover without false elections
+    election_timeout_min_ms: int = 300  # Raft's; 300-600 gave fail-overs of 328-480 ms and no false elections
     election_timeout_max_ms: int = 600
     raft_heartbeat_ms: int = 50
     leader_isolation_ms: int = 2000  # rule 20: without a majority of followers this long, a leader resigns

@@ -1,6 +1,6 @@
-"""The consensus engine: pysyncobj, with everything repaired that notes/raft.md found wrong with it.
+"""The consensus engine: pysyncobj, with everything repaired that docs/rules.md lists as its findings.
 
-The ONE file that imports pysyncobj (DESIGN section 6), pinned to 0.3.17 because the repairs go through its
+The ONE file that imports pysyncobj (ARCHITECTURE.md says why), pinned to 0.3.17 because the repairs go through its
 private names; a test fails when one of them moves. The library keeps: the Raft state, elections and votes, the
 first entry of a term, the command queue, and which callback waits for which index. Ours are: journal and
 snapshots (journal.py), what leaves and when (raft_outbox.py), the follower's and the leader's work on entries

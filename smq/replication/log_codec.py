@@ -1,6 +1,6 @@
 """The bytes of the log on disk: keys, the envelope around a batch, the index row beside it. Pure.
 
-Owns every layout of the tables BATCHES and TIMES (DESIGN section 5); what a checkpoint holds is in log_state.
+Owns every layout of the tables BATCHES and TIMES (docs/formats.md); what a checkpoint holds is in log_state.
 LMDB has no page checksums, so every value carries a CRC-32C, and whatever decodes here has been checked. It must
 never touch a disk. The log store, and the replication stream (which ships whole stored values), import it.
 

@@ -80,7 +80,7 @@ class Network(Protocol):
 
 # ---------------------------------------------------------------------------------------------------------- disk
 class Table(enum.Enum):
-    """The named tables of a node's one environment (DESIGN section 5)."""
+    """The named tables of a node's one environment (docs/formats.md)."""
 
     META = "meta"  # format version, cluster id, node id, incarnation
     RAFT_LOG = "raft_log"  # be64 index -> crc, term, command

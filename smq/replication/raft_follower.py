@@ -2,7 +2,7 @@
 
 Owns the log-matching check, truncation on real conflicts only, and the assembly of a snapshot that comes in
 chunks. pysyncobj's own handler truncates at every shorter message and trusts a tail it never compared
-(notes: findings 3, 4, 8, 9), so it is not used. It must never drop a committed entry nor acknowledge one that
+(docs/rules.md, findings 3, 4, 8, 9), so it is not used. It must never drop a committed entry nor acknowledge one that
 does not match. Only the engine imports it.
 """
 

@@ -1,7 +1,7 @@
 """What a leader does: sends entries and snapshots, counts what is durable, hands over.
 
 Owns the progress of every follower within one leadership. pysyncobj's own send loop rewinds on success, cuts
-large entries with pickle, spins while a snapshot is pending and has no bound on what is underway (notes:
+large entries with pickle, spins while a snapshot is pending and has no bound on what is underway (docs/rules.md,
 findings 3, 9, 16, 20), so it is not used. It must never count an entry that is not durable, its own included,
 nor commit by counting an entry of an older term. Only the engine imports it.
 """

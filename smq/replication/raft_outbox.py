@@ -1,7 +1,7 @@
 """The barrier between the disk and the wire: no message of Raft leaves before what it tells is on disk.
 
 Owns the messages that wait, one FIFO a peer, so that a message that need not wait never overtakes one that
-must. This is the one place that decides it (DESIGN, style 2). Only the engine imports it.
+must. This is the one place that decides it (ARCHITECTURE.md, "Persist, then speak"). Only the engine imports it.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""Pre-vote: a node asks whether it would be elected before it raises the term (notes: finding 13).
+"""Pre-vote: a node asks whether it would be elected before it raises the term (docs/rules.md, finding 13).
 
 Owns one round of asking. Without it a follower that was paused, or cut off, deposes a healthy leader with its
 higher term. Nothing here changes term or vote, so nothing here needs the disk. Only the engine imports it.

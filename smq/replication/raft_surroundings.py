@@ -41,7 +41,7 @@ class NoPoller:
 
 
 class NoPickle:
-    """Whatever path of the library would reach pickle ends here (finding 16)."""
+    """Whatever path of the library would reach pickle ends here (docs/rules.md, finding 16)."""
 
     def loads(self, *_args: object) -> object:
         raise RaftViolation("pysyncobj tried to unpickle something")

@@ -223,7 +223,7 @@ class TurnEngine(abc.ABC):
         self._wake()
 
     def _forget(self, peer: NodeId) -> None:
-        """A new session shares nothing with the one before it (finding 11: FIFO, at most once)."""
+        """A new session shares nothing with the one before it (docs/rules.md, finding 11: FIFO, at most once)."""
         self._inbox = deque(item for item in self._inbox if item[0] != peer)
         self._malformed_from.discard(peer)
         self.marks.session_over(peer)

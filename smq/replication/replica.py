@@ -448,7 +448,7 @@ class Replica:
                     self._send_ack(resync=True)
                 return
             if self.log.damaged is not None:
-                # The leader has what follows, so the rotten bytes may go: they are fetched again (DESIGN section 4).
+                # The leader has what follows, so the rotten bytes may go: they are fetched again.
                 self.log.truncate(self.log.appended_end)
             self.log.append_stored(value, self.on_durable)
             self._judged_end = self.log.appended_end

@@ -210,6 +210,15 @@ def test_every_make_target_that_a_page_names_exists() -> None:
     assert {"setup", "demo", "test", "test-full", "check", "sim", "bench", "proto"} <= _targets()
 
 
+def test_every_page_that_code_cites_is_in_the_repository() -> None:
+    cited = [(place, page) for place, line in _lines() for page in re.findall(r"[\w./-]+\.md\b", line)]
+    cited = [(place, page) for place, page in cited if place.startswith("smq/")]
+    assert cited
+    assert [place for place, page in cited if not (ROOT / page).is_file()] == []
+    unpublished = re.compile(r"\bDES" + r"IGN\b|\bnotes[:/]")
+    assert [place for place, line in _lines() if place.startswith("smq/") and unpublished.search(line)] == []
+
+
 def test_every_command_that_code_or_a_page_names_exists() -> None:
     context = click.Context(cli)
     commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}

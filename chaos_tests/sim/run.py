@@ -329,6 +329,9 @@ class Simulation:
         unready = [host.node for host in hosts if not host.api.is_ready]
         if unready:
             return f"nodes {unready} are not ready"
+        leaving = [host.node for host in hosts if host.api.is_leaving(host.node, host.api.incarnation)]
+        if leaving:
+            return f"nodes {leaving} have been told to stop, and are about to"
         for known in self.world.partitions:
             ends = []
             for host in hosts:

@@ -59,7 +59,7 @@ class Storm:
         rng = self._arena.world.streams.stream(f"fault/{fault}")
         while True:
             yield Sleep(rng.uniform(*spec.every_ms))
-            if self._arena.world.stopped:
+            if self._is_over():
                 return
             now_ms = (self._arena.world.scheduler.now_ns - self._began_ns) / 1e6
             yield from self._strike(Strike(now_ms, fault, number))
@@ -67,8 +67,11 @@ class Storm:
 
     def _once(self, strike: Strike) -> Script:
         yield Sleep(strike.at_ms)
-        if not self._arena.world.stopped:
+        if not self._is_over():
             yield from self._strike(strike)
+
+    def _is_over(self) -> bool:
+        return self._arena.world.stopped
 
     def _strike(self, strike: Strike) -> Script:
         spec, world = self._faults[strike.fault], self._arena.world
@@ -76,10 +79,14 @@ class Storm:
         rng = world.streams.stream(f"fault/{strike.fault}/{strike.number}")
         world.pace.rush()
         yield Sleep(rng.uniform(0, LEAD_MS_MAX))
-        if world.stopped:
+        if self._is_over():
             return
         world.pace.rush()
-        yield from STRIKES[spec.what](Fault(self._arena, spec, rng, strike.stretch))
+        script = STRIKES[spec.what](Fault(self._arena, spec, rng, strike.stretch))
+        for step in script:
+            yield step
+            if self._is_over():
+                script.close()  # what it would have undone, the heal has; and it must not strike any more
 
 
 def heal(arena: Arena) -> None:

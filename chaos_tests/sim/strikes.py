@@ -81,13 +81,20 @@ def terminate(fault: Fault) -> Script:
 def drain(fault: Fault) -> Script:
     """An operator drains a node and, later, undrains it, through whichever node he reaches."""
     for node in fault.targets():
-        for is_drained in (True, False):
-            command = SetNodeDrained(request_id=RequestId(fault.rng.randbytes(16)), node=node, drained=is_drained)
-            reached = fault.arena.cluster.hosts[fault.rng.choice(list(fault.arena.world.nodes))]
-            fault.note("drain", n=node, drained=is_drained)
-            if reached.api is not None:
-                reached.api.propose(command, TERMINATE_MS, lambda _reply: None)
+        try:
+            _set_drained(fault, node, drained=True)
             yield fault.duration()
+        finally:  # also where the storm ends meanwhile
+            _set_drained(fault, node, drained=False)
+        yield fault.duration()
+
+
+def _set_drained(fault: Fault, node: NodeId, *, drained: bool) -> None:
+    command = SetNodeDrained(request_id=RequestId(fault.rng.randbytes(16)), node=node, drained=drained)
+    reached = fault.arena.cluster.hosts[fault.rng.choice(list(fault.arena.world.nodes))]
+    fault.note("drain", n=node, drained=drained)
+    if reached.api is not None:
+        reached.api.propose(command, TERMINATE_MS, lambda _reply: None)
 
 
 def pause(fault: Fault) -> Script:

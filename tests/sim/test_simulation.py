@@ -50,6 +50,16 @@ def test_seed_that_found_a_bug_is_clean_now(name: str, seed: int) -> None:
     assert verdict(simulate(find(name), seed)) == ""
 
 
+def test_a_strike_of_many_steps_does_not_go_on_after_the_heal() -> None:
+    """It took the power from a node under the probe of a group's offsets, which must all succeed."""
+    result = simulate(find("log_start"), 11985)
+    struck = [event for event in result.history if event["f"] in ("heal", "fault")]
+    (healed,) = [place for place, event in enumerate(struck) if event["f"] == "heal"]
+    assert any(event.get("why") == "passed-by" for event in struck[:healed])
+    assert {event["what"] for event in struck[healed:] if event["f"] == "fault"} <= {"start"}
+    assert verdict(result) == ""
+
+
 @pytest.mark.timeout(400)  # twelve whole runs in one test, perhaps on a busy machine
 def test_fresh_seeds_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     scenarios = load_all()

@@ -123,8 +123,8 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         try:
             self._handle()
-        except BaseException:
-            self.abort()  # as the transport does with what `data_received` raises
+        except BaseException:  # the transport closes for whatever `data_received` raises, and this is the rest of one
+            self.abort()
             raise
         if self._frames is None and self.is_alive and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()

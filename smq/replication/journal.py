@@ -376,7 +376,8 @@ class RaftJournal:
         self._on_durable()
 
     # ------------------------------------------------------------------------------- the shape pysyncobj expects
-    # Two of its methods are never called: the core's own turn and its loading of snapshots are replaced by the engine.
+    # What its core would do by itself in its turn and when it loads a snapshot, both of which the engine replaces, is
+    # refused: `clear` and `deleteEntriesTo` would drop entries without the snapshot that stands for them.
     def clear(self) -> None:
         raise NotImplementedError("snapshots are installed with `install`")
 

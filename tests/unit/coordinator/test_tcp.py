@@ -314,7 +314,7 @@ STRANGERS = {
     "an unknown kind": HEADER.pack(1, 9) + b"x",
     "a huge hello": HEADER.pack(HELLO_BYTES_MAX + 1, FrameKind.HELLO),
     "a short hello": HEADER.pack(3, FrameKind.HELLO) + b"abc",
-    "a wrong magic": hello_frame().replace(b"SMQP", b"XXXX"),
+    "a wrong magic": hello_frame().replace(b"SMQP", b"SMTP"),
     "another version": hello_frame().replace(b"SMQP\x00\x01", b"SMQP\x00\x09"),
     "an unknown channel": hello_frame()[:19] + b"\x07" + hello_frame()[20:],
     "a broken cluster id": hello_frame()[:-1] + b"\xff",

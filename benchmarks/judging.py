@@ -108,7 +108,7 @@ def measure(report: Report, *, operations: int) -> None:
         made.operation()
     total = operations + made.final_read()
     started = time.perf_counter()
-    violations = judge(made.recorder.events, may_fork=True)
+    violations = judge(made.recorder.events)
     seconds = time.perf_counter() - started
     assert not violations, f"the made history is correct, and was judged otherwise: {violations[0]}"
     value = f"{seconds:.1f} s for {total:,} operations, {made.polled:,} polled records"

@@ -176,7 +176,7 @@ def _planted(options: argparse.Namespace) -> int:
 
 def _judge(path: Path) -> int:
     try:
-        violations = judge(read_jsonl(path), may_fork=True)
+        violations = judge(read_jsonl(path))
     except (OSError, HistoryError) as e:
         print(f"cannot judge {path}: {e}", file=sys.stderr)
         return 2

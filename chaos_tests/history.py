@@ -140,7 +140,10 @@ def pair(events: Iterable[Event]) -> History:
             if process in open_ops or process in retired:
                 raise HistoryError(f"process {process} invokes {function} at {event['t']} but is busy or retired")
             op = open_ops[process] = Op(process, function, event["t"], event, told=_NOTHING)
-            ops.setdefault(function, []).append(op)
+            same = ops.get(function)
+            if same is None:
+                same = ops[function] = []
+            same.append(op)
             count += 1
         else:
             done = open_ops.pop(process, None)

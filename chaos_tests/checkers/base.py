@@ -4,11 +4,13 @@ Owns Violation and the index of a history by partition. One pass over the histor
 works in O(n) or O(n log n). It must never depend on the simulation.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
-from chaos_tests.history import Event, History, Op
+from chaos_tests.history import NEVER_NS, Event, History, Op
 
 DETAILS_MAX = 20  # violations reported an anomaly: the first few tell the story
 
@@ -40,16 +42,26 @@ class Findings:
 
 
 # base offset, ts_ns, values, producer id (-1: none), first sequence, producer epoch
-Batch = tuple[int, int, list[int], int, int, int]
+Batch: TypeAlias = tuple[int, int, list[int], int, int, int]
+_first = itemgetter(0)
+
+
+class Mark(NamedTuple):
+    """A high water mark that somebody was told: when, which, and by what (None: nobody yet)."""
+
+    told_ns: int
+    end: int
+    op: Op | None
 
 
 class Acked(NamedTuple):
-    """A send whose producer was told offsets that may never be used again."""
+    """A send whose producer was told offsets that may never be used again: a mark (it begins as one), and more."""
 
-    base: int
+    told_ns: int
     end: int
-    values: list[int]
     op: Op
+    base: int
+    values: list[int]
 
 
 @dataclass(slots=True)
@@ -66,11 +78,58 @@ class PartitionFacts:
     asked_finally: set[int] = field(default_factory=set)  # nodes of which that read was begun, whatever came of it
     times: list[Op] = field(default_factory=list)
     trims: list[Op] = field(default_factory=list)
-    # Every different batch that was ever read, with the first poll that showed it, by base and then by time. Batches
-    # are read many times and never cut anew, so what concerns their content is judged once a batch, not once a read.
-    observed: list[tuple[Batch, Op]] = field(default_factory=list)
-    # offset -> (value, ts_ns, witness), as the final read of the replicas shows it (first replica that has it)
-    final_log: dict[int, tuple[int, int, Op]] = field(default_factory=dict)
+    # Polls whose batches do not lie side by side from the asked offset to the high water mark at most.
+    uneven: list[Op] = field(default_factory=list)
+    # Every different batch that was ever read, as it was first, by base and then by time. Batches are read many times
+    # and never cut anew, so what concerns their content is judged once a batch, not once a read.
+    observed: list[Batch] = field(default_factory=list)
+    # base -> batch, as the final read of the replicas shows it (first replica that has it)
+    final: dict[int, Batch] = field(default_factory=dict)
+    _final_log: dict[int, int] | None = None
+    _marks: list[Mark | Acked] | None = None
+    _shown: dict[int, Op] | None = None
+
+    def final_log(self) -> dict[int, int]:
+        """offset -> value, by `final`. Made when first asked for: there are many records, and seldom a doubt that
+        whole batches leave."""
+        if self._final_log is None:
+            self._final_log = {}
+            for base, _, values, *_ in reversed(self.final.values()):  # the first replica has the last word
+                self._final_log.update(enumerate(values, base))
+        return self._final_log
+
+    def shown_by(self, batch: Batch) -> Op:
+        """The poll that first showed what is among `observed`."""
+        if self._shown is None:
+            self._shown = {id(shown): op for op in reversed(self.polls) for shown in batches(op)}
+        return self._shown[id(batch)]
+
+    def marks(self) -> list[Mark | Acked]:
+        """Each that was higher than all told before it by a poll, a range or an acknowledgement, by the time of the
+        telling; between one of nothing and one that never came."""
+        if self._marks is None:
+            told: list[Mark | Acked] = [*self.acked]
+            top, top_ns = 0, 0
+            for op in chain(self.polls, (op for op in self.ranges if op.is_ok)):
+                mark, end_ns = op.told["hwm"], op.end_ns
+                if mark > top or end_ns < top_ns:  # else one as high had been told by then
+                    told.append(Mark(end_ns, mark, op))
+                    if mark > top:
+                        top, top_ns = mark, end_ns
+            told.sort(key=_first)
+            self._marks = [Mark(-1, 0, None)]
+            top = 0
+            for entry in told:
+                if entry[1] > top:
+                    top = entry[1]
+                    self._marks.append(entry)
+            self._marks.append(Mark(NEVER_NS, top, None))
+        return self._marks
+
+    def mark_before(self, when_ns: int) -> Mark | Acked:
+        """The highest that had been told by then."""
+        marks = self.marks()
+        return marks[max(bisect_left(marks, when_ns, key=_first), 1) - 1]
 
 
 def batches(op: Op) -> list[Batch]:
@@ -86,65 +145,75 @@ class Facts:
     partitions: dict[str, PartitionFacts] = field(default_factory=dict)
 
 
-def index(history: History) -> Facts:
-    """Sorts the operations of a history by partition."""
-    facts = Facts(history)
+class _Partitions(dict[str, PartitionFacts]):
+    """By key; asking for one makes it."""
 
-    def partition(op: Op) -> PartitionFacts:
-        key: Any = op.asked["k"]
-        found = facts.partitions.get(key)
-        if found is None:
-            found = facts.partitions[key] = PartitionFacts(key)
+    def __missing__(self, key: str) -> PartitionFacts:
+        found = self[key] = PartitionFacts(key)
         return found
 
-    partitions = facts.partitions  # most of a history is sends and polls: these two loops call nobody
+
+def index(history: History) -> Facts:
+    """Sorts the operations of a history by partition."""
+    partitions = _Partitions()
     for op in history.of("send"):
         asked = op.asked
-        of = partitions.get(asked["k"]) or partition(op)
+        of = partitions[asked["k"]]
         of.sends.append(op)
         if op.kind == "ok" and asked["acks"] == -1:
             base, values = op.told["o"], asked["v"]
-            of.acked.append(Acked(base, base + len(values), values, op))
-    for op in history.of("poll"):
-        if op.asked.get("final"):
-            partition(op).asked_finally.add(op.asked["n"])
+            of.acked.append(Acked(op.end_ns, base + len(values), op, base, values))
+    for op in history.of("hwm"):
+        partitions[op.asked["k"]].ranges.append(op)
+    for op in history.of("time"):
+        partitions[op.asked["k"]].times.append(op)
+    for op in history.of("trim"):
+        partitions[op.asked["k"]].trims.append(op)
+    _index_polls(history.of("poll"), partitions)
+    return Facts(history, dict(partitions))
+
+
+def _index_polls(polls: list[Op], partitions: _Partitions) -> None:
+    for op in polls:
+        asked = op.asked
+        of = partitions[asked["k"]]
+        is_final = asked.get("final")
+        if is_final:
+            of.asked_finally.add(asked["n"])
         if op.kind == "ok":
-            asked = op.asked
-            of = partitions.get(asked["k"]) or partition(op)
             of.polls.append(op)
-            if asked.get("final"):
+            if is_final:
                 of.finals.append(op)
         elif op.kind == "fail":
-            partition(op).refused_polls.append(op)
-    for op in history.of("hwm"):
-        partition(op).ranges.append(op)
-    for op in history.of("time"):
-        partition(op).times.append(op)
-    for op in history.of("trim"):
-        partition(op).trims.append(op)
-    for found in facts.partitions.values():
-        found.observed = _observed(found.polls)
-        for op in found.finals:
-            for base, ts_ns, values, *_ in batches(op):
-                if base not in found.final_log:
-                    for at, value in enumerate(values, base):
-                        if at not in found.final_log:
-                            found.final_log[at] = (value, ts_ns, op)
-    return facts
+            of.refused_polls.append(op)
+    for of in partitions.values():
+        of.observed = _observe(of)
+        for op in of.finals:
+            for batch in batches(op):
+                of.final.setdefault(batch[0], batch)
 
 
-def _observed(polls: list[Op]) -> list[tuple[Batch, Op]]:
-    first: dict[int, tuple[Batch, Op]] = {}
-    others: dict[int, list[tuple[Batch, Op]]] = {}  # that lie at the base of a first one
-    for op in polls:
-        for batch in op.told["b"]:
-            known = first.get(batch[0])
-            if known is None:
-                first[batch[0]] = (batch, op)
-            elif known[0] != batch and all(other != batch for other, _ in others.get(batch[0], ())):
-                others.setdefault(batch[0], []).append((batch, op))
-    return sorted(chain(first.values(), *others.values()), key=_base)
-
-
-def _base(entry: tuple[Batch, Op]) -> int:
-    return entry[0][0]
+def _observe(of: PartitionFacts) -> list[Batch]:
+    """What was read; and notes uneven polls on the way. Most of the time of judging is here: one pass over all
+    batches of all polls, which calls nobody."""
+    first: dict[int, Batch] = {}
+    others: dict[int, list[Batch]] = {}  # that lie at the base of a first one
+    for op in of.polls:
+        found = op.told["b"]
+        if not found:
+            continue
+        asked, end = op.asked["o"], found[0][0]
+        is_even = end <= asked < end + len(found[0][2])
+        for batch in found:
+            base = batch[0]
+            if base != end:
+                is_even = False
+            end = base + len(batch[2])
+            known = first.setdefault(base, batch)
+            if known is not batch and known != batch:
+                differing = others.setdefault(base, [])
+                if batch not in differing:
+                    differing.append(batch)
+        if not is_even or end > op.told["hwm"]:
+            of.uneven.append(op)
+    return sorted(chain(first.values(), *others.values()), key=_first)

@@ -37,7 +37,7 @@ def _check_unread(facts: Facts, findings: Findings) -> None:
             partition = facts.partitions.get(key)
             if partition is None:
                 continue
-            known = set(partition.final_log)
+            known = set(partition.final_log())
             for acked in partition.acked:
                 known.update(range(acked.base, acked.end))
             missing = sorted(offset for offset in known - read[event["g"], key] if offset < end)

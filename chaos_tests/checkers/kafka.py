@@ -23,8 +23,8 @@ def check(facts: Facts) -> list[Violation]:
                 findings.add(anomaly, detail)
             following[consumer, key] = offset + 1
             partition = facts.partitions.get(key)
-            final = partition.final_log.get(offset) if partition is not None else None
-            if final is not None and final[0] != value:
-                detail = f"{key}@{offset} was given to consumer {consumer} as {value} and is {final[0]}"
-                findings.add("inconsistent-offsets", detail, final[2])
+            final = partition.final_log().get(offset) if partition is not None else None
+            if final is not None and final != value:
+                detail = f"{key}@{offset} was given to consumer {consumer} as {value} and is {final}"
+                findings.add("inconsistent-offsets", detail, op)
     return findings.found

@@ -8,7 +8,7 @@ business of `reads`, loss that of `losses`.
 from functools import cache, partial
 from itertools import chain
 
-from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
+from chaos_tests.checkers.base import Batch, Facts, Findings, PartitionFacts, Violation, batches
 from chaos_tests.history import Op
 
 
@@ -25,7 +25,7 @@ def check(facts: Facts) -> list[Violation]:
 def _is_plain(partition: PartitionFacts) -> bool:
     """Whether all that was read are batches side by side, each value once, and whatever was acknowledged is one of
     them: as nearly always, and then no record needs to be looked at by itself."""
-    stored = {batch[0]: batch[2] for batch, _ in partition.observed}
+    stored = {batch[0]: batch[2] for batch in partition.observed}
     end, count = 0, 0
     for base, values in stored.items():
         if base < end:
@@ -34,10 +34,10 @@ def _is_plain(partition: PartitionFacts) -> bool:
         count += len(values)
     if len(stored) < len(partition.observed) or len(set(chain.from_iterable(stored.values()))) < count:
         return False
-    return all(stored.get(base) == values for base, _, values, _ in partition.acked)
+    return all(stored.get(base) == values for _, _, _, base, values in partition.acked)
 
 
-Seen = dict[int, tuple[int, int, Op]]  # offset -> value, ts_ns, the poll that first showed it
+Seen = dict[int, tuple[int, int, Batch]]  # offset -> value, ts_ns, the batch that first showed it
 Places = dict[int, int]  # value -> the offset where it was first read
 
 
@@ -46,22 +46,24 @@ def _check_reads(partition: PartitionFacts, findings: Findings) -> tuple[Seen, P
     seen: Seen = {}
     places: Places = {}
     idempotent = cache(partial(_idempotent_values, partition))  # seldom asked for
-    for (base, ts_ns, values, *_), op in partition.observed:
-        for offset, value in enumerate(values, base):
+    shown_by = partition.shown_by
+    for batch in partition.observed:
+        ts_ns = batch[1]
+        for offset, value in enumerate(batch[2], batch[0]):
             first = seen.get(offset)
             if first is None:
-                seen[offset] = (value, ts_ns, op)
+                seen[offset] = (value, ts_ns, batch)
                 other = places.setdefault(value, offset)
                 if other != offset:
                     anomaly = "duplicate-sequence" if value in idempotent() else "duplicate"
                     detail = f"{partition.key}: value {value} lies at {other} and at {offset}"
-                    findings.add(anomaly, detail, seen[other][2], op)
+                    findings.add(anomaly, detail, shown_by(seen[other][2]), shown_by(batch))
             elif first[0] != value:
                 detail = f"{partition.key}@{offset} was read as {first[0]} and as {value}"
-                findings.add("inconsistent-offsets", detail, first[2], op)
+                findings.add("inconsistent-offsets", detail, shown_by(first[2]), shown_by(batch))
             elif first[1] != ts_ns:
                 detail = f"{partition.key}@{offset} has ts_ns {first[1]} and {ts_ns}"
-                findings.add("inconsistent-ts", detail, first[2], op)
+                findings.add("inconsistent-ts", detail, shown_by(first[2]), shown_by(batch))
     return seen, places
 
 
@@ -73,12 +75,12 @@ def _check_told(partition: PartitionFacts, seen: Seen, places: Places, findings:
     """What producers were told agrees with what is read, and nobody was told the same offset for another value."""
     value_at: dict[int, tuple[int, Op]] = {}
     # acks=1 promises nothing: its batch may go with the leader, and a late first attempt may bring it back.
-    for base, _, values, op in partition.acked:
+    for _, _, op, base, values in partition.acked:
         for offset, value in enumerate(values, base):
             read_at = places.get(value, offset)
             if read_at != offset:
                 detail = f"{partition.key}: {value} was acknowledged at {offset} and read at {read_at}"
-                findings.add("inconsistent-offsets", detail, op, seen[read_at][2])
+                findings.add("inconsistent-offsets", detail, op, partition.shown_by(seen[read_at][2]))
             first = value_at.get(offset)
             if first is None:
                 value_at[offset] = (value, op)
@@ -88,7 +90,7 @@ def _check_told(partition: PartitionFacts, seen: Seen, places: Places, findings:
             read = seen.get(offset)
             if read is not None and read[0] != value:
                 detail = f"{partition.key}@{offset} was acknowledged for {value} and read as {read[0]}"
-                findings.add("offset-reuse", detail, op, read[2])
+                findings.add("offset-reuse", detail, op, partition.shown_by(read[2]))
 
 
 def _check_sequences(partition: PartitionFacts, findings: Findings) -> None:

@@ -5,8 +5,12 @@ Owns the comparison of everything that clients were told with the final read of 
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Final
 
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
+
+_BASE_AND_VALUES: Final = itemgetter(0, 2)  # of a batch
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -52,8 +56,7 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, _Replica]:
     for op in partition.finals:
         replica, told = read[op.asked["n"]], op.told
         replica.lo, replica.hwm = max(replica.lo, told["lo"]), max(replica.hwm, told["hwm"])
-        for batch in batches(op):
-            replica.batches[batch[0]] = batch[2]
+        replica.batches.update(map(_BASE_AND_VALUES, batches(op)))
     found: dict[int, _Replica] = {}
     for node, replica in read.items():
         found[node] = next((twin for twin in found.values() if twin == replica), replica)
@@ -92,7 +95,7 @@ def _check_agreement(partition: PartitionFacts, replicas: dict[int, _Replica], f
 
 def _check_lost(partition: PartitionFacts, node: int, replica: _Replica, findings: Findings) -> None:
     lo, hwm, stored = replica.lo, replica.hwm, replica.batches
-    for base, end, values, op in partition.acked:
+    for _, end, op, base, values in partition.acked:
         if end > hwm:
             detail = f"{partition.key}@{base} was acknowledged, node {node} ends at {hwm}"
             findings.add("lost-write", detail, op)
@@ -106,20 +109,26 @@ def _check_aborted(partition: PartitionFacts, findings: Findings) -> None:
     failed = {op.asked["v"][0]: op for op in partition.sends if op.kind == "fail"}
     if not failed:
         return
-    for (base, _, values, *_), poll in partition.observed:
-        for value in values:
+    for batch in partition.observed:
+        for value in batch[2]:
             op = failed.get(value)
             if op is not None:
-                findings.add("aborted-read", f"{partition.key}@{base}: {value} had failed", op, poll)
+                detail = f"{partition.key}@{batch[0]}: {value} had failed"
+                findings.add("aborted-read", detail, op, partition.shown_by(batch))
 
 
 def _check_precommitted(partition: PartitionFacts, findings: Findings) -> None:
     """Whatever anybody read is in the final log (unless it has been deleted since)."""
-    log = partition.final_log
+    final = partition.final
     lo = max(op.told["lo"] for op in partition.finals)
-    for (base, _, values, *_), poll in partition.observed:
+    for batch in partition.observed:
+        base, values = batch[0], batch[2]
         last = base + len(values) - 1
-        final = log.get(last)
-        if last >= lo and (final is None or final[0] != values[-1]):
-            there = "nothing" if final is None else final[0]
-            findings.add("precommitted-read", f"{partition.key}@{last}: {values[-1]} was read, finally {there}", poll)
+        there = final.get(base)
+        if last < lo or (there is not None and there[2] == values):
+            continue
+        value = partition.final_log().get(last)
+        if value != values[-1]:
+            shown = "nothing" if value is None else value
+            detail = f"{partition.key}@{last}: {values[-1]} was read, finally {shown}"
+            findings.add("precommitted-read", detail, partition.shown_by(batch))

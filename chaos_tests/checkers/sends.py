@@ -1,27 +1,46 @@
-"""The order of acknowledgements: nonmonotonic-send.
+"""Where sends lie: nonmonotonic-send, and stale-hwm where the mark was told before what lies below it was sent.
 
-Owns the relation between the real-time order of sends and the order of their offsets.
+Owns the relation between the real-time order of sends and of high water marks and the order of offsets. That marks
+themselves only grow is the business of `marks`.
 """
 
-from operator import attrgetter
-
-from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation
+from chaos_tests.history import Op
 
 
 def check(facts: Facts) -> list[Violation]:
-    """A send's offset exceeds every offset that was acknowledged before the send was invoked."""
     findings = Findings()
     for partition in facts.partitions.values():
-        ended = sorted(partition.acked, key=attrgetter("op.end_ns"))
-        at, before = 0, None  # the highest of those that had ended by then
-        # acks=1 is judged only by what is read: a deposed leader may tell it any offset before it hears of the new.
-        for entry in partition.acked:  # by the order of their starts
-            start_ns = entry.op.start_ns
-            while ended[at].op.end_ns < start_ns:
-                if before is None or ended[at].base > before.base:
-                    before = ended[at]
-                at += 1
-            if before is not None and before.base >= entry.base:
-                detail = f"{partition.key}: {entry.base} after {before.base} had been acknowledged"
-                findings.add("nonmonotonic-send", detail, before.op, entry.op)
+        _check_acknowledged(partition, findings)
+        if len(partition.acked) < len(partition.sends):
+            _check_others(partition, findings)
     return findings.found
+
+
+def _check_acknowledged(partition: PartitionFacts, findings: Findings) -> None:
+    """A send's offset is no lower than any high water mark that had been told before the send was invoked."""
+    marks, at = partition.marks(), 0
+    for _, _, op, base, _ in partition.acked:  # by the order of their starts
+        start_ns = op.start_ns
+        while marks[at + 1][0] < start_ns:
+            at += 1
+        if base < marks[at][1]:
+            _add(partition, op, base, findings)
+
+
+def _check_others(partition: PartitionFacts, findings: Findings) -> None:
+    """The same of whatever else is read in the end. What acks=1 was told is no matter: a deposed leader may tell it
+    any offset before it hears of the new."""
+    acknowledged = {id(acked.op) for acked in partition.acked}
+    others = {value: op for op in partition.sends if id(op) not in acknowledged for value in op.asked["v"]}
+    for offset, value in partition.final_log().items():
+        op = others.get(value)
+        if op is not None and offset < partition.mark_before(op.start_ns)[1]:
+            _add(partition, op, offset, findings)
+
+
+def _add(partition: PartitionFacts, op: Op, offset: int, findings: Findings) -> None:
+    mark = partition.mark_before(op.start_ns)
+    assert mark.op is not None, "it told a mark above an offset"
+    anomaly = "nonmonotonic-send" if mark.op.function == "send" else "stale-hwm"
+    findings.add(anomaly, f"{partition.key}: {offset} after a mark of {mark.end} had been told", mark.op, op)

@@ -1,15 +1,13 @@
 """Each anomaly: a hand-made history without it passes, the same history with it is found, by its name."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos_tests.checkers.base import index
 from chaos_tests.checkers.judge import judge
-from chaos_tests.history import Event, HistoryError, Recorder, pair, write_jsonl
+from chaos_tests.history import Event, HistoryError, Recorder, pair
 
 
 class Story:
@@ -267,6 +265,25 @@ def range_of_the_future(s: Story) -> None:
     s.final(LOG, hwm=3)
 
 
+def poll_of_the_future(s: Story) -> None:
+    s.poll(0, [], hwm=2)
+    s.send([10, 11], 0)
+
+
+def mark_above_what_is_sent_later_and_never_acknowledged(s: Story) -> None:
+    s.send([12], None, kind="info")
+    s.range(3)
+    s.send([10, 11], None, kind="info")
+    s.final(LOG, hwm=3)
+
+
+def range_below_the_earlier_of_two_answers(s: Story) -> None:
+    slow = s.begin("poll", k="t/0", o=3, n=1)
+    s.poll(2, [], hwm=2)
+    s.range(1)
+    s.recorder.ok(slow, "poll", b=[], lo=0, hwm=3)
+
+
 def wrong_time(s: Story) -> None:
     s.send([10, 11], 0)
     s.send([12], 2)
@@ -399,6 +416,9 @@ def died(s: Story) -> None:
         (range_backwards, "stale-hwm"),
         (range_in_disorder, "stale-hwm"),
         (range_of_the_future, "stale-hwm"),
+        (poll_of_the_future, "stale-hwm"),
+        (mark_above_what_is_sent_later_and_never_acknowledged, "stale-hwm"),
+        (range_below_the_earlier_of_two_answers, "stale-hwm"),
         (wrong_time, "wrong-time-offset"),
         (time_missed, "wrong-time-offset"),
         (stale_fetch, "stale-commit"),
@@ -444,6 +464,19 @@ def leader_ack_that_was_lost(s: Story) -> None:
     s.final([*LOG[:1], batch(2, [13])], hwm=3)
 
 
+def mark_told_while_the_send_below_it_is_on_its_way(s: Story) -> None:
+    process = s.begin("send", k="t/0", v=[10, 11], acks=-1)
+    s.range(2)
+    s.end_send(process, 0)
+
+
+def mark_told_while_an_unknown_send_is_on_its_way(s: Story) -> None:
+    process = s.begin("send", k="t/0", v=[10, 11], acks=-1)
+    s.poll(0, [LOG[0]], hwm=2)
+    s.end_send(process, None, "info")
+    s.final(LOG[:1], hwm=2)
+
+
 def trimmed_prefix(s: Story) -> None:
     s.send([10, 11], 0)
     s.send([12], 2)
@@ -459,11 +492,30 @@ def trimmed_prefix(s: Story) -> None:
         overlapping_commits_in_either_order,
         unknown_commit_that_took_effect_late,
         leader_ack_that_was_lost,
+        mark_told_while_the_send_below_it_is_on_its_way,
+        mark_told_while_an_unknown_send_is_on_its_way,
         trimmed_prefix,
     ],
 )
 def test_what_is_allowed_is_not_reported(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()
+
+
+def test_witness_is_the_poll_that_showed_it_first() -> None:
+    story = Story()
+    story.send([10, 11], None, kind="fail")
+    story.poll(0, LOG[:1], hwm=2, node=2)
+    story.poll(0, LOG[:1], hwm=2, node=3)  # the same object, as a simulation may pass it on
+    (found,) = (violation for violation in judge(story.recorder.events) if violation.anomaly == "aborted-read")
+    assert "'n': 2" in found.witness[1]
+
+
+def test_final_log_is_the_first_replicas_where_they_differ() -> None:
+    story = Story()
+    story.final([batch(0, [10, 11])], hwm=2, nodes=(1,))
+    story.final([batch(0, [10]), batch(1, [21, 22])], hwm=3, nodes=(2,))
+    log = index(pair(story.recorder.events)).partitions["t/0"].final_log()
+    assert log == {0: 10, 1: 11, 2: 22}
 
 
 def test_process_that_goes_on_after_unknown_outcome_is_refused() -> None:
@@ -479,28 +531,3 @@ def test_completion_without_invocation_is_refused() -> None:
     events: list[Event] = [{"t": 1, "p": 1, "ty": "ok", "f": "send"}]
     with pytest.raises(HistoryError, match="never invoked"):
         pair(events)
-
-
-TWICE = """
-import sys
-from pathlib import Path
-from chaos_tests.checkers import judge
-from chaos_tests.history import read_jsonl
-
-judge.SHARED_MIN = 1
-events = list(read_jsonl(Path(sys.argv[1])))
-alone, by_two = judge.judge(events), judge.judge(events, may_fork=True)
-assert alone == by_two, (alone, by_two)
-print(*sorted({violation.anomaly for violation in by_two}))
-"""
-
-
-def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
-    """In a process of its own: this one may have threads, which no fork survives."""
-    story = Story()
-    for tell in (aborted, stale_range):
-        tell(story)
-    write_jsonl(tmp_path / "history.jsonl", story.recorder.events)
-    asked = [sys.executable, "-c", TWICE, str(tmp_path / "history.jsonl")]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=100, check=True)
-    assert {"stale-hwm", "aborted-read"} <= set(done.stdout.split())

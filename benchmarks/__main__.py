@@ -23,7 +23,7 @@ from benchmarks import (
     spark_stages,
 )
 from benchmarks.report import Report, machine
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 Section = Callable[[Cluster, Report], None]
 

@@ -8,8 +8,8 @@ import statistics
 import time
 
 from benchmarks.report import Report
+from smq.testing.cluster import Cluster, wait_for
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.traffic import Traffic
 
 

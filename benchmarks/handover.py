@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from benchmarks import loop
 from benchmarks.report import Report
 from smq.clients import Producer
+from smq.testing.cluster import Cluster, wait_for
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, wait_for
 
 PARTITIONS = 6  # two led by each node
 SETTLE_S = 1.5  # after a signal, in which pauses are counted; a failover takes half of it

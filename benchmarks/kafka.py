@@ -14,8 +14,8 @@ from typing import Any
 import confluent_kafka
 
 from benchmarks.report import Report, percentile
+from smq.testing.cluster import Cluster
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
 
 PARTITIONS = 3
 CHUNK = 1_000  # records handed to librdkafka at once

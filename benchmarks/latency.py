@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report, percentile
-from chaos_tests.live.raw import RawNode, batch_of
 from smq.clients.pb import smq_pb2 as pb
+from smq.testing.cluster import Cluster
+from smq.testing.node_client import RawNode, batch_of
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
 
 VALUE = b"x" * 100
 PAGE = b"\0" * 4096  # what LMDB writes at least

@@ -10,7 +10,7 @@ import time
 from benchmarks import loop
 from benchmarks.report import Report, percentile
 from smq.clients import Admin, OffsetAssigner
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 BATCH = 100  # offsets of one call in the batched runs
 

@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.report import Report
 from smq.clients.consumer import Consumer
 from smq.clients.producer import Producer
+from smq.testing.cluster import Cluster
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
 
 VALUE_BYTES = 100
 CHUNK = 10_000  # records handed to the producer at once

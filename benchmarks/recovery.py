@@ -7,9 +7,9 @@ the start of the processes until every node says that it is ready.
 import time
 
 from benchmarks.report import Report
-from chaos_tests.live.raw import batch_of
+from smq.testing.cluster import Cluster
+from smq.testing.node_client import batch_of
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
 
 MIB = 1 << 20
 VALUES = [b"r" * 1000] * 900  # a batch of about 0.9 MB

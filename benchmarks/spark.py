@@ -27,8 +27,8 @@ from benchmarks.report import Report
 from benchmarks.spark_floor import FloorSource
 from smq.clients.sync import SyncProducer
 from smq.spark_connector import session
+from smq.testing.cluster import Cluster
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
 
 VALUE_BYTES: Final = 100
 CHUNK: Final = 10_000  # records handed to the producer at once

@@ -20,8 +20,8 @@ from smq.spark_connector.decode import Decoder, RawBatch
 from smq.spark_connector.fetching import RangeFetcher
 from smq.spark_connector.planning import Range
 from smq.spark_connector.schema import arrow_schema, check_projection, default_schema
+from smq.testing.cluster import Cluster
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
 
 REPEATS: Final = 3
 CHUNK: Final = 10_000  # records handed to the producer at once

@@ -134,7 +134,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 def main(arguments: Iterable[str]) -> None:
     import uvloop
 
-    from smq.coordinator.cli import main as smq
+    from smq.coordinator.cli.main import main as smq
 
     uvloop.new_event_loop = _new_loop  # type: ignore[assignment] # what the server asks for its loop
     sys.argv = ["smq", *arguments]

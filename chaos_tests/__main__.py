@@ -52,11 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
 
         return run(options, given)
     if options.command == "report":
-        from chaos_tests.live.campaign_page import write_reports
+        from chaos_tests.live.report.campaign_page import write_reports
 
         return write_reports(options.directory)
     if options.command == "ledger":
-        from chaos_tests.live.ledger import keep, write_page
+        from chaos_tests.live.report.ledger import keep, write_page
 
         if options.keep is not None:
             if not options.keep.is_dir():
@@ -143,9 +143,9 @@ def _one_schedule(options: argparse.Namespace) -> int:
 
 
 def _long_run(options: argparse.Namespace) -> int:
-    from chaos_tests.crash.long_runs import bit_flips, crash_images
     from chaos_tests.crash.recorder import RecordingError
     from chaos_tests.sim.ledger import LedgerError
+    from chaos_tests.sim.long_runs import bit_flips, crash_images
 
     if options.count < 1:
         print("--count is at least 1", file=sys.stderr)

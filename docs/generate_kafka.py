@@ -1,5 +1,5 @@
 """Writes docs/kafka.md from the tables of the Kafka listener and from what the client matrix has shown
-(kafka-clients.json, written by tests/kafka/test_kafka_foreign.py), so that page and code cannot differ.
+(kafka-clients.json, written by tests/kafka/test_foreign.py), so that page and code cannot differ.
 
 Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
 """
@@ -85,7 +85,7 @@ _KEYS = """
 _CLIENTS = """
 ## Clients
 
-What each was seen to do, unchanged, against three nodes: `pytest -m full tests/kafka/test_kafka_foreign.py`. Each
+What each was seen to do, unchanged, against three nodes: `pytest -m full tests/kafka/test_foreign.py`. Each
 creates its topic, writes it in every codec named, and reads what the others have written.
 
 | client | version | writes | reads what was written by | groups: commit, resume | seeks by time |

@@ -17,9 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from chaos_tests.sim.disk import DiskImage
-from smq.replication.disk_lmdb import DATA_FILE, FORMAT_KEY, DiskOpenError, LmdbDisk
 from smq.replication.ports import DataDamaged, Put, Table
+from smq.replication.storage.disk_lmdb import DATA_FILE, FORMAT_KEY, DiskOpenError, LmdbDisk
+from smq.testing.disk import DiskImage
 
 PAGE_BYTES: Final = 4096
 REFUSED: Final = 3  # exit code: the directory is refused with a message, as a node would

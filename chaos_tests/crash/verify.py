@@ -10,10 +10,10 @@ from pathlib import Path
 from chaos_tests.crash.trace import Acked
 from chaos_tests.crash.workload import PID, batch, command
 from smq.records import CRC_START
-from smq.replication.disk_lmdb import DATA_FILE, DiskOpenError, LmdbDisk
-from smq.replication.journal import RaftJournal
-from smq.replication.log_store import LogStore
+from smq.replication.log.store import LogStore
 from smq.replication.ports import DataDamaged, Disk
+from smq.replication.raft.journal import RaftJournal
+from smq.replication.storage.disk_lmdb import DATA_FILE, DiskOpenError, LmdbDisk
 
 
 def verdict(directory: Path, image: bytes, acked: Acked) -> str:

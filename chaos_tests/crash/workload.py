@@ -17,10 +17,10 @@ from crc32c import crc32c
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
-from smq.replication import disk_lmdb
-from smq.replication.disk_lmdb import LmdbDisk
-from smq.replication.journal import RaftJournal
-from smq.replication.log_store import LogStore
+from smq.replication.log.store import LogStore
+from smq.replication.raft.journal import RaftJournal
+from smq.replication.storage import disk_lmdb
+from smq.replication.storage.disk_lmdb import LmdbDisk
 
 PID: Final = PartitionId(b"crash-images........")
 SIZES: Final = (50, 300, 1_500, 5_000, 14_000)  # inline in a leaf, and on pages of its own

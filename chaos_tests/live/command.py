@@ -13,20 +13,20 @@ import time
 from pathlib import Path
 from typing import Final
 
-from chaos_tests.live import clocks, disks, namespaces
-from chaos_tests.live.campaign_page import INDEX, write_index
+from chaos_tests.live.environment import clocks, disks, namespaces
+from chaos_tests.live.environment.links import Network
+from chaos_tests.live.environment.proxies import ProxyNetwork
+from chaos_tests.live.faults.plan import FAULTS_MIN, SCENARIOS, PlanError, Step, draw, draw_from, unavailable
+from chaos_tests.live.faults.planted import PLANTED, command_of
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.history_run import SPARK, TOPIC, HistoryRun, topics_of
-from chaos_tests.live.network import Network
-from chaos_tests.live.nodes import ClusterError
 from chaos_tests.live.own import HooksError, OwnCluster, TheirDisks, TheirNetwork, described, read_hooks
-from chaos_tests.live.plan import FAULTS_MIN, SCENARIOS, PlanError, Step, draw, draw_from, unavailable
-from chaos_tests.live.planted import PLANTED, command_of
-from chaos_tests.live.proxies import ProxyNetwork
-from chaos_tests.live.report import REPORT, write_report
-from chaos_tests.live.summary import SUMMARY, Summary, new_summary, read_summary
+from chaos_tests.live.report.campaign_page import INDEX, write_index
+from chaos_tests.live.report.page import REPORT, write_report
+from chaos_tests.live.report.summary import SUMMARY, Summary, new_summary, read_summary
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, tls_from_environment
 from smq.raft_state.errors import SmqError
+from smq.testing.processes import ClusterError
 
 NODES: Final = (1, 3, 5)
 _TLS: Final = (

@@ -7,15 +7,15 @@ nodes meet, what they write to and what time they see; their processes are `Node
 import shutil
 from dataclasses import dataclass
 
-from chaos_tests.live.clocks import Clocks
-from chaos_tests.live.disks import Disks
-from chaos_tests.live.network import Links, Network
-from chaos_tests.live.nodes import ASK_S, Node, Nodes
-from chaos_tests.live.raw import Unanswered
+from chaos_tests.live.environment.clocks import Clocks
+from chaos_tests.live.environment.disks import Disks
+from chaos_tests.live.environment.links import Links, Network
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.cluster_dir import Ports, prepare_cluster
+from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import format_address, load_config
 from smq.raft_state.errors import SmqError
+from smq.testing.node_client import Unanswered
+from smq.testing.processes import ASK_S, Node, Nodes
 
 
 @dataclass(kw_only=True)

@@ -16,18 +16,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from chaos_tests.checkers.judge import judge
-from chaos_tests.live import sockets
-from chaos_tests.live.faults import FAILOVERS, Arena, end_everything
+from chaos_tests.live.environment import sockets
+from chaos_tests.live.faults.kinds import FAILOVERS, Arena, end_everything
+from chaos_tests.live.faults.plan import Step
 from chaos_tests.live.fleet import Fleet
-from chaos_tests.live.group_load import Team, TeamWatcher
-from chaos_tests.live.kafka_load import kafka_clients
-from chaos_tests.live.nodes import ClusterError, wait_for
-from chaos_tests.live.plan import Step
-from chaos_tests.live.raw import Unanswered
-from chaos_tests.live.spark_load import SparkRead
-from chaos_tests.live.summary import SUMMARY, Struck, Summary, count, failover_ms
-from chaos_tests.live.watcher import Watcher
-from chaos_tests.live.workload import (
+from chaos_tests.live.load.groups import Team, TeamWatcher
+from chaos_tests.live.load.grpc import (
     Client,
     GroupMember,
     Partition,
@@ -39,7 +33,13 @@ from chaos_tests.live.workload import (
     grpc_clients,
     stop,
 )
+from chaos_tests.live.load.kafka import kafka_clients
+from chaos_tests.live.load.spark import SparkRead
+from chaos_tests.live.report.summary import SUMMARY, Struck, Summary, count, failover_ms
+from chaos_tests.live.watcher import Watcher
 from smq.raft_state.errors import SmqError
+from smq.testing.node_client import Unanswered
+from smq.testing.processes import ClusterError, wait_for
 
 TOPIC: Final = "chaos"
 SPARK: Final = "spark"  # directory of the streaming query

@@ -25,15 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from chaos_tests.live.disks import Power
-from chaos_tests.live.faults import FAILOVERS, Arena, Fault, Undo
+from chaos_tests.live.environment.disks import Power
+from chaos_tests.live.environment.links import Links
+from chaos_tests.live.faults.kinds import FAILOVERS, Arena, Fault, Undo
 from chaos_tests.live.fleet import Fleet
-from chaos_tests.live.network import Links
-from chaos_tests.live.nodes import ClusterError, Node
-from chaos_tests.live.raw import RawNode, Unanswered
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.raft_state.errors import SmqError
+from smq.testing.node_client import RawNode, Unanswered
+from smq.testing.processes import ClusterError, Node
 
 _HOOK_S: Final = 120.0
 _KNOWN: Final = {"name", "says", "strike", "undo", "target", "family", "keeps_majority", "hold_s"}

@@ -7,8 +7,8 @@ import threading
 from typing import Final
 
 from chaos_tests.live.fleet import Fleet
-from chaos_tests.live.nodes import tail
-from chaos_tests.live.workload import SharedRecorder
+from chaos_tests.live.load.grpc import SharedRecorder
+from smq.testing.processes import tail
 
 _EVERY_S: Final = 0.25
 

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from chaos_tests.history import Recorder
-from chaos_tests.sim.clock import Machine, Process, Scheduler, SimClock
-from chaos_tests.sim.disk import DiskImage, FakeDisk
-from chaos_tests.sim.network import SimNetwork, SimPort
-from chaos_tests.sim.rng import Streams
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
 from smq.replication.config import NodeConfig
 from smq.replication.ports import Clock, Disk, Network, Rng
+from smq.testing.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.network import SimNetwork, SimPort
+from smq.testing.rng import Streams
 
 CLUSTER_ID = "simulated-cluster"
 SUPERVISOR_MS = (50.0, 800.0)  # a process that died by itself is started again after this

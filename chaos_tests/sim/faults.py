@@ -11,9 +11,9 @@ from typing import Any
 
 from chaos_tests.sim.clients.base import World
 from chaos_tests.sim.cluster import Cluster, SimHost
-from chaos_tests.sim.disk import DiskImage
 from chaos_tests.sim.rpc import ClientNet, Sleep
 from smq.raft_state.ids import NodeId
+from smq.testing.disk import DiskImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

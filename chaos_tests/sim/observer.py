@@ -15,7 +15,7 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.raft_state.commands import Applied, HwmsAdvanced, LeaderElected
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.replication.config import NodeConfig
-from smq.replication.log_store import PartitionLog
+from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
 from smq.replication.ports import Clock, Disk, Network, Rng
 

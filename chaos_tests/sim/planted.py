@@ -5,7 +5,12 @@ Owns the list: of each bug the rule it breaks, the scenario in which it must be 
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 
-_REPLICA = "smq.replication.replica:Replica."
+_LINEAGE = "smq.replication.log.lineage:"
+_SPACE = "smq.replication.storage.space:SpaceGuard."
+_REPAIRS = "smq.replication.partition.repair:Repairs."
+_CONTROLLER = "smq.replication.membership.controller:Controller."
+_READS = "smq.replication.partition.reads:"
+_REPLICA = "smq.replication.partition.replica:Replica."
 LOST = frozenset(
     {"lost-write", "offset-reuse", "inconsistent-offsets", "divergent-replica", "precommitted-read", "aborted-read"}
 )
@@ -16,7 +21,7 @@ _LIVE = "smq.coordinator.groups.live:LiveGroup."
 _GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
 
 _NOTHING_IS_FORGOTTEN = Mutation(
-    "smq.replication.disk_marks:has_forgotten", "told.start != start and told.writes > base", "False"
+    "smq.replication.raft.disk_marks:has_forgotten", "told.start != start and told.writes > base", "False"
 )
 
 BUGS: tuple[PlantedBug, ...] = (
@@ -190,7 +195,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="15: ts_ns exceeds the last in the log and Raft's last",
         mutations=(
             Mutation(_REPLICA + "produce", "self.log.last_ts_ns + 1, self.part.ts_ns + 1", "self.log.last_ts_ns + 1"),
-            Mutation("smq.replication.log_state:LogState.add", "self.last_ts_ns = ts_ns", "self.last_ts_ns = 0"),
+            Mutation("smq.replication.log.state:LogState.add", "self.last_ts_ns = ts_ns", "self.last_ts_ns = 0"),
         ),
         scenario="clocks",
         anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}) | BROKEN,
@@ -228,7 +233,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="judging-newer-stamps",
         rule="4: never judge a batch stamped newer than the applied epoch",
-        mutations=(Mutation("smq.replication.lineage:verified_end", "if run.epoch > history[-1].epoch:", "if False:"),),
+        mutations=(Mutation(_LINEAGE + "verified_end", "if run.epoch > history[-1].epoch:", "if False:"),),
         scenario="power",
         anomalies=BROKEN,
         seeds=8,
@@ -246,7 +251,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="16: producer state follows truncation",
         mutations=(
             Mutation(
-                "smq.replication.partition_log:PartitionLog.truncate",
+                "smq.replication.log.partition_log:PartitionLog.truncate",
                 "    self._state = state\n    ops.append",
                 "    state.producers = self._state.producers\n    self._state = state\n    ops.append",
             ),
@@ -280,7 +285,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="out-of-range-without-barrier",
         rule="13: OFFSET_OUT_OF_RANGE only after a read barrier",
-        mutations=(Mutation("smq.replication.reads:Reads._try", "if not poll.confirmed:", "if False:"),),
+        mutations=(Mutation(_READS + "Reads._try", "if not poll.confirmed:", "if False:"),),
         scenario="partitions",
         anomalies=frozenset({"false-out-of-range"}),
         seeds=8,
@@ -290,7 +295,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="11 and 12: apply rejects a candidate below the HWM, and an appointed leader checks itself",
         mutations=(
             Mutation("smq.raft_state.partitions:elect_leader", "if command.verified_end < partition.hwm:", "if False:"),
-            Mutation("smq.replication.controller:Controller._decide", "and current.reports[n][1] >= part.hwm", ""),
+            Mutation(_CONTROLLER + "_decide", "and current.reports[n][1] >= part.hwm", ""),
             Mutation(_REPLICA + "_start_leading", "self._judged_end < start or ", ""),
         ),
         scenario="churn",
@@ -302,7 +307,9 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="14: an empty log's end is log_start",
         mutations=(
             Mutation(
-                "smq.replication.lineage:verified_end", "end = log_start\n", "end = log_start if runs else Offset(0)\n"
+                _LINEAGE + "verified_end",
+                "end = log_start\n",
+                "end = log_start if runs else Offset(0)\n",
             ),
         ),
         scenario="log_start",
@@ -324,13 +331,13 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="raft.md 12: a leader gives a read index once a majority has answered what it sent after the read began",
         mutations=(
             Mutation(
-                "smq.replication.raft_leader:Leader.confirmed_by_majority",
+                "smq.replication.raft.leader:Leader.confirmed_by_majority",
                 "return numbers[len(numbers) // 2]",
                 'return float("inf")',
             ),
             # A second guard: without it a cut-off leader believes for half a second only that it leads.
             Mutation(
-                "smq.replication.raft_leader:Leader.hears_majority",
+                "smq.replication.raft.leader:Leader.hears_majority",
                 "return 2 * heard > len(self._progress) + 1",
                 "return True",
             ),
@@ -344,7 +351,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="DESIGN 4: persist, then speak",
         mutations=(
             Mutation(
-                "smq.replication.raft_outbox:Outbox.barrier_seq",
+                "smq.replication.raft.outbox:Outbox.barrier_seq",
                 "self._journal.changed_seq if needs is Needs.EVERYTHING else self._journal.vote_seq",
                 "0",
             ),
@@ -358,7 +365,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="raft.md 2: the leader counts itself only once its entries are on its own disk",
         mutations=(
             Mutation(
-                "smq.replication.raft_leader:Leader.own_durable_index",
+                "smq.replication.raft.leader:Leader.own_durable_index",
                 "self._view.journal.durable_index",
                 "self._view.journal.last_index",
             ),
@@ -372,7 +379,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="18: a replaced disk is no Raft voter until the others have let it in",
         mutations=(
             Mutation(
-                "smq.replication.raft_voters:Voters.counts",
+                "smq.replication.raft.voters:Voters.counts",
                 "self._registered_disk(node) in (None, disk)",
                 "True",
             ),
@@ -402,7 +409,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="P7: sequences of a producer follow one another",
         mutations=(
             Mutation(
-                "smq.replication.producers:ProducerTable.check", "if header.base_sequence != expected:", "if False:"
+                "smq.replication.log.producers:ProducerTable.check", "if header.base_sequence != expected:", "if False:"
             ),
         ),
         scenario="churn",
@@ -414,7 +421,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="5: truncation deletes the time-index rows, too",
         mutations=(
             Mutation(
-                "smq.replication.partition_log:PartitionLog.truncate",
+                "smq.replication.log.partition_log:PartitionLog.truncate",
                 "Delete(Table.TIMES, after_append_time(pid, state.last_ts_ns), times_range(pid, TIME_APPEND)[1]),",
                 "",
             ),
@@ -428,7 +435,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="16: producer state survives a log start that passed a replica by",
         mutations=(
             Mutation(
-                "smq.replication.partition_log:PartitionLog.advance_log_start",
+                "smq.replication.log.partition_log:PartitionLog.advance_log_start",
                 "self.has_producers = not lacks_producers",
                 "pass",
             ),
@@ -440,7 +447,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="stuck-behind-a-busy-link",
         rule="4: a follower is served on, also where its link was busy with others when its last answer came",
-        mutations=(Mutation("smq.replication.streams:FollowerStream.on_tick", "self.pump()", "pass"),),
+        mutations=(Mutation("smq.replication.partition.streams:FollowerStream.on_tick", "self.pump()", "pass"),),
         scenario="full_disk",
         anomalies=frozenset({"no-progress"}),
         seeds=20,
@@ -448,7 +455,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="index-rows-taken-for-batches",
         rule="5: a look-up by time reads the batch that its index row names",
-        mutations=(Mutation("smq.replication.reads:_within", "batch = found[0].batch", "batch = info.batch"),),
+        mutations=(Mutation(_READS + "_within", "batch = found[0].batch", "batch = info.batch"),),
         scenario="clocks",
         anomalies=frozenset({"no-progress"}),
         seeds=4,
@@ -492,7 +499,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="18: a disk that has lost what Raft had on it is another disk",
         mutations=(
             Mutation(
-                "smq.replication.identity:replace_disk_id",
+                "smq.replication.membership.identity:replace_disk_id",
                 "DiskId(rng.randbytes(DISK_ID_BYTES))",
                 "DiskId(disk.get(Table.META, DISK_KEY) or b'')",
             ),
@@ -507,7 +514,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="DESIGN 5: every value carries a CRC that is checked on every read",
         mutations=(
             Mutation(
-                "smq.replication.log_reader:parse_stored", "parse_value(value)", "parse_value(value, verify=False)"
+                "smq.replication.log.reader:parse_stored", "parse_value(value)", "parse_value(value, verify=False)"
             ),
         ),
         scenario="rot",
@@ -517,7 +524,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="rot-not-repaired",
         rule="DESIGN 4: a replica whose bytes fail their CRC fetches them again from another replica",
-        mutations=(Mutation("smq.replication.repair:Repairs._ask_next", "while repair.untold:", "while False:"),),
+        mutations=(Mutation(_REPAIRS + "_ask_next", "while repair.untold:", "while False:"),),
         scenario="rot",
         anomalies=BROKEN,
         seeds=8,
@@ -525,9 +532,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="full-for-ever",
         rule="DESIGN 5: a full disk is an error to producers, until there is room again",
-        mutations=(
-            Mutation("smq.replication.space:SpaceGuard.look", "self.is_full = outside", "self.is_full |= outside"),
-        ),
+        mutations=(Mutation(_SPACE + "look", "self.is_full = outside", "self.is_full |= outside"),),
         scenario="full_disk",
         anomalies=frozenset({"no-progress"}),
         seeds=8,
@@ -537,7 +542,9 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="DESIGN 5: the reserve of the disk is Raft's; records are refused before a commit meets a full disk",
         mutations=(
             Mutation(
-                "smq.replication.space:SpaceGuard.look", "self.is_full = outside < wanted", "self.is_full = False"
+                _SPACE + "look",
+                "self.is_full = outside < wanted",
+                "self.is_full = False",
             ),
         ),
         scenario="full_disk",
@@ -563,12 +570,12 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="11: a successor is proposed by what its log holds, and apply checks that against the mark",
         mutations=(
             Mutation(
-                "smq.replication.handover:HandOver.drive",
+                "smq.replication.partition.handover:HandOver.drive",
                 "if stream.acked_end == log.appended_end == replica.part.hwm:",
                 "if stream.acked_end is not None:",
             ),
             Mutation(
-                "smq.replication.handover:HandOver.drive",
+                "smq.replication.partition.handover:HandOver.drive",
                 "verified_end=stream.acked_end,",
                 "verified_end=log.appended_end,",
             ),

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from chaos_tests.sim.clock import Event, Process, Scheduler
-from chaos_tests.sim.rng import Streams
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
+from smq.testing.clock import Event, Process, Scheduler
+from smq.testing.rng import Streams
 
 # A node may answer this long after the deadline it was given, and no longer, pauses of its process not counted:
-# a fetch that must say "out of range" waits up to 5 s for a quorum (smq.replication.reads.BARRIER_MS_MAX).
+# a fetch that must say "out of range" waits up to 5 s for a quorum (smq.replication.partition.reads.BARRIER_MS_MAX).
 ANSWER_GRACE_MS = 3_000.0
 ANSWER_CHANCES = 3
 

@@ -28,19 +28,19 @@ from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.remaker import Remaker
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
-from chaos_tests.sim.clock import NS_PER_MS, Machine, Scheduler
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
-from chaos_tests.sim.disk import DiskImage
 from chaos_tests.sim.faults import Arena
-from chaos_tests.sim.network import LinkProfile, SimNetwork
 from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_truncations
-from chaos_tests.sim.rng import Streams
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script
 from chaos_tests.sim.scenario import Scenario
 from chaos_tests.sim.storm import Storm, Strike, heal
 from smq.raft_state.ids import NodeId
 from smq.replication.api import Acks
 from smq.replication.config import NodeConfig
+from smq.testing.clock import NS_PER_MS, Machine, Scheduler
+from smq.testing.disk import DiskImage
+from smq.testing.network import LinkProfile, SimNetwork
+from smq.testing.rng import Streams
 
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row

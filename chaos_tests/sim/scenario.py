@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from chaos_tests.sim.faults import FaultSpec
-from chaos_tests.sim.network import LinkProfile
 from chaos_tests.sim.rpc import ClientProfile
 from chaos_tests.sim.strikes import STRIKES
+from smq.testing.network import LinkProfile
 
 FOLDER = Path(__file__).parent / "scenarios"
 

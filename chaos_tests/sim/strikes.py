@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 from chaos_tests.crash.flips import flipped
 from chaos_tests.sim import steered
-from chaos_tests.sim.clock import NS_PER_MS, Process
 from chaos_tests.sim.cluster import SimHost
-from chaos_tests.sim.disk import DiskImage
 from chaos_tests.sim.faults import Fault
 from chaos_tests.sim.rpc import Script
 from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
-from smq.replication.disk_marks import Mark, unpack_marks
-from smq.replication.identity import DISK_KEY
-from smq.replication.journal import MARKS_KEY, marks_of
+from smq.replication.membership.identity import DISK_KEY
 from smq.replication.ports import Channel, Table
+from smq.replication.raft.disk_marks import Mark, unpack_marks
+from smq.replication.raft.journal import MARKS_KEY, marks_of
+from smq.testing.clock import NS_PER_MS, Process
+from smq.testing.disk import DiskImage
 
 TERMINATE_MS = 2_000
 COPIES_KEPT = 8  # of the victim's disk

@@ -17,10 +17,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Final
 
-from chaos_tests.flights import Flights, load_flights
-from chaos_tests.live.cluster import live_cluster
+from chaos_tests.demo.flights import Flights, load_flights
 from examples.pipeline.output import difference, expected, written
 from smq.clients import SyncAdmin, SyncProducer
+from smq.testing.smq_cluster import live_cluster
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from smq.spark_connector import session
 from smq.spark_connector.local_session import SHORT_LIVED
-from smq.spark_connector.stream_lag import LagListener, QueryLag
+from smq.spark_connector.stream.lag import LagListener, QueryLag
 
 FLIGHT = "origin string, time_hour string, distance bigint, arr_delay double"
 # How much later than the newest flight so far another may come and still count. Flights are published in the order

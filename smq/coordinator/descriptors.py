@@ -12,7 +12,7 @@ import structlog
 
 from smq.coordinator import limits
 from smq.coordinator.user_errors import StartError
-from smq.replication.acceptor import AcceptLimits
+from smq.replication.net.acceptor import AcceptLimits
 
 log = structlog.get_logger(__name__)
 

@@ -24,26 +24,26 @@ from smq.coordinator import limits
 from smq.coordinator.config import Address, ServerConfig, format_address
 from smq.coordinator.descriptors import Connections, take_descriptors
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.grpc_admin import AdminService
-from smq.coordinator.grpc_agent import AgentService
-from smq.coordinator.grpc_broker import BrokerService
-from smq.coordinator.grpc_doors import GrpcDoors
-from smq.coordinator.grpc_gate import ArrivalGate
+from smq.coordinator.grpc.admin import AdminService
+from smq.coordinator.grpc.agent import AgentService
+from smq.coordinator.grpc.broker import BrokerService
+from smq.coordinator.grpc.connection_limit import GrpcDoors
+from smq.coordinator.grpc.request_admission import ArrivalGate
 from smq.coordinator.heap import HeapKeeper
-from smq.coordinator.http import HttpServer
+from smq.coordinator.http.connection_metrics import DoorCollector, Doors
+from smq.coordinator.http.endpoints import HttpServer
+from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.logs import configure_logs
-from smq.coordinator.metrics import make_registry
-from smq.coordinator.metrics_doors import DoorCollector, Doors
-from smq.coordinator.tls import load_tls
+from smq.coordinator.tls.contexts import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
-from smq.replication.acceptor import AcceptLimits
-from smq.replication.asyncio_runtime import AsyncioClock, SystemRng
-from smq.replication.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk
-from smq.replication.identity import StartRefused
+from smq.replication.membership.identity import StartRefused
+from smq.replication.net.acceptor import AcceptLimits
+from smq.replication.net.tcp import TcpNetwork, bind_listener
 from smq.replication.node import Node
 from smq.replication.ports import DataDamaged
-from smq.replication.tcp import TcpNetwork, bind_listener
+from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng
+from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk
 
 log = structlog.get_logger(__name__)
 

@@ -38,28 +38,28 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
-from smq.replication import wire
-from smq.replication.advancer import Advancer
 from smq.replication.api import (
     DoneFn,
 )
 from smq.replication.config import NodeConfig
-from smq.replication.controller import Controller
-from smq.replication.deadlines import Deadlines
 from smq.replication.digests import Digests
-from smq.replication.drain import Drain
-from smq.replication.engine_pysyncobj import EngineTiming, PySyncObjEngine
-from smq.replication.external_offsets import ExternalOffsets
-from smq.replication.journal import RaftDamaged
-from smq.replication.liveness import Liveness
-from smq.replication.log_store import BatchDamaged, LogStore, PartitionLog
+from smq.replication.log.store import BatchDamaged, LogStore, PartitionLog
+from smq.replication.membership.controller import Controller
+from smq.replication.membership.drain import Drain
+from smq.replication.membership.liveness import Liveness
+from smq.replication.membership.registration import Registration
+from smq.replication.net import wire
+from smq.replication.partition.advancer import Advancer
+from smq.replication.partition.external_offsets import ExternalOffsets
+from smq.replication.partition.reads import Reads
+from smq.replication.partition.replica import Replica
 from smq.replication.ports import Buffer, Channel, Clock, DataDamaged, Disk, Engine, Network, Rng
 from smq.replication.proposer import Barriers, Proposer
-from smq.replication.reads import Reads
-from smq.replication.registration import Registration
-from smq.replication.replica import Replica
-from smq.replication.slices import Slices
-from smq.replication.storage_care import StorageCare
+from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
+from smq.replication.raft.journal import RaftDamaged
+from smq.replication.runtime.deadlines import Deadlines
+from smq.replication.runtime.slices import Slices
+from smq.replication.storage.care import StorageCare
 
 _log = structlog.get_logger("smq.node")
 

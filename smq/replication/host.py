@@ -11,12 +11,12 @@ from smq.raft_state.commands import Command, Reply
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState
-from smq.replication import wire
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
-from smq.replication.deadlines import Deadlines
-from smq.replication.log_codec import BatchDamaged
+from smq.replication.log.codec import BatchDamaged
+from smq.replication.net import wire
 from smq.replication.ports import Channel, Clock, Engine
+from smq.replication.runtime.deadlines import Deadlines
 
 
 class NodeView(Protocol):

@@ -43,12 +43,12 @@ from smq.replication.api import (
     TimeOffset,
 )
 from smq.replication.core import NodeCore, clipped
-from smq.replication.log_store import BatchDamaged
+from smq.replication.log.store import BatchDamaged
+from smq.replication.membership.registration import REGISTER_MS_MAX
+from smq.replication.partition.reads import Poll, find_sized_run, find_time, read_failure
+from smq.replication.partition.repair import Outcome, told
+from smq.replication.partition.replica import leader_error
 from smq.replication.ports import Buffer
-from smq.replication.reads import Poll, find_sized_run, find_time, read_failure
-from smq.replication.registration import REGISTER_MS_MAX
-from smq.replication.repair import Outcome, told
-from smq.replication.replica import leader_error
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 from smq.raft_state.commands import Applied
 from smq.raft_state.ids import LogIndex, NodeId, Term
-from smq.replication.disk_marks import DiskMarks
+from smq.replication.raft.disk_marks import DiskMarks
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -16,10 +16,10 @@ from smq.raft_state.codec import CodecError, decode_command, decode_reply, encod
 from smq.raft_state.commands import Command, Done, Rejected, Reply
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
-from smq.replication import wire
 from smq.replication.api import DoneFn
-from smq.replication.deadlines import Deadline, Deadlines
+from smq.replication.net import wire
 from smq.replication.ports import Clock, Committed, Engine, ProposalLost, Rng
+from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 PENDING_MAX: Final = 20_000  # proposals of one node under way: each is a waiting caller, a few hundred bytes
 COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it

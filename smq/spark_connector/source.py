@@ -67,7 +67,7 @@ class SmqDataSource(DataSource):
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
         """A stream reader. OptionError where an option is missing or wrong, or `schema` names no column of ours."""
         from smq.spark_connector.options import stream_options
-        from smq.spark_connector.stream import SmqStreamReader
+        from smq.spark_connector.stream.reader import SmqStreamReader
 
         return SmqStreamReader(stream_options(self.options), schema)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.live import disks, namespaces
-from chaos_tests.live.catalogue import CATALOGUE, NEEDS
-from chaos_tests.live.cluster import Cluster, live_cluster
-from chaos_tests.live.plan import SCENARIOS, draw
-from chaos_tests.live.planted import PLANTED
-from chaos_tests.live.raw import RawNode
+from chaos_tests.live.environment import disks, namespaces
+from chaos_tests.live.faults.catalogue import CATALOGUE, NEEDS
+from chaos_tests.live.faults.plan import SCENARIOS, draw
+from chaos_tests.live.faults.planted import PLANTED
 from smq.clients.tls import Tls
-from smq.coordinator.tls_layout import client_identity
+from smq.coordinator.tls.layout import client_identity
+from smq.testing.node_client import RawNode
+from smq.testing.smq_cluster import Cluster, live_cluster
 
 pytestmark = pytest.mark.timeout(1500)  # a history is a minute or two, and machines are busy
 ANYWHERE = ("--network", "loopback", "--disks", "directories")

@@ -18,26 +18,28 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from chaos_tests.checkers.judge import judge
-from chaos_tests.crash.long_runs import RUN, LongRun
 from chaos_tests.history import Recorder
-from chaos_tests.live import ledger, network_faults, sockets
-from chaos_tests.live.campaign_page import write_index, write_reports
-from chaos_tests.live.faults import Arena, has_whole_tree, hostile
-from chaos_tests.live.group_load import TeamMember
-from chaos_tests.live.kafka_load import reach
-from chaos_tests.live.network import Link, Links, both
+from chaos_tests.live.environment import sockets
+from chaos_tests.live.environment.links import Link, Links, both
+from chaos_tests.live.environment.proxies import ProxyNetwork
+from chaos_tests.live.environment.switch import Switch
+from chaos_tests.live.faults import network as network_faults
+from chaos_tests.live.faults.kinds import Arena, has_whole_tree, hostile
+from chaos_tests.live.load.groups import TeamMember
+from chaos_tests.live.load.grpc import Ack, Partition, SharedRecorder, World
+from chaos_tests.live.load.kafka import reach
 from chaos_tests.live.own import HooksError, read_hooks
-from chaos_tests.live.proxies import ProxyNetwork
-from chaos_tests.live.summary import Struck, failover_ms
-from chaos_tests.live.switch import Switch
-from chaos_tests.live.workload import Ack, Partition, SharedRecorder, World
+from chaos_tests.live.report import ledger
+from chaos_tests.live.report.campaign_page import write_index, write_reports
+from chaos_tests.live.report.summary import Struck, failover_ms
 from chaos_tests.sim.ledger import Ledger, Totals
+from chaos_tests.sim.long_runs import RUN, LongRun
 from smq.clients.tls import Tls
-from smq.coordinator.cluster_dir import Ports, prepare_cluster
+from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
 from smq.raft_state.ids import NodeId
-from smq.replication.disk_lmdb import LmdbDisk
 from smq.replication.ports import Put, Table
+from smq.replication.storage.disk_lmdb import LmdbDisk
 
 
 # ------------------------------------------------------------------------------------------------------ proxies

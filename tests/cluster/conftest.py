@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.live.raw import RawNode
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
+from smq.testing.node_client import RawNode
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""What tests of `chaos_tests.live.raw` ask for in every line: an error of one code.
+"""What tests of `smq.testing.node_client` ask for in every line: an error of one code.
 
 Owns that assertion alone; the calls are the chaos harness's, so that tests and live histories speak in one way.
 """

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.live.raw import RawNode
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import RING_SLOTS_PER_PARTITION, key_partition, key_slot
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
+from smq.testing.node_client import RawNode
 from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]

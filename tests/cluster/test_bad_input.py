@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from chaos_tests.live.raw import RawNode, batch_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
+from smq.testing.node_client import RawNode, batch_of
 from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]

@@ -16,15 +16,15 @@ from typing import Any
 import grpc
 import pytest
 
-from chaos_tests.live.raw import error_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AgentStub, BrokerStub
 from smq.coordinator import limits
 from smq.coordinator.kafka.keys import ApiKey
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, encode_batch
+from smq.testing.cluster import Cluster, wait_for
+from smq.testing.node_client import error_of
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.slow_reader import SlowReader
 from tests.kafka.raw import RawKafka
 

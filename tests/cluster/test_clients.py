@@ -7,8 +7,8 @@ import pytest
 
 from smq.clients.consumer import Consumer
 from smq.clients.producer import Producer, RecordMetadata
+from smq.testing.cluster import Cluster, wait_for
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, wait_for
 
 PARTITIONS = 3
 RECORDS = 3_000

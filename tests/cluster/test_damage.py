@@ -10,8 +10,8 @@ import lmdb
 import pytest
 
 from smq.coordinator.config import load_config, write_config
+from smq.testing.cluster import SERVE, Cluster, wait_for
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import SERVE, Cluster, wait_for
 from tests.cluster.traffic import Traffic
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from smq.clients import ErrorCode, OffsetAssigner, SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 EXTERNAL = {"storage": "external"}
 Range = tuple[int, int]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from tests.cluster.harness import Cluster, wait_for
+from smq.testing.cluster import Cluster, wait_for
 
 pytestmark = pytest.mark.full
 

@@ -1,8 +1,8 @@
 """Leaving on purpose: SIGTERM, drain and undrain of live nodes under a producer that counts its failures."""
 
 from smq.clients import SyncAdmin
+from smq.testing.cluster import Cluster, wait_for
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.test_external_offsets import bootstrap
 from tests.cluster.traffic import Traffic
 

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
+from smq.testing.cluster import Cluster, wait_for
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, wait_for
 from tests.cluster.traffic import Traffic
 
 PARTITIONS = 2

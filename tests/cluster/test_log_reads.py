@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.live.raw import RawNode, batch_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from smq.records import decode_batch
-from tests.cluster.harness import Cluster, wait_for
+from smq.testing.cluster import Cluster, wait_for
+from smq.testing.node_client import RawNode, batch_of
 from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]

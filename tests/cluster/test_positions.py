@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.live.raw import RawNode
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
+from smq.testing.node_client import RawNode
 from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]

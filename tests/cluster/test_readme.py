@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S = 280  # a Spark session starts within 15 s, and within minutes on two cores that others keep busy

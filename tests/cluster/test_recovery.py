@@ -3,10 +3,10 @@
 import shutil
 import signal
 
-from chaos_tests.live.raw import RawNode
 from smq.clients.pb import smq_pb2 as pb
+from smq.testing.cluster import Cluster
+from smq.testing.node_client import RawNode
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster
 
 
 def _publish(cluster: Cluster, topic: str, count: int) -> RawNode:

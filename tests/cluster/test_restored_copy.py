@@ -4,9 +4,9 @@ import shutil
 
 import lmdb
 
-from chaos_tests.live.nodes import Node
+from smq.testing.cluster import Cluster, wait_for
+from smq.testing.processes import Node
 from tests.cluster.conftest import make_topic
-from tests.cluster.harness import Cluster, wait_for
 
 
 def _disk_id(node: Node) -> bytes | None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from smq.coordinator.tls_layout import Identity, client_identity, node_identity
+from smq.coordinator.tls.layout import Identity, client_identity, node_identity
 from smq.raft_state.ids import NodeId
-from tests.cluster.harness import Cluster, run_cli, wait_for
+from smq.testing.cluster import Cluster, run_cli, wait_for
 
 Smq = Callable[..., subprocess.CompletedProcess[str]]
 

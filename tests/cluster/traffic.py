@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Recorder
-from chaos_tests.live.raw import Unanswered, batch_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
-from tests.cluster.harness import Cluster, Node, wait_for
+from smq.testing.cluster import Cluster, Node, wait_for
+from smq.testing.node_client import Unanswered, batch_of
 
 RECORDS_PER_BATCH = 5
 ANSWER_MS = 2_000  # a producer that hangs on a dead leader for longer would hide the fault

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smq.coordinator.kafka.keys import ApiKey
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 from tests.kafka.raw import RawKafka
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ import confluent_kafka
 import kafka
 
 from smq.records import NewRecord, decode_batch, encode_batch
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 READ_S = 20.0
 Header = tuple[str, bytes]

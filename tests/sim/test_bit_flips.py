@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos_tests.crash.long_runs import damage_files
+from chaos_tests.sim.long_runs import damage_files
 
 pytestmark = [pytest.mark.sim, pytest.mark.full]
 

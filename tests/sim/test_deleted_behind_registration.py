@@ -10,7 +10,7 @@ from chaos_tests.sim.scenario import find
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import CreateTopic, DeleteTopic, Done, RegisterNode, TopicCreated
 from smq.raft_state.ids import Offset, RequestId, TopicId
-from smq.replication.raft_turns import TurnEngine
+from smq.replication.raft.turns import TurnEngine
 
 BIG = CreateTopic(
     request_id=RequestId(b"a" * 16),

@@ -7,7 +7,7 @@ from chaos_tests.sim.mutation import Mutation, MutationError, PlantedBug, mutate
 from chaos_tests.sim.planted import BUGS
 from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.state import EpochStart
-from smq.replication import lineage
+from smq.replication.log import lineage
 
 pytestmark = pytest.mark.sim
 
@@ -35,13 +35,15 @@ def test_planted_bug_still_fits_the_code(bug: PlantedBug) -> None:
 
 def test_mutation_changes_the_function_and_takes_itself_back() -> None:
     history = [EpochStart(Epoch(0), Offset(0))]
-    mutation = Mutation("smq.replication.lineage:verified_end", "end = log_start\n", "end = Offset(log_start + 7)\n")
+    mutation = Mutation(
+        "smq.replication.log.lineage:verified_end", "end = log_start\n", "end = Offset(log_start + 7)\n"
+    )
     with mutated([mutation]):
         assert lineage.verified_end([], Offset(3), Offset(99), history) == (10, None)
     assert lineage.verified_end([], Offset(3), Offset(99), history) == (3, None)
 
 
 def test_mutation_of_a_text_that_has_moved_is_an_error() -> None:
-    mutation = Mutation("smq.replication.lineage:verified_end", "no such text", "")
+    mutation = Mutation("smq.replication.log.lineage:verified_end", "no such text", "")
     with pytest.raises(MutationError, match="0 times"), mutated([mutation]):
         pass

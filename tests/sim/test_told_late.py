@@ -6,10 +6,10 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.raft_state.ids import NodeId
-from smq.replication import wire
-from smq.replication.disk_marks import Mark
-from smq.replication.identity import DISK_KEY
+from smq.replication.membership.identity import DISK_KEY
+from smq.replication.net import wire
 from smq.replication.ports import Table
+from smq.replication.raft.disk_marks import Mark
 
 
 def told_that_it_forgot(simulation: Simulation, host: SimHost, teller: NodeId) -> None:
@@ -36,7 +36,7 @@ def test_it_leads_nothing_any_more_and_is_let_in_by_the_others(
     assert host.api.led() == []
     assert not host.api.is_ready
     if crashes_before_it_is_durable:
-        monkeypatch.setattr("chaos_tests.sim.disk.TORN", 0.0)
+        monkeypatch.setattr("smq.testing.disk.TORN", 0.0)
         image = host.image.copy()
         simulation.cluster.crash(host.node, power=True, why="test")
         host.image = image

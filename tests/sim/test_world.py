@@ -1,10 +1,10 @@
 """The simulated clock, processes and network keep the promises of the ports they stand for."""
 
-from chaos_tests.sim.clock import NS_PER_MS, Machine, Process, Scheduler, SimClock
-from chaos_tests.sim.network import LinkProfile, SimNetwork, SimPort
-from chaos_tests.sim.rng import Streams
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Channel
+from smq.testing.clock import NS_PER_MS, Machine, Process, Scheduler, SimClock
+from smq.testing.network import LinkProfile, SimNetwork, SimPort
+from smq.testing.rng import Streams
 
 A, B = NodeId(1), NodeId(2)
 

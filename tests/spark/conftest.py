@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from smq.records import NewRecord, encode_batch
 from smq.spark_connector import session
 from smq.spark_connector.local_session import SHORT_LIVED
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 _numbers = itertools.count(1)
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.demo import _check_kills
-from chaos_tests.demo_checks import Replica, SparkChecks, check_replicas, failover_seconds
-from chaos_tests.demo_publish import Ack, DemoFailure, Kill, Published
-from chaos_tests.flights import load_flights, totals_by_carrier
-from chaos_tests.live.cluster import Cluster
-from chaos_tests.live.nodes import Node
-from tests.spark.fake_cluster import FakeCluster, fake_cluster, records
+from chaos_tests.demo.__main__ import _check_kills
+from chaos_tests.demo.checks import Replica, SparkChecks, check_replicas, failover_seconds
+from chaos_tests.demo.flights import load_flights, totals_by_carrier
+from chaos_tests.demo.publish import Ack, DemoFailure, Kill, Published
+from smq.testing.processes import Node
+from smq.testing.smq_cluster import Cluster
+from tests.unit.spark_connector.fake_cluster import FakeCluster, fake_cluster, records
 
 
 def nodes_of(fake: FakeCluster) -> Cluster:

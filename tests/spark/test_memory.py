@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from smq.records import NewRecord, encode_batch
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 log = logging.getLogger(__name__)  # --log-cli-level=INFO shows the figure
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(900)]

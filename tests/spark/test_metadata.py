@@ -14,7 +14,7 @@ from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.metadata import MetadataReader, MetadataSlice, metadata_options, metadata_schema
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 TopicFn = Callable[..., str]
 PublishFn = Callable[..., None]

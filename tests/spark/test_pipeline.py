@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from chaos_tests.flights import Flights, load_flights
+from chaos_tests.demo.flights import Flights, load_flights
 from examples.pipeline.__main__ import in_order
 from examples.pipeline.output import committed_files, difference, expected, written
 

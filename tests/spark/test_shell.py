@@ -10,7 +10,7 @@ import pytest
 from smq.records import NewRecord
 from smq.spark_connector.local_session import SHORT_LIVED
 from smq.spark_connector.shell import banner
-from tests.cluster.harness import CLI, Cluster, run_cli
+from smq.testing.cluster import CLI, Cluster, run_cli
 
 COMMANDS = """\
 frame = spark.read.format("smq").options(servers=servers, subscribe={topic!r}).load()
@@ -79,7 +79,7 @@ def test_directory_without_a_cluster_is_told(tmp_path: Path) -> None:
 def without(*modules: str) -> list[str]:
     """The command line in an interpreter that lacks these modules."""
     gone = f"sys.modules.update(dict.fromkeys({modules!r}))"
-    return [sys.executable, "-c", f"import sys; {gone}; from smq.coordinator.cli import main; main()"]
+    return [sys.executable, "-c", f"import sys; {gone}; from smq.coordinator.cli.main import main; main()"]
 
 
 def test_shell_needs_nothing_of_the_server() -> None:

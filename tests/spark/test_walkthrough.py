@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.cluster.harness import Cluster
+from smq.testing.cluster import Cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "walkthrough.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from smq.coordinator.cli import cli
+from smq.coordinator.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 70  # CONTRIBUTING.md

@@ -10,13 +10,13 @@ from typing import Any
 
 from chaos_tests.history import Recorder
 from chaos_tests.sim.clients.pace import Pace
-from chaos_tests.sim.clock import Scheduler
-from chaos_tests.sim.rng import Streams
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.records import CRC_START, BatchCorrupt, BatchHeader, check_crc, decode_batch, parse_header
 from smq.replication.api import NodeApi, StoredBatch
+from smq.testing.clock import Scheduler
+from smq.testing.rng import Streams
 
 RpcResult = Any  # a result of the handler, SmqError or Lost
 ROTTEN = -2  # the value of a record in a batch that was served although its CRC fails

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from chaos_tests.sim.clock import NS_PER_S, Scheduler
 from chaos_tests.sim.rpc import Sleep, Wait
+from smq.testing.clock import NS_PER_S, Scheduler
 
 ACKED_MIN: Final = 200  # acknowledged changes: a run with fewer proves too little and does not count as one
 ACKED_PLANNED: Final = 195.0  # what the clients aim at; the probes at the end come on top

@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.calls import NodeCalls
 from smq.coordinator.config import parse_address
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.commands import CreateTopic, TopicCreated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, TopicId

@@ -18,7 +18,7 @@ from smq.coordinator.kafka.cluster import (
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, told
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.coordinator.lookup import find_topic
+from smq.coordinator.service.lookup import find_topic
 from smq.raft_state.commands import AlterTopicConfig
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST

@@ -8,13 +8,13 @@ behind that. A member's commit is a sign of life, too; whether it may is for the
 
 from typing import Final
 
-from smq.coordinator.calls import Answer
 from smq.coordinator.groups.types import Identity
-from smq.coordinator.grpc_broker import check_count
+from smq.coordinator.grpc.broker import check_count
 from smq.coordinator.kafka.cluster import Gateway, endpoint, find_known, topic_named
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.calls import Answer
 from smq.raft_state.commands import OffsetCommit, Reply
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError

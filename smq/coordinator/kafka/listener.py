@@ -10,13 +10,13 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from smq.coordinator.calls import NodeCalls
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.replication.acceptor import AcceptLimits, Acceptor, Ticket
+from smq.coordinator.service.calls import NodeCalls
 from smq.replication.api import NodeApi
+from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
 _SWEEP_S: Final = 1.0  # how late a dead connection may be found
 

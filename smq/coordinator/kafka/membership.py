@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.coordinator.calls import Answer
 from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
 from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.compiler import Struct
@@ -17,6 +16,7 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.groups import PREFIX, is_group
 from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
+from smq.coordinator.service.calls import Answer
 from smq.raft_state.commands import GroupMember
 from smq.raft_state.errors import SmqError
 from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX

@@ -17,7 +17,7 @@ from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import CODES, KafkaError, code_of
 from smq.coordinator.kafka.keys import SERVED
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
-from smq.coordinator.turns import Turns
+from smq.coordinator.service.turns import Turns
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
 from smq.raft_state.names import is_topic_name

@@ -12,7 +12,7 @@ from smq.coordinator.kafka.cluster import Gateway, check_epoch, epoch_at, find_k
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
-from smq.coordinator.lookup import find_partition
+from smq.coordinator.service.lookup import find_partition
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset

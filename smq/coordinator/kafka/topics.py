@@ -12,7 +12,7 @@ from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.configs import described
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, code_of, told
 from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
-from smq.coordinator.lookup import find_topic
+from smq.coordinator.service.lookup import find_topic
 from smq.raft_state.commands import (
     AddPartitions,
     AllocateProducerId,

@@ -9,7 +9,7 @@ from smq.clients import Admin, SmqError
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import CommittedOffset
 from smq.raft_state.errors import ErrorCode
-from tests.unit.clients.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
+from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
 
 
 def admin_of(cluster: FakeCluster, **options: Any) -> Admin:

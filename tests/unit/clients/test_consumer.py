@@ -8,7 +8,7 @@ import pytest
 from smq.clients import Admin, Consumer, ConsumerRecord, Producer, SmqError, StartAt
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, decode_batch, encode_batch
-from tests.unit.clients.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
+from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
 
 
 def consumer_of(cluster: FakeCluster, **options: Any) -> Consumer:

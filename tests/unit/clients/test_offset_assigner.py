@@ -6,7 +6,7 @@ import pytest
 
 from smq.clients import ErrorCode, OffsetAssigner, SmqError
 from smq.clients.pb import smq_pb2 as pb
-from tests.unit.clients.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
+from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
 
 
 def assigner_of(cluster: FakeCluster) -> OffsetAssigner:

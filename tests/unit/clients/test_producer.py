@@ -8,7 +8,7 @@ import pytest
 from smq.clients import Producer, SmqError
 from smq.raft_state.errors import ErrorCode, ErrorDetails
 from smq.records import parse_header
-from tests.unit.clients.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run, stored_values
+from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run, stored_values
 
 
 def producer_of(cluster: FakeCluster, **options: Any) -> Producer:

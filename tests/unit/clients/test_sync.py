@@ -9,7 +9,7 @@ import pytest
 
 from smq.clients import SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
 from smq.raft_state.errors import ErrorCode
-from tests.unit.clients.fake_cluster import FakeCluster, cluster_of
+from smq.testing.fake_cluster import FakeCluster, cluster_of
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import uvloop
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
-from smq.coordinator.cluster_dir import free_ports
+from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.config import ServerConfig, format_address
-from smq.coordinator.grpc_errors import ERROR_METADATA_KEY
+from smq.coordinator.grpc.errors import ERROR_METADATA_KEY
 from smq.coordinator.server import Server
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch

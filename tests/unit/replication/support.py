@@ -3,9 +3,6 @@
 import random
 from collections.abc import Callable
 
-from chaos_tests.sim.clock import Machine as Hardware
-from chaos_tests.sim.clock import Process, Scheduler, SimClock
-from chaos_tests.sim.disk import DiskImage, FakeDisk
 from smq.raft_state.commands import (
     AdvanceHwms,
     Command,
@@ -22,16 +19,19 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch
-from smq.replication import wire
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.config import NodeConfig
-from smq.replication.deadlines import Deadlines
-from smq.replication.log_store import BatchDamaged, LogStore
+from smq.replication.log.store import BatchDamaged, LogStore
+from smq.replication.net import wire
+from smq.replication.partition.repair import Outcome, Repairs
+from smq.replication.partition.replica import Replica
 from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
-from smq.replication.repair import Outcome, Repairs
-from smq.replication.replica import Replica
-from smq.replication.space import SpaceGuard
+from smq.replication.runtime.deadlines import Deadlines
+from smq.replication.storage.space import SpaceGuard
+from smq.testing.clock import Machine as Hardware
+from smq.testing.clock import Process, Scheduler, SimClock
+from smq.testing.disk import DiskImage, FakeDisk
 
 ME, PEER_A, PEER_B = NodeId(1), NodeId(2), NodeId(3)
 INCARNATION = Incarnation(100)

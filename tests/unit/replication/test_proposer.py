@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from chaos_tests.sim.clock import Machine as Hardware
-from chaos_tests.sim.clock import Process, Scheduler, SimClock
 from smq.raft_state.codec import decode_command, decode_proposal, encode_reply
 from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejected, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
-from smq.replication import wire
-from smq.replication.deadlines import Deadlines
-from smq.replication.disk_marks import DiskMarks
+from smq.replication.net import wire
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
+from smq.replication.raft.disk_marks import DiskMarks
+from smq.replication.runtime.deadlines import Deadlines
+from smq.testing.clock import Machine as Hardware
+from smq.testing.clock import Process, Scheduler, SimClock
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
 COMMIT = CommitOffsets(group="g", items=(), committed_ms=0)

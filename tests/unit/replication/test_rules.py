@@ -10,10 +10,11 @@ from smq.raft_state.commands import AddPartitions, AdvanceHwms, AdvanceLogStart,
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TsNs
 from smq.records import parse_header
-from smq.replication import partition_log, wire
-from smq.replication.advancer import Advancer
 from smq.replication.api import DoneFn
-from smq.replication.log_codec import StoredValue, partition_stop
+from smq.replication.log import partition_log
+from smq.replication.log.codec import StoredValue, partition_stop
+from smq.replication.net import wire
+from smq.replication.partition.advancer import Advancer
 from smq.replication.ports import Table
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 

@@ -6,18 +6,20 @@ from hashlib import sha256
 
 import pytest
 
-from chaos_tests.sim.clock import Machine, Process, Scheduler, SimClock
-from chaos_tests.sim.disk import DiskImage, FakeDisk
 from smq.raft_state.codec import encode_command
 from smq.raft_state.commands import Command, CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import default_init
-from smq.replication import digests, slices, wire
+from smq.replication import digests
 from smq.replication.config import NodeConfig
-from smq.replication.log_store import LogStore, PartitionLog
+from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.net import wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, NetworkHandler
+from smq.replication.runtime import slices
+from smq.testing.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.disk import DiskImage, FakeDisk
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 PARTITIONS = 900  # a third of them led by each node

@@ -1,0 +1,1 @@
+"""`make demo`: real flights, a killed leader, and everything back through Spark."""

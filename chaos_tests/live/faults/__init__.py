@@ -1,0 +1,1 @@
+"""What can be done to a live cluster: the kinds of faults, their names and their plan."""

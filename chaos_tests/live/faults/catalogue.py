@@ -1,0 +1,219 @@
+"""The faults by name: what a report calls them, what they need, and what must go on meanwhile.
+
+Owns CATALOGUE and NEEDS. It does nothing itself.
+"""
+
+from typing import Final
+
+from chaos_tests.live.environment.links import Link
+from chaos_tests.live.faults import kinds as do
+from chaos_tests.live.faults import network as net
+from chaos_tests.live.faults.kinds import FLIPS, Arena, Fault
+
+NEEDS: Final = {
+    "block": "a network of ours between the nodes",
+    "delay": "a network of ours between the nodes",
+    "reset": "proxies between the nodes",
+    "loss": "network namespaces",
+    "power": "disk images",
+    "clock": "the clock shim",
+    "strace": "strace",
+    "root": "root",
+}
+
+_BLOCK: Final = frozenset({"block"})
+CATALOGUE: Final = {
+    fault.name: fault
+    for fault in (
+        Fault("kill-leader", "kill", "kill -9 of the node that leads most", do.killed(do.the_leader), do.started),
+        Fault("kill-one", "kill", "kill -9 of any node", do.killed(do.any_node), do.started),
+        Fault(
+            "kill-majority",
+            "kill",
+            "kill -9 of a majority",
+            do.killed(Arena.majority),
+            do.started,
+            keeps_majority=False,
+        ),
+        Fault("kill-all", "kill", "kill -9 of every node", do.killed(do.every_node), do.started, keeps_majority=False),
+        Fault(
+            "quick-restart",
+            "kill",
+            "the leader killed and back at once, three times",
+            do.quick_restart,
+            do.nothing,
+            keeps_majority=False,  # it hits again before the cluster need have recovered
+            hold_s=(0.5, 1.0),
+        ),
+        Fault(
+            "rolling-restart",
+            "restart",
+            "SIGTERM and restart of every node in turn",
+            do.rolling_restart,
+            do.nothing,
+            hold_s=(0.0, 0.0),
+        ),
+        Fault("pause-leader", "pause", "SIGSTOP of the leader", do.paused(do.the_leader), do.resumed),
+        Fault("pause-one", "pause", "SIGSTOP of any node", do.paused(do.any_node), do.resumed),
+        Fault(
+            "pause-all", "pause", "SIGSTOP of every node", do.paused(do.every_node), do.resumed, keeps_majority=False
+        ),
+        Fault(
+            "isolate-leader",
+            "isolate",
+            "the leader cut off from the others",
+            net.isolated(do.the_leader),
+            net.healed,
+            _BLOCK,
+        ),
+        Fault(
+            "isolate-one", "isolate", "any node cut off from the others", net.isolated(do.any_node), net.healed, _BLOCK
+        ),
+        Fault(
+            "split-minority",
+            "isolate",
+            "a minority and a majority that do not hear each other",
+            net.isolated(Arena.minority),
+            net.healed,
+            _BLOCK,
+        ),
+        Fault("deaf-leader", "network", "the leader hears nobody, all hear it", net.deaf, net.healed, _BLOCK),
+        Fault("mute-leader", "network", "the leader hears all, nobody hears it", net.mute, net.healed, _BLOCK),
+        Fault("bridge", "network", "two sides that only one node connects", net.bridge, net.healed, _BLOCK),
+        Fault("all-alone", "network", "nobody hears anybody", net.all_alone, net.healed, _BLOCK, keeps_majority=False),
+        Fault(
+            "ring",
+            "network",
+            "every node hears its two neighbours alone (of three nodes: one)",
+            net.ring,
+            net.healed,
+            _BLOCK,
+            keeps_majority=False,
+        ),
+        Fault("flapping-link", "network", "the leader's cable is loose", net.flapping, net.healed, _BLOCK),
+        Fault(
+            "slow-network",
+            "network",
+            "20-60 ms between all nodes",
+            net.links(Link(delay_ms=20, jitter_ms=40)),
+            net.healed,
+            frozenset({"delay"}),
+        ),
+        Fault(
+            "uneven-network",
+            "network",
+            "0-80 ms between two nodes, other ones each way",
+            net.uneven,
+            net.healed,
+            frozenset({"delay"}),
+        ),
+        Fault(
+            "lossy-network",
+            "network",
+            "5 % of the packets lost, 2 % doubled, 0-10 ms of reordering",
+            net.links(Link(loss=0.05, duplicate=0.02, jitter_ms=10)),
+            net.healed,
+            frozenset({"loss"}),
+        ),
+        Fault(
+            "reset-connections",
+            "network",
+            "every connection between nodes reset, 5 times",
+            net.reset,
+            do.nothing,
+            frozenset({"reset"}),
+        ),
+        Fault("wipe", "disk", "a node killed and back with an empty disk", do.wiped, do.started),
+        Fault(
+            "bit-flips",
+            "disk",
+            f"{FLIPS} bits of a stopped node's database turned over",
+            do.rotten(do.flip_bits),
+            do.repaired,
+        ),
+        Fault("truncation", "disk", "a stopped node's database cut short", do.rotten(do.truncate), do.repaired),
+        Fault(
+            "power-one",
+            "disk",
+            "power cut of one node: what was not synced is gone",
+            do.power_cut(do.any_node),
+            do.started,
+            frozenset({"power"}),
+        ),
+        Fault(
+            "power-all",
+            "disk",
+            "power cut of every node at once",
+            do.power_cut(do.every_node),
+            do.started,
+            frozenset({"power"}),
+            keeps_majority=False,
+        ),
+        Fault(
+            "fsync-error",
+            "disk",
+            "fdatasync of the leader fails with EIO",
+            do.traced("fdatasync:error=EIO:when=20+", "fsync:error=EIO:when=20+"),
+            do.untraced,
+            frozenset({"strace"}),
+        ),
+        Fault(
+            "write-enospc",
+            "disk",
+            "the leader's disk is full: pwrite fails with ENOSPC",
+            do.traced("pwrite64:error=ENOSPC:when=20+"),
+            do.untraced,
+            frozenset({"strace"}),
+        ),
+        Fault(
+            "slow-disk",
+            "disk",
+            "every fdatasync of the leader takes 30 ms more",
+            do.traced("fdatasync:delay_enter=30000", "fsync:delay_enter=30000"),
+            do.untraced,
+            frozenset({"strace"}),
+        ),
+        Fault(
+            "clock-jump",
+            "clock",
+            "the leader's wall clock jumps by up to an hour either way",
+            do.clock(lambda rng: rng.uniform(-3600, 3600)),
+            do.clock_right,
+            frozenset({"clock"}),
+        ),
+        Fault(
+            "clock-drift",
+            "clock",
+            "the leader's wall clock runs 10 % fast",
+            do.clock(lambda rng: 0.0, drift_ppm=100_000),
+            do.clock_right,
+            frozenset({"clock"}),
+        ),
+        Fault("busy-cores", "pressure", "twice as many busy processes as cores", do.burn, do.calm),
+        Fault(
+            "few-descriptors",
+            "pressure",
+            "the leader may open no more descriptors than it has",
+            do.few_descriptors,
+            do.descriptors_back,
+        ),
+        Fault(
+            "little-memory",
+            "pressure",
+            "the leader may get no more than 16 MiB of memory",
+            do.little_memory,
+            do.memory_back,
+        ),
+        Fault(
+            "leader-storm",
+            "restart",
+            "every node in turn is drained and taken back: all leaderships move twice",
+            do.storm,
+            do.nothing,
+            hold_s=(0.5, 1.0),
+        ),
+        Fault(
+            "hostile-bytes", "hostile", "noise on every port of every node", do.hostile, do.nothing, hold_s=(0.5, 1.0)
+        ),
+    )
+}

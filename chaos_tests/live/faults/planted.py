@@ -1,0 +1,110 @@
+"""Bugs that only a real disk or a real network shows, planted into the node that a run starts.
+
+Owns the list PLANTED and the process that runs a broken node:
+`python -m chaos_tests.live.faults.planted NAME CONFIG`. Each is a few lines over the production code, here and nowhere
+else; the live harness must find every one.
+"""
+
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """`scenario` shows it within a history or two, as one of `anomalies`."""
+
+    name: str
+    says: str
+    scenario: str
+    anomalies: frozenset[str]
+    install: Callable[[], None]
+
+
+def _open_with(**changed: Any) -> None:
+    from smq.replication.storage import disk_lmdb
+
+    library: Any = vars(disk_lmdb)["lmdb"]  # through its one adapter, as everything that touches LMDB
+    original = library.open
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        return original(*arguments, **{**options, **changed})
+
+    library.open = opened
+
+
+def _no_sync() -> None:
+    _open_with(sync=False, metasync=False)
+
+
+def _no_metasync() -> None:
+    _open_with(metasync=False)
+
+
+def _bind_all() -> None:
+    """Every listener of the transport between nodes on all addresses."""
+    from smq.replication.net import tcp
+
+    def bound(host: str, port: int) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("0.0.0.0", port))
+        sock.listen(128)
+        sock.setblocking(False)
+        return sock
+
+    tcp.bind_listener = bound
+    from smq.coordinator import server
+
+    if hasattr(server, "bind_listener"):
+        server.bind_listener = bound
+
+
+# Where the cluster does not come back, there is no full read that names the loss; offsets given anew do, before that.
+_LOSS: Final = frozenset({"lost-write", "offset-reuse"})
+PLANTED: Final = {
+    plant.name: plant
+    for plant in (
+        Plant(
+            "ack-before-fsync",
+            "LMDB commits without any fsync: acknowledged records lie in the page cache",
+            "power-all",
+            _LOSS,
+            _no_sync,
+        ),
+        Plant(
+            "no-metasync",
+            "LMDB syncs data and not its meta page: the last commits are gone after a power cut",
+            "power-all",
+            _LOSS,
+            _no_metasync,
+        ),
+        Plant(
+            "bind-to-all",
+            "the listener between nodes binds all addresses",
+            "kill-one",
+            frozenset({"bound-beyond"}),
+            _bind_all,
+        ),
+    )
+}
+
+
+def command_of(name: str) -> tuple[str, ...]:
+    """How a node with that bug is started; its config file is to be appended."""
+    return sys.executable, "-m", "chaos_tests.live.faults.planted", PLANTED[name].name
+
+
+def main(arguments: list[str]) -> None:
+    name, config = arguments
+    PLANTED[name].install()
+    from smq.coordinator.cli.main import main as smq
+
+    sys.argv = ["smq", "serve", "--config", config]
+    smq()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The clients of a live run: gRPC, Kafka, consumer groups and Spark."""

@@ -1,0 +1,433 @@
+"""The clients of a chaos run: threads that produce, read, ask and commit, each operation in the history.
+
+Owns the outcome rules: ok where the server said so; fail only where every attempt definitely failed; else unknown,
+and the process id is not used again. Values are unique over the run. Clients speak raw gRPC (one attempt at one node),
+so that a fault of smq.clients cannot hide one of the server's; `load.kafka` adds real Kafka clients.
+"""
+
+import random
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TextIO
+
+from chaos_tests.history import Event, Recorder
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import Tls
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.testing.node_client import RawNode, ReadBatch, Unanswered, batch_of
+
+ATTEMPT_MS: Final = 700  # a client that hangs on a dead node for longer would hide how fast the others are
+SEND_S: Final = 12.0  # after that a send's outcome is unknown
+RECORDS_MAX: Final = 5
+FETCH_BYTES: Final = 16 << 10
+FETCH_WAIT_MS: Final = 100
+SEEK_PROBABILITY: Final = 0.05
+JOIN_S: Final = SEND_S + 20
+
+
+class SharedRecorder(Recorder):
+    """A Recorder for many threads."""
+
+    def __init__(self, sink: TextIO | None = None) -> None:
+        super().__init__(time.monotonic_ns, sink)
+        self._lock = threading.Lock()
+
+    def new_process(self) -> int:
+        with self._lock:
+            return super().new_process()
+
+    def add(self, process: int, kind: str, function: str, fields: Event) -> Event:
+        with self._lock:
+            return super().add(process, kind, function, fields)
+
+
+@dataclass(slots=True)
+class Partition:
+    """What clients have learnt of a partition."""
+
+    topic: str
+    index: int
+    leader: int = 0  # a guess, corrected by NOT_LEADER
+    hwm: int = 0  # the highest anybody was told
+
+    @property
+    def key(self) -> str:
+        return f"{self.topic}/{self.index}"
+
+
+class Ack(NamedTuple):
+    """One success of acks=all."""
+
+    at_ns: int
+    key: str
+    node: int  # that answered; 0 where the client does not tell
+
+
+@dataclass(slots=True)
+class World:
+    """Shared by all clients of one run. `nodes` are asked directly, at their own addresses."""
+
+    recorder: SharedRecorder
+    nodes: Mapping[int, RawNode]
+    kafka: str  # bootstrap servers; "" where there is no Kafka port
+    tls: Tls | None = field(default=None, kw_only=True)
+    partitions: list[Partition]
+    rng: random.Random
+    external: list[Partition] = field(default_factory=list)  # of a topic whose records smq does not keep
+    stopping: threading.Event = field(default_factory=threading.Event)
+    acks: list[Ack] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # of the harness's own threads: they make a run invalid
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _next_value: int = 0
+
+    def values(self, count: int) -> list[int]:
+        with self._lock:
+            first = self._next_value
+            self._next_value += count
+        return list(range(first, first + count))
+
+
+class Client(ABC):
+    """A thread with a random stream of its own. Subclasses do one operation in `step`."""
+
+    think_s = 0.06  # the mean: the machine is to be busy with faults, not with us
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.rng = random.Random(f"{name}/{world.rng.random()}")
+        self.process = world.recorder.new_process()
+        self.stopping = world.stopping
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def step(self) -> None:
+        """One operation."""
+
+    def close(self) -> None:  # noqa: B027 - most clients have nothing to close
+        """After the last step, in the client's own thread."""
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self.step()
+                time.sleep(self.rng.expovariate(1.0) * self.think_s)
+        except Exception as e:  # noqa: BLE001 - told, and the run is invalid: a harness that has died proves nothing
+            self.world.failures.append(f"{self.name}: {e!r}")
+        finally:
+            self.close()
+
+    # ------------------------------------------------------------------------------------------- manners
+    def any_node(self) -> int:
+        return self.rng.choice(list(self.world.nodes))
+
+    def any_partition(self) -> Partition:
+        return self.rng.choice(self.world.partitions)
+
+    def ask(self, node: int, call: Callable[[RawNode], Any]) -> Any:
+        """The answer, SmqError or Unanswered, as a value."""
+        try:
+            return call(self.world.nodes[node])
+        except (SmqError, Unanswered) as error:
+            return error
+
+    def conclude(self, function: str, result: Exception, *, unknown: bool = False) -> None:
+        """An operation that did not succeed."""
+        if unknown or is_unknown(result):
+            self.world.recorder.info(self.process, function, err=str(result)[:200])
+            self.process = self.world.recorder.new_process()
+        else:
+            assert isinstance(result, SmqError)
+            details = result.details
+            self.world.recorder.fail(self.process, function, err=result.code.name, lo=details.lo, hi=details.hi)
+
+
+def is_unknown(result: Exception) -> bool:
+    return not (isinstance(result, SmqError) and result.code.is_definite)
+
+
+def may_retry(result: Exception) -> bool:
+    return not isinstance(result, SmqError) or result.code.is_retriable
+
+
+# ------------------------------------------------------------------------------------------------ producers
+class Producer(Client):
+    """Idempotent, acks=all: the same bytes until they are acknowledged. After an unknown outcome: a new producer id."""
+
+    acks: pb.Acks.ValueType = pb.ACKS_ALL
+    idempotent = True
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self._session: pb.StartPublishSessionResponse | None = None
+        self._sequences: dict[str, int] = {}
+
+    def step(self) -> None:
+        partition = self.any_partition()
+        if self.idempotent and self._session is None and not self._open_session(partition.topic):
+            return
+        values = self.world.values(self.rng.randint(1, RECORDS_MAX))
+        batch = batch_of([b"%d" % value for value in values], **self._identity(partition))
+        asked = {"k": partition.key, "v": values, "acks": -1 if self.acks == pb.ACKS_ALL else 1}
+        self.world.recorder.invoke(self.process, "send", **asked, idem=self.idempotent)
+        result, unknown, node = self._attempts(partition, batch)
+        if isinstance(result, Exception):
+            self.conclude("send", result, unknown=unknown)
+            self._session = None
+            return
+        self.world.recorder.ok(self.process, "send", o=result.base_offset, ts=result.ts_ns, dup=result.duplicate)
+        self._sequences[partition.key] = self._sequences.get(partition.key, 0) + len(values)
+        if self.acks == pb.ACKS_ALL:
+            self.world.acks.append(Ack(time.monotonic_ns(), partition.key, node))
+            partition.hwm = max(partition.hwm, result.last_offset + 1)
+
+    def _attempts(self, partition: Partition, batch: bytes) -> tuple[Any, bool, int]:
+        """The answer or the last error, whether an attempt's outcome is unknown, and who was asked last."""
+        deadline = time.monotonic() + SEND_S
+        unknown = False
+
+        def publish(node: RawNode) -> Any:
+            return node.publish_batch(
+                partition.topic,
+                partition.index,
+                batch,
+                acks=self.acks,
+                timeout_ms=ATTEMPT_MS,
+                deadline_s=ATTEMPT_MS / 1000 * 1.3,
+            )
+
+        while True:
+            node = partition.leader if partition.leader and self.rng.random() < 0.95 else self.any_node()
+            result = self.ask(node, publish)
+            if not isinstance(result, Exception):
+                partition.leader = node
+                return result, unknown, node
+            partition.leader = 0
+            if isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER:
+                partition.leader = result.details.leader or 0
+            unknown = unknown or is_unknown(result)
+            # A run that ends leaves no send half decided: the last attempts go on until the deadline.
+            if (unknown and not self.idempotent) or not may_retry(result) or time.monotonic() > deadline:
+                return result, unknown, node
+            time.sleep(self.rng.uniform(0.01, 0.08))
+
+    def _open_session(self, topic: str) -> bool:
+        found = self.ask(self.any_node(), lambda node: node.start_session(topic))
+        if isinstance(found, Exception):
+            return False
+        self._session = found
+        self._sequences = {}
+        return True
+
+    def _identity(self, partition: Partition) -> dict[str, Any]:
+        if self._session is None:
+            return {}
+        return {
+            "producer_id": self._session.producer_id,
+            "producer_epoch": self._session.producer_epoch,
+            "base_sequence": self._sequences.get(partition.key, 0),
+        }
+
+
+class PlainProducer(Producer):
+    """acks=all without a producer id: one attempt more only where the last one definitely failed."""
+
+    idempotent = False
+    think_s = 0.1
+
+
+class LeaderProducer(Producer):
+    """acks=1: may lose, and must not disturb those who may not."""
+
+    acks = pb.ACKS_LEADER
+    idempotent = False
+    think_s = 0.15
+
+
+# -------------------------------------------------------------------------------------------------- readers
+class Reader(Client):
+    """Reads from any replica, in order, and seeks back now and then."""
+
+    think_s = 0.1
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self._positions: dict[str, int] = {}
+
+    def step(self) -> None:
+        partition = self.any_partition()
+        position = self._positions.get(partition.key, 0)
+        if self.rng.random() < SEEK_PROBABILITY:
+            position = self.rng.randint(0, max(0, position))
+        self._positions[partition.key] = self.poll(partition, self.any_node(), position)
+
+    def poll(self, partition: Partition, node: int, position: int, *, final: bool = False) -> int:
+        """One poll; the next position."""
+        asked = {"k": partition.key, "o": position, "n": node, **({"final": True} if final else {})}
+        wanted = pb.FetchPartition(
+            topic=partition.topic,
+            partition=partition.index,
+            offset=position,
+            max_bytes=0 if final else FETCH_BYTES,
+        )
+        request = pb.FetchRequest(partitions=[wanted], max_wait_ms=0 if final else FETCH_WAIT_MS)
+        self.world.recorder.invoke(self.process, "poll", **asked)
+        result = self.ask(node, lambda raw: raw.fetch_once(request, ATTEMPT_MS / 1000))
+        if isinstance(result, Exception):
+            self.conclude("poll", result)
+            return position
+        batches = [ReadBatch.of(batch) for batch in result.batches]
+        told = [
+            [b.base_offset, b.ts_ns, [int(v) for v in b.values], b.producer_id, b.base_sequence, b.producer_epoch]
+            for b in batches
+        ]
+        self.world.recorder.ok(self.process, "poll", b=told, lo=result.log_start, hwm=result.hwm)
+        partition.hwm = max(partition.hwm, result.hwm)
+        return batches[-1].base_offset + len(batches[-1].values) if batches else position
+
+
+class RangeReader(Client):
+    """Asks any node for the linearizable range of a partition."""
+
+    think_s = 0.15
+
+    def step(self) -> None:
+        partition, node = self.any_partition(), self.any_node()
+        # One attempt, by a real clock: on a machine that is busy enough it may fail in a cluster that is well.
+        self.world.recorder.invoke(self.process, "hwm", k=partition.key, n=node, may_fail=True)
+        request = pb.GetPartitionRangeInfoRequest(
+            topic=partition.topic, partition=partition.index, timeout_ms=ATTEMPT_MS
+        )
+        result = self.ask(node, lambda raw: raw.call(raw.broker.GetPartitionRangeInfo, request, ATTEMPT_MS / 1000 + 1))
+        if isinstance(result, Exception):
+            self.conclude("hwm", result)
+            return
+        told = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
+        self.world.recorder.ok(self.process, "hwm", **told)
+        partition.hwm = max(partition.hwm, result.hwm)
+
+
+class GroupMember(Client):
+    """Commits and fetches the offsets of a group that it shares with others; each commit carries a tag of its own."""
+
+    think_s = 0.15
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.group = world.partitions[0].topic  # of the run, as the topic is
+        self._count = 0
+
+    def step(self) -> None:
+        partition = self.any_partition()
+        if self.rng.random() < 0.4:
+            self._commit(partition)
+        else:
+            self.fetch(partition)
+
+    def _commit(self, partition: Partition) -> None:
+        self._count += 1
+        tag, offset = f"{self.name}-{self._count}", self.rng.randint(0, partition.hwm)
+        item = pb.PartitionOffset(topic=partition.topic, partition=partition.index, offset=offset, metadata=tag)
+        request = pb.CommitOffsetsRequest(
+            group=self.group, offsets=[item], request_id=secrets.token_bytes(16), timeout_ms=ATTEMPT_MS
+        )
+        self.world.recorder.invoke(self.process, "commit", g=self.group, k=partition.key, o=offset, tag=tag)
+        deadline, unknown = time.monotonic() + SEND_S, False
+        while True:
+            node = self.any_node()
+            result = self.ask(node, lambda raw: raw.call(raw.broker.CommitOffsets, request, ATTEMPT_MS / 1000 + 1))
+            if not isinstance(result, Exception):
+                self.world.recorder.ok(self.process, "commit")
+                return
+            unknown = unknown or is_unknown(result)
+            if not may_retry(result) or time.monotonic() > deadline:
+                self.conclude("commit", result, unknown=unknown)
+                return
+            time.sleep(self.rng.uniform(0.02, 0.1))
+
+    def fetch(self, partition: Partition) -> int | None:
+        """The committed offset, -1 where there is none; None where nobody told it."""
+        node = self.any_node()
+        wanted = pb.TopicPartition(topic=partition.topic, partition=partition.index)
+        request = pb.FetchOffsetsRequest(group=self.group, partitions=[wanted], timeout_ms=ATTEMPT_MS)
+        # One attempt, as of the range above.
+        self.world.recorder.invoke(self.process, "fetch", g=self.group, k=partition.key, n=node, may_fail=True)
+        result = self.ask(node, lambda raw: raw.call(raw.broker.FetchOffsets, request, ATTEMPT_MS / 1000 + 1))
+        if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_GROUP:
+            offset, tag = -1, ""
+        elif isinstance(result, Exception):
+            self.conclude("fetch", result)
+            return None
+        else:
+            found = next(iter(result.offsets), None)
+            offset, tag = (found.offset, found.metadata) if found is not None else (-1, "")
+        self.world.recorder.ok(self.process, "fetch", o=offset, tag=tag)
+        return offset
+
+
+class Assigner(Client):
+    """Takes offsets without records; retries with the same request id until it is told its range."""
+
+    think_s = 0.15
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self._known_next: dict[str, int] = {}
+
+    def step(self) -> None:
+        partition = self.rng.choice(self.world.external)
+        count = self.rng.randint(1, 10)
+        request = pb.AssignOffsetsRequest(
+            topic=partition.topic,
+            partition=partition.index,
+            count=count,
+            request_id=secrets.token_bytes(16),
+            not_before=self._known_next.get(partition.key, 0),
+            timeout_ms=ATTEMPT_MS,
+        )
+        self.world.recorder.invoke(self.process, "assign", k=partition.key, c=count)
+        deadline, unknown = time.monotonic() + SEND_S, False
+        while True:
+            node = self.any_node()
+            result = self.ask(node, lambda raw: raw.call(raw.broker.AssignOffsets, request, ATTEMPT_MS / 1000 + 1))
+            if not isinstance(result, Exception):
+                self.world.recorder.ok(self.process, "assign", o=result.base_offset)
+                self._known_next[partition.key] = result.last_offset + 1
+                return
+            unknown = unknown or is_unknown(result)
+            if not may_retry(result) or time.monotonic() > deadline:
+                self.conclude("assign", result, unknown=unknown)
+                return
+            time.sleep(self.rng.uniform(0.02, 0.1))
+
+
+# --------------------------------------------------------------------------------------------------- all of it
+def grpc_clients(world: World) -> list[Client]:
+    """The mix of every run."""
+    return [
+        *(Producer(world, f"idempotent-{i}") for i in range(3)),
+        PlainProducer(world, "plain-0"),
+        LeaderProducer(world, "leader-0"),
+        *(Reader(world, f"reader-{i}") for i in range(2)),
+        RangeReader(world, "range-0"),
+        *(GroupMember(world, f"member-{i}") for i in range(2)),
+        *(Assigner(world, f"assigner-{i}") for i in range(2 if world.external else 0)),
+    ]
+
+
+def stop(world: World, clients: list[Client]) -> None:
+    """Ends every client after its present operation."""
+    world.stopping.set()
+    join(world, clients)
+
+
+def join(world: World, clients: list[Client]) -> None:
+    """Waits for clients that were told to stop."""
+    for client in clients:
+        client.thread.join(JOIN_S)
+        if client.thread.is_alive():
+            world.failures.append(f"{client.name} does not end")

@@ -1,0 +1,1 @@
+"""What a live run leaves: summary, report, campaign page and ledger."""

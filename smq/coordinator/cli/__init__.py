@@ -1,0 +1,1 @@
+"""The `smq` command: one file per group of commands."""

@@ -1,0 +1,84 @@
+"""`smq cert`: an authority of one's own, certificates for nodes and clients, and when certificates end.
+
+Owns the commands' words. Everything real happens in certificates. `cli` loads it when it is used.
+"""
+
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from smq.coordinator.config import tls_table
+from smq.coordinator.tls.certificates import CA_DAYS, DAYS, make_authority, make_client, make_node, read_end
+from smq.coordinator.tls.layout import OPERATOR, Identity, authority
+from smq.raft_state.ids import NodeId
+from smq.replication.net.tls import node_uri
+
+_directory = click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+_days = click.option(
+    "--days", type=click.IntRange(min=1), default=DAYS, show_default=True, help="How long it is valid."
+)
+
+
+@click.group()
+def cert() -> None:
+    """Makes certificates for TLS, signed by an authority of its own.
+
+    The authority's key lies unencrypted in DIRECTORY/ca: for development, or for a directory that is kept offline.
+    Certificates of any other authority do as well; those of nodes name the node by the URI that `smq cert node` prints.
+    """
+
+
+@cert.command("init")
+@_directory
+@click.option("--days", type=click.IntRange(min=1), default=CA_DAYS, show_default=True, help="How long it counts.")
+def cert_init(directory: Path, days: int) -> None:
+    """Makes a new authority in DIRECTORY/ca."""
+    make_authority(directory, "smq CA", days=days)
+    click.echo(f"{authority(directory).ca} signs what `smq cert node` and `smq cert client` make")
+
+
+@cert.command("node")
+@_directory
+@click.option("--cluster-id", required=True, help="As in node.toml.")
+@click.option("--node", "node_id", type=click.IntRange(1, 2**31 - 1), required=True, help="The node's id.")
+@click.option("--host", "hosts", multiple=True, help="Name or address by which clients reach it; may be repeated.")
+@_days
+def cert_node(directory: Path, cluster_id: str, node_id: int, hosts: tuple[str, ...], days: int) -> None:
+    """Makes or renews the certificate of one node, in DIRECTORY/node-N. Loopback names are always in it."""
+    made = make_node(directory.absolute(), cluster_id=cluster_id, node_id=NodeId(node_id), hosts=hosts, days=days)
+    _tell(made, f"names {node_uri(cluster_id, NodeId(node_id))} and ")
+    click.echo("\n".join(tls_table(made.ca, made.certificate, made.key)))
+
+
+@cert.command("client")
+@_directory
+@click.option("--name", default=OPERATOR, show_default=True, help="Whose it is: the certificate's common name.")
+@_days
+def cert_client(directory: Path, name: str, days: int) -> None:
+    """Makes or renews the certificate of a client, in DIRECTORY/client-NAME."""
+    made = make_client(directory.absolute(), name, days=days)
+    _tell(made)
+    files = {"CA": made.ca, "CERTIFICATE": made.certificate, "KEY": made.key}
+    click.echo("export " + " ".join(f"SMQ_TLS_{name}={shlex.quote(str(path))}" for name, path in files.items()))
+
+
+@cert.command("show")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def cert_show(files: tuple[Path, ...]) -> None:
+    """Tells when certificates end, the first of each file. Exit code 1 where one has."""
+    now = datetime.now(UTC)
+    has_ended = False
+    for path in files:
+        end = read_end(path)
+        has_ended |= end < now
+        left = "ended" if end < now else f"{(end - now).days} days left"
+        click.echo(f"{path}  {end:%Y-%m-%d %H:%M} UTC  {left}")
+    if has_ended:
+        raise SystemExit(1)
+
+
+def _tell(made: Identity, names: str = "") -> None:
+    """On stderr: stdout is to be pasted, wherever one stands; so all paths are absolute."""
+    click.echo(f"{made.certificate} {names}is valid until {read_end(made.certificate):%Y-%m-%d %H:%M} UTC", err=True)

@@ -1,0 +1,233 @@
+"""`smq dev`, `smq cluster` and `smq serve`: starting nodes on this machine.
+
+Owns what is printed and the ready file. Everything real happens in server, supervisor and cluster_dir.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from smq.coordinator.cli.cluster_dir import NODES_MAX, Ports, find_nodes, hold_directory, prepare_cluster
+from smq.coordinator.cli.common import counted
+from smq.coordinator.cli.supervisor import Supervisor, describe_node
+from smq.coordinator.config import ServerConfig, format_address, load_config
+from smq.coordinator.server import Server, run_server
+from smq.coordinator.tls.certificates import secure_cluster
+from smq.coordinator.user_errors import PortTaken
+
+_START_ATTEMPTS: Final = 3  # a free port may be taken between its choice and its use, hardly three times in a row
+_READY_POLL_S: Final = 0.02
+_NODES_DEFAULT: Final = 3
+
+_PORT_HELP = "of node 1, then +10 a node; 0 takes free ports. Without it: as last time, or {}"
+grpc_port = click.option("--grpc-port", type=int, help="gRPC port " + _PORT_HELP.format(7401))
+http_port = click.option("--http-port", type=int, help="HTTP port " + _PORT_HELP.format(7402))
+kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_HELP.format(9092))
+tls_option = click.option(
+    "--tls", is_flag=True, help="Make certificates under D/tls and use them; a directory that has TLS keeps it."
+)
+ready_file = click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Written (renamed into place) when every node serves; removed at start.",
+)
+
+
+@click.command()
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("smq-data"),
+    show_default=True,
+    help="Where the node keeps its data.",
+)
+@click.option("--ephemeral", is_flag=True, help="Keep nothing: the data goes when the node stops.")
+@click.option("--verbose", is_flag=True, help="Log what the node does, not only what goes wrong.")
+@grpc_port
+@http_port
+@kafka_port
+@tls_option
+@ready_file
+def dev(
+    data_dir: Path,
+    ephemeral: bool,
+    verbose: bool,
+    grpc_port: int | None,
+    http_port: int | None,
+    kafka_port: int | None,
+    tls: bool,
+    ready_file: Path | None,
+) -> None:
+    """Runs one node in the foreground, for development."""
+    ports = Ports(grpc=grpc_port, http=http_port, kafka=kafka_port)
+    with contextlib.ExitStack() as stack:
+        if ephemeral:
+            data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="smq-")))
+        stack.enter_context(hold_directory(data_dir))
+        remove_ready_file(ready_file)
+        code = _with_other_ports(
+            lambda is_retry: _dev(
+                data_dir, ports, is_retry, tls, ready_file, logging.INFO if verbose else logging.WARNING
+            )
+        )
+    raise SystemExit(code)
+
+
+def _dev(data_dir: Path, ports: Ports, is_retry: bool, tls: bool, ready_file: Path | None, log_level: int) -> int:
+    path = prepare_cluster(data_dir, 1, ports, new_peer_ports=is_retry, secure=secure_cluster if tls else None)[0]
+    config = load_config(path)
+
+    async def announce(server: Server) -> None:
+        while not server.node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
+            await asyncio.sleep(_READY_POLL_S)
+        say(
+            f"smq is ready: gRPC {_grpc(config)}, HTTP {_http(config)}, Kafka {_kafka(config)}, data in {data_dir}; "
+            "Ctrl-C stops it"
+        )
+        _say_tls(config, data_dir)
+        write_ready_file(ready_file, [describe_node(config, os.getpid())])
+
+    return run_server(config, on_started=announce, log_level=log_level)
+
+
+@click.command()
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="How many. Without it: as last time, or 3.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Where the nodes keep their data: node-1, node-2, ... The same directory again is the same cluster.",
+)
+@grpc_port
+@http_port
+@kafka_port
+@click.option("--racks", default="", help="One a node, such as a,b,c: Kafka clients read in their own rack.")
+@tls_option
+@ready_file
+def cluster(
+    nodes: int | None,
+    data_dir: Path,
+    grpc_port: int | None,
+    http_port: int | None,
+    kafka_port: int | None,
+    racks: str,
+    tls: bool,
+    ready_file: Path | None,
+) -> None:
+    """Runs a cluster of several node processes on this machine, in the foreground."""
+    ports = Ports(grpc=grpc_port, http=http_port, kafka=kafka_port)
+    with hold_directory(data_dir):
+        remove_ready_file(ready_file)
+        count = nodes or len(find_nodes(data_dir)) or _NODES_DEFAULT
+
+        def start(is_retry: bool) -> int:
+            secure = secure_cluster if tls else None
+            named = racks.split(",") if racks else []
+            paths = prepare_cluster(data_dir, count, ports, new_peer_ports=is_retry, racks=named, secure=secure)
+            return asyncio.run(_cluster(paths, data_dir, ready_file))
+
+        code = _with_other_ports(start)
+    raise SystemExit(code)
+
+
+async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | None) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    supervisor = Supervisor(config_paths, say)
+    stopped = asyncio.create_task(stop.wait())
+    starting = asyncio.create_task(supervisor.start())
+    await asyncio.wait({stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()  # it stops what it has started
+        await asyncio.wait({starting})
+        return 0
+    starting.result()
+    for child in supervisor.children:
+        say(
+            f"node {child.config.node_id}: pid {child.pid}, gRPC {_grpc(child.config)}, HTTP {_http(child.config)}, "
+            f"Kafka {_kafka(child.config)}, log {child.log_path}"
+        )
+    say(f"smq is ready: {counted(len(config_paths), 'node')}, data in {data_dir}; Ctrl-C stops them")
+    _say_tls(supervisor.children[0].config, data_dir)
+    write_ready_file(ready_file, [child.describe() for child in supervisor.children])
+    dead = asyncio.create_task(supervisor.wait_all_dead())
+    await asyncio.wait({stopped, dead}, return_when=asyncio.FIRST_COMPLETED)
+    await supervisor.stop()
+    if stop.is_set():
+        return 0
+    say("no node is left")
+    return 1
+
+
+@click.command()
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The node's node.toml.",
+)
+@click.option("--insecure", is_flag=True, help="Allow addresses that other machines can reach, without TLS.")
+@click.option("--child", is_flag=True, hidden=True, help="End when stdin ends, as the parent holds its other side.")
+def serve(config_path: Path, insecure: bool, child: bool) -> None:
+    """Runs one node in the foreground from its node.toml."""
+    config = load_config(config_path, insecure=insecure)
+    raise SystemExit(run_server(config, is_child=child))
+
+
+# ------------------------------------------------------------------------------------------------ what they share
+def _with_other_ports(run: Callable[[bool], int]) -> int:
+    """Runs again, with other free ports, where one was taken between its choice and its use."""
+    for attempt in range(1, _START_ATTEMPTS + 1):
+        try:
+            return run(attempt > 1)
+        except PortTaken:
+            if attempt == _START_ATTEMPTS:
+                raise
+    raise AssertionError("the loop returns or raises")
+
+
+def remove_ready_file(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def write_ready_file(path: Path | None, nodes: Sequence[dict[str, object]]) -> None:
+    """Whoever waits for the file finds all of it, or none."""
+    if path is not None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"nodes": list(nodes)}) + "\n")
+        temporary.replace(path)
+
+
+def say(line: str) -> None:
+    """One line for the operator; stdout is left to data."""
+    click.echo(line, err=True)
+
+
+def _say_tls(config: ServerConfig, data_dir: Path) -> None:
+    if config.tls is not None:
+        say(f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates")
+
+
+def _grpc(config: ServerConfig) -> str:
+    return format_address(config.grpc_address)
+
+
+def _http(config: ServerConfig) -> str:
+    return format_address(config.http_address)
+
+
+def _kafka(config: ServerConfig) -> str:
+    return format_address(config.kafka_address) if config.kafka_address is not None else "off"

@@ -1,0 +1,261 @@
+"""A cluster of this machine as it lies in one directory: D/node-1/node.toml, D/node-1/data, and so on.
+
+Owns the layout, the choice of ports, and the rule that the same directory is the same cluster. It starts nothing.
+`cli.cluster` imports it.
+"""
+
+import fcntl
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from smq.coordinator.config import (
+    Address,
+    ServerConfig,
+    TlsConfig,
+    check_rack,
+    format_address,
+    load_config,
+    write_config,
+)
+from smq.coordinator.tls.layout import Identity, client_identity, tls_dir
+from smq.coordinator.user_errors import ConfigError
+from smq.raft_state.ids import NodeId
+
+GRPC_PORT_DEFAULT: Final = 7401
+HTTP_PORT_DEFAULT: Final = 7402
+KAFKA_PORT_DEFAULT: Final = 9092  # where Kafka clients look first
+PORT_STEP: Final = 10  # between two nodes of one machine
+NODES_MAX: Final = 9  # processes on one machine; a larger cluster is for more machines
+_HOST: Final = "127.0.0.1"
+_LOCK_FILE: Final = "cluster.lock"
+_LOCK_CHARS_MAX: Final = 32  # a process id
+# Below the ports of outgoing connections: Linux takes those from 32768 on, gVisor (containers) from 16000.
+_FREE_PORTS: Final = range(10_000, 16_000)
+
+
+Secure: TypeAlias = Callable[[Path, Sequence[ServerConfig]], list[ServerConfig]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Of node 1; None keeps what the directory has (or the default of a new one), 0 takes free ones."""
+
+    grpc: int | None = None
+    http: int | None = None
+    kafka: int | None = None
+
+    @property
+    def are_free(self) -> bool:
+        """Whether another choice may be made where a port turns out to be taken."""
+        return 0 in (self.grpc, self.http, self.kafka)
+
+
+def prepare_cluster(
+    directory: Path,
+    node_count: int,
+    ports: Ports,
+    *,
+    new_peer_ports: bool = False,
+    racks: Sequence[str] = (),
+    secure: Secure | None = None,
+) -> list[Path]:
+    """Makes or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError where the
+    directory holds another cluster than the one asked for. The ports between nodes are nobody's business: they are
+    chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of
+    the nodes in their order; without any they stay as they are. `secure` gives TLS to
+    nodes that have none."""
+    found = find_nodes(directory)
+    configs = [load_config(path) for path in found] if found else _new_cluster(node_count)
+    if node_count != len(configs):
+        raise ConfigError(
+            f"{directory} holds a cluster of {len(configs)} nodes, not {node_count}: say --nodes {len(configs)}, or "
+            "choose another directory"
+        )
+    _check_ports(ports, len(configs))
+    configs = _with_kafka(configs, is_free=ports.are_free)
+    configs = _with_ports(configs, ports, new_peer_ports)
+    configs = _with_racks(configs, racks)
+    if secure is not None:
+        configs = secure(directory, configs)
+    paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
+    for path, config in zip(paths, configs, strict=True):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_config(replace(config, data_dir=Path("data"), tls=_relative(config.tls, path.parent)), path)
+    return paths
+
+
+@contextmanager
+def hold_directory(directory: Path) -> Iterator[None]:
+    """Keeps another `smq cluster` or `smq dev` off the directory: it would rewrite the ports of running nodes. The
+    lock goes with the process, whatever ends it. Single nodes are kept off by the lock on their own data."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (directory / _LOCK_FILE).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read(_LOCK_CHARS_MAX).strip() or "unknown"
+            raise ConfigError(
+                f"{directory} is in use by process {owner}: stop that one first, or choose another directory"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def find_nodes(directory: Path) -> list[Path]:
+    """The node.toml files of a directory, by node id."""
+    found = {}
+    for path in directory.glob("node-*/node.toml"):
+        number = path.parent.name.removeprefix("node-")
+        if number.isdigit():
+            found[int(number)] = path
+    return [found[number] for number in sorted(found)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How a client reaches the cluster of a directory: gRPC addresses, and the operator's certificate under TLS."""
+
+    bootstrap: str
+    identity: Identity | None
+
+
+def reach_of(directory: Path) -> Reach:
+    """ConfigError where the directory holds no cluster."""
+    configs = [load_config(path) for path in find_nodes(directory)]
+    if not configs:
+        raise ConfigError(f"{directory} holds no cluster: name the --data-dir of `smq cluster` or `smq dev`")
+    return Reach(
+        bootstrap=",".join(format_address(c.grpc_address) for c in configs),
+        identity=client_identity(tls_dir(directory)) if configs[0].tls is not None else None,
+    )
+
+
+def _node_dir(directory: Path, node_id: NodeId) -> Path:
+    return directory / f"node-{node_id}"
+
+
+def _new_cluster(node_count: int) -> list[ServerConfig]:
+    if not 1 <= node_count <= NODES_MAX:
+        raise ConfigError(f"--nodes is {node_count}: it must be 1 to {NODES_MAX}")
+    cluster_id = f"smq-{secrets.token_hex(8)}"
+    ids = [NodeId(n) for n in range(1, node_count + 1)]
+    peers: dict[NodeId, Address] = dict.fromkeys(ids, (_HOST, 0))
+    return [
+        ServerConfig(
+            node_id=n,
+            cluster_id=cluster_id,
+            data_dir=Path("data"),
+            peers=peers,
+            grpc_address=(_HOST, GRPC_PORT_DEFAULT + PORT_STEP * (n - 1)),
+            http_address=(_HOST, HTTP_PORT_DEFAULT + PORT_STEP * (n - 1)),
+        )
+        for n in ids
+    ]
+
+
+def _relative(tls: TlsConfig | None, home: Path) -> TlsConfig | None:
+    """As its data, so that the directory may be moved as a whole."""
+    if tls is None:
+        return None
+    ca, certificate, key = (Path(os.path.relpath(path, home)) for path in (tls.ca, tls.certificate, tls.key))
+    return replace(tls, ca=ca, certificate=certificate, key=key)
+
+
+def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[ServerConfig]:
+    """Nodes that have no Kafka port yet get one: a free one (0, until it is chosen) where the others were asked to be
+    free, so that several clusters of tests do not meet at the default. Topics come into being on first use, as
+    developers are used to."""
+    return [
+        c
+        if c.kafka_address is not None
+        else replace(
+            c,
+            kafka_address=(_HOST, 0 if is_free else KAFKA_PORT_DEFAULT + PORT_STEP * i),
+            kafka_auto_create=True,
+            kafka_group_initial_delay_ms=0,  # who tries it out does not wait for consumers that never come
+        )
+        for i, c in enumerate(configs)
+    ]
+
+
+def _with_racks(configs: list[ServerConfig], racks: Sequence[str]) -> list[ServerConfig]:
+    if not racks:
+        return configs
+    if len(racks) != len(configs):
+        raise ConfigError(f"--racks names {len(racks)}: name one for each of the {len(configs)} nodes")
+    for rack in racks:
+        check_rack(rack)  # before it is in a file that the next start could not read
+    return [replace(c, rack=rack) for c, rack in zip(configs, racks, strict=True)]
+
+
+def _check_ports(ports: Ports, node_count: int) -> None:
+    for name, port in (
+        ("--grpc-port", ports.grpc),
+        ("--http-port", ports.http),
+        ("--kafka-port", ports.kafka),
+    ):
+        if port is not None and not 0 <= port <= 65535 - PORT_STEP * (node_count - 1):
+            raise ConfigError(
+                f"{name} is {port}: with {node_count} nodes it must be 0 (free ports) to "
+                f"{65535 - PORT_STEP * (node_count - 1)}"
+            )
+
+
+def _with_ports(configs: Sequence[ServerConfig], ports: Ports, new_peer_ports: bool) -> list[ServerConfig]:
+    """The ports asked for; free ones where 0 is asked, and for the peers of a cluster that is new or moves."""
+    moves = new_peer_ports or ports.are_free or any(address[1] == 0 for c in configs for address in c.peers.values())
+    peers = configs[0].peers
+    free = iter(free_ports(4 * len(configs)))
+    if moves:
+        peers = {c.node_id: (_HOST, next(free)) for c in configs}
+    return [
+        replace(
+            c,
+            peers=peers,
+            grpc_address=_moved(c.grpc_address, ports.grpc, i, free),
+            http_address=_moved(c.http_address, ports.http, i, free),
+            kafka_address=_kafka_moved(c.kafka_address, ports.kafka, i, free),
+        )
+        for i, c in enumerate(configs)
+    ]
+
+
+def _moved(address: Address, first_port: int | None, index: int, free: Iterator[int]) -> Address:
+    if first_port is None:
+        return address
+    return address[0], next(free) if first_port == 0 else first_port + PORT_STEP * index
+
+
+def _kafka_moved(address: Address | None, first_port: int | None, index: int, free: Iterator[int]) -> Address | None:
+    if address is None:
+        return None
+    return _moved(address, 0 if address[1] == 0 and first_port is None else first_port, index, free)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below the range from which the kernel serves outgoing connections: a node that
+    is down for a while would lose one of those to a client that happens to be given it."""
+    chosen: list[int] = []
+    with ExitStack() as held:
+        for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+            if len(chosen) == count:
+                break
+            sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            try:
+                sock.bind((_HOST, port))
+            except OSError:
+                continue
+            chosen.append(port)
+    if len(chosen) < count:
+        raise ConfigError(f"no {count} free ports in {_FREE_PORTS.start} to {_FREE_PORTS.stop - 1}: stop some servers")
+    return chosen

@@ -1,0 +1,147 @@
+"""`smq topic export`: committed records of a topic into one file, with their offsets.
+
+Owns the command: which ranges are read, one partition after another so that memory stays bounded and the file's order
+is always the same, and its progress. The range is fixed at the start and comes whole or not at all: records that
+retention takes away meanwhile end the command with an error. `cli.topic` alone imports it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from smq.clients import Admin, Consumer, StartAt
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, run
+from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.export_files import FORMATS, RecordFile, record_file
+from smq.coordinator.user_errors import UserError
+
+POLL_MS: Final = 1_000.0  # the consumer itself gives up after CALL_TIMEOUT_MS without progress
+CHUNK_RECORDS: Final = 10_000  # handed to the file at once
+_SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRange:
+    """Offsets [lo, hi) of one partition."""
+
+    partition: int
+    lo: int
+    hi: int
+
+
+@click.command("export")
+@click.argument("topic")
+@click.option(
+    "--output",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The file; it appears under this name once it is whole.",
+)
+@click.option("--format", "format_name", type=click.Choice(FORMATS), help="Without it: by the file's suffix.")
+@click.option("--partition", "partitions", type=int, multiple=True, help="Only this one; may be repeated.")
+@click.option("--from", "first", type=click.IntRange(min=0), help="First offset; needs a single partition.")
+@click.option("--to", "end", type=click.IntRange(min=0), help="Offset to stop before; needs a single partition.")
+@click.option("--force", is_flag=True, help="Replace the file where there is one.")
+@bootstrap_option
+def topic_export(
+    topic: str,
+    path: Path,
+    format_name: str | None,
+    partitions: tuple[int, ...],
+    first: int | None,
+    end: int | None,
+    force: bool,
+    bootstrap: str,
+) -> None:
+    """Writes the committed records of TOPIC, as of now, to a file: with offsets (_index), ts_ns and headers."""
+    chosen = format_name or _SUFFIXES.get(path.suffix.lower())
+    if chosen is None:
+        raise click.UsageError(f"{path.name} does not tell its format: say --format {' or '.join(FORMATS)}")
+    if path.exists() and not force:
+        raise UserError(f"{path} is there already: choose another name, or replace it with --force")
+
+    async def work() -> list[ExportRange]:
+        ranges = await _ranges(bootstrap, topic, partitions, first, end)
+        with record_file(path, chosen) as file:
+            await _copy(bootstrap, topic, ranges, file)
+        return ranges
+
+    ranges = run(work(), bootstrap)
+    records = sum(r.hi - r.lo for r in ranges)
+    parts = ", ".join(f"{topic}/{r.partition} [{r.lo}, {r.hi})" for r in ranges)
+    click.echo(f"wrote {counted(records, 'offset')} to {path} ({path.stat().st_size:,} bytes): {parts}", err=True)
+
+
+async def _ranges(
+    bootstrap: str, topic: str, partitions: tuple[int, ...], first: int | None, end: int | None
+) -> list[ExportRange]:
+    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+        wanted = sorted(set(partitions)) or [p.partition for p in (await admin.describe_topic(topic)).partitions]
+        if len(wanted) != 1 and (first is not None or end is not None):
+            raise click.UsageError("offsets count within a partition: name one with --partition")
+        listed = await admin.list_offsets({(topic, p): "RESET_TO_LATEST" for p in wanted})
+    ranges = []
+    for partition in wanted:
+        found = listed[topic, partition]
+        lo = found.lo if first is None else first
+        hi = found.offset if end is None else end
+        if not found.lo <= lo <= hi <= found.offset:
+            raise UserError(
+                f"[{lo}, {hi}) is no range of {topic}/{partition}, which holds the offsets [{found.lo}, {found.offset})"
+            )
+        ranges.append(ExportRange(partition=partition, lo=lo, hi=hi))
+    return ranges
+
+
+async def _copy(bootstrap: str, topic: str, ranges: list[ExportRange], file: RecordFile) -> None:
+    consumer = Consumer(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS, stall_timeout_ms=CALL_TIMEOUT_MS)
+    async with consumer:
+        with _progress(sum(r.hi - r.lo for r in ranges)) as advance:
+            for r in ranges:
+                if r.lo == r.hi:
+                    continue
+                await consumer.assign([(topic, r.partition)], StartAt(type="EXACT_OFFSET", value=r.lo))
+                position = r.lo
+                while position < r.hi:
+                    taken = await consumer.getmany(CHUNK_RECORDS, POLL_MS)
+                    records = taken.get((topic, r.partition), [])
+                    file.write([record for record in records if record.offset < r.hi])
+                    reached = min(consumer.position(topic, r.partition), r.hi)
+                    advance(reached - position)
+                    position = reached
+
+
+class _Advance:
+    """Moves a progress bar, where there is one."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("export", total=total) if progress is not None else None
+
+    def __call__(self, offsets: int) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, advance=offsets)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[_Advance]:
+    """A bar on standard error where somebody looks at it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Advance(None, total)
+        return
+    columns = (
+        TextColumn("{task.percentage:>3.0f}%"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} offsets"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Advance(progress, total)

@@ -1,0 +1,147 @@
+"""`smq group ...`: consumer groups, their members, how far behind they are, and how long their offsets are kept.
+
+Owns what these commands print. Whatever they do goes through smq.clients. `cli.topic` alone imports it.
+"""
+
+import json
+import re
+from dataclasses import asdict
+from typing import Final
+
+import click
+from rich.table import Table
+
+from smq.clients import Admin
+from smq.clients.types import GroupDescription, GroupMember
+from smq.coordinator.cli.common import (
+    CALL_TIMEOUT_MS,
+    CONNECT_TIMEOUT_MS,
+    json_option,
+    print_table,
+    run,
+)
+from smq.coordinator.cli.connect import bootstrap_option
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_FOREVER: Final = "forever"
+
+
+def _admin(bootstrap: str) -> Admin:
+    return Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+@click.group()
+def group() -> None:
+    """Lists, describes and deletes consumer groups. A Kafka client's group g is kafka-cg-g here."""
+
+
+@group.command("list")
+@json_option
+@bootstrap_option
+def group_list(as_json: bool, bootstrap: str) -> None:
+    """Lists all groups."""
+
+    async def work() -> None:
+        async with _admin(bootstrap) as admin:
+            groups = await admin.list_groups()
+        if as_json:
+            click.echo(json.dumps([asdict(g) for g in groups]))
+            return
+        table = Table("group", "state", "members", "generation", "protocol type")
+        for g in groups:
+            table.add_row(g.name, g.state, str(g.members), str(g.generation), g.protocol_type or "-")
+        print_table(table) if groups else click.echo("there are no groups: one begins with its first commit or member")
+
+    run(work(), bootstrap)
+
+
+@group.command("describe")
+@click.argument("name")
+@json_option
+@bootstrap_option
+def group_describe(name: str, as_json: bool, bootstrap: str) -> None:
+    """Shows the members of the group NAME, and how far behind it is in each partition."""
+
+    async def work() -> GroupDescription:
+        async with _admin(bootstrap) as admin:
+            return await admin.describe_group(name)
+
+    found = run(work(), bootstrap)
+    if as_json:
+        click.echo(json.dumps(asdict(found) | {"lag": found.lag}))
+        return
+    summary = found.summary
+    coordinator = f", coordinated by node {found.coordinator}" if found.coordinator is not None else ""
+    click.echo(
+        f"{summary.name}: {summary.state}, generation {summary.generation}"
+        f"{f', assignor {found.protocol}' if found.protocol else ''}{coordinator}; lag {found.lag:,}"
+    )
+    if found.members:
+        members = Table("member", "instance", "client", "host", "session", "partitions")
+        for m in found.members:
+            client, host, session = m.client_id or "-", m.client_host or "-", f"{m.session_timeout_ms} ms"
+            members.add_row(m.member_id, m.instance_id or "-", client, host, session, _partitions(m))
+        print_table(members)
+    offsets = Table("topic", "partition", "committed", "high water mark", "lag", "member")
+    for p in found.positions:
+        owner = next((m.member_id for m in found.members if (p.topic, p.partition) in m.partitions), "-")
+        offsets.add_row(p.topic, str(p.partition), _number(p.offset), f"{p.hwm:,}", _number(p.lag), owner)
+    print_table(offsets) if found.positions else click.echo("nothing is committed yet")
+
+
+def _partitions(member: GroupMember) -> str:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in member.partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    return "; ".join(f"{topic} {', '.join(map(str, parts))}" for topic, parts in by_topic.items()) or "-"
+
+
+def _number(value: int | None) -> str:
+    return f"{value:,}" if value is not None else "-"
+
+
+@group.command("delete")
+@click.argument("name")
+@bootstrap_option
+def group_delete(name: str, bootstrap: str) -> None:
+    """Deletes the group NAME with all it has committed. Refused while it has members."""
+
+    async def work() -> None:
+        async with _admin(bootstrap) as admin:
+            await admin.delete_group(name)
+
+    run(work(), bootstrap)
+    click.echo(f"deleted group {name}")
+
+
+@group.command("retention")
+@click.argument("duration", required=False)
+@bootstrap_option
+def group_retention(duration: str | None, bootstrap: str) -> None:
+    """Shows, or sets to DURATION (30d, 12h, 90m, 10s, 500ms or forever), how long groups without members keep what they
+    have committed. It holds for the whole cluster."""
+    wanted = _milliseconds(duration) if duration is not None else None
+
+    async def work() -> int:
+        async with _admin(bootstrap) as admin:
+            if wanted is not None:
+                await admin.set_offsets_retention(wanted)
+            return await admin.offsets_retention_ms()
+
+    click.echo(_duration(run(work(), bootstrap)))
+
+
+def _milliseconds(text: str) -> int:
+    if text == _FOREVER:
+        return 0
+    match = re.fullmatch(r"([1-9][0-9]{0,15})(ms|s|m|h|d)", text)
+    if match is None:
+        raise click.UsageError(f"{text!r} is no duration: say 30d, 12h, 90m, 10s, 500ms or {_FOREVER}")
+    return int(match[1]) * _UNITS_MS[match[2]]
+
+
+def _duration(ms: int) -> str:
+    if not ms:
+        return _FOREVER
+    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if ms % _UNITS_MS[unit] == 0)
+    return f"{ms // _UNITS_MS[unit]}{unit}"

@@ -1,0 +1,109 @@
+"""The `smq` command: its groups of commands, and how errors end it.
+
+Owns the list of commands and the one place where an error becomes a sentence and an exit code. Commands live in
+cli_cluster (nodes) and cli_data (topics and records); other layers add theirs by entry points of the group
+`smq.cli`, each a command under the entry point's name, which is loaded without the others. One whose function takes
+`bootstrap` gets the options by which every command reaches a cluster.
+"""
+
+import importlib
+import inspect
+import os
+from importlib.metadata import entry_points, version
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+from smq import extra_advice
+
+try:
+    import click
+except ImportError as e:  # smq without extras has the script, and none of what it runs on
+    raise SystemExit(f"smq: the command line needs the extra server (or spark): {extra_advice('server')}") from e
+
+from smq.coordinator.user_errors import EXIT_FAILED, UserError
+from smq.raft_state.errors import SmqError
+
+# Loaded when they are used: a server's imports would make every `smq produce` wait.
+_NODE_COMMANDS: Final = dict.fromkeys(("dev", "cluster", "serve"), "smq.coordinator.cli.cluster") | {
+    "cert": "smq.coordinator.cli.cert",
+    "disk": "smq.coordinator.cli.disk",
+}
+_DATA_MODULE: Final = "smq.coordinator.cli.topic"
+_PLUGIN_GROUP: Final = "smq.cli"
+
+# gRPC writes a line for every handshake that fails: strangers could fill a node's disk with them. It reads this when
+# it is imported, which no command has done yet; the processes that `smq dev` starts inherit it.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+class SmqGroup(click.Group):
+    """Finds commands lazily, and tells every user error in one sentence."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._load_rest()
+        added = [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
+        return sorted({*super().list_commands(ctx), *_NODE_COMMANDS, *added})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _NODE_COMMANDS:
+            command: click.Command = getattr(_load(_NODE_COMMANDS[cmd_name]), cmd_name)
+            return command
+        for entry in entry_points(group=_PLUGIN_GROUP, name=cmd_name):
+            return _added(entry.load())
+        self._load_rest()
+        return super().get_command(ctx, cmd_name)
+
+    def _load_rest(self) -> None:
+        if not self.commands:
+            _load(_DATA_MODULE).register(self)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as e:
+            _end(ctx, str(e), e.code)
+        except (SmqError, ConnectionError) as e:
+            _end(ctx, str(e), EXIT_FAILED)
+
+
+def _added(command: click.Command) -> click.Command:
+    """The command of another layer, with the options for what it takes."""
+    if command.callback is None or "bootstrap" not in inspect.signature(command.callback).parameters:
+        return command
+    from smq.coordinator.cli.connect import with_bootstrap_option
+
+    return with_bootstrap_option(command)
+
+
+def _load(module: str) -> ModuleType:
+    """The module. A sentence where what it imports belongs to an extra that is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package == "smq":
+            raise
+        raise click.ClickException(f"this needs the package {package}: {extra_advice('server')}") from e
+
+
+def _end(ctx: click.Context, message: str, code: int) -> NoReturn:
+    click.echo(f"smq: {message}", err=True)
+    ctx.exit(code)
+
+
+@click.group(cls=SmqGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("smq"), prog_name="smq")
+def cli() -> None:
+    """A replicated, partitioned log whose offsets are exact.
+
+    Start with `smq dev`, or with `smq cluster --data-dir D`.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    cli(prog_name="smq")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The Admin service: topics, DeleteRecords, and views of the cluster and of this node.
+
+Owns no state: changes are proposed as commands, views are read from what the node has applied. Only the
+composition root imports it.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.groups import GroupAdmin
+from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.limits import PARTITION_COUNT_MAX
+from smq.coordinator.service.lookup import find_partition, find_topic
+from smq.coordinator.service.turns import Turns
+from smq.coordinator.tls.contexts import NodeTls
+from smq.raft_state.commands import (
+    AddPartitions,
+    AdvanceLogStart,
+    AlterTopicConfig,
+    CreateTopic,
+    DeleteTopic,
+    SetNodeDrained,
+    TopicCreated,
+)
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NodeId, Offset, TopicId, split_partition_id
+from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
+from smq.raft_state.topic_config import is_external
+from smq.replication.api import NodeApi
+
+_REPLICATION_FACTOR_DEFAULT = 3
+
+
+class AdminService(GroupAdmin):
+    def __init__(self, node: NodeApi, tls: NodeTls | None) -> None:
+        super().__init__(node)
+        self._tls = tls
+
+    @property
+    def _state(self) -> ClusterState:
+        return self._calls.node.state
+
+    # ------------------------------------------------------------------------------------------------- topics
+    @guarded
+    async def CreateTopic(self, request: pb.CreateTopicRequest, context: Context) -> pb.CreateTopicResponse:
+        if not 1 <= request.partition_count <= PARTITION_COUNT_MAX:
+            raise SmqError(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"partition_count is {request.partition_count}: it must be 1 to {PARTITION_COUNT_MAX}",
+            )
+        if request.start_offset < 0:
+            raise SmqError(ErrorCode.INVALID_OFFSET, f"start_offset is {request.start_offset}: it must be >= 0")
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        factor = request.replication_factor
+        if not factor and not is_external(request.config):
+            factor = min(_REPLICATION_FACTOR_DEFAULT, max(1, len(self._state.nodes)))
+        command = CreateTopic(
+            request_id=request_id_of(request.request_id),
+            name=request.name,
+            topic_id=TopicId(secrets.token_bytes(16)),
+            partition_count=request.partition_count,
+            replication_factor=factor,
+            config=_sorted_items(request.config),
+            start_offset=Offset(request.start_offset),
+            created_ms=time.time_ns() // 1_000_000,
+        )
+        reply = await self._calls.propose(command, timeout_ms)
+        # A retry under the same request id is answered as the first attempt was: with that one's topic id.
+        return pb.CreateTopicResponse(topic_id=reply.topic_id if isinstance(reply, TopicCreated) else b"")
+
+    @guarded
+    async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Context) -> pb.DeleteTopicResponse:
+        command = DeleteTopic(request_id=request_id_of(request.request_id), name=request.name)
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.DeleteTopicResponse()
+
+    @guarded
+    async def AddPartitions(self, request: pb.AddPartitionsRequest, context: Context) -> pb.AddPartitionsResponse:
+        if not 1 <= request.partition_count <= PARTITION_COUNT_MAX:
+            raise SmqError(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"partition_count is {request.partition_count}: it must be 1 to {PARTITION_COUNT_MAX}",
+            )
+        command = AddPartitions(
+            request_id=request_id_of(request.request_id), name=request.name, partition_count=request.partition_count
+        )
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.AddPartitionsResponse()
+
+    @guarded
+    async def AlterTopic(self, request: pb.AlterTopicRequest, context: Context) -> pb.AlterTopicResponse:
+        command = AlterTopicConfig(
+            request_id=request_id_of(request.request_id),
+            name=request.name,
+            set_=_sorted_items(request.set),
+            unset=tuple(sorted(set(request.unset))),
+        )
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.AlterTopicResponse()
+
+    @guarded
+    async def DeleteRecords(self, request: pb.DeleteRecordsRequest, context: Context) -> pb.DeleteRecordsResponse:
+        if request.before_offset < -1:
+            raise SmqError(
+                ErrorCode.INVALID_OFFSET,
+                f"before_offset is {request.before_offset}: it must be >= 0, or -1 for the hwm",
+            )
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        state = await find_partition(self._calls, request.topic, request.partition, timeout_ms)
+        before = request.before_offset
+        if before < 0:
+            before = (await self._calls.partition_range(request.topic, request.partition, timeout_ms)).hwm
+        command = AdvanceLogStart(
+            request_id=request_id_of(request.request_id), partition=state.pid, offset=Offset(before)
+        )
+        await self._calls.propose(command, timeout_ms)
+        after = self._state.partition(state.pid)
+        return pb.DeleteRecordsResponse(log_start=after.log_start if after is not None else before)
+
+    # -------------------------------------------------------------------------------------------------- nodes
+    @guarded
+    async def SetNodeDrained(self, request: pb.SetNodeDrainedRequest, context: Context) -> pb.SetNodeDrainedResponse:
+        command = SetNodeDrained(
+            request_id=request_id_of(request.request_id), node=NodeId(request.node), drained=request.drained
+        )
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.SetNodeDrainedResponse()
+
+    # -------------------------------------------------------------------------------------------------- views
+    @guarded
+    async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        if request.linearizable:
+            await self._calls.barrier(timeout_ms)
+        if request.topics:
+            topics = [await find_topic(self._calls, name, timeout_ms) for name in request.topics]
+        else:
+            topics = [self._state.topics[name] for name in sorted(self._state.topics)]
+        turns = Turns()
+        return pb.DescribeClusterResponse(
+            cluster_id=self._state.cluster_id,
+            raft_leader=self._calls.node.status().raft_leader,
+            nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
+            topics=[await _topic_info(t, self._state, turns) for t in topics],
+        )
+
+    @guarded
+    async def NodeStatus(self, request: pb.NodeStatusRequest, context: Context) -> pb.NodeStatusResponse:
+        digest = await self._calls.digest(deadline_ms(0, context)) if request.with_digest else None
+        status = self._calls.node.status()
+        out = pb.NodeStatusResponse(
+            node=status.node,
+            incarnation=status.incarnation,
+            is_ready=status.is_ready,
+            raft_leader=status.raft_leader,
+            raft_term=status.raft_term,
+            applied_index=status.applied_index if digest is None else digest[0],
+            commit_index=status.commit_index,
+            digest="" if digest is None else digest[1],
+            warnings=status.warnings,
+            certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
+        )
+        async for r in Turns().over(self._calls.node.replica_statuses()):
+            topic_id, index = split_partition_id(r.pid)
+            out.replicas.append(
+                pb.ReplicaInfo(
+                    topic=self._state.topic_names.get(topic_id, ""),
+                    partition=index,
+                    is_leader=r.is_leader,
+                    epoch=r.epoch,
+                    log_start=r.log_start,
+                    hwm=r.hwm,
+                    appended_end=r.appended_end,
+                    durable_end=r.durable_end,
+                    verified_end=r.verified_end,
+                    size_bytes=r.size_bytes,
+                )
+            )
+        return out
+
+
+def _sorted_items(config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(config.items()))
+
+
+def _node_info(node: NodeState) -> pb.NodeInfo:
+    return pb.NodeInfo(
+        node=node.node,
+        grpc_address=node.grpc_address,
+        http_address=node.http_address,
+        kafka_address=node.kafka_address,
+        fenced=node.fenced,
+        incarnation=node.incarnation,
+        drained=node.drained,
+        rack=node.rack,
+    )
+
+
+async def _topic_info(topic: TopicState, state: ClusterState, turns: Turns) -> pb.TopicInfo:
+    return pb.TopicInfo(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        replication_factor=topic.replication_factor,
+        config=topic.config,
+        created_ms=topic.created_ms,
+        partitions=[_partition_info(p, state) async for p in turns.over(topic.partitions)],
+    )
+
+
+def _partition_info(partition: PartitionState, state: ClusterState) -> pb.PartitionInfo:
+    leader = state.nodes.get(partition.leader)
+    return pb.PartitionInfo(
+        partition=partition.index,
+        leader=partition.leader,
+        leader_available=leader is not None
+        and not leader.fenced
+        and leader.incarnation == partition.leader_incarnation,
+        epoch=partition.epoch,
+        replicas=partition.replicas,
+        log_start=partition.log_start,
+        hwm=partition.hwm,
+        next_offset=partition.next_offset,
+        lso=partition.lso,
+    )

@@ -1,0 +1,113 @@
+"""The Agent service: publishing sessions, PublishRecord and SubscribeRecord.
+
+Owns the registries of sessions and the node-wide publishing budget; the streams themselves live in grpc_publish
+and grpc_subscribe. Only the composition root imports it.
+"""
+
+import time
+from collections.abc import AsyncIterable
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.grpc.publish import PublishStream
+from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.subscribe import SubscribeStream
+from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX, PUBLISH_STREAMS_PER_CONNECTION_MAX
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.inflight import ByteBudget
+from smq.coordinator.service.lookup import find_topic
+from smq.coordinator.service.sessions import PublishSession, PublishSessions, StreamCounts, Subscriptions
+from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import ProducerEpoch, ProducerId
+from smq.raft_state.topic_config import max_message_bytes
+from smq.replication.api import NodeApi
+
+
+class AgentService(smq_pb2_grpc.AgentServicer):
+    def __init__(self, node: NodeApi, *, request_bytes_max: int) -> None:
+        self._request_bytes_max = request_bytes_max
+        self._streams = StreamCounts(PUBLISH_STREAMS_PER_CONNECTION_MAX)
+        self._calls = NodeCalls(node)
+        self._sessions = PublishSessions()
+        self._subscriptions = Subscriptions()
+        self._budget = ByteBudget(PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX)
+
+    @guarded
+    async def StartPublishSession(
+        self, request: pb.StartPublishSessionRequest, context: Context
+    ) -> pb.StartPublishSessionResponse:
+        timeout_ms = deadline_ms(0, context)
+        topic = await find_topic(self._calls, request.topic, timeout_ms)
+        session = self._sessions.reserve(request.session_id, request.request_id)
+        if session is None:
+            try:
+                session = await self._open(request, timeout_ms)
+                self._sessions.open(session)
+            except BaseException:  # cancelled, too: the place is taken until it is given back
+                self._sessions.release(request.session_id)
+                raise
+        return pb.StartPublishSessionResponse(
+            producer_id=session.producer_id,
+            producer_epoch=session.producer_epoch,
+            topic_id=topic.topic_id,
+            partition_count=len(topic.partitions),
+            batch_bytes_max=max_message_bytes(topic.config),
+        )
+
+    async def _open(self, request: pb.StartPublishSessionRequest, timeout_ms: int) -> PublishSession:
+        request_id = request_id_of(request.request_id)
+        command = (
+            AllocateProducerId(
+                request_id=request_id,
+                producer_id=ProducerId(request.producer_id),
+                producer_epoch=ProducerEpoch(request.producer_epoch),
+            )
+            if request.resume
+            else AllocateProducerId(request_id=request_id)
+        )
+        reply = await self._calls.propose(command, timeout_ms)
+        if not isinstance(reply, ProducerIdAllocated):
+            raise SmqError(ErrorCode.INTERNAL, f"unexpected reply {type(reply).__name__}")
+        return PublishSession(
+            session_id=request.session_id,
+            topic=request.topic,
+            producer_id=reply.producer_id,
+            producer_epoch=reply.producer_epoch,
+            request_id=request.request_id,
+        )
+
+    @guarded
+    async def ClosePublishSession(
+        self, request: pb.ClosePublishSessionRequest, context: Context
+    ) -> pb.ClosePublishSessionResponse:
+        self._sessions.close(request.session_id)
+        return pb.ClosePublishSessionResponse()
+
+    @guarded
+    async def PublishRecord(  # type: ignore[override] # a coroutine that writes to the context, as grpc.aio allows
+        self, request: AsyncIterable[pb.PublishRecordRequest], context: Context
+    ) -> None:
+        stream = PublishStream(
+            self._calls, self._sessions, self._budget, _wall_ms, context, request_bytes_max=self._request_bytes_max
+        )
+        with self._streams.one_more(context.peer()):
+            await stream.run(request)
+
+    @guarded
+    async def SubscribeRecord(  # type: ignore[override] # as above
+        self, request: AsyncIterable[pb.SubscribeRecordRequest], context: Context
+    ) -> None:
+        requests = aiter(request)
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("kind") != "init":
+            raise SmqError(ErrorCode.INVALID_REQUEST, "the first message of a subscription must be init")
+        self._subscriptions.open(first.init.subscription_id)
+        try:
+            await SubscribeStream(self._calls, first.init, context).run(requests)
+        finally:
+            self._subscriptions.close(first.init.subscription_id)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

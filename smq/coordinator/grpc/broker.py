@@ -1,0 +1,233 @@
+"""The Broker service: raw batches, offsets and ranges of partitions, and groups' commits.
+
+Owns no state. Only the composition root imports it.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.grpc.answer_budget import AnswerRoom
+from smq.coordinator.grpc.errors import to_detail
+from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.limits import (
+    COMMIT_ITEMS_MAX,
+    DEADLINE_SLACK_MS,
+    FETCH_BARRIER_MS,
+    FETCH_PARTITION_BYTES_DEFAULT,
+    FETCH_PARTITIONS_MAX,
+    FETCH_WAIT_MS_MAX,
+    LIST_OFFSETS_MAX,
+)
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.service.lookup import find_partition, start_position, timestamp_position
+from smq.coordinator.service.positions import parse_offset_type
+from smq.raft_state.commands import OffsetCommit
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset, PartitionId, ring_range, split_partition_id
+from smq.replication.api import Fetched, NodeApi, StoredBatch
+
+T = TypeVar("T")
+
+
+class BrokerService(smq_pb2_grpc.BrokerServicer):
+    def __init__(self, node: NodeApi, *, response_bytes_max: int) -> None:
+        self._calls = NodeCalls(node)
+        self._response_bytes_max = response_bytes_max
+        self._room = AnswerRoom()
+
+    # -------------------------------------------------------------------------------------------------- fetch
+    @guarded
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> pb.FetchResponse:
+        check_count("partitions", request.partitions, FETCH_PARTITIONS_MAX)
+        if request.max_wait_ms < 0 or request.max_bytes < 0 or any(p.max_bytes < 0 for p in request.partitions):
+            raise SmqError(ErrorCode.INVALID_REQUEST, "max_wait_ms and max_bytes must be 0 or more")
+        wanted = [
+            Wanted(
+                topic=p.topic,
+                partition=p.partition,
+                offset=p.offset,
+                max_bytes=p.max_bytes or FETCH_PARTITION_BYTES_DEFAULT,
+            )
+            for p in request.partitions
+        ]
+        wait_ms = min(request.max_wait_ms, FETCH_WAIT_MS_MAX)
+        answer_ms = deadline_ms(wait_ms + FETCH_BARRIER_MS, context)
+        wait_ms = min(wait_ms, max(0, answer_ms - DEADLINE_SLACK_MS))  # "empty" comes before "timed out"
+        bytes_max = min(request.max_bytes or self._response_bytes_max, self._response_bytes_max)
+        peer = context.peer()
+        outcomes = await fetch_many(
+            self._calls,
+            wanted,
+            max_wait_ms=wait_ms,
+            answer_ms=answer_ms,
+            bytes_max=bytes_max,
+            room=lambda size: self._room.reserved(peer, size, answer_ms),
+        )
+        self._room.hold(peer, sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches))
+        return pb.FetchResponse(partitions=[self._fetched(w, o) for w, o in zip(wanted, outcomes, strict=True)])
+
+    def _fetched(self, wanted: Wanted, outcome: Outcome) -> pb.FetchedPartition:
+        out = pb.FetchedPartition(topic=wanted.topic, partition=wanted.partition)
+        if isinstance(outcome, SmqError):
+            out.error.CopyFrom(to_detail(outcome))
+        elif isinstance(outcome, Fetched):
+            out.log_start, out.hwm, out.lso = outcome.log_start, outcome.hwm, outcome.lso
+            out.batches.extend(_to_pb(batch) for batch in outcome.batches)
+        else:
+            # The response was full before this partition's turn: its range as this node last applied it.
+            topic = self._calls.node.state.topics.get(wanted.topic)
+            if topic is not None and 0 <= wanted.partition < len(topic.partitions):
+                state = topic.partitions[wanted.partition]
+                out.log_start, out.hwm, out.lso = state.log_start, state.hwm, state.lso
+        return out
+
+    # ------------------------------------------------------------------------------------------------ offsets
+    @guarded
+    async def ListOffsets(self, request: pb.ListOffsetsRequest, context: Context) -> pb.ListOffsetsResponse:
+        check_count("partitions", request.partitions, LIST_OFFSETS_MAX)
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        return pb.ListOffsetsResponse(offsets=[await self._list(p, timeout_ms) for p in request.partitions])
+
+    async def _list(self, asked: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
+        try:
+            if asked.HasField("timestamp_ms"):
+                position, range_ = await timestamp_position(
+                    self._calls, asked.topic, asked.partition, asked.timestamp_ms, timeout_ms
+                )
+            elif asked.HasField("max_bytes"):
+                return await self._list_end(asked, timeout_ms)
+            else:
+                position, range_ = await start_position(
+                    self._calls,
+                    asked.topic,
+                    asked.partition,
+                    parse_offset_type(asked.offset_type),
+                    value=asked.offset_value,
+                    group=asked.group,
+                    reset_if_gone=asked.reset_if_gone,
+                    timeout_ms=timeout_ms,
+                )
+        except SmqError as e:
+            return pb.ListedOffset(topic=asked.topic, partition=asked.partition, offset=-1, error=to_detail(e))
+        return pb.ListedOffset(
+            topic=asked.topic,
+            partition=asked.partition,
+            offset=position.offset,
+            clamped=position.clamped,
+            lo=range_.log_start,
+            hi=range_.lso,
+        )
+
+    async def _list_end(self, asked: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
+        if asked.max_bytes < 1:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"max_bytes is {asked.max_bytes}: it must be 1 or more")
+        state = await find_partition(self._calls, asked.topic, asked.partition, timeout_ms)
+        run = self._calls.node.sized_run(asked.topic, asked.partition, asked.offset_value, asked.max_bytes)
+        return pb.ListedOffset(
+            topic=asked.topic,
+            partition=asked.partition,
+            offset=run.end,
+            lo=state.log_start,
+            hi=state.lso,
+            size_bytes=run.size_bytes,
+        )
+
+    @guarded
+    async def GetPartitionRangeInfo(
+        self, request: pb.GetPartitionRangeInfoRequest, context: Context
+    ) -> pb.GetPartitionRangeInfoResponse:
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        r = await self._calls.partition_range(request.topic, request.partition, timeout_ms)
+        start, stop = ring_range(r.partition)
+        return pb.GetPartitionRangeInfoResponse(
+            topic=r.topic,
+            partition=r.partition,
+            topic_id=split_partition_id(r.pid)[0],
+            range_start=start,
+            range_stop=stop,
+            log_start=r.log_start,
+            lso=r.lso,
+            hwm=r.hwm,
+            next_offset=r.next_offset,
+            leader=r.leader,
+            epoch=r.epoch,
+            replicas=r.replicas,
+        )
+
+    # --------------------------------------------------------------------------------- offsets without records
+    @guarded
+    async def AssignOffsets(self, request: pb.AssignOffsetsRequest, context: Context) -> pb.AssignOffsetsResponse:
+        given = await self._calls.assign_offsets(
+            request.topic,
+            request.partition,
+            request.count,
+            request_id=request_id_of(request.request_id),
+            not_before=request.not_before if request.HasField("not_before") else None,
+            timeout_ms=deadline_ms(request.timeout_ms, context),
+        )
+        return pb.AssignOffsetsResponse(base_offset=given.base, last_offset=given.last)
+
+    @guarded
+    async def AdvanceHighWaterMark(
+        self, request: pb.AdvanceHighWaterMarkRequest, context: Context
+    ) -> pb.AdvanceHighWaterMarkResponse:
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        hwm = await self._calls.advance_external_hwm(request.topic, request.partition, request.offset, timeout_ms)
+        return pb.AdvanceHighWaterMarkResponse(hwm=hwm)
+
+    # ------------------------------------------------------------------------------------------------- groups
+    @guarded
+    async def CommitOffsets(self, request: pb.CommitOffsetsRequest, context: Context) -> pb.CommitOffsetsResponse:
+        check_count("offsets", request.offsets, COMMIT_ITEMS_MAX)
+        check_group(request.group)
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        items = []
+        for o in request.offsets:
+            if o.offset < 0:
+                raise SmqError(ErrorCode.INVALID_OFFSET, f"offset {o.offset} of {o.topic}/{o.partition} is negative")
+            state = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
+            items.append(OffsetCommit(partition=state.pid, offset=Offset(o.offset), metadata=o.metadata))
+        await self._calls.commit_offsets(request.group, items, request_id_of(request.request_id), timeout_ms)
+        return pb.CommitOffsetsResponse()
+
+    @guarded
+    async def FetchOffsets(self, request: pb.FetchOffsetsRequest, context: Context) -> pb.FetchOffsetsResponse:
+        check_count("partitions", request.partitions, COMMIT_ITEMS_MAX, is_empty_allowed=True)
+        check_group(request.group)
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        pids = [(await find_partition(self._calls, p.topic, p.partition, timeout_ms)).pid for p in request.partitions]
+        commits = await self._calls.fetch_offsets(request.group, pids or None, timeout_ms)
+        return pb.FetchOffsetsResponse(
+            offsets=[o for pid, (offset, metadata) in commits.items() if (o := self._named(pid, offset, metadata))]
+        )
+
+    def _named(self, pid: PartitionId, offset: Offset, metadata: str) -> pb.PartitionOffset | None:
+        topic_id, index = split_partition_id(pid)
+        name = self._calls.node.state.topic_names.get(topic_id)
+        if name is None:
+            return None  # the topic was deleted meanwhile, and its commits with it
+        return pb.PartitionOffset(topic=name, partition=index, offset=offset, metadata=metadata)
+
+
+def _to_pb(batch: StoredBatch) -> pb.Batch:
+    whole = batch.data.obj
+    # protobuf takes bytes alone; where the view is all of a bytes object, that object is handed on uncopied.
+    data = whole if isinstance(whole, bytes) and len(whole) == len(batch.data) else bytes(batch.data)
+    return pb.Batch(base_offset=batch.base_offset, last_offset=batch.last_offset, ts_ns=batch.ts_ns, data=data)
+
+
+def check_count(field: str, items: Sequence[T], count_max: int, *, is_empty_allowed: bool = False) -> None:
+    """INVALID_REQUEST for a list that is empty or endless."""
+    if len(items) > count_max or not (items or is_empty_allowed):
+        raise SmqError(
+            ErrorCode.INVALID_REQUEST,
+            f"{field} must have {0 if is_empty_allowed else 1} to {count_max} entries, it has {len(items)}",
+        )
+
+
+def check_group(group: str) -> None:
+    if not group:
+        raise SmqError(ErrorCode.INVALID_REQUEST, "group must not be empty")

@@ -1,0 +1,95 @@
+"""The part of the Admin service that is about groups: list, describe, delete, and how long offsets are kept.
+
+Owns no state: each answer is read from the replicated state after a barrier. `grpc.admin` is made of it.
+"""
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
+from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.turns import Turns
+from smq.raft_state.commands import DeleteGroup, SetOffsetsRetention
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.state import GroupState
+from smq.replication.api import NodeApi
+
+
+class GroupAdmin(smq_pb2_grpc.AdminServicer):
+    def __init__(self, node: NodeApi) -> None:
+        self._calls = NodeCalls(node)
+
+    @guarded
+    async def ListGroups(self, request: pb.ListGroupsRequest, context: Context) -> pb.ListGroupsResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        state = self._calls.node.state
+        return pb.ListGroupsResponse(
+            groups=[_summary(group) for _, group in sorted(state.groups.items())],
+            offsets_retention_ms=state.offsets_retention_ms,
+        )
+
+    @guarded
+    async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Context) -> pb.DescribeGroupResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        state = self._calls.node.state
+        group = state.groups.get(request.group)
+        if group is None:
+            raise SmqError(ErrorCode.UNKNOWN_GROUP, f"there is no group {request.group!r}")
+        slot = coordinator_of(state, group.name)
+        out = pb.DescribeGroupResponse(
+            group=_summary(group), protocol=group.protocol, coordinator=slot.node if slot.node else None
+        )
+        for m in group.members.values():
+            parts = sorted(assigned_partitions(group, m.assignment))
+            out.members.append(
+                pb.GroupMemberInfo(
+                    member_id=m.member.member_id,
+                    instance_id=m.member.instance_id or None,
+                    client_id=m.member.client_id,
+                    client_host=m.member.client_host,
+                    session_timeout_ms=m.member.session_timeout_ms,
+                    assignment=m.assignment,
+                    partitions=[pb.TopicPartition(topic=topic, partition=index) for topic, index in parts],
+                )
+            )
+        async for at in Turns().over(positions(state, group)):
+            committed = at.committed
+            out.offsets.append(
+                pb.GroupOffset(
+                    topic=at.topic,
+                    partition=at.part.index,
+                    offset=committed.offset if committed is not None else None,
+                    log_start=at.part.log_start,
+                    hwm=at.part.hwm,
+                    lag=at.lag,
+                    committed_ms=committed.committed_ms if committed is not None else 0,
+                    metadata=committed.metadata if committed is not None else "",
+                )
+            )
+        return out
+
+    @guarded
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest, context: Context) -> pb.DeleteGroupResponse:
+        command = DeleteGroup(request_id=request_id_of(request.request_id), group=request.group)
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.DeleteGroupResponse()
+
+    @guarded
+    async def SetOffsetsRetention(
+        self, request: pb.SetOffsetsRetentionRequest, context: Context
+    ) -> pb.SetOffsetsRetentionResponse:
+        request_id = request_id_of(request.request_id)
+        command = SetOffsetsRetention(request_id=request_id, retention_ms=request.retention_ms)
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.SetOffsetsRetentionResponse()
+
+
+def _summary(group: GroupState) -> pb.GroupSummary:
+    return pb.GroupSummary(
+        group=group.name,
+        state=PHASES[group.phase],
+        protocol_type=group.protocol_type,
+        members=len(group.members),
+        generation=group.generation,
+    )

@@ -1,0 +1,231 @@
+"""One PublishRecord stream: many requests in flight, each answered when its own batch is done.
+
+Owns pipelining and backpressure of one stream: past its bounds the stream is not read, so HTTP/2 slows the client.
+A bad request answers its own error and nothing else. It must never wait for one batch before it reads the next.
+`grpc.agent` alone imports it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, Callable
+from functools import partial
+from typing import Final
+
+import grpc
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.errors import to_detail
+from smq.coordinator.limits import (
+    PUBLISH_DISK_POLL_MS,
+    PUBLISH_DISK_QUEUE_BYTES_MAX,
+    PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX,
+    PUBLISH_INFLIGHT_PER_STREAM_MAX,
+    PUBLISH_RETRY_AFTER_MS,
+)
+from smq.coordinator.service.calls import NodeCalls, timeout_of
+from smq.coordinator.service.inflight import ByteBudget
+from smq.coordinator.service.lookup import find_partition
+from smq.coordinator.service.sessions import PublishSession, PublishSessions
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.records import INT32_MAX, NewRecord, encode_batch
+from smq.replication.api import Acks, Produced
+
+_ACKS: Final = {pb.ACKS_ALL: Acks.ALL, pb.ACKS_LEADER: Acks.LEADER, pb.ACKS_NONE: Acks.NONE}
+
+Context = grpc.aio.ServicerContext[pb.PublishRecordRequest, pb.PublishRecordResponse]
+
+
+class PublishStream:
+    """`run` returns when the client has sent its last request and every one is answered."""
+
+    def __init__(
+        self,
+        calls: NodeCalls,
+        sessions: PublishSessions,
+        node_budget: ByteBudget,
+        wall_ms: Callable[[], int],
+        context: Context,
+        *,
+        request_bytes_max: int,
+    ) -> None:
+        self._request_bytes_max = request_bytes_max
+        self._calls = calls
+        self._sessions = sessions
+        self._node_budget = node_budget
+        self._stream_budget = ByteBudget(PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX)
+        self._slots = asyncio.Semaphore(PUBLISH_INFLIGHT_PER_STREAM_MAX)  # from reading a request to writing its answer
+        self._wall_ms = wall_ms
+        self._context = context
+        self._session_id = ""
+        self._topic = ""
+        self._answers: deque[pb.PublishRecordResponse] = deque()  # bounded by the slots
+        self._unanswered = 0
+        self._is_closing = False
+        self._wake = asyncio.Event()
+
+    async def run(self, requests: AsyncIterable[pb.PublishRecordRequest]) -> None:
+        writer = asyncio.create_task(self._write_answers())
+        try:
+            async for request in requests:
+                await self._slots.acquire()
+                self._unanswered += 1
+                await self._take(request)
+            self._is_closing = True
+            self._wake.set()
+            await writer
+        finally:
+            writer.cancel()
+
+    async def _take(self, request: pb.PublishRecordRequest) -> None:
+        try:
+            self._check_size(request)
+            topic, session = await self._target(request)
+            timeout_ms = timeout_of(request.timeout_ms)
+            acks = _ACKS.get(request.acks)
+            if acks is None:
+                raise SmqError(ErrorCode.INVALID_REQUEST, f"acks {request.acks} is unknown")
+            batch = self._batch(request, session)
+            await self._admit(len(batch), timeout_ms)
+        except SmqError as e:
+            self._answer_error(request.correlation_id, request.partition, e)
+            return
+        done = partial(self._on_produced, request.correlation_id, request.partition, len(batch))
+        try:
+            self._calls.node.produce(topic, request.partition, batch, acks, timeout_ms, done)
+        except BaseException:  # whatever it was: `done`, which gives the bytes back, never comes
+            self._release(len(batch))
+            raise
+
+    def _check_size(self, request: pb.PublishRecordRequest) -> None:
+        size = request.ByteSize()
+        if size > self._request_bytes_max:
+            told = f"the request has {size} bytes, and the node takes {self._request_bytes_max} (request_bytes_max)"
+            raise SmqError(ErrorCode.BATCH_TOO_LARGE, told)
+
+    # ------------------------------------------------------------------------------------------- backpressure
+    async def _admit(self, size: int, timeout_ms: int) -> None:
+        """Waits, and with it the whole stream, until the node may take `size` more bytes; OVERLOADED at the deadline
+        of this request."""
+        if not self._is_disk_behind() and self._stream_budget.try_acquire(size):
+            if self._node_budget.try_acquire(size):
+                return
+            self._stream_budget.release(size)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._wait_for_room(size)
+        except TimeoutError:
+            raise SmqError(
+                ErrorCode.OVERLOADED,
+                f"the node had no room for the request within {timeout_ms} ms",
+                ErrorDetails(retry_after_ms=PUBLISH_RETRY_AFTER_MS),
+            ) from None
+
+    async def _wait_for_room(self, size: int) -> None:
+        while self._is_disk_behind():  # noqa: ASYNC110 - the disk tells nobody that it has caught up
+            await asyncio.sleep(PUBLISH_DISK_POLL_MS / 1000)
+        await self._stream_budget.acquire(size)
+        try:
+            await self._node_budget.acquire(size)
+        except asyncio.CancelledError:
+            self._stream_budget.release(size)
+            raise
+
+    def _is_disk_behind(self) -> bool:
+        return self._calls.node.queued_bytes() > PUBLISH_DISK_QUEUE_BYTES_MAX
+
+    def _release(self, size: int) -> None:
+        self._node_budget.release(size)
+        self._stream_budget.release(size)
+
+    # ----------------------------------------------------------------------------------------------- requests
+
+    async def _target(self, request: pb.PublishRecordRequest) -> tuple[str, PublishSession | None]:
+        """The topic and, where there is one, the session; both stay in force for the requests that follow."""
+        if request.topic:
+            self._topic, self._session_id = request.topic, ""
+        elif request.session_id:
+            self._topic, self._session_id = "", request.session_id
+        session = self._sessions.get(self._session_id) if self._session_id else None
+        topic = session.topic if session is not None else self._topic
+        if not topic:
+            raise SmqError(
+                ErrorCode.INVALID_REQUEST, "the first request of a stream must name a session_id, or a topic"
+            )
+        await find_partition(self._calls, topic, request.partition, timeout_of(request.timeout_ms))
+        return topic, session
+
+    def _batch(self, request: pb.PublishRecordRequest, session: PublishSession | None) -> bytes:
+        kind = request.WhichOneof("payload")
+        if kind == "batch":
+            return request.batch
+        if kind is None:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "the request has neither batch nor records")
+        if session is None:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "records need a session_id; without one send a batch")
+        if not 0 <= request.base_sequence <= INT32_MAX:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"base_sequence is {request.base_sequence}: it must be >= 0")
+        if not request.records.records:
+            raise SmqError(ErrorCode.INVALID_BATCH, "a batch holds at least one record")
+        now_ms = self._wall_ms()
+        try:
+            return encode_batch(
+                (_new_record(r, now_ms) for r in request.records.records),
+                producer_id=session.producer_id,
+                producer_epoch=session.producer_epoch,
+                base_sequence=request.base_sequence,
+            )
+        except (ValueError, TypeError, OverflowError) as e:
+            raise SmqError(ErrorCode.INVALID_BATCH, f"the records cannot be encoded: {e}") from e
+
+    # ----------------------------------------------------------------------------------------------- answers
+    def _on_produced(self, correlation_id: int, partition: int, size: int, result: Produced | SmqError) -> None:
+        self._release(size)
+        if isinstance(result, SmqError):
+            self._answer_error(correlation_id, partition, result)
+            return
+        self._answer(
+            pb.PublishRecordResponse(
+                correlation_id=correlation_id,
+                partition=partition,
+                base_offset=result.base_offset,
+                last_offset=result.last_offset,
+                ts_ns=result.ts_ns,
+                duplicate=result.duplicate,
+            )
+        )
+
+    def _answer_error(self, correlation_id: int, partition: int, error: SmqError) -> None:
+        self._answer(
+            pb.PublishRecordResponse(
+                correlation_id=correlation_id,
+                partition=partition,
+                base_offset=-1,
+                last_offset=-1,
+                ts_ns=-1,
+                error=to_detail(error),
+            )
+        )
+
+    def _answer(self, response: pb.PublishRecordResponse) -> None:
+        self._answers.append(response)
+        self._wake.set()
+
+    async def _write_answers(self) -> None:
+        while True:
+            while self._answers:
+                await self._context.write(self._answers.popleft())
+                self._unanswered -= 1
+                self._slots.release()
+            if self._is_closing and not self._unanswered:
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+
+def _new_record(record: pb.NewRecord, now_ms: int) -> NewRecord:
+    return NewRecord(
+        key=record.key if record.HasField("key") else None,
+        value=record.value if record.HasField("value") else None,
+        timestamp_ms=record.timestamp_ms if record.HasField("timestamp_ms") else now_ms,
+        headers=[(h.key, h.value if h.HasField("value") else None) for h in record.headers],
+    )

@@ -1,0 +1,87 @@
+"""Stored batches to streamed records: decoding, cutting to the reader's position, and grouping into responses.
+
+Pure but for the decompression: no node, no stream. `grpc.subscribe` imports it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.limits import DECODE_CHUNK_RECORDS
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset
+from smq.records import BatchCorrupt, Record, parse_header
+from smq.replication.api import Fetched, StoredBatch
+from smq.replication.log.decoding import decode_bounded
+
+_RECORD_OVERHEAD_BYTES: Final = 32  # what a record costs on the wire beside its key, value and headers
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One response's records, the position after them, and about how many bytes they are."""
+
+    records: list[pb.Record]
+    next_offset: Offset
+    size: int
+
+
+def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> Iterator[Chunk | None]:
+    """The records in [position, min(stop, lso)), in chunks of about `bytes_max`. None: a good moment to let others
+    run, since decoding is work and not waiting."""
+    records: list[pb.Record] = []
+    size = 0
+    told = position
+    for batch in fetched.batches:
+        if batch.last_offset >= fetched.lso or position >= stop:
+            break
+        for i, record in enumerate(decode_stored(batch)):
+            if i % DECODE_CHUNK_RECORDS == DECODE_CHUNK_RECORDS - 1:
+                yield None
+            if record.offset < position:
+                continue  # batches are not cut: the first may begin before the position
+            if record.offset >= stop:
+                break
+            records.append(to_pb(record, batch.ts_ns))
+            size += _record_bytes(record)
+            position = Offset(record.offset + 1)
+            if size >= bytes_max:
+                yield Chunk(records, position, size)
+                records, size, told = [], 0, position
+        # Past the batch, not only past its last record: offsets may have gaps.
+        position = max(position, min(Offset(batch.last_offset + 1), stop))
+    if position > told:
+        yield Chunk(records, position, size)
+
+
+def decode_stored(batch: StoredBatch) -> Iterator[Record]:
+    """The records of one stored batch; none of a control batch. Its checksum has been verified by the store, so
+    what does not decode was written so by its producer: INVALID_BATCH, and how to go on."""
+    try:
+        if parse_header(batch.data).is_control:
+            return
+        yield from decode_bounded(batch.data)
+    except BatchCorrupt as e:
+        raise SmqError(
+            ErrorCode.INVALID_BATCH,
+            f"the producer's records at offsets {batch.base_offset} to {batch.last_offset} do not decode ({e}); "
+            f"seek to {batch.last_offset + 1} to read on",
+        ) from e
+
+
+def to_pb(record: Record, ts_ns: int) -> pb.Record:
+    """A record as it is streamed."""
+    out = pb.Record(
+        offset=record.offset, ts_ns=ts_ns, timestamp_ms=record.timestamp_ms, key=record.key, value=record.value
+    )
+    for key, value in record.headers:
+        out.headers.append(pb.Header(key=key, value=value))
+    return out
+
+
+def _record_bytes(record: Record) -> int:
+    size = len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD_BYTES
+    for key, value in record.headers:
+        size += len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES
+    return size

@@ -1,0 +1,58 @@
+"""What every gRPC handler shares: errors to statuses, deadlines, request ids.
+
+Owns the one try/except around a handler. Services import it.
+"""
+
+import functools
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias, TypeVar
+
+import grpc
+
+from smq.coordinator.grpc.errors import abort, internal
+from smq.coordinator.limits import DEADLINE_SLACK_MS
+from smq.coordinator.service.calls import timeout_of
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import RequestId
+
+S = TypeVar("S")
+Q = TypeVar("Q")
+R = TypeVar("R")
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_REQUEST_ID_BYTES: Final = 16
+
+
+def guarded(
+    handler: Callable[[S, Q, Context], Awaitable[R]],
+) -> Callable[[S, Q, Context], Awaitable[R]]:
+    """A handler whose SmqErrors become statuses with details, and whose faults become INTERNAL."""
+
+    @functools.wraps(handler)
+    async def wrapper(self: S, request: Q, context: Context) -> R:
+        try:
+            return await handler(self, request, context)
+        except SmqError as e:
+            await abort(context, e)
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception as e:  # noqa: BLE001 - a bug in one handler must not be a bare UNKNOWN for its client
+            await abort(context, internal(handler.__name__, e))
+
+    return wrapper
+
+
+def deadline_ms(asked_ms: int, context: Context) -> int:
+    """The timeout of a call, short enough that our typed error is there before the client gives up."""
+    remaining_s = context.time_remaining()
+    return timeout_of(asked_ms, None if remaining_s is None else remaining_s * 1000 - DEADLINE_SLACK_MS)
+
+
+def request_id_of(request_id: bytes) -> RequestId:
+    """The caller's, or a fresh one, under which the node itself may safely retry within this call."""
+    if not request_id:
+        return RequestId(secrets.token_bytes(_REQUEST_ID_BYTES))
+    if len(request_id) != _REQUEST_ID_BYTES:
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"request_id has {len(request_id)} bytes: it must have 16, or none")
+    return RequestId(request_id)

@@ -1,0 +1,199 @@
+"""One SubscribeRecord stream: the records of one partition from a position on, with seeks and acknowledgements.
+
+Owns the position of one reader. At most one response's records are in memory beyond what gRPC has taken, so a slow
+reader costs nobody. It must never send a record at or past the last stable offset. `grpc.agent` alone imports it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable
+from typing import Final
+
+import grpc
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.records import chunks
+from smq.coordinator.limits import (
+    SUBSCRIBE_BYTES_DEFAULT,
+    SUBSCRIBE_BYTES_MAX,
+    SUBSCRIBE_POLL_MS,
+    TIMEOUT_MS_DEFAULT,
+)
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.lookup import start_position
+from smq.coordinator.service.positions import Position, parse_offset_type, resolve_seek
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset
+from smq.replication.api import Fetched, PartitionRange
+
+Context = grpc.aio.ServicerContext[pb.SubscribeRecordRequest, pb.SubscribeRecordResponse]
+
+_NEVER: Final = Offset(2**63 - 1)
+
+
+class Window:
+    """Bytes sent and not yet acknowledged; 0 means that nobody counts."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._max = bytes_max
+        self._sent: deque[tuple[int, int]] = deque()  # (next offset, bytes); bounded by the window
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return 0 < self._max <= self._bytes
+
+    def sent(self, next_offset: int, size: int) -> None:
+        if self._max:
+            self._sent.append((next_offset, size))
+            self._bytes += size
+
+    def acknowledged(self, next_offset: int) -> None:
+        while self._sent and self._sent[0][0] <= next_offset:
+            self._bytes -= self._sent.popleft()[1]
+
+    def reset(self) -> None:
+        self._sent.clear()
+        self._bytes = 0
+
+
+class SubscribeStream:
+    """`run` returns at the stop offset, raises SmqError for what ends the stream, and is cancelled by the client."""
+
+    def __init__(self, calls: NodeCalls, init: pb.SubscribeInit, context: Context) -> None:
+        self._calls = calls
+        self._init = init
+        self._context = context
+        self._window = Window(init.window_bytes)
+        self._bytes_max = min(init.max_bytes or SUBSCRIBE_BYTES_DEFAULT, SUBSCRIBE_BYTES_MAX)
+        self._stop = Offset(init.stop_offset) if init.stop_offset else _NEVER
+        self._seek: int | None = None  # the last one asked for and not yet done
+        self._control_error: SmqError | None = None
+        self._poll: asyncio.Task[Fetched] | None = None
+        self._wake = asyncio.Event()
+
+    async def run(self, requests: AsyncIterable[pb.SubscribeRecordRequest]) -> None:
+        check_init(self._init)
+        control = asyncio.create_task(self._read_control(requests))
+        try:
+            await self._serve()
+        finally:
+            control.cancel()
+
+    async def _serve(self) -> None:
+        position = await self._start()
+        while position < self._stop or self._seek is not None:
+            if self._control_error is not None:
+                raise self._control_error
+            if self._seek is not None:
+                position = await self._do_seek()
+            elif self._window.is_full:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                position = await self._send_next(position)
+
+    # ------------------------------------------------------------------------------------------ where to read
+    async def _start(self) -> Offset:
+        init = self._init
+        position, range_ = await start_position(
+            self._calls,
+            init.topic,
+            init.partition,
+            parse_offset_type(init.offset_type),
+            value=init.offset_value,
+            group=init.group,
+            reset_if_gone=init.reset_if_gone,
+            timeout_ms=TIMEOUT_MS_DEFAULT,
+        )
+        if init.stop_at_end:
+            self._stop = min(self._stop, range_.lso)
+        await self._tell_start(position, range_)
+        return position.offset
+
+    async def _do_seek(self) -> Offset:
+        offset, self._seek = self._seek or 0, None
+        range_ = await self._calls.partition_range(self._init.topic, self._init.partition, TIMEOUT_MS_DEFAULT)
+        position = resolve_seek(offset, range_.log_start, range_.lso)
+        self._window.reset()
+        await self._tell_start(position, range_)
+        return position.offset
+
+    async def _tell_start(self, position: Position, range_: PartitionRange) -> None:
+        started = pb.StartedAt(offset=position.offset, clamped=position.clamped, lo=range_.log_start, hi=range_.lso)
+        await self._context.write(self._response([], position.offset, range_.hwm, range_.lso, started))
+
+    # ------------------------------------------------------------------------------------------------ records
+    async def _send_next(self, position: Offset) -> Offset:
+        """Waits for records at `position` and sends what one fetch brings; the position after them."""
+        fetched = await self._fetch(position)
+        if fetched is None:
+            return position  # a seek or an error came in between
+        for chunk in chunks(fetched, position, self._stop, self._bytes_max):
+            if chunk is None:
+                await asyncio.sleep(0)
+            else:
+                position = chunk.next_offset
+                await self._context.write(self._response(chunk.records, position, fetched.hwm, fetched.lso))
+                self._window.sent(position, chunk.size)
+            if self._seek is not None or self._control_error is not None or self._window.is_full:
+                break  # what was decoded beyond is read again
+        return position
+
+    async def _fetch(self, position: Offset) -> Fetched | None:
+        """A long poll; None where a control message has interrupted it."""
+        call = self._calls.fetch(
+            self._init.topic,
+            self._init.partition,
+            position,
+            max_bytes=self._bytes_max,
+            max_wait_ms=SUBSCRIBE_POLL_MS,
+            answer_ms=SUBSCRIBE_POLL_MS + TIMEOUT_MS_DEFAULT,
+        )
+        poll = self._poll = asyncio.create_task(call)
+        try:
+            await asyncio.wait([poll])
+            return None if poll.cancelled() else poll.result()
+        finally:
+            poll.cancel()
+            self._poll = None
+
+    def _response(
+        self, records: list[pb.Record], position: Offset, hwm: Offset, lso: Offset, started: pb.StartedAt | None = None
+    ) -> pb.SubscribeRecordResponse:
+        return pb.SubscribeRecordResponse(
+            records=records,
+            next_offset=position,
+            hwm=hwm,
+            lag=max(0, hwm - position),
+            at_end=position >= lso,
+            started=started,
+        )
+
+    # ------------------------------------------------------------------------------------------------ control
+    async def _read_control(self, requests: AsyncIterable[pb.SubscribeRecordRequest]) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("kind")
+            if kind == "ack":
+                self._window.acknowledged(request.ack.next_offset)
+            elif kind == "seek":
+                self._seek = request.seek.offset
+                self._interrupt()
+            else:
+                what = "a second init" if kind == "init" else "an empty request"
+                self._control_error = SmqError(ErrorCode.INVALID_REQUEST, f"{what}: only seek and ack may follow")
+                self._interrupt()
+                return
+            self._wake.set()
+
+    def _interrupt(self) -> None:
+        self._wake.set()
+        if self._poll is not None:
+            self._poll.cancel()
+
+
+def check_init(init: pb.SubscribeInit) -> None:
+    """INVALID_REQUEST for what no lookup is needed to refuse."""
+    if init.stop_offset < 0 or init.max_bytes < 0 or init.window_bytes < 0:
+        raise SmqError(ErrorCode.INVALID_REQUEST, "stop_offset, max_bytes and window_bytes must be 0 or more")
+    parse_offset_type(init.offset_type)

@@ -1,0 +1,164 @@
+"""One Fetch over several partitions: all that is there now, or the first that comes within max_wait.
+
+Owns the rule for waiting and the byte cap of a whole response. It knows no wire format. The services
+import it.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+from smq.coordinator.grpc.errors import internal
+from smq.coordinator.limits import FETCH_CONCURRENCY
+from smq.coordinator.service.calls import Answer, NodeCalls
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.replication.api import Cancel, Fetched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    topic: str
+    partition: int
+    offset: int
+    max_bytes: int
+
+
+Outcome: TypeAlias = Fetched | SmqError | None  # None: not looked at, the response was full before
+
+
+Room: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]  # of so many bytes, for the length of a block
+
+
+def _any_room(_size: int) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
+async def fetch_many(
+    calls: NodeCalls,
+    wanted: Sequence[Wanted],
+    *,
+    max_wait_ms: int,
+    answer_ms: int,
+    bytes_max: int,
+    bytes_min: int = 1,
+    room: Room = _any_room,
+) -> list[Outcome]:
+    """One outcome for each of `wanted`. Answers at once where any has an error or all together have `bytes_min`, else
+    as soon as they do. `answer_ms` bounds one partition's read, barrier and all; `room` is taken while records are
+    read, and not while they are waited for: nothing that was read is kept over a wait."""
+    until = time.monotonic() + max_wait_ms / 1000
+    bytes_min = min(bytes_min, bytes_max)
+    failed: dict[int, Fetched | SmqError] = {}
+    # A round ends with something new, or with the time: with the usual bytes_min of 1 there are two at most.
+    while True:
+        async with room(bytes_max):
+            outcomes, is_full = await _read_now(calls, wanted, answer_ms, bytes_max)
+            left_ms = math.ceil((until - time.monotonic()) * 1000)
+            if left_ms <= 0 or is_full or failed or _is_enough(outcomes, bytes_min):
+                return [failed.get(place, outcome) for place, outcome in enumerate(outcomes)]
+        watches = _Fetches(calls, outcomes_needed=1)
+        ends = [_watched(want, outcome) for want, outcome in zip(wanted, outcomes, strict=True)]
+        del outcomes
+        for place, (want, end) in enumerate(zip(wanted, ends, strict=True)):
+            watches.start(place, replace(want, offset=end, max_bytes=0), max_wait_ms=left_ms)
+        found = await watches.take(answer_ms)
+        failed = {place: outcome for place, outcome in found.items() if isinstance(outcome, SmqError)}
+
+
+def _watched(want: Wanted, outcome: Outcome) -> int:
+    """From where on there is more than was read, or could have been but for the partition's own byte cap."""
+    return max(want.offset, outcome.readable_end) if isinstance(outcome, Fetched) else want.offset
+
+
+class _Fetches:
+    """Fetches of several partitions under way at a time, with neither a task nor a timer each."""
+
+    def __init__(self, calls: NodeCalls, *, outcomes_needed: int) -> None:
+        self._node = calls.node
+        self._outcomes_needed = outcomes_needed
+        self._outcomes: dict[int, Fetched | SmqError] = {}
+        self._withdrawals: list[Cancel] = []
+        self._enough = Answer[None](calls.patience)
+
+    def start(self, place: int, want: Wanted, *, max_wait_ms: int = 0) -> None:
+        done = partial(self._on_done, place)
+        try:
+            withdraw = self._node.fetch(
+                want.topic,
+                want.partition,
+                want.offset,
+                max_bytes=want.max_bytes,
+                max_wait_ms=max_wait_ms,
+                done=done,
+            )
+        except SmqError as e:
+            done(e)
+        except Exception as e:  # noqa: BLE001 - one partition's fault must not take the others' data with it
+            done(internal("fetch", e))
+        else:
+            self._withdrawals.append(withdraw)
+
+    def _on_done(self, place: int, outcome: Fetched | SmqError) -> None:
+        self._outcomes[place] = outcome
+        if len(self._outcomes) == self._outcomes_needed:
+            self._enough.done(None)
+
+    async def take(self, answer_ms: int) -> dict[int, Fetched | SmqError]:
+        """As many as are needed, by their places; those that did not come within `answer_ms` are missing."""
+        try:
+            await self._enough.result(answer_ms, grace_ms=0)
+            await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
+        except SmqError:
+            pass  # too late: the only error that `_enough` is ever given
+        finally:
+            for withdraw in self._withdrawals:
+                withdraw()
+        return self._outcomes
+
+
+async def _read_now(
+    calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int
+) -> tuple[list[Outcome], bool]:
+    """In order, a few at a time, so that what is read beyond the cap stays small; and whether there was more than the
+    cap allows."""
+    outcomes: list[Outcome] = [None] * len(wanted)
+    left = bytes_max
+    for first in range(0, len(wanted), FETCH_CONCURRENCY):
+        group = range(first, min(first + FETCH_CONCURRENCY, len(wanted)))
+        reads = _Fetches(calls, outcomes_needed=len(group))
+        for place in group:
+            reads.start(place, replace(wanted[place], max_bytes=min(wanted[place].max_bytes, left)))
+        found = await reads.take(answer_ms)
+        for place in group:
+            outcome = found.get(place) or SmqError(ErrorCode.TIMED_OUT, f"no answer within {answer_ms} ms")
+            outcomes[place], left = _trimmed(outcome, left, is_first=left == bytes_max)
+        if left <= 0:
+            return outcomes, True
+    return outcomes, False
+
+
+def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[Outcome, int]:
+    """Drops the batches that do not fit any more; the first batch of a response always comes."""
+    if isinstance(result, SmqError):
+        return result, left
+    kept = 0
+    for batch in result.batches:
+        if len(batch.data) > left and not (is_first and kept == 0):
+            break
+        left -= len(batch.data)
+        kept += 1
+    if kept == len(result.batches):
+        return result, left
+    return replace(result, batches=result.batches[:kept]), min(left, 0)
+
+
+def _is_enough(outcomes: Sequence[Outcome], bytes_min: int) -> bool:
+    """A partition with nothing new is enough where nothing is asked for."""
+    if any(isinstance(o, SmqError) for o in outcomes):
+        return True
+    return sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches) >= bytes_min

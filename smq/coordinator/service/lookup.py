@@ -1,0 +1,88 @@
+"""What a request's names mean: topics, partitions, groups' commits, and the place where a reader starts.
+
+Owns the rule that "unknown" is only ever said after a read barrier: this node may lag behind the one that created
+the topic. Services import it; it knows no wire format.
+"""
+
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.positions import Ask, OffsetType, Position, resolve
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset, PartitionId
+from smq.raft_state.state import PartitionState, TopicState
+from smq.replication.api import PartitionRange, TimeKind
+
+
+async def find_topic(calls: NodeCalls, topic: str, timeout_ms: int) -> TopicState:
+    """UNKNOWN_TOPIC only where a barrier has confirmed it."""
+    found = calls.node.state.topics.get(topic)
+    if found is None:
+        await calls.barrier(timeout_ms)
+        found = calls.node.state.topics.get(topic)
+    if found is None:
+        raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
+    return found
+
+
+async def find_partition(calls: NodeCalls, topic: str, partition: int, timeout_ms: int) -> PartitionState:
+    """UNKNOWN_TOPIC or UNKNOWN_PARTITION only where a barrier has confirmed it."""
+    found = await find_topic(calls, topic, timeout_ms)
+    if partition >= len(found.partitions):
+        await calls.barrier(timeout_ms)
+        found = await find_topic(calls, topic, timeout_ms)
+    if not 0 <= partition < len(found.partitions):
+        raise SmqError(
+            ErrorCode.UNKNOWN_PARTITION,
+            f"topic {topic!r} has partitions 0 to {len(found.partitions) - 1}, there is no partition {partition}",
+        )
+    return found.partitions[partition]
+
+
+async def committed_offset(calls: NodeCalls, group: str, pid: PartitionId, timeout_ms: int) -> Offset | None:
+    """The group's next offset in one partition; None where it has never committed there."""
+    if not group:
+        raise SmqError(ErrorCode.INVALID_REQUEST, "RESUME_OR_EARLIEST and RESUME_OR_LATEST need a group")
+    try:
+        commits = await calls.fetch_offsets(group, [pid], timeout_ms)
+    except SmqError as e:
+        if e.code is ErrorCode.UNKNOWN_GROUP:
+            return None
+        raise
+    return commits[pid][0] if pid in commits else None
+
+
+async def start_position(
+    calls: NodeCalls,
+    topic: str,
+    partition: int,
+    type_: OffsetType,
+    *,
+    value: int,
+    group: str,
+    reset_if_gone: bool,
+    timeout_ms: int,
+) -> tuple[Position, PartitionRange]:
+    """Looks up what the offset type needs, then asks the table. `hi` is the last stable offset: readers here are
+    read-committed."""
+    committed = found_time = None
+    state = await find_partition(calls, topic, partition, timeout_ms)
+    if type_.needs_commit:
+        committed = await committed_offset(calls, group, state.pid, timeout_ms)
+    if type_.needs_time:
+        found = await calls.offset_for_time(topic, partition, TimeKind.TS_NS, value, timeout_ms)
+        found_time = found.offset if found.ts_ns >= 0 else None
+    # The range is read last, so that it is never older than what is measured against it.
+    range_ = await calls.partition_range(topic, partition, timeout_ms)
+    question = Ask(type=type_, value=value, committed=committed, time_offset=found_time, reset_if_gone=reset_if_gone)
+    return resolve(question, range_.log_start, range_.lso), range_
+
+
+async def timestamp_position(
+    calls: NodeCalls, topic: str, partition: int, timestamp_ms: int, timeout_ms: int
+) -> tuple[Position, PartitionRange]:
+    """First record whose create time is at or after `timestamp_ms`; the end where there is none."""
+    await find_partition(calls, topic, partition, timeout_ms)
+    found = await calls.offset_for_time(topic, partition, TimeKind.TIMESTAMP_MS, timestamp_ms, timeout_ms)
+    range_ = await calls.partition_range(topic, partition, timeout_ms)
+    if found.timestamp_ms < 0:
+        return Position(range_.lso), range_
+    return Position(Offset(min(max(found.offset, range_.log_start), range_.lso))), range_

@@ -1,0 +1,247 @@
+"""A server's certificates: read from the files of [tls], read again when these change, and when they end.
+
+Owns the contexts of every TLS listener and of the connections to other nodes. A change takes effect for the next
+connection; files that cannot be used leave the old ones in force, loudly. Only the composition root makes one; it
+never writes a file.
+"""
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import grpc
+import structlog
+from cryptography import x509
+
+from smq.coordinator.config import TlsConfig
+from smq.coordinator.user_errors import StartError
+from smq.raft_state.ids import NodeId
+from smq.replication.net.tls import node_uri
+
+log = structlog.get_logger(__name__)
+
+_LOOK_S: Final = 5.0  # between two looks at the files: three stat calls
+_SOON_S: Final = 14 * 86_400  # an end that is nearer is a warning at every start and change
+
+
+class TlsError(ValueError):
+    """The files cannot be used; says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """One consistent reading of the files."""
+
+    nodes_listening: ssl.SSLContext
+    nodes_dialling: ssl.SSLContext
+    clients: ssl.SSLContext
+    grpc: grpc.ServerCertificateConfiguration
+    ends_s: float  # Unix time; of the certificate
+    ca_ends_s: float  # of the authority that made it, where that is among the trusted ones; else of the last of them
+
+
+class NodeTls:
+    """Implements smq.replication.net.tls.PeerContexts. TlsError where the files cannot be used at all."""
+
+    def __init__(self, config: TlsConfig, *, cluster_id: str, node_id: NodeId) -> None:
+        self._config = config
+        self._name = node_uri(cluster_id, node_id)
+        self._seen = self._look()
+        self._now = self._load()
+        self._failure = ""
+        self._watch: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------------------------------------ contexts
+    @property
+    def listening(self) -> ssl.SSLContext:
+        return self._now.nodes_listening
+
+    @property
+    def dialling(self) -> ssl.SSLContext:
+        return self._now.nodes_dialling
+
+    def clients(self) -> ssl.SSLContext:
+        """For the ports of clients, except gRPC's."""
+        return self._now.clients
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Ask for the certificates at every handshake, from a thread of gRPC's own."""
+        handed_out = self._now.grpc
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal handed_out
+            if self._now.grpc is handed_out:
+                return None
+            handed_out = self._now.grpc
+            return handed_out
+
+        credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+            self._now.grpc,
+            fetch,  # type: ignore[arg-type] # None says that nothing has changed: the stubs do not know
+            require_client_authentication=self._config.client_certificates,
+        )
+        return credentials
+
+    # ------------------------------------------------------------------------------------------------- status
+    @property
+    def ends_s(self) -> float:
+        """Unix time at which the node's certificate ends."""
+        return self._now.ends_s
+
+    @property
+    def ca_ends_s(self) -> float:
+        return self._now.ca_ends_s
+
+    @property
+    def is_reload_failing(self) -> bool:
+        """The files have changed to something that cannot be used."""
+        return bool(self._failure)
+
+    # ------------------------------------------------------------------------------------------------- reload
+    def start(self) -> None:
+        """Looks at the files now and then, for as long as the loop runs."""
+        self._watch = asyncio.get_running_loop().create_task(self._watch_for_ever())
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def reload(self) -> None:
+        """Reads the files again, changed or not. What cannot be used is told once, and tried again at each look."""
+        seen = self._look()
+        try:
+            self._now = self._load()
+        except TlsError as e:
+            if str(e) != self._failure:
+                log.error("tls_reload_failed", error=str(e), in_force_until=_date(self._now.ends_s))
+            self._failure = str(e)
+            return
+        self._seen, self._failure = seen, ""
+        log.info("tls_reloaded", certificate_ends=_date(self.ends_s), ca_ends=_date(self.ca_ends_s))
+
+    async def _watch_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._look() != self._seen:
+                self.reload()
+
+    def _look(self) -> tuple[tuple[int, int, int], ...]:
+        """What tells that a file has changed, behind whatever links lead to it."""
+        return tuple(_stamp(path) for path in (self._config.ca, self._config.certificate, self._config.key))
+
+    # --------------------------------------------------------------------------------------------------- load
+    def _load(self) -> _Loaded:
+        config = self._config
+        ca, certificate, key = (_read(path) for path in (config.ca, config.certificate, config.key))
+        own = _parse(config.certificate, certificate)
+        self._check_own(own[0])
+        return _Loaded(
+            nodes_listening=_context(config, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
+            nodes_dialling=_context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
+            clients=_client_context(config),
+            grpc=grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca),
+            ends_s=own[0].not_valid_after_utc.timestamp(),
+            ca_ends_s=_end_of_issuer(own[0], _parse(config.ca, ca)),
+        )
+
+    def _check_own(self, own: x509.Certificate) -> None:
+        """TlsError for a certificate with which no peer would let this node in."""
+        path = self._config.certificate
+        try:
+            names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        except (x509.ExtensionNotFound, ValueError):
+            uris = []
+        if self._name not in uris:
+            raise TlsError(
+                f"{path} names {', '.join(uris) or 'no node'}, and this is {self._name}: make one that names it, by "
+                "`smq cert node` or with this URI among its subject alternative names"
+            )
+        now = datetime.now(UTC)
+        if now > own.not_valid_after_utc:
+            raise TlsError(f"{path} ended on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: renew it")
+        if now < own.not_valid_before_utc:
+            raise TlsError(f"{path} begins on {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: look at the clock")
+        if own.not_valid_after_utc.timestamp() - now.timestamp() < _SOON_S:
+            log.warning("tls_certificate_ends_soon", certificate=str(path), ends=own.not_valid_after_utc.isoformat())
+
+
+def load_tls(config: TlsConfig | None, *, cluster_id: str, node_id: NodeId) -> NodeTls | None:
+    """Of a server that starts: StartError where the files cannot be used, None where there is no [tls]."""
+    if config is None:
+        return None
+    try:
+        return NodeTls(config, cluster_id=cluster_id, node_id=node_id)
+    except TlsError as e:
+        raise StartError(f"[tls]: {e}") from e
+
+
+def client_context(config: TlsConfig) -> ssl.SSLContext:
+    """To ask a node over HTTP as a client that trusts what it trusts, by its own certificate."""
+    return _context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED, is_host_checked=True)
+
+
+def _client_context(config: TlsConfig) -> ssl.SSLContext:
+    need = ssl.CERT_REQUIRED if config.client_certificates else ssl.CERT_NONE
+    context = _context(config, ssl.PROTOCOL_TLS_SERVER, need)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # clients are not all ours
+    return context
+
+
+def _context(
+    config: TlsConfig, protocol: int, need: ssl.VerifyMode, *, is_host_checked: bool = False
+) -> ssl.SSLContext:
+    """Between nodes the URI is checked in place of the host's name: see smq.replication.net.tls."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = is_host_checked
+    context.verify_mode = need
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # a session that is resumed would outlive its certificate
+    try:
+        context.load_cert_chain(config.certificate, config.key, password=_no_password)
+    except (OSError, ValueError) as e:
+        raise TlsError(f"{config.certificate} and {config.key} are not a certificate and its key: {e}") from e
+    try:
+        context.load_verify_locations(config.ca)
+    except OSError as e:
+        raise TlsError(f"{config.ca} holds no certificates: {e}") from e
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted: nobody is there to type a password; decrypt it, and keep the file 0600")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise TlsError(f"cannot read {path}: {e.strerror or e}") from e
+
+
+def _parse(path: Path, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as e:
+        raise TlsError(f"{path} holds no PEM certificate: {e}") from e
+
+
+def _end_of_issuer(own: x509.Certificate, trusted: list[x509.Certificate]) -> float:
+    issuers = [ca for ca in trusted if ca.subject == own.issuer] or trusted
+    return max(ca.not_valid_after_utc.timestamp() for ca in issuers)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _date(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,423 @@
+"""The log of one partition on one node: append, truncate, delete from the front, put right what has rotted.
+
+Owns what of the log is where: `appended_end` (given to the disk), `durable_end` (on it), and in memory every batch
+between the two. All changes pass through the disk's one FIFO (rule 5); reads of the disk stay below `durable_end`,
+so that a change still in the queue is never seen half. It must never decide what is right: the replica judges the
+lineage and says where to cut. Only the log store creates it; the replica and the replicator use it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import BatchHeader, Buffer
+from smq.replication.log.codec import (
+    TIME_APPEND,
+    TIME_CREATE,
+    BatchInfo,
+    StoredValue,
+    after_append_time,
+    after_create_time,
+    base_of_key,
+    batch_key,
+    build_value,
+    create_time_key,
+    index_row,
+    info_of,
+    parse_header_of,
+    partition_stop,
+    times_range,
+)
+from smq.replication.log.producers import ProducerTable
+from smq.replication.log.reader import LogReader
+from smq.replication.log.reaper import SLICE_BATCHES, SLICE_BYTES
+from smq.replication.log.state import (
+    CHECKPOINT_BATCHES,
+    CHECKPOINT_BATCHES_A_PRODUCER,
+    CHECKPOINT_BYTES,
+    LogState,
+    checkpoint_key,
+    encode_checkpoint,
+    encode_partition,
+    partition_key,
+)
+from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
+
+TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches, per partition: what consumers and followers read next
+TAIL_BYTES_NODE_MAX: Final = 64 << 20  # above this, over all partitions, durable batches leave memory at once
+
+
+class TailBudget:
+    """The bytes of batches held in memory by all partitions of a node."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0
+
+
+class _Pending:
+    """An append on its way to the disk; the disk calls it when it is there. Forgotten when truncated away."""
+
+    __slots__ = ("_done", "_log", "end")
+
+    def __init__(self, log: "PartitionLog", end: Offset, done: Callable[[], None]) -> None:
+        self._log: PartitionLog | None = log
+        self.end = end
+        self._done = done
+
+    def forget(self) -> None:
+        self._log = None
+
+    def __call__(self) -> None:
+        if self._log is not None:
+            self._log._on_durable(self.end)  # the two are one object, split so that an append is cheap
+            self._done()
+
+
+class PartitionLog(LogReader):
+    """See the module. `generation` grows whenever batches were dropped from the end.
+
+    `rotten` holds the base of every batch that is known to fail its CRC and has yet to be put right by `replace`.
+    `damaged` is set where recovery found such bytes and no index row that tells what they were: the log then ends
+    before them, and takes no append until it was truncated (what follows the damage goes too) or dropped.
+    `has_producers` is false where this log never held batches below its start that others had: their producers are
+    not known here, until `adopt_producers` brings them from a log that has them.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        pid: PartitionId,
+        log_start: Offset,
+        *,
+        base: LogState,
+        state: LogState,
+        first: Offset,
+        budget: TailBudget,
+        damaged: DataDamaged | None = None,
+        rotten: Iterable[Offset] = (),
+        has_producers: bool = True,
+    ) -> None:
+        super().__init__(disk, pid, log_start, base=base, state=state, first=first)
+        self.generation = 0
+        self.damaged = damaged
+        self.rotten = set(rotten)
+        self.has_producers = has_producers
+        self._batches_since_checkpoint = 0
+        self._bytes_since_checkpoint = 0
+        self._pending: deque[_Pending] = deque()  # bounded by the node's cap on appends in flight
+        self._tail_bytes = 0
+        self._budget = budget
+        self._is_dropped = False
+        self._is_trimming = False
+
+    # --------------------------------------------------------------------------------------------- append
+    def append(
+        self, batch: Buffer, header: BatchHeader, *, epoch: Epoch, ts_ns: TsNs, done: Callable[[], None]
+    ) -> StoredValue:
+        """The leader's: at appended_end. `batch` is validated and `header` is its own; its memory is not kept.
+
+        `done` runs when the batch is durable, and never where it is truncated before. ValueError where `ts_ns`
+        does not exceed the log's last.
+        """
+        base = self._state.end
+        if ts_ns <= self._state.last_ts_ns:
+            raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {self._state.last_ts_ns}")
+        self._check_usable()
+        info = info_of(ts_ns, header, base, epoch)
+        stored = StoredValue(base, info.end, epoch, ts_ns, build_value(batch, header, base, epoch, ts_ns))
+        self._append(stored, info, done, [])
+        return stored
+
+    def append_stored(self, stored: StoredValue, done: Callable[[], None]) -> None:
+        """The follower's: bytes as the leader has them, verified by `parse_value`. ValueError where they do not
+        follow: they start at appended_end, or, in an empty log, contain log_start."""
+        state = self._state
+        ops: list[Op] = []
+        ts_ns, header = parse_header_of(stored.value, verify=False)
+        if self._is_empty():
+            if not stored.base <= self.log_start < stored.end:
+                raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not contain the log's start")
+            self._first = stored.base
+            if ts_ns <= state.last_ts_ns:  # only rows that are gone are later: begin the order anew
+                state.last_ts_ns = self._base.last_ts_ns = TsNs(ts_ns - 1)
+                ops.append(self._base_row())
+        elif stored.base != state.end or stored.end <= stored.base:
+            raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not follow the log's end")
+        elif ts_ns <= state.last_ts_ns:
+            raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {state.last_ts_ns}")
+        self._check_usable()
+        self._append(stored, info_of(ts_ns, header, stored.base, stored.epoch), done, ops)
+
+    def _append(self, stored: StoredValue, info: BatchInfo, done: Callable[[], None], ops: list[Op]) -> None:
+        state, pid = self._state, self.pid
+        is_latest = info.max_timestamp_ms > state.create_ms_max
+        state.add(info)
+        ops.append(Put(Table.BATCHES, batch_key(pid, info.base), stored.value))
+        ops.append(Put(Table.TIMES, *index_row(pid, info)))
+        if is_latest:
+            ops.append(Put(Table.TIMES, create_time_key(pid, info.max_timestamp_ms, info.base), b""))
+        self._batches_since_checkpoint += 1
+        self._bytes_since_checkpoint += info.size
+        if self._is_checkpoint_due():
+            ops.append(self._checkpoint())
+        pending = _Pending(self, info.end, done)
+        self._pending.append(pending)
+        self._tail.append(stored)
+        self._count_tail(info.size)
+        self._disk.submit(ops, pending)
+
+    def _on_durable(self, end: Offset) -> None:
+        """The oldest pending append is on disk."""
+        self._pending.popleft()
+        if end > self.durable_end:
+            self.durable_end = end
+        tail = self._tail
+        while (
+            tail
+            and tail[0].end <= self.durable_end
+            and (self._tail_bytes > TAIL_BYTES_KEPT or self._budget.used > TAIL_BYTES_NODE_MAX)
+        ):
+            self._count_tail(-len(tail.popleft().value))
+
+    def _count_tail(self, size: int) -> None:
+        self._tail_bytes += size
+        self._budget.used += size
+
+    def _is_empty(self) -> bool:
+        return self._state.end == self.log_start
+
+    def _check_usable(self) -> None:
+        if self.damaged is not None:
+            raise self.damaged
+        if self._is_dropped:
+            raise ValueError(f"{self!r} was dropped")
+
+    # -------------------------------------------------------------------------------------------- cutting
+    def truncate(self, cut: Offset) -> None:
+        """Drops every batch whose end is beyond `cut`: at once in memory, in its turn on disk."""
+        if self.damaged is None and (cut >= self.appended_end or self._is_empty()):
+            return
+        # What waits to be deleted before log_start counts as gone: its producers and times stay, as after the deletion.
+        end = self._boundary(max(min(cut, self.appended_end), self.log_start))
+        state = self._state_up_to(end) if end > self._first else self._base
+        if state.end <= self._base.end or self._is_empty():
+            self._replace_all(self._base.copy())
+            return
+        if end <= self.log_start and state.end == end:
+            self._replace_all(state)
+            return
+        if state.end < self.log_start:
+            # Neither is whole of a batch that is about to be deleted: of those behind it the producers are lost, too.
+            self.has_producers = False
+            self._replace_all(state)
+            return
+        end = state.end  # where neither a batch nor its row is whole the log ends before it: it is fetched again
+        pid, stop = self.pid, partition_stop(self.pid)
+        ops: list[Op] = [
+            Delete(Table.BATCHES, batch_key(pid, end), stop),
+            Delete(Table.TIMES, after_append_time(pid, state.last_ts_ns), times_range(pid, TIME_APPEND)[1]),
+            Delete(Table.TIMES, after_create_time(pid, state.create_ms_max), times_range(pid, TIME_CREATE)[1]),
+            Delete(Table.CHECKPOINTS, checkpoint_key(pid, end + 1), stop),
+        ]
+        self._forget_tail(end)
+        self.durable_end = min(self.durable_end, end)
+        self._state = state
+        ops.append(self._checkpoint())
+        self._disk.submit(ops)
+
+    def advance_log_start(
+        self, offset: Offset, *, forget_producers: bool = False, lacks_producers: bool = False
+    ) -> None:
+        """Deletes the batches wholly below `offset`; where it reaches appended_end the log is emptied and goes on
+        at `offset`. Producer state outlives its batches, unless `forget_producers` where the log is emptied;
+        `lacks_producers` says that then others know more of them. Truncate what is of a wrong lineage first."""
+        if offset <= self.log_start:
+            return
+        if offset >= self.appended_end:
+            state = self._state.copy()
+            if forget_producers:
+                state.producers = ProducerTable()
+                self.has_producers = not lacks_producers
+            self.log_start = offset
+            self._replace_all(state)
+            return
+        self.log_start = offset
+        self.trim([self._partition_row()])
+
+    def trim(self, ops: Sequence[Op] = ()) -> None:
+        """Deletes a slice of what lies before log_start, with `ops`, and then the next. What is not deleted yet is
+        seen by nobody; a restart goes on with it."""
+        if self._is_dropped or (self._is_trimming and not ops):
+            return
+        deletions: list[Op] = []
+        if not self._is_trimming and self.damaged is None and self._first < self.log_start:
+            with suppress(DataDamaged):  # not readable as a whole: it goes when the start moves next
+                first = self._slice_end()
+                deletions = self._delete_before(first) if first > self._first else []
+        if deletions:
+            self._is_trimming = True
+            self._disk.submit([*deletions, *ops], self._on_trimmed)
+        elif ops:
+            self._disk.submit(ops)
+
+    def _on_trimmed(self) -> None:
+        self._is_trimming = False
+        if not self._disk.is_closed:  # else the next start goes on with it
+            self.trim()
+
+    def _slice_end(self) -> Offset:
+        """Where the next slice of deletions ends: a batch's base, at most that of the batch with log_start."""
+        last, size = self._boundary(self.log_start), 0
+        for count, info in enumerate(self._durable_infos(0, self._first), 1):
+            size += info.size
+            if info.end >= last or count >= SLICE_BATCHES or size >= SLICE_BYTES:
+                return min(info.end, last)
+        return last
+
+    def producers_at(self, offset: Offset) -> bytes:
+        """The producer state before the batch that contains `offset`, or at the log's end, for `adopt_producers`."""
+        return self._state_at(max(self._boundary(offset), self._base.end)).producers.snapshot()
+
+    def adopt_producers(self, snapshot: bytes) -> None:
+        """Takes over the state of a log that has it; this one is empty. ValueError where it is not, or where the
+        bytes are no snapshot."""
+        if not self._is_empty():
+            raise ValueError(f"{self!r} is not empty")
+        self._state.producers = ProducerTable.restore(snapshot)
+        self._base.producers = ProducerTable.restore(snapshot)
+        self.has_producers = True
+        self._disk.submit([self._partition_row(), self._base_row()])
+
+    def _delete_before(self, first: Offset) -> list[Op]:
+        """`first` is a batch's base; what lies before becomes the base checkpoint."""
+        pid = self.pid
+        self._base = self._state_at(first)
+        self._base.runs = []
+        self._first = first
+        self.rotten = {base for base in self.rotten if base >= first}
+        self._state.forget_before(first)
+        self.durable_end = max(self.durable_end, first)
+        while self._tail and self._tail[0].end <= first:
+            self._count_tail(-len(self._tail.popleft().value))
+        return [
+            Delete(Table.BATCHES, batch_key(pid, 0), batch_key(pid, first)),
+            Delete(Table.TIMES, times_range(pid, TIME_APPEND)[0], after_append_time(pid, self._base.last_ts_ns)),
+            Delete(Table.TIMES, times_range(pid, TIME_CREATE)[0], after_create_time(pid, self._base.create_ms_max)),
+            Delete(Table.CHECKPOINTS, checkpoint_key(pid, 0), checkpoint_key(pid, first)),
+            self._base_row(),
+        ]
+
+    def _replace_all(self, state: LogState) -> None:
+        """No batch is left: `state`, moved to log_start, is all there is."""
+        state.end = self.log_start
+        state.runs = []
+        state.bytes_total = self._base.bytes_total
+        self._forget_tail(Offset(-1))
+        self._state = state
+        self._base = state.copy()
+        self._first = self.durable_end = state.end
+        self._disk.submit([*delete_partition(self.pid), self._partition_row(), self._checkpoint()])
+
+    def _boundary(self, at: Offset) -> Offset:
+        """The base of the batch that contains `at`; appended_end or the first batch's base where none does."""
+        if at >= self.appended_end:
+            return self.appended_end
+        if at <= self._first:
+            return self._first
+        if self._tail and at >= self._tail[0].base:
+            return next(stored.base for stored in reversed(self._tail) if stored.base <= at)
+        return base_of_key(self._key_of_batch_at(at))
+
+    def _forget_tail(self, end: Offset) -> None:
+        """Nothing that ends beyond `end` is waited for or served any more."""
+        self.generation += 1
+        self.damaged = None
+        self.rotten = {base for base in self.rotten if base < end}
+        while self._pending and self._pending[-1].end > end:
+            self._pending.pop().forget()
+        while self._tail and self._tail[-1].end > end:
+            self._count_tail(-len(self._tail.pop().value))
+
+    def drop(self) -> None:
+        """The partition goes; this object is not used any more. The store deletes what there is of it."""
+        self._forget_tail(Offset(-1))
+        self._is_dropped = True
+
+    # ----------------------------------------------------------------------------------------- checkpoints
+    def _is_checkpoint_due(self) -> bool:
+        batches = self._batches_since_checkpoint
+        return (batches >= CHECKPOINT_BATCHES or self._bytes_since_checkpoint >= CHECKPOINT_BYTES) and (
+            batches >= CHECKPOINT_BATCHES_A_PRODUCER * len(self._state.producers)
+            or self._bytes_since_checkpoint >= CHECKPOINT_BYTES
+        )
+
+    def _checkpoint(self) -> Op:
+        self._batches_since_checkpoint = self._bytes_since_checkpoint = 0
+        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._state.end), encode_checkpoint(self._state))
+
+    def _partition_row(self) -> Op:
+        return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(self.log_start, self.has_producers))
+
+    def _base_row(self) -> Op:
+        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), encode_checkpoint(self._base))
+
+    def note_recovered(self, batches: int, size: int) -> None:
+        """How much lies behind the newest checkpoint."""
+        self._batches_since_checkpoint += batches
+        self._bytes_since_checkpoint += size
+
+    # ----------------------------------------------------------------------------------------------- repair
+    def forget_row(self, row: bytes, done: Callable[[], None]) -> None:
+        """An index row whose key has rotted speaks of no batch of this log."""
+        self._disk.submit([Delete(Table.TIMES, row, row + b"\x00")], done)
+
+    def first_rotten(self, at_least: Offset) -> Offset | None:
+        """The base of the first batch from there on that has yet to be put right."""
+        return min((base for base in self.rotten if base >= at_least), default=None)
+
+    def mend_checkpoint(self, key: bytes) -> None:
+        """A row of table CHECKPOINTS has rotted: what it must say is known, or it is only a shorter way."""
+        if key == partition_key(self.pid):
+            op = self._partition_row()
+        elif key == checkpoint_key(self.pid, self._base.end):
+            op = self._base_row()
+        else:
+            op = Delete(Table.CHECKPOINTS, key, key + b"\x00")
+        if self.damaged is None and not self._is_dropped:
+            self._disk.submit([op])
+
+    def replace(self, stored: StoredValue, row: bytes | None, done: Callable[[], None]) -> bool:
+        """Puts a verified batch in the place of the one that has rotted, and its index row (`row`: the key of a
+        damaged one). False, and nothing done, where it is not that very batch.
+
+        (epoch, offset) names one batch for ever (rule 1), and which epochs lie where is known apart from the batches:
+        so a batch of the right epoch that lies here is the one that was here, whoever kept it.
+        """
+        is_here = self._first <= stored.base and stored.end <= self.durable_end and not self._is_dropped
+        is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
+        if not is_here or not is_right:
+            return False
+        ts_ns, header = parse_header_of(stored.value, verify=False)
+        key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch))
+        ops: list[Op] = [] if row is None else [Delete(Table.TIMES, row, row + b"\x00")]
+        ops.append(Delete(Table.BATCHES, batch_key(self.pid, stored.base), batch_key(self.pid, stored.end)))
+        ops.append(Put(Table.BATCHES, batch_key(self.pid, stored.base), stored.value))
+        ops.append(Put(Table.TIMES, key, value))
+        generation = self.generation
+
+        def on_durable() -> None:
+            if self.generation == generation:
+                self.rotten = {base for base in self.rotten if not stored.base <= base < stored.end}
+            done()
+
+        self._disk.submit(ops, on_durable)
+        return True
+
+
+def delete_partition(pid: PartitionId) -> list[Op]:
+    """Deletes all there is of it."""
+    return [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS)]

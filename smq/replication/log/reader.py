@@ -1,0 +1,317 @@
+"""What a partition's log tells: batches by offset, look-ups by time, and the state at any of its ends.
+
+Owns the way from an offset or a time to a batch, through the memory's tail or the disk, past damaged rows. It reads
+the disk below `durable_end` only, so that a change still in the queue is never seen half. It must never change
+anything: PartitionLog, its only subclass, does.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Final
+
+from smq.raft_state.ids import Offset, PartitionId, TsNs
+from smq.replication.log.codec import (
+    INT64_MAX,
+    TIME_APPEND,
+    TIME_CREATE,
+    BatchDamaged,
+    BatchInfo,
+    StoredValue,
+    after_append_time,
+    base_of_key,
+    batch_key,
+    create_ms_of_key,
+    create_time_key,
+    info_of,
+    parse_header_of,
+    parse_index_row,
+    parse_value,
+    partition_name,
+    times_range,
+)
+from smq.replication.log.lineage import EpochRun
+from smq.replication.log.producers import ProducerTable
+from smq.replication.log.state import LogState, checkpoint_key, decode_checkpoint
+from smq.replication.ports import DataDamaged, Disk, Table
+
+INDEX_ROWS_A_SCAN: Final = 1024  # some 0.3 ms and 100 KB
+SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a smaller answer is as true
+
+
+class LogReader:
+    """The reading half of a PartitionLog."""
+
+    def __init__(
+        self, disk: Disk, pid: PartitionId, log_start: Offset, *, base: LogState, state: LogState, first: Offset
+    ) -> None:
+        self.pid = pid
+        self.log_start = log_start
+        self.durable_end = state.end
+        self._disk = disk
+        self._state = state
+        self._base = base  # the state before the first batch; see log_state
+        self._first = first  # base offset of the first batch; log_start where there is none
+        self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds all that is not durable
+
+    @property
+    def appended_end(self) -> Offset:
+        return self._state.end
+
+    @property
+    def last_ts_ns(self) -> TsNs:
+        """Of the last batch, also where it has been deleted; 0 before the first."""
+        return self._state.last_ts_ns
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all stored batches with their envelopes."""
+        return self._state.bytes_total - self._base.bytes_total
+
+    @property
+    def producers(self) -> ProducerTable:
+        """Of the appended log. Truncation replaces it."""
+        return self._state.producers
+
+    @property
+    def runs(self) -> list[EpochRun]:
+        """The lineage of the appended log. Read-only; the list changes with the log."""
+        return self._state.runs
+
+    def __repr__(self) -> str:
+        return f"<{partition_name(self.pid)} {self.log_start}..{self.durable_end}..{self.appended_end}>"
+
+    def _state_at(self, end: Offset) -> LogState:
+        """The state when the log ended at `end`, a batch's end. Raises BatchDamaged where both a batch before it and
+        its index row fail."""
+        state = self._state_up_to(end)
+        if state.end != end:
+            raise BatchDamaged(self.pid, state.end, "neither it nor its row is whole")
+        return state
+
+    def _state_up_to(self, end: Offset) -> LogState:
+        """As `_state_at`; the state before the first batch that fails together with its row."""
+        state = self._checkpoint_at_or_below(end)
+        while state.end < end:
+            with suppress(BatchDamaged):
+                self._fold_rows(state, end)
+            # A rotten row does no harm: what is in it can be had from the batch again.
+            if state.end < end and not self._fold_batch(state, end):
+                break
+        state.forget_before(self._first)
+        return state
+
+    def _fold_rows(self, state: LogState, end: Offset) -> None:
+        """Adds what the index rows tell, up to the first that is damaged or missing."""
+        for info in self._infos(state.last_ts_ns, end):
+            if info.base > state.end:
+                return
+            if info.end > state.end:
+                state.add(info)
+
+    def _fold_batch(self, state: LogState, end: Offset) -> bool:
+        """Adds the next batch by itself; False where it is damaged."""
+        at = state.end if state.end > self._base.end else self._first
+        try:
+            if self._tail and at >= self._tail[0].base:
+                found = self._read_tail(at, end)
+            else:
+                found = self._read_disk(at, min(end, self.durable_end), 1)
+        except BatchDamaged:
+            return False
+        for stored in found[:1]:
+            ts_ns, header = parse_header_of(stored.value, verify=False)
+            state.add(info_of(ts_ns, header, stored.base, stored.epoch))
+        return bool(found)
+
+    def _checkpoint_at_or_below(self, end: Offset) -> LogState:
+        """The base where there is no better one. A checkpoint beyond durable_end may be of a log that is no more."""
+        stop = checkpoint_key(self.pid, min(end, self.durable_end) + 1)
+        start = checkpoint_key(self.pid, self._base.end + 1)
+        while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
+            stop, row = rows[0]
+            try:
+                return decode_checkpoint(row)
+            except DataDamaged:
+                continue  # an older one only means more to read
+        return self._base.copy()
+
+    def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
+        """The batches appended after that time that end at or below `end`."""
+        seen = Offset(0)
+        for info in self._durable_infos(after_ts_ns, self._first):
+            if info.end > end:
+                return
+            seen = info.end
+            yield info
+        for stored in self._tail:
+            if stored.ts_ns > after_ts_ns and seen < stored.end <= end:
+                ts_ns, header = parse_header_of(stored.value, verify=False)
+                yield info_of(ts_ns, header, stored.base, stored.epoch)
+
+    def _durable_infos(self, after_ts_ns: int, at_least: Offset | None = None) -> Iterator[BatchInfo]:
+        """The index rows on disk, of batches that are not deleted, in order; `at_least` in place of log_start tells of
+        those that are yet to be."""
+        pid, above = self.pid, self.log_start if at_least is None else at_least
+        start, stop = after_append_time(pid, max(after_ts_ns, self._base.last_ts_ns)), times_range(pid, TIME_APPEND)[1]
+        while rows := self._disk.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_A_SCAN):
+            for key, value in rows:
+                info = parse_row(pid, key, value)
+                if info.end > self.durable_end:
+                    return
+                if info.end > above:
+                    yield info
+            start = rows[-1][0] + b"\x00"
+
+    # --------------------------------------------------------------------------------------------- reading
+    def read(self, offset: Offset, end: Offset, bytes_max: int, *, durable_only: bool = True) -> list[StoredValue]:
+        """The batches from the one that contains `offset` up to the last that starts below `end`: at least one
+        where there is one, then while they fit into `bytes_max`; fewer than asked for is no sign of the end.
+
+        Empty below log_start and at or beyond the end (durable_end, or appended_end). Raises BatchDamaged where the
+        first of them fails; those before a damaged one are handed out.
+        """
+        stop = min(end, self.durable_end if durable_only else self.appended_end)
+        if not self.log_start <= offset < stop:
+            return []
+        if self._tail and offset >= self._tail[0].base:
+            found = self._read_tail(offset, stop)
+        else:
+            found = self._read_disk(offset, min(stop, self.durable_end), bytes_max)
+        total = 0
+        for i, stored in enumerate(found):
+            total += len(stored.value)
+            if total > bytes_max and i:
+                return found[:i]
+        return found
+
+    def holds(self, offset: Offset) -> bool:
+        """Whether the log has it on disk; what has been deleted, and may still lie there, it has not."""
+        return self._first <= offset < self.durable_end
+
+    def _read_tail(self, offset: Offset, stop: Offset) -> list[StoredValue]:
+        found: list[StoredValue] = []
+        for stored in reversed(self._tail):
+            if stored.base < stop:
+                found.append(stored)
+            if stored.base <= offset:
+                break
+        found.reverse()
+        return found
+
+    def _read_disk(self, offset: Offset, stop: Offset, bytes_max: int) -> list[StoredValue]:
+        start = self._key_of_batch_at(offset)
+        found: list[StoredValue] = []
+        expected = base_of_key(start)
+        for key, value in self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1)):
+            try:
+                if not found and key != start:
+                    # A key whose bits have flipped stands before it, where every search looks: that one is damaged, but
+                    # it is found, and put out of the way, by its new name only.
+                    raise BatchDamaged(self.pid, offset, "it is missing")
+                stored = parse_stored(self.pid, key, value)
+                if stored.base != expected or (not found and stored.end <= offset):
+                    raise BatchDamaged(self.pid, Offset(max(offset, expected)), "it is missing")
+            except BatchDamaged:
+                if not found:
+                    raise
+                break
+            expected = stored.end
+            found.append(stored)
+        if not found and offset < stop:
+            # A damaged tree may show a key from behind and not from before: that is no end of the log.
+            raise BatchDamaged(self.pid, offset, "it is missing")
+        return found
+
+    def sized_run(self, offset: Offset, end: Offset, bytes_max: int) -> tuple[Offset, int]:
+        """Where the durable batches from the one that contains `offset` on end that fit into `bytes_max`, and their
+        stored size. One batch at least where one ends at or below `end`, SIZED_RUN_BATCHES_MAX at most."""
+        first = self.read(offset, end, 1)
+        at, size = offset, 0
+        if first:
+            for info in islice(self._durable_infos(first[0].ts_ns - 1), SIZED_RUN_BATCHES_MAX):
+                if info.end > end or (size and size + info.size > bytes_max):
+                    break
+                at, size = info.end, size + info.size
+        return at, size
+
+    def _key_of_batch_at(self, offset: Offset) -> bytes:
+        """Of the durable batch that contains `offset`."""
+        start, stop = batch_key(self.pid, self._first), batch_key(self.pid, offset + 1)
+        keys = self._disk.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
+        if not keys:
+            raise BatchDamaged(self.pid, offset, "it is missing")
+        return keys[0]
+
+    # ---------------------------------------------------------------------------------------- look-ups by time
+    def find_ts_ns(self, ts_ns: int) -> BatchInfo | None:
+        """The first durable batch that was appended at `ts_ns` or later. It may begin below log_start."""
+        if ts_ns > INT64_MAX:
+            return None
+        return next(self._durable_infos(ts_ns - 1), None)
+
+    def create_ms_max(self, end: Offset) -> int:
+        """The largest create time that a durable batch below `end` names; INT64_MAX + 1, which none has, where there
+        is no batch.
+
+        As a rule one look-up; a walk over index rows where all that is left is older than what has been deleted.
+        """
+        start, stop = times_range(self.pid, TIME_CREATE)
+        for key in self._disk.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_A_SCAN):
+            # The rows ascend in both: the last one that is readable has the largest time of all that is.
+            if max(self._first, self.log_start) <= base_of_key(key) < min(end, self.durable_end):
+                return create_ms_of_key(key)
+        times = (info.max_timestamp_ms for info in self._durable_infos(0) if info.end <= end)
+        return max(times, default=INT64_MAX + 1)
+
+    def find_timestamp(self, create_ms: int, *, after: BatchInfo | None = None) -> BatchInfo | None:
+        """The first durable batch (behind `after`) that holds a record created at `create_ms` or later. It may
+        begin below log_start.
+
+        One look-up, but a walk over index rows (1 M in some 0.5 s) behind `after`, or where `create_ms` is not later
+        than all that has been deleted: there, as a rule, the first row answers.
+        """
+        if create_ms > INT64_MAX:
+            return None
+        if after is not None or create_ms <= self._base.create_ms_max:
+            return self._walk_to_timestamp(create_ms, after.ts_ns if after is not None else 0)
+        start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
+        keys = self._disk.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
+        # A row may be of a batch that is not durable yet, or that is deleted and the disk has not come to it; also of
+        # one that contains log_start, and so begins below durable_end, while no batch is durable.
+        is_any_durable = self.durable_end > self.log_start
+        if not keys or not is_any_durable or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
+            return None
+        if base < self.log_start:  # it contains log_start, or waits to be deleted: those behind it may have no row
+            return self._walk_to_timestamp(create_ms, 0)
+        key = batch_key(self.pid, base)
+        value = self._disk.get(Table.BATCHES, key)
+        if value is None:
+            raise BatchDamaged(self.pid, base, "it is missing")
+        stored = parse_stored(self.pid, key, value)
+        ts_ns, header = parse_header_of(value, verify=False)
+        return info_of(ts_ns, header, stored.base, stored.epoch)
+
+    def _walk_to_timestamp(self, create_ms: int, after_ts_ns: int) -> BatchInfo | None:
+        return next((info for info in self._durable_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)
+
+
+def parse_stored(pid: PartitionId, key: bytes, value: bytes) -> StoredValue:
+    """A row of table BATCHES, verified. Raises BatchDamaged."""
+    offset = base_of_key(key)
+    try:
+        stored = parse_value(value)
+    except DataDamaged as e:
+        raise BatchDamaged(pid, offset, str(e)) from e
+    if stored.base != offset:
+        raise BatchDamaged(pid, offset, f"it holds offset {stored.base}")
+    return stored
+
+
+def parse_row(pid: PartitionId, key: bytes, value: bytes) -> BatchInfo:
+    """An index row of table TIMES, verified. Raises BatchDamaged."""
+    try:
+        return parse_index_row(key, value)
+    except DataDamaged as e:
+        raise BatchDamaged(pid, base_of_key(key), "its row does not match its CRC-32C", key) from e

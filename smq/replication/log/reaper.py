@@ -1,0 +1,76 @@
+"""Partitions that have been dropped, deleted in slices: one transaction over gigabytes would hold up every commit.
+
+Owns what is left of them on disk, and a row in META for each, so that a restart goes on with it. The checkpoints go at
+once, and with them the partition: what is left is seen by nobody. Only the log store uses it.
+"""
+
+from collections import deque
+from typing import Final
+
+from smq.raft_state.ids import PartitionId
+from smq.replication.log.codec import TIME_APPEND, base_of_key, batch_key, parse_index_row, partition_stop, times_range
+from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
+
+SLICE_BYTES: Final = 8 << 20  # of batches in one transaction: 15 ms where 2.3 GB took 4.2 s
+SLICE_BATCHES: Final = 1024
+BLIND_BATCHES: Final = 32  # where no index row tells their sizes
+_PREFIX: Final = b"dropped/"
+
+
+class Reaper:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._left: deque[PartitionId] = deque()  # bounded by the partitions
+        self._is_working = False
+
+    def resume(self) -> None:
+        """What an earlier process has left over."""
+        for key in self._disk.scan_keys(Table.META, _PREFIX, _PREFIX + b"\xff" * 21):
+            self._left.append(PartitionId(key[len(_PREFIX) :]))
+        self._work()
+
+    def drop(self, pid: PartitionId) -> None:
+        self._disk.submit([Delete(Table.CHECKPOINTS, pid, partition_stop(pid)), Put(Table.META, _PREFIX + pid, b"")])
+        self._left.append(pid)
+        self._work()
+
+    def forget(self, pid: PartitionId) -> list[Op]:
+        """The partition is made anew, and what an older one left is deleted at once."""
+        if pid in self._left:
+            self._left.remove(pid)
+        return [Delete(Table.META, _PREFIX + pid, _PREFIX + pid + b"\x00")]
+
+    def _work(self) -> None:
+        if self._left and not self._is_working:
+            self._is_working = True
+            pid = self._left[0]
+            ops = self._slice(pid)
+            if not ops:
+                self._left.popleft()
+                # What was on its way to the disk when the partition went is there by then: the disk keeps the order.
+                rest = [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES)]
+                ops = [*rest, *self.forget(pid)]
+            self._disk.submit(ops, self._on_durable)
+
+    def _on_durable(self) -> None:
+        self._is_working = False
+        if not self._disk.is_closed:  # else the next start goes on with it
+            self._work()
+
+    def _slice(self, pid: PartitionId) -> list[Op]:
+        """The next batches, oldest first; empty where none is left."""
+        start, stop = times_range(pid, TIME_APPEND)
+        size, last = 0, b""
+        for key, row in self._disk.scan(Table.TIMES, start, stop, limit=SLICE_BATCHES):
+            try:
+                size += parse_index_row(key, row).size
+            except DataDamaged:
+                break
+            last = key
+            if size >= SLICE_BYTES:
+                break
+        if last:
+            batches = Delete(Table.BATCHES, batch_key(pid, 0), batch_key(pid, base_of_key(last) + 1))
+            return [batches, Delete(Table.TIMES, start, last + b"\x00")]
+        keys = self._disk.scan_keys(Table.BATCHES, pid, partition_stop(pid), limit=BLIND_BATCHES)
+        return [Delete(Table.BATCHES, pid, keys[-1] + b"\x00")] if keys else []

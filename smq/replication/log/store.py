@@ -1,0 +1,235 @@
+"""All partition logs of a node: creates them, drops them, and finds them again after a restart.
+
+Owns recovery: it is bounded by what came after each partition's last checkpoint, and every batch it reads passes
+its CRC. It must never judge lineage nor truncate by itself. The node imports it, and through it the log's types.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from smq.raft_state.ids import Offset, PartitionId
+from smq.raft_state.limits import PARTITION_ID_BYTES
+from smq.replication.log.codec import (
+    TIME_APPEND,
+    BatchDamaged,
+    BatchInfo,
+    StoredValue,
+    after_append_time,
+    base_of_key,
+    batch_key,
+    info_of,
+    parse_header_of,
+    parse_index_row,
+    parse_value,
+    partition_name,
+    partition_stop,
+    times_range,
+)
+from smq.replication.log.partition_log import PartitionLog, TailBudget, delete_partition
+from smq.replication.log.reader import parse_stored
+from smq.replication.log.reaper import Reaper
+from smq.replication.log.state import (
+    LogState,
+    checkpoint_key,
+    decode_checkpoint,
+    decode_partition,
+    encode_checkpoint,
+    encode_partition,
+    partition_key,
+)
+from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
+
+__all__ = ["BatchDamaged", "BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]
+
+RECOVERY_BYTES_A_SCAN: Final = 4 << 20  # copied out of LMDB at once
+_BEYOND_ALL: Final = b"\xff" * 32
+
+
+class LogStore:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._budget = TailBudget()
+        self._reaper = Reaper(disk)
+
+    def create(self, pid: PartitionId, log_start: Offset, *, has_producers: bool = True) -> PartitionLog:
+        """An empty log. What an older one of this id may have left is deleted first."""
+        state = LogState(log_start)
+        self._disk.submit(
+            [
+                *delete_partition(pid),
+                *self._reaper.forget(pid),
+                Put(Table.CHECKPOINTS, partition_key(pid), encode_partition(log_start, has_producers)),
+                Put(Table.CHECKPOINTS, checkpoint_key(pid, log_start), encode_checkpoint(state)),
+            ]
+        )
+        return PartitionLog(
+            self._disk,
+            pid,
+            log_start,
+            base=state.copy(),
+            state=state,
+            first=log_start,
+            budget=self._budget,
+            has_producers=has_producers,
+        )
+
+    def drop(self, log: PartitionLog | PartitionId) -> None:
+        """Deletes everything of the partition, in slices; the log that is given must not be used any more."""
+        if isinstance(log, PartitionLog):
+            log.drop()
+            log = log.pid
+        self._reaper.drop(log)
+
+    def open_all(self) -> dict[PartitionId, PartitionLog]:
+        """Every partition on this disk. Damaged batches that their index rows tell of are `rotten`; a log without
+        those rows ends before its damage and says so (`damaged`)."""
+        logs: dict[PartitionId, PartitionLog] = {}
+        for _ in self.opening(logs):
+            pass
+        return logs
+
+    def opening(self, logs: dict[PartitionId, PartitionLog]) -> Iterator[None]:
+        """As `open_all`, into `logs`: a log between two yields, some 40 us where there is nothing behind its last
+        checkpoint."""
+        at = b""
+        while keys := self._disk.scan_keys(Table.CHECKPOINTS, at, _BEYOND_ALL, limit=1):
+            if len(keys[0]) <= PARTITION_ID_BYTES:  # a key whose bytes have rotted: it is of no partition
+                self._disk.submit([Delete(Table.CHECKPOINTS, keys[0], keys[0] + b"\x00")])
+                at = keys[0] + b"\x00"
+                continue
+            pid = PartitionId(keys[0][:PARTITION_ID_BYTES])
+            logs[pid] = self._open(pid)
+            at = partition_stop(pid)
+            logs[pid].trim()
+            yield
+        self._reaper.resume()
+
+    def _open(self, pid: PartitionId) -> PartitionLog:
+        log_start = Offset(0)
+        try:
+            log_start, has_producers = self._partition_row(pid)
+            base = self._base(pid)
+        except DataDamaged as e:
+            # Without them nothing of the log can be trusted to be whole: it counts as empty.
+            empty = LogState(log_start)
+            damaged = DataDamaged(f"{partition_name(pid)}, in table checkpoints: {e}")
+            log = self._log(pid, log_start, empty, empty.copy(), log_start, damaged, [])
+            log.has_producers = False
+        else:
+            log = self._recover(pid, log_start, base)
+            log.has_producers = has_producers
+        return log
+
+    def _partition_row(self, pid: PartitionId) -> tuple[Offset, bool]:
+        row = self._disk.get(Table.CHECKPOINTS, partition_key(pid))
+        if row is None:
+            raise DataDamaged("the partition's row is missing")
+        return decode_partition(row)
+
+    def _base(self, pid: PartitionId) -> LogState:
+        for _, row in self._disk.scan(Table.CHECKPOINTS, checkpoint_key(pid, 0), partition_stop(pid), limit=1):
+            return decode_checkpoint(row)
+        raise DataDamaged("the first checkpoint is missing")
+
+    def _newest_checkpoint(self, pid: PartitionId, base: LogState) -> LogState:
+        """A damaged one is passed over: an older one only means more to read."""
+        start, stop = checkpoint_key(pid, base.end + 1), partition_stop(pid)
+        while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
+            key, row = rows[0]
+            try:
+                return decode_checkpoint(row)
+            except DataDamaged:
+                stop = key
+        return base.copy()
+
+    def _recover(self, pid: PartitionId, log_start: Offset, base: LogState) -> PartitionLog:
+        state = self._newest_checkpoint(pid, base)
+        keys = self._disk.scan_keys(Table.BATCHES, batch_key(pid, 0), partition_stop(pid), limit=1)
+        first = base_of_key(keys[0]) if keys else log_start
+        if first > log_start:
+            first = base.end  # the batch with the log's start is missing
+        state.forget_before(first)
+        recovery = _Recovery(self._disk, pid, state, is_at_base=state.end <= base.end)
+        size_before = state.bytes_total
+        damaged: DataDamaged | None = None
+        start = batch_key(pid, state.end if state.end > base.end else first)
+        try:
+            while rows := self._disk.scan(Table.BATCHES, start, partition_stop(pid), bytes_max=RECOVERY_BYTES_A_SCAN):
+                for key, value in rows:
+                    recovery.take(key, value)
+                start = rows[-1][0] + b"\x00"
+        except DataDamaged as e:
+            damaged = e
+        log = self._log(pid, log_start, base, state, first, damaged, recovery.rotten)
+        log.note_recovered(recovery.batches, state.bytes_total - size_before)
+        return log
+
+    def _log(
+        self,
+        pid: PartitionId,
+        log_start: Offset,
+        base: LogState,
+        state: LogState,
+        first: Offset,
+        damaged: DataDamaged | None,
+        rotten: list[Offset],
+    ) -> PartitionLog:
+        if state.end < log_start:
+            state.end = log_start
+        return PartitionLog(
+            self._disk,
+            pid,
+            log_start,
+            base=base,
+            state=state,
+            first=first,
+            budget=self._budget,
+            damaged=damaged,
+            rotten=rotten,
+        )
+
+
+class _Recovery:
+    """The walk over the batches behind a checkpoint. Where one is damaged, its index row tells what it was."""
+
+    def __init__(self, disk: Disk, pid: PartitionId, state: LogState, *, is_at_base: bool) -> None:
+        self._disk = disk
+        self._pid = pid
+        self._state = state
+        self._is_at_base = is_at_base
+        self.batches = 0
+        self.rotten: list[Offset] = []
+
+    def take(self, key: bytes, value: bytes) -> None:
+        """The next row of BATCHES. Raises DataDamaged where it fails, and its index row, too."""
+        base = base_of_key(key)
+        while True:
+            try:
+                stored = parse_stored(self._pid, key, value)
+                ts_ns, header = parse_header_of(value, verify=False)
+                self._add(info_of(ts_ns, header, stored.base, stored.epoch))
+                return
+            except BatchDamaged as damage:
+                info = self._next_row(damage)
+                self._add(info)
+                self.rotten.append(info.base)
+            if info.base >= base:
+                return  # else a batch before this one is missing, and this one is looked at again
+
+    def _next_row(self, damage: BatchDamaged) -> BatchInfo:
+        start = after_append_time(self._pid, self._state.last_ts_ns)
+        for key, value in self._disk.scan(Table.TIMES, start, times_range(self._pid, TIME_APPEND)[1], limit=1):
+            info = parse_index_row(key, value)
+            if self._follows(info):
+                return info
+        raise damage
+
+    def _add(self, info: BatchInfo) -> None:
+        if not self._follows(info):
+            raise BatchDamaged(self._pid, self._state.end, "it is missing")
+        self._state.add(info)
+        self.batches += 1
+
+    def _follows(self, info: BatchInfo) -> bool:
+        end = self._state.end
+        return info.base <= end < info.end if self._is_at_base and self.batches == 0 else info.base == end

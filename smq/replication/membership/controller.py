@@ -1,0 +1,318 @@
+"""What the Raft leader does besides leading Raft: watch, fence, elect, rebalance.
+
+Owns liveness and the choice of partition leaders (rules 11, 18, 20). Runs on every node and does nothing on those
+that do not lead Raft. It only proposes: apply re-checks everything, so a stale controller can do no harm. It
+must never touch a log or a high water mark.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from smq.raft_state.commands import Command, ElectLeader, FenceNode, Reply, UnfenceNode
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
+from smq.raft_state.limits import default_init
+from smq.raft_state.state import NodeState, PartitionState
+from smq.replication.host import ControllerHost
+from smq.replication.membership.balancer import Balancer, is_heard
+from smq.replication.net import wire
+from smq.replication.ports import Channel
+
+REPORT_WAIT_NS: Final = 150_000_000  # for the reports of replicas that are alive but slow
+ROUND_NS_MAX: Final = 500_000_000  # a round of reports without a decision is begun again
+PROPOSAL_MS_MAX: Final = 2_000
+SCAN_INTERVAL_NS: Final = 1_000_000_000  # all partitions are looked at this often, and when something happened
+ELECTIONS_AT_ONCE: Final = 256  # proposed and not answered: of thousands at once each would hold the loop up
+DECISIONS_MAX: Final = 100  # looked at in one turn of the loop: some 5 ms where each ends in a proposal
+QUERY_MAX: Final = 500  # partitions in one query, and asked about in one turn of the loop: some 5 ms here and there
+RESIGNED_NS: Final = 2_000_000_000  # how long another leader is preferred to one that resigned
+
+
+@dataclass(slots=True)
+class _Round:
+    """One collection of log ends for one partition."""
+
+    epoch: Epoch
+    started_ns: int
+    asked_after: int  # the last query before it: a late answer to that one judged its log by an older epoch
+    reports: dict[NodeId, tuple[Incarnation, Offset]] = field(default_factory=dict)
+    proposed: bool = False
+
+
+class Controller:
+    def __init__(self, host: ControllerHost, log_warning: Callable[..., None]) -> None:
+        self._host = host
+        self._warn = log_warning
+        self._led_since_ns: int | None = None
+        self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
+        self._to_decide: deque[PartitionId] = deque()  # what a report has come for; a few times the partitions at most
+        self._to_ask: deque[tuple[NodeId, list[PartitionId]]] = deque()  # queries of the rounds, in parts
+        self._is_going_on = False  # with these two
+        self._resigned: dict[PartitionId, tuple[Epoch, NodeId, int]] = {}  # bounded by the partitions
+        self._under_way: set[tuple[str, NodeId]] = set()  # fencing proposals without an answer; two a node
+        self._in_flight = 0  # elections proposed and not answered
+        self._query = 0
+        self._scan_ns = 0
+        self._balancer = Balancer(host)
+        self._is_woken = False
+        self._told_stuck: set[PartitionId] = set()
+
+    # -------------------------------------------------------------------------------------- events
+    def wake(self) -> None:
+        """Something that elections depend on has changed: nodes, epochs, Raft's leader. Looks at once."""
+        self._scan_ns = 0
+        if not self._is_woken and self._host.engine.is_leader:
+            self._is_woken = True
+            self._host.clock.call_soon(self._look)
+
+    def rebalance_soon(self) -> None:
+        """A node has been drained or undrained."""
+        self._balancer.hurry()
+
+    def _look(self) -> None:
+        self._is_woken = False
+        self.on_tick(self._host.clock.monotonic_ns())
+
+    def on_leader_change(self) -> None:
+        if not self._host.engine.is_leader:
+            self._led_since_ns = None
+            self._forget_rounds()
+            self._under_way.clear()
+        self.wake()
+
+    def on_tick(self, now_ns: int) -> None:
+        if not self._host.engine.is_leader:
+            self._led_since_ns = None
+            return
+        if self._led_since_ns is None:
+            self._led_since_ns = now_ns
+            self._balancer.start(now_ns)
+            self._forget_rounds()
+        if not self._host.state.cluster_id:
+            self._init_cluster()
+            return
+        self._watch(now_ns)
+        if now_ns - self._scan_ns >= SCAN_INTERVAL_NS:
+            self._scan_ns = now_ns
+            self._scan(now_ns)
+        if not self._to_decide:
+            self._to_decide.extend(p for p, r in self._rounds.items() if not r.proposed)
+        self._decide_some(now_ns)
+        self._balancer.on_tick(now_ns)
+
+    def _forget_rounds(self) -> None:
+        self._rounds.clear()
+        self._to_decide.clear()
+        self._to_ask.clear()
+
+    def _go_on_soon(self) -> None:
+        if not self._is_going_on:
+            self._is_going_on = True
+            self._host.clock.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what was too much for one turn of the loop."""
+        self._is_going_on = False
+        if self._host.engine.is_leader:
+            now_ns = self._host.clock.monotonic_ns()
+            self._ask_some(now_ns)
+            self._decide_some(now_ns)
+
+    def _init_cluster(self) -> None:
+        config = self._host.config
+        init = replace(default_init(config.cluster_id), replies_max=config.replies_max)
+        self._propose_once("init", self._host.node_id, init)
+
+    def _propose_once(self, kind: str, node: NodeId, command: Command) -> None:
+        """At most one proposal of a kind and node at a time; whatever comes of it, the next tick looks again."""
+        key = (kind, node)
+        if key not in self._under_way:
+            self._under_way.add(key)
+            self._host.propose(command, PROPOSAL_MS_MAX, lambda _reply: self._under_way.discard(key))
+
+    # -------------------------------------------------------------------------------------- liveness
+    def _watch(self, now_ns: int) -> None:
+        for node in self._host.state.nodes.values():
+            if node.node == self._host.node_id:
+                is_silent = False
+            else:
+                is_silent = self._is_silent(node, now_ns)
+            if is_silent and not node.fenced:
+                self._warn("node fenced", node=node.node, incarnation=node.incarnation)
+                self._propose_once("fence", node.node, FenceNode(node=node.node, incarnation=node.incarnation))
+            elif node.fenced and not is_silent and not self._is_leaving(node) and self._is_heard(node, now_ns):
+                self._propose_once("unfence", node.node, UnfenceNode(node=node.node, incarnation=node.incarnation))
+
+    def _is_leaving(self, node: NodeState) -> bool:
+        return self._host.is_leaving(node.node, node.incarnation)
+
+    def _is_silent(self, node: NodeState, now_ns: int) -> bool:
+        timeout_ms = self._host.config.session_timeout_ms
+        if not self._host.is_open(node.node, Channel.CONTROL):
+            if self._is_leaving(node):
+                return True  # it said so
+            timeout_ms //= 3  # its connection is gone as well: that is seldom a pause
+        since_ns = max(self._host.heard_ns(node.node, node.incarnation), self._led_since_ns or 0)
+        return now_ns - since_ns > timeout_ms * 1_000_000
+
+    def _is_heard(self, node: NodeState, now_ns: int) -> bool:
+        return is_heard(self._host, node, now_ns)
+
+    def _is_live(self, node: NodeId, incarnation: Incarnation | None = None) -> bool:
+        state = self._host.state.nodes.get(node)
+        return state is not None and not state.fenced and incarnation in (None, state.incarnation)
+
+    # -------------------------------------------------------------------------------------- elections
+    def on_resign(self, peer: NodeId, message: wire.Resign, now_ns: int) -> None:
+        for pid, epoch in message.partitions:
+            part = self._host.state.partition(pid)
+            if part is not None and part.epoch == epoch and part.leader == peer:
+                self._resigned[pid] = (epoch, peer, now_ns)
+        self.wake()
+
+    def _leaderless(self) -> list[PartitionState]:
+        """Partitions whose leader is down, is another process, or has resigned. Cheap: there may be 100,000."""
+        state = self._host.state
+        live = {(n.node, n.incarnation) for n in state.nodes.values() if not n.fenced}
+        found: list[PartitionState] = []
+        for topic in state.topics.values():
+            if not topic.partitions[0].is_external:
+                found += [p for p in topic.partitions if (p.leader, p.leader_incarnation) not in live]
+        for pid, (epoch, _, _) in self._resigned.items():
+            part = state.partition(pid)
+            if part is not None and part.epoch == epoch and (part.leader, part.leader_incarnation) in live:
+                found.append(part)
+        return found
+
+    def _scan(self, now_ns: int) -> None:
+        wanted: dict[NodeId, list[PartitionId]] = {}
+        seen: set[PartitionId] = set()
+        for part in self._leaderless():
+            pid = part.pid
+            seen.add(pid)
+            current = self._rounds.get(pid)
+            if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
+                continue
+            self._rounds[pid] = _Round(part.epoch, now_ns, self._query)
+            for node in part.replicas:
+                wanted.setdefault(node, []).append(pid)
+        self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
+        self._resigned = {pid: r for pid, r in self._resigned.items() if pid in seen}
+        self._told_stuck &= seen
+        for start in range(0, max(map(len, wanted.values()), default=0), QUERY_MAX):
+            self._to_ask.extend((node, wanted[node][start : start + QUERY_MAX]) for node in sorted(wanted))
+        self._ask_some(now_ns)
+        if seen:
+            self._scan_ns = now_ns - SCAN_INTERVAL_NS + ROUND_NS_MAX  # soon again, while anything is open
+
+    def _ask_some(self, now_ns: int) -> None:
+        """The next queries, each of what has a round by now: with the epoch of that very round, for an answer is taken
+        to judge its log by that."""
+        left = QUERY_MAX
+        while self._to_ask and left > 0:
+            node, pids = self._to_ask.popleft()
+            rounds = [(pid, self._rounds.get(pid)) for pid in pids]
+            asked = tuple((pid, r.epoch) for pid, r in rounds if r is not None and not r.proposed)
+            left -= len(asked)
+            if asked:
+                self._ask(node, asked, now_ns)
+        if self._to_ask:
+            self._go_on_soon()
+
+    def _ask(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...], now_ns: int) -> None:
+        self._query += 1
+        if node == self._host.node_id:
+            ends = self._host.election_ends(partitions)
+            self.on_report(node, wire.ElectionReport(self._query, self._host.incarnation, ends), now_ns)
+        else:
+            self._host.send(node, Channel.CONTROL, wire.ElectionQuery(self._query, partitions))
+
+    def on_report(self, peer: NodeId, report: wire.ElectionReport, now_ns: int) -> None:
+        for pid, end in report.ends:
+            current = self._rounds.get(pid)
+            if current is not None and not current.proposed and report.query > current.asked_after:
+                current.reports[peer] = (report.incarnation, end)
+                self._to_decide.append(pid)
+        self._decide_some(now_ns)
+
+    def _decide_some(self, now_ns: int) -> None:
+        """None while as many elections as may be are under way: their ends go on with the rest."""
+        for _ in range(min(DECISIONS_MAX, len(self._to_decide))):
+            if self._in_flight >= ELECTIONS_AT_ONCE:
+                return
+            pid = self._to_decide.popleft()
+            current = self._rounds.get(pid)
+            if current is not None and not current.proposed:
+                self._decide(pid, current, now_ns)
+        if self._to_decide:
+            self._go_on_soon()
+
+    def _decide(self, pid: PartitionId, current: _Round, now_ns: int) -> None:
+        """Proposes the best of the reported logs, once all live replicas have spoken or the wait is over."""
+        part = self._host.state.partition(pid)
+        if part is None or part.epoch != current.epoch:
+            del self._rounds[pid]
+            return
+        awaited = [n for n in part.replicas if self._is_live(n) and n not in current.reports]
+        waited_ns = now_ns - current.started_ns
+        if awaited and waited_ns < REPORT_WAIT_NS:
+            return
+        eligible = [
+            n
+            for n in part.replicas
+            if n in current.reports and self._is_live(n, current.reports[n][0]) and current.reports[n][1] >= part.hwm
+        ]
+        if not eligible:
+            self._tell_stuck(part, current, waited_ns)
+        else:
+            # The new epoch starts at the HWM whoever leads it, so a longer log is worth nothing; the order of the
+            # replicas spreads the leaders.
+            current.proposed = True
+            self._elect(pid, current, min(eligible, key=lambda n: self._reluctance(pid, n, now_ns)))
+
+    def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool, bool]:
+        """A node that is about to leave, has just resigned, is drained or full leads only what nobody else can."""
+        state, resigned = self._host.state.nodes[node], self._resigned.get(pid)
+        has_resigned = resigned is not None and resigned[1] == node and now_ns - resigned[2] < RESIGNED_NS
+        return self._is_leaving(state) or has_resigned, state.drained, self._host.is_full_node(node)
+
+    def _tell_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
+        """Rule 20: unavailable, and says why; never an unsafe election."""
+        if waited_ns >= REPORT_WAIT_NS and part.pid not in self._told_stuck:
+            self._told_stuck.add(part.pid)
+            ends = {int(n): int(end) for n, (_, end) in current.reports.items()}
+            topic = self._host.state.topic_names[part.topic_id]
+            self._warn(
+                "no replica of the partition reaches its high water mark and a majority of the others",
+                topic=topic,
+                partition=part.index,
+                hwm=part.hwm,
+                reported_ends=ends,
+            )
+
+    def _elect(self, pid: PartitionId, current: _Round, candidate: NodeId) -> None:
+        incarnation, end = current.reports[candidate]
+        command = ElectLeader(
+            partition=pid,
+            expected_epoch=current.epoch,
+            candidate=candidate,
+            incarnation=incarnation,
+            verified_end=end,
+        )
+        self._in_flight += 1
+        self._host.propose(command, PROPOSAL_MS_MAX, lambda reply: self._on_elected(pid, current, reply))
+
+    def _on_elected(self, pid: PartitionId, current: _Round, reply: Reply | SmqError) -> None:
+        self._in_flight -= 1
+        if self._in_flight == ELECTIONS_AT_ONCE // 2:
+            self._go_on_soon()
+        if self._rounds.get(pid) is current:
+            del self._rounds[pid]
+        if isinstance(reply, SmqError):
+            self._scan_soon()
+
+    def _scan_soon(self) -> None:
+        """A little later: what was rejected now would be rejected again at once."""
+        self._scan_ns = self._host.clock.monotonic_ns() - SCAN_INTERVAL_NS + REPORT_WAIT_NS

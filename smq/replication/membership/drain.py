@@ -1,0 +1,90 @@
+"""Leaving on purpose (SIGTERM): every leadership goes to another node first, then the node's own word in Raft.
+
+Owns the order: partitions, a few at a time, each to the well replica that has been given least; then the node fences
+itself, so that whatever is left is elected elsewhere at once; then the leadership of Raft. Bounded in time; what could
+not be handed over fails over as after a kill. It must never touch a log. Used by the node only.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from smq.raft_state.commands import FenceNode
+from smq.raft_state.ids import NodeId
+from smq.replication.host import NodeView
+from smq.replication.partition.replica import Replica
+from smq.replication.ports import Engine
+
+AT_ONCE_MAX: Final = 64  # partitions whose producers wait at a time: more would share, and lengthen, one pause
+STEP_MS: Final = 5
+FENCE_MS_MAX: Final = 500
+LINGER_MS: Final = 20  # the last messages leave
+
+
+class DrainHost(NodeView, Protocol):
+    @property
+    def engine(self) -> Engine: ...
+
+    def led(self) -> list[Replica]:
+        """The replicas that this process leads."""
+
+    def is_candidate(self, node: NodeId) -> bool:
+        """Whether a leadership may be given to another node: it is well, and is not leaving itself."""
+
+
+class Drain:
+    def __init__(self, host: DrainHost, timeout_ms: int, done: Callable[[], None]) -> None:
+        self._host = host
+        self._done = done
+        self._deadline_ns = host.clock.monotonic_ns() + timeout_ms * 1_000_000
+        self._given: Counter[NodeId] = Counter()
+        self._raft_until_ns = 0
+
+    def start(self) -> None:
+        self._hand_over_partitions()
+
+    def _hand_over_partitions(self) -> None:
+        host = self._host
+        led = [replica for replica in host.led() if self._candidates(replica)]
+        if not led or host.clock.monotonic_ns() >= self._deadline_ns:
+            self._fence()
+            return
+        room = AT_ONCE_MAX - sum(replica.is_handing_over for replica in led)
+        for replica in led:
+            if room <= 0:
+                break
+            if not replica.is_handing_over:
+                room -= self._begin(replica)
+        host.clock.call_later(STEP_MS, self._hand_over_partitions)
+
+    def _candidates(self, replica: Replica) -> list[NodeId]:
+        me = self._host.node_id
+        return [node for node in replica.part.replicas if node != me and self._host.is_candidate(node)]
+
+    def _begin(self, replica: Replica) -> bool:
+        for target in sorted(self._candidates(replica), key=lambda node: self._given[node]):
+            if replica.transfer(target):
+                self._given[target] += 1
+                return True
+        return False
+
+    def _fence(self) -> None:
+        host = self._host
+        if not any(host.is_candidate(node) for node in host.state.nodes if node != host.node_id):
+            self._hand_over_raft()  # nobody could take over what is left
+            return
+        command = FenceNode(node=host.node_id, incarnation=host.incarnation)
+        host.propose(command, FENCE_MS_MAX, lambda _reply: self._hand_over_raft())
+
+    def _hand_over_raft(self) -> None:
+        host = self._host
+        self._raft_until_ns = host.clock.monotonic_ns() + host.config.election_timeout_min_ms * 1_000_000
+        host.engine.transfer_leadership(None)
+        self._await_raft()
+
+    def _await_raft(self) -> None:
+        host = self._host
+        if host.engine.is_leader and host.clock.monotonic_ns() < self._raft_until_ns:
+            host.clock.call_later(STEP_MS, self._await_raft)
+        else:
+            host.clock.call_later(LINGER_MS, self._done)

@@ -1,0 +1,163 @@
+"""How a process takes its node's place in the cluster, and how a disk that has forgotten something gets a new one.
+
+Owns incarnation and disk id of this process, and whether the others have registered it (rules 2 and 18). It must never
+let an incarnation or a disk id be registered that is not on disk. Holds no judgement of whether a disk has forgotten:
+that is the journal's and `disk_marks`'. Only the node's core imports it.
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+
+from smq.raft_state.commands import Barrier, RegisterNode, Reply
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import DiskId, Incarnation
+from smq.replication.host import NodeView
+from smq.replication.membership.identity import claim_identity, replace_disk_id, replacement, replacement_over
+from smq.replication.partition.replica import Replica
+from smq.replication.ports import Disk, Engine, Op, Rng
+from smq.replication.raft.disk_marks import Mark
+from smq.replication.raft.journal import RaftDamaged, forget_set_aside, set_aside
+
+_log = structlog.get_logger("smq.node")
+
+REGISTER_MS_MAX: Final = 2_000
+REGISTER_RETRY_MS: Final = 50
+
+
+class RegistrationHost(NodeView, Protocol):
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def led(self) -> list[Replica]: ...
+
+    def drop_orphans(self) -> None: ...
+
+    def beat_peers(self) -> None: ...
+
+
+class Registration:
+    def __init__(self, host: RegistrationHost, disk: Disk, rng: Rng) -> None:
+        self._host = host
+        self._disk = disk
+        self._rng = rng
+        self.incarnation = Incarnation(0)
+        self.disk_id = DiskId(b"")  # from claim on
+        self.is_registered = False
+        self._replaced = ""  # why this directory had to become another disk
+        self._may_register = False  # disk id and incarnation are on disk, and none is about to follow them
+
+    # ---------------------------------------------------------------------------------------- identity
+    def claim(self, at_least: int, done: Callable[[], None]) -> None:
+        """A new incarnation, durable before anybody sees it. Raises DataDamaged, StartRefused."""
+
+        def claimed() -> None:
+            self.incarnation = identity.incarnation
+            if not self.disk_id:  # else it stays, or has been replaced meanwhile
+                self.disk_id = identity.disk
+                self._may_register = True
+            done()
+
+        identity = claim_identity(self._disk, self._host.config, self._rng, at_least, claimed)
+
+    def recover(self) -> None:
+        """What a process before this one knew. Raises DataDamaged."""
+        self._replaced = replacement(self._disk)
+
+    def replace_damaged(self, damage: RaftDamaged, done: Callable[[], None]) -> None:
+        """What this disk has voted and acknowledged is not known any more, so it is another disk now (rule 18): it
+        neither votes nor leads before the others have let it in. The records on it are judged as ever."""
+
+        def replaced() -> None:
+            self._may_register = True
+            done()
+
+        self._replace(f"its Raft data was damaged: {damage}", set_aside(self._disk), replaced)
+
+    def replace_old_copy(self, told: Mark) -> None:
+        """This directory was put back from an old copy, so it is another disk, too. Its journal is kept: it holds what
+        the disk held once, which is a beginning. Only what was promised since is gone."""
+        host, own = self._host, self._host.engine.marks.own
+        why = (
+            f"its data directory is an old copy, of write {min(own.base, own.writes)} of Raft's data, of a disk that "
+            f"had told of write {told.writes} (where a majority of nodes says so, all were put back from copies: stop "
+            "them, put the copies back again, `smq disk forget` each)"
+        )
+        self.is_registered = False
+        self._replace(why, [], self._claim_anew)
+        host.engine.renounce()
+        for replica in host.led():
+            replica.resign()
+        host.beat_peers()
+
+    def _replace(self, why: str, ops: list[Op], done: Callable[[], None]) -> None:
+        _log.error("rejoining as a replaced disk", node=self._host.node_id, why=why)
+        self._replaced = why
+        self._may_register = False
+        self.disk_id = replace_disk_id(self._disk, self._rng, why, ops, done)
+
+    def _claim_anew(self) -> None:
+        """The incarnation of this process may be one that the disk has had before."""
+
+        def claimed() -> None:
+            self._may_register = True
+            self.register()
+
+        if self._host.is_running:
+            self.claim(max(self._host.clock.wall_ns(), self.incarnation + 1), claimed)
+
+    def warnings(self) -> list[str]:
+        if not self._replaced:
+            return []
+        how = "has rejoined" if self.is_registered else "rejoins, and has no vote until the others let it in,"
+        return [f"{self._replaced}; it {how} as a replaced disk"]
+
+    # ---------------------------------------------------------------------------------------- registration
+    def register(self) -> None:
+        if not self._host.is_running or self.is_registered or not self._may_register:
+            return
+        config, disk = self._host.config, self.disk_id
+        command = RegisterNode(
+            node=self._host.node_id,
+            incarnation=self.incarnation,
+            disk=disk,
+            grpc_address=config.grpc_address,
+            http_address=config.http_address,
+            kafka_address=config.kafka_address,
+            rack=config.rack,
+        )
+        self._host.propose(command, REGISTER_MS_MAX, lambda reply: self._on_registered(disk, reply))
+
+    def _on_registered(self, disk: DiskId, reply: Reply | SmqError) -> None:
+        if disk != self.disk_id:
+            return  # the new one is registered by whoever made it
+        if not isinstance(reply, SmqError):
+            self._host.drop_orphans()
+            self._confirm(disk)
+        elif reply.code is ErrorCode.STALE_INCARNATION:
+            registered = self._host.state.nodes[self._host.node_id].incarnation
+            _log.warning("a newer process of this node had registered", registered=registered)
+            self.claim(registered + 1, self.register)
+        else:
+            self._host.clock.call_later(REGISTER_RETRY_MS, self.register)
+
+    def _confirm(self, disk: DiskId) -> None:
+        """One entry behind the registration: whoever stores it stores that the registration is committed, too. Else
+        a power loss of all nodes could leave a replaced disk that nobody remembers to be a voter (rule 18)."""
+        if self._host.is_running and disk == self.disk_id:
+            self._host.propose(Barrier(), REGISTER_MS_MAX, lambda reply: self._on_confirmed(disk, reply))
+
+    def _on_confirmed(self, disk: DiskId, reply: Reply | SmqError) -> None:
+        if disk != self.disk_id:
+            return
+        if isinstance(reply, SmqError):
+            self._host.clock.call_later(REGISTER_RETRY_MS, lambda: self._confirm(disk))
+            return
+        self.is_registered = True
+        if self._replaced:
+            _log.info("the others have let this disk in", node=self._host.node_id, after=self._replaced)
+            self._disk.submit([*forget_set_aside(), *replacement_over()])

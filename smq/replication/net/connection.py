@@ -1,0 +1,176 @@
+"""One TCP connection between two nodes: reads and writes frames, nothing else.
+
+Owns the socket's protocol object. It never decides who may speak: its owner, `smq.replication.net.tcp`, does, and is
+the only importer.
+"""
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol, cast
+
+from smq.raft_state.ids import NodeId
+from smq.replication.net.acceptor import Ticket
+from smq.replication.net.frames import HEADER, FrameError, FrameKind, FrameReader
+from smq.replication.net.tls import uris_of
+from smq.replication.ports import Buffer, Channel
+
+HANDLING_NS_MAX: Final = 5_000_000  # in one turn of the loop: a chunk holds thousands of small frames
+HANDLING_NS_MIN: Final = 500_000  # that each connection has in any case: none starves behind a busy one
+_JOIN_BYTES_MAX: Final = 16 << 10  # below it one copy is cheaper than one more entry of writev
+
+
+class Turn:
+    """How long the connections of a node together handle frames before others have the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ends_ns = 0
+
+    def ends_ns(self) -> int:
+        """For one connection."""
+        now_ns = time.monotonic_ns()
+        if not self._ends_ns:
+            self._ends_ns = now_ns + HANDLING_NS_MAX
+            self._loop.call_soon(self._end)
+        return max(self._ends_ns, now_ns + HANDLING_NS_MIN)
+
+    def _end(self) -> None:
+        self._ends_ns = 0
+
+
+class ConnectionOwner(Protocol):
+    @property
+    def turn(self) -> Turn: ...
+
+    def on_connected(self, connection: "Connection") -> None: ...
+
+    def on_frame(self, connection: "Connection", kind: FrameKind, payload: memoryview) -> None: ...
+
+    def on_bad_frame(self, connection: "Connection", reason: str) -> None: ...
+
+    def on_lost(self, connection: "Connection") -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """`key` is set once the peer is known. After `abort` nothing is delivered any more."""
+
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        *,
+        dialled: tuple[NodeId, Channel] | None,
+        serial: int,
+        ticket: Ticket | None = None,
+    ) -> None:
+        """`ticket` of the acceptor, for a connection that was not dialled."""
+        self._owner = owner
+        self._ticket = ticket
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._frames: Iterator[tuple[FrameKind, memoryview]] | None = None  # of a chunk that is being handled
+        self._chunks: deque[bytes] = deque()  # behind it: what had been read when reading was paused
+        self.dialled = dialled
+        self.serial = serial  # of this process's dial; of the peer's once its hello is there
+        self.process = b""  # of the peer
+        self.key: tuple[NodeId, Channel] | None = None
+        self.is_alive = False
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.born_s = self.heard_s = self.spoke_s = self._loop.time()
+
+    # ------------------------------------------------------------------------------------ asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.is_alive = True
+        self.born_s = self.heard_s = self.spoke_s = self._loop.time()  # a TLS handshake has its own time
+        self._owner.on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._chunks.append(data)
+        if self._frames is None:
+            self._handle()
+
+    def _handle(self) -> None:
+        """Hands out frames until the turn ends. Others have the loop before the rest, and nothing more is read until
+        then, so that a session stays first in, first out, and its memory bounded."""
+        self.heard_s = self._loop.time()
+        until_ns = self._owner.turn.ends_ns()
+        try:
+            while self._frames is not None or self._chunks:
+                if self._frames is None:
+                    self._frames = self._reader.feed(self._chunks.popleft())
+                for kind, payload in self._frames:
+                    if not self.is_alive:
+                        return
+                    self._owner.on_frame(self, kind, payload)
+                    if time.monotonic_ns() >= until_ns:
+                        self._pause()
+                        return
+                self._frames = None
+        except FrameError as e:
+            if self.is_alive:
+                self._owner.on_bad_frame(self, str(e))
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        try:
+            self._handle()
+        except BaseException:  # the transport closes for whatever `data_received` raises, and this is the rest of one
+            self.abort()
+            raise
+        if self._frames is None and self.is_alive and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_alive = False
+        if self._ticket is not None:
+            self._ticket.close()
+        self._owner.on_lost(self)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # ----------------------------------------------------------------------------------------------- owner's
+    def allow(self, payload_bytes_max: int) -> None:
+        """The peer is known: its frames may be as long as a message."""
+        self._reader.payload_bytes_max = payload_bytes_max
+
+    def write(self, kind: FrameKind, parts: Sequence[Buffer]) -> None:
+        """Queues one frame. Large parts are handed to the operating system as they are, never joined."""
+        if self._transport is None or not self.is_alive:
+            return
+        size = sum(map(len, parts))
+        head = HEADER.pack(size, kind)
+        self.spoke_s = self._loop.time()
+        if size <= _JOIN_BYTES_MAX:
+            self._transport.write(b"".join((head, *parts)))
+        else:
+            self._transport.writelines((head, *parts))
+
+    @property
+    def backlog_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None and self.is_alive else 0
+
+    @property
+    def remote(self) -> str:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{peer[0]}:{peer[1]}" if peer else "unknown"
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Those of the peer's certificate; none where the connection is not under TLS."""
+        tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        return uris_of(tls.getpeercert()) if tls is not None else ()
+
+    def abort(self) -> None:
+        """Drops the connection, unsent bytes and all; `on_lost` follows in a callback of its own."""
+        self.is_alive = False
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,346 @@
+"""The production Network: length-framed TCP between nodes, one ordered session per peer and channel.
+
+Owns listening, dialling, who may speak, and when a session is dead. It never looks into a message. Of two nodes
+the one with the lower id dials, so that there is one connection per pair and channel and no race between two.
+Under TLS both sides show a certificate, and a node may speak only as the one that its certificate names. Only the
+composition root imports it.
+"""
+
+import asyncio
+import random
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+
+from smq.raft_state.ids import NodeId
+from smq.replication.net.acceptor import AcceptLimits, Acceptor
+from smq.replication.net.connection import Connection, Turn
+from smq.replication.net.frames import FrameError, FrameKind, Hello, decode_hello, encode_hello
+from smq.replication.net.tls import PeerContexts, node_uri
+from smq.replication.ports import Buffer, Channel, NetworkHandler
+
+log = structlog.get_logger(__name__)
+
+Key = tuple[NodeId, Channel]
+
+_STABLE_S: Final = 1.0  # a session that lived this long was a good one: dial again at once when it ends
+_BACKLOG: Final = 128  # connections the kernel holds for us: a few per peer would do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpSettings:
+    """`silence_ms_max` is well above a slow fsync of the peer's loop, and below what a client's timeout forgives.
+    `frame_bytes_max` is the largest batch (100 MiB) and slack. `session_buffer_bytes_max` is far above what the
+    replication windows allow: only a peer that has stopped reading gets there."""
+
+    connect_timeout_ms: int = 1_000
+    tls_connect_timeout_ms: int = 3_000  # the handshake included, on a machine that is busy
+    hello_timeout_ms: int = 2_000
+    redial_min_ms: int = 20
+    redial_max_ms: int = 500
+    idle_ping_ms: int = 500
+    silence_ms_max: int = 3_000
+    frame_bytes_max: int = 128 << 20
+    session_buffer_bytes_max: int = 256 << 20
+    pending_connections_max: int = 64  # that have not said hello yet: strangers cannot take all our sockets
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    """A bound and listening socket; port 0 takes a free one. OSError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:  # whatever it was, the caller never gets the socket to close
+        sock.close()
+        raise
+    return sock
+
+
+class TcpNetwork:
+    """Implements smq.replication.ports.Network. All of it runs on the loop given."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        node_id: NodeId,
+        cluster_id: str,
+        peers: Mapping[NodeId, tuple[str, int]],
+        listener: socket.socket | None = None,
+        settings: TcpSettings | None = None,
+        tls: PeerContexts | None = None,
+        on_error: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`listener` is bound to this node's address in `peers` where it is not given. `on_error` takes what the
+        handler raises: the node's state is then unknown."""
+        self._loop = loop
+        self._node_id = node_id
+        self._cluster_id = cluster_id
+        self._peers = {peer: address for peer, address in peers.items() if peer != node_id}
+        self._listener = listener or bind_listener(*peers[node_id])
+        self._settings = settings or TcpSettings()
+        self._tls = tls
+        self._on_error = on_error
+        self._process = secrets.token_bytes(16)
+        self._serial = 0
+        self._handler: NetworkHandler | None = None
+        self._sessions: dict[Key, Connection] = {}
+        self._pending: dict[Connection, None] = {}  # connected, and not yet known; oldest first
+        self._tasks: list[asyncio.Task[None]] = []
+        self.acceptor = Acceptor(
+            self._listener,
+            lambda ticket: Connection(self, dialled=None, serial=0, ticket=ticket),
+            loop=loop,
+            purpose="nodes",
+            limits=self._accept_limits(),
+            tls=(lambda: tls.listening) if tls is not None else None,
+        )
+        self.turn = Turn(loop)
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._swept_s = 0.0
+
+    @property
+    def port(self) -> int:
+        """Of the listener."""
+        return int(self._listener.getsockname()[1])
+
+    # -------------------------------------------------------------------------------------------------- port
+    def start(self, handler: NetworkHandler) -> None:
+        self._handler = handler
+        self.acceptor.start()
+        for peer in self._peers:
+            if self._node_id < peer:
+                self._tasks.extend(self._loop.create_task(self._keep_dialling(peer, c)) for c in Channel)
+        self._swept_s = self._loop.time()
+        self._sweep()
+
+    def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
+        session = self._sessions.get((peer, channel))
+        if session is None or not session.is_alive:
+            return False
+        if sum(map(len, parts)) > self._settings.frame_bytes_max:
+            raise ValueError(f"a message beyond the frame limit of {self._settings.frame_bytes_max} bytes")
+        if session.backlog_bytes > self._settings.session_buffer_bytes_max:
+            self._drop(session, "the peer does not read")
+            return False
+        session.write(FrameKind.MESSAGE, parts)
+        return True
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool:
+        session = self._sessions.get((peer, channel))
+        return session is not None and session.is_alive
+
+    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
+        session = self._sessions.get((peer, channel))
+        return session.backlog_bytes if session is not None else 0
+
+    def close(self) -> None:
+        """Ends all sessions; the handler is not called any more."""
+        self._handler = None
+        for task in self._tasks:
+            task.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.acceptor.close()
+        for connection in [*self._pending, *self._sessions.values()]:
+            connection.abort()
+
+    # --------------------------------------------------------------------------------------------- connecting
+    def _accept_limits(self) -> AcceptLimits:
+        """Strangers have places of their own beside those of the peers' sessions, old and new: they cannot take all."""
+        places = self._settings.pending_connections_max + 2 * len(Channel) * len(self._peers)
+        return AcceptLimits(
+            connections_max=2 * places,
+            per_address_max=2 * places,
+            handshakes_max=self._settings.pending_connections_max,
+            handshake_timeout_s=self._settings.hello_timeout_ms / 1000,
+        )
+
+    async def _keep_dialling(self, peer: NodeId, channel: Channel) -> None:
+        backoff_ms: float = self._settings.redial_min_ms
+        failures = 0
+        while True:
+            lived_s, error = await self._dial(peer, channel)
+            if lived_s >= _STABLE_S:
+                backoff_ms, failures = self._settings.redial_min_ms, 0
+            elif error and failures == 0:
+                log.warning("peer_unreachable", peer=peer, channel=channel.name, error=error)
+            failures += 1
+            # Jitter, so that nodes that lost each other together do not come back in step.
+            await asyncio.sleep(backoff_ms * random.uniform(0.5, 1.0) / 1000)
+            backoff_ms = min(backoff_ms * 2, self._settings.redial_max_ms)
+
+    async def _dial(self, peer: NodeId, channel: Channel) -> tuple[float, str]:
+        """One connection, until it ends: how long it was a session, and why there was none."""
+        host, port = self._peers[peer]
+        self._serial += 1
+        connection = Connection(self, dialled=(peer, channel), serial=self._serial)
+        timeout_ms = self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
+        context = self._tls.dialling if self._tls is not None else None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._loop.create_connection(lambda: connection, host, port, ssl=context)
+        except (OSError, TimeoutError) as e:
+            return 0.0, str(e) or "timed out"
+        await connection.closed
+        return (self._loop.time() - connection.born_s, "") if connection.key else (0.0, "closed during the hello")
+
+    def _check_name(self, connection: Connection, peer: NodeId) -> None:
+        """FrameError where the certificate does not say that this is `peer`."""
+        name = node_uri(self._cluster_id, peer)
+        if self._tls is not None and name not in connection.uris:
+            said = ", ".join(connection.uris) or "no node"
+            raise FrameError(f"the certificate names {said}, and a peer that speaks as node {peer} must be {name}")
+
+    # ------------------------------------------------------------------------------------- owner of connections
+    def on_connected(self, connection: Connection) -> None:
+        if self._handler is None:
+            connection.abort()
+            return
+        if connection.dialled is None:
+            self._make_room()
+        self._pending[connection] = None
+        if connection.dialled is not None:
+            try:
+                self._check_name(connection, connection.dialled[0])
+            except FrameError as e:
+                self._drop(connection, str(e))
+                return
+            self._say_hello(connection, *connection.dialled, connection.serial)
+
+    def _make_room(self) -> None:
+        """The stranger that has been silent longest goes: a peer says its hello at once, and is never refused."""
+        strangers = [c for c in self._pending if c.dialled is None]
+        if len(strangers) >= self._settings.pending_connections_max:
+            self._drop(strangers[0], "no hello yet, and others want its place")
+            self._pending.pop(strangers[0])
+
+    def on_frame(self, connection: Connection, kind: FrameKind, payload: memoryview) -> None:
+        if connection.key is not None:
+            if kind is FrameKind.MESSAGE:
+                self._deliver(connection.key, payload)
+            elif kind is FrameKind.HELLO:
+                raise FrameError("a second hello")
+        elif kind is FrameKind.HELLO:
+            self._admit(connection, decode_hello(payload))
+        else:
+            raise FrameError("the first frame is not a hello")
+
+    def on_bad_frame(self, connection: Connection, reason: str) -> None:
+        self._drop(connection, reason)
+
+    def on_lost(self, connection: Connection) -> None:
+        self._pending.pop(connection, None)
+        self._retire(connection)
+
+    # ------------------------------------------------------------------------------------------------ sessions
+    def _say_hello(self, connection: Connection, peer: NodeId, channel: Channel, serial: int) -> None:
+        hello = Hello(
+            sender=self._node_id,
+            receiver=peer,
+            channel=channel,
+            process=self._process,
+            serial=serial,
+            cluster_id=self._cluster_id,
+        )
+        connection.write(FrameKind.HELLO, (encode_hello(hello),))
+
+    def _admit(self, connection: Connection, hello: Hello) -> None:
+        """Opens the session that the hello asks for; FrameError where it may not."""
+        self._check(connection, hello)
+        key = (hello.sender, hello.channel)
+        older = self._sessions.get(key)
+        if older is not None:
+            if older.process == hello.process and older.serial > hello.serial:
+                raise FrameError("a newer session of this peer is open")
+            log.info("session_replaced", peer=hello.sender, channel=hello.channel.name)
+            self._retire(older)
+            older.abort()
+        self._pending.pop(connection, None)
+        if connection.dialled is None:
+            self._say_hello(connection, hello.sender, hello.channel, hello.serial)
+        connection.process, connection.serial, connection.key = hello.process, hello.serial, key
+        connection.allow(self._settings.frame_bytes_max)
+        connection.born_s = self._loop.time()
+        self._sessions[key] = connection
+        log.info("session_open", peer=hello.sender, channel=hello.channel.name, remote=connection.remote)
+        if self._handler is not None:
+            self._guard(partial(self._handler.on_session_open, *key))
+
+    def _check(self, connection: Connection, hello: Hello) -> None:
+        if hello.cluster_id != self._cluster_id:
+            raise FrameError("the peer belongs to another cluster")
+        if hello.receiver != self._node_id:
+            raise FrameError(f"the peer looks for node {hello.receiver}, this is node {self._node_id}")
+        if hello.sender not in self._peers:
+            raise FrameError(f"node {hello.sender} is not among this node's peers")
+        self._check_name(connection, hello.sender)
+        if connection.dialled is None:
+            if hello.sender > self._node_id:
+                raise FrameError(f"node {hello.sender} must not dial: the lower id does")
+        elif connection.dialled != (hello.sender, hello.channel) or hello.serial != connection.serial:
+            raise FrameError("the answer is not to our hello")
+
+    def _retire(self, session: Connection) -> None:
+        """Tells the handler, once, that a session is over."""
+        if session.key is None or self._sessions.get(session.key) is not session:
+            return
+        del self._sessions[session.key]
+        session.is_alive = False
+        log.info("session_closed", peer=session.key[0], channel=session.key[1].name)
+        if self._handler is not None:
+            self._guard(partial(self._handler.on_session_close, *session.key))
+
+    def _drop(self, connection: Connection, reason: str) -> None:
+        peer = connection.key or connection.dialled
+        log.warning(
+            "connection_dropped",
+            peer=peer[0] if peer else None,
+            channel=peer[1].name if peer else None,
+            remote=connection.remote,
+            reason=reason,
+        )
+        connection.abort()
+
+    def _deliver(self, key: Key, payload: memoryview) -> None:
+        if self._handler is not None:
+            self._guard(partial(self._handler.on_message, *key, payload))
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Runs one call of the handler. What it raises is the node's end, not the connection's."""
+        try:
+            call()
+        except Exception as e:
+            if self._on_error is None:
+                raise
+            self._on_error(e)
+
+    # ----------------------------------------------------------------------------------------------- keepalive
+    def _sweep(self) -> None:
+        """Pings idle sessions and drops silent ones."""
+        interval_s = self._settings.idle_ping_ms / 2000
+        now = self._loop.time()
+        # After a stall of this process (a stopped machine) the peers' words lie unread in the kernel: the silence
+        # was ours, so it is counted anew.
+        stalled = now - self._swept_s > 4 * interval_s
+        self._swept_s = now
+        for session in list(self._sessions.values()):
+            if stalled:
+                session.heard_s = now
+            if now - session.heard_s > self._settings.silence_ms_max / 1000:
+                self._drop(session, "the peer is silent")
+            elif now - session.spoke_s > self._settings.idle_ping_ms / 1000:
+                session.write(FrameKind.PING, ())
+        for connection in list(self._pending):
+            if now - connection.born_s > self._settings.hello_timeout_ms / 1000:
+                self._drop(connection, "no hello in time")
+        self._sweeper = self._loop.call_later(interval_s, self._sweep)

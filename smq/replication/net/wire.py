@@ -1,0 +1,389 @@
+"""Messages between nodes, other than Raft's own: shapes and bytes.
+
+Owns the first byte of every message on both channels. Bounded parsing: whatever arrives, `decode` returns a
+message or raises WireError, and the session it came from is the only one to suffer. No pickle, ever.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.replication.ports import Buffer
+from smq.replication.raft.disk_marks import Mark, pack_marks, unpack_marks
+
+RAFT: Final = 0  # the rest of the message belongs to the engine
+_PID_BYTES: Final = 20
+ITEMS_MAX: Final = 1 << 20  # in one message; the frame cap bounds the bytes
+
+
+class WireError(ValueError):
+    """The bytes are not a message of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """CONTROL: this process lives. One that `is_leaving` is given nothing more, and fenced when it is gone; one that
+    `is_full` takes no records until its disk has room again. `mark` is that of its own disk, `known` are those of other
+    nodes' disks. The first message of every session."""
+
+    incarnation: Incarnation
+    mark: Mark
+    known: tuple[Mark, ...]
+    is_leaving: bool = False
+    is_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """CONTROL, to the Raft leader. `request` is unique among all processes (it starts at a random number)."""
+
+    request: int
+    command: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIndex:
+    """CONTROL, to the Raft leader: up to where must be applied what is committed now? Proposed is the answer."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """CONTROL, the answer. `reply` is empty unless the command was committed."""
+
+    request: int
+    outcome: int
+    index: LogIndex
+    reply: bytes
+
+
+COMMITTED: Final = 0
+NOT_LEADER: Final = 1
+UNKNOWN: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionQuery:
+    """CONTROL, from the Raft leader: where do your logs of these partitions end?"""
+
+    query: int
+    partitions: tuple[tuple[PartitionId, Epoch], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionReport:
+    """CONTROL: durable verified ends, only of partitions whose applied epoch is the one that was asked for."""
+
+    query: int
+    incarnation: Incarnation
+    ends: tuple[tuple[PartitionId, Offset], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """CONTROL, to the Raft leader: this node will not go on leading these epochs."""
+
+    partitions: tuple[tuple[PartitionId, Epoch], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """CONTROL, from the Raft leader to a partition's leader: hand over to `target`."""
+
+    partition: PartitionId
+    epoch: Epoch
+    target: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """DATA, both ways: a leader that gets no answer is isolated (rule 20)."""
+
+    number: int
+    is_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """DATA, leader to follower: tell me where your log ends. Opens stream number `stream`."""
+
+    partition: PartitionId
+    epoch: Epoch
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """DATA, follower to leader: the state of its log at the moment of sending (rule 7).
+
+    `end` is the durable verified end; `expect` where the next append must start. `resync` answers a probe or an
+    append of `stream` that did not fit: the leader starts again at `expect`. `needs_producers` asks it to send
+    its producer state there first: this log jumped over batches that others had (rule 16). `is_full` asks it to send
+    nothing until a later one says otherwise.
+    """
+
+    partition: PartitionId
+    epoch: Epoch
+    incarnation: Incarnation
+    end: Offset
+    expect: Offset
+    stream: int
+    resync: bool
+    needs_producers: bool = False
+    is_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Producers:
+    """DATA, leader to follower: the producer state of a log that ends at `at`, for one that jumped there (rule 16)."""
+
+    partition: PartitionId
+    epoch: Epoch
+    stream: int
+    at: Offset
+    table: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """DATA, leader to follower: stored values, as they lie in the leader's log, one behind another."""
+
+    partition: PartitionId
+    epoch: Epoch
+    stream: int
+    values: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBatch:
+    """DATA, to another replica: send the one batch that contains `offset`; mine has rotted."""
+
+    partition: PartitionId
+    request: int
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """DATA, the answer: the stored value as it lies in the log of the asked; empty where it cannot serve it either."""
+
+    partition: PartitionId
+    request: int
+    value: Buffer
+
+
+Message: TypeAlias = (
+    Heartbeat
+    | Propose
+    | ReadIndex
+    | Proposed
+    | ElectionQuery
+    | ElectionReport
+    | Resign
+    | Transfer
+    | Ping
+    | Probe
+    | Ack
+    | Append
+    | Producers
+    | FetchBatch
+    | FoundBatch
+)
+
+_HEARTBEAT: Final = struct.Struct(">Bq??")
+_PROPOSE: Final = struct.Struct(">BQ")
+_READ_INDEX: Final = struct.Struct(">BQ")
+_PROPOSED: Final = struct.Struct(">BQBq")
+_QUERY: Final = struct.Struct(">BQI")
+_REPORT: Final = struct.Struct(">BQqI")
+_RESIGN: Final = struct.Struct(">BI")
+_PID_EPOCH: Final = struct.Struct(">20si")
+_PID_END: Final = struct.Struct(">20sq")
+_TRANSFER: Final = struct.Struct(">B20sii")
+_PING: Final = struct.Struct(">BQ?")
+_PROBE: Final = struct.Struct(">B20siI")
+_ACK: Final = struct.Struct(">B20siqqqI???")
+_PRODUCERS: Final = struct.Struct(">B20siIq")
+_FETCH_BATCH: Final = struct.Struct(">B20sQq")
+_FOUND_BATCH: Final = struct.Struct(">B20sQ")
+_APPEND: Final = struct.Struct(">B20siII")
+_LENGTH: Final = struct.Struct(">I")
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The message as a gather list; the values of an Append are passed on, not copied."""
+    match message:
+        case Append(pid, epoch, stream, values):
+            lengths = b"".join(_LENGTH.pack(len(v)) for v in values)
+            return [_APPEND.pack(18, pid, epoch, stream, len(values)) + lengths, *values]
+        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full):
+            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full)]
+        case Producers(pid, epoch, stream, at, table):
+            return [_PRODUCERS.pack(20, pid, epoch, stream, at), table]
+        case FetchBatch(pid, request, offset):
+            return [_FETCH_BATCH.pack(21, pid, request, offset)]
+        case FoundBatch(pid, request, value):
+            return [_FOUND_BATCH.pack(22, pid, request), value]
+        case Probe(pid, epoch, stream):
+            return [_PROBE.pack(16, pid, epoch, stream)]
+        case Ping(number, is_answer):
+            return [_PING.pack(19, number, is_answer)]
+        case Heartbeat(incarnation, mark, known, is_leaving, is_full):
+            return [_HEARTBEAT.pack(1, incarnation, is_leaving, is_full), pack_marks((mark, *known))]
+        case Propose(request, command):
+            return [_PROPOSE.pack(2, request), command]
+        case ReadIndex(request):
+            return [_READ_INDEX.pack(8, request)]
+        case Proposed(request, outcome, index, reply):
+            return [_PROPOSED.pack(3, request, outcome, index), reply]
+        case ElectionQuery(query, partitions):
+            items = b"".join(_PID_EPOCH.pack(*item) for item in partitions)
+            return [_QUERY.pack(4, query, len(partitions)), items]
+        case ElectionReport(query, incarnation, ends):
+            items = b"".join(_PID_END.pack(*item) for item in ends)
+            return [_REPORT.pack(5, query, incarnation, len(ends)), items]
+        case Resign(partitions):
+            return [_RESIGN.pack(6, len(partitions)), b"".join(_PID_EPOCH.pack(*item) for item in partitions)]
+        case Transfer(pid, epoch, target):
+            return [_TRANSFER.pack(7, pid, epoch, target)]
+
+
+def decode(payload: memoryview) -> Message:
+    """The message in `payload`, which is not empty and whose first byte is not RAFT. WireError otherwise."""
+    decoder = _DECODERS.get(payload[0])
+    if decoder is None:
+        raise WireError(f"unknown message kind {payload[0]}")
+    try:
+        return decoder(payload)
+    except struct.error as e:
+        raise WireError(f"message kind {payload[0]} of {len(payload)} bytes: {e}") from e
+
+
+def _items(payload: memoryview, offset: int, count: int, item: struct.Struct) -> list[tuple[bytes, int]]:
+    if count > ITEMS_MAX or len(payload) - offset != count * item.size:
+        raise WireError(f"{count} items do not fit {len(payload) - offset} bytes")
+    return list(item.iter_unpack(payload[offset:]))
+
+
+def _pid_epochs(payload: memoryview, offset: int, count: int) -> tuple[tuple[PartitionId, Epoch], ...]:
+    return tuple((PartitionId(p), Epoch(e)) for p, e in _items(payload, offset, count, _PID_EPOCH))
+
+
+def _heartbeat(payload: memoryview) -> Message:
+    _, incarnation, is_leaving, is_full = _HEARTBEAT.unpack_from(payload)
+    try:
+        mark, *known = unpack_marks(payload[_HEARTBEAT.size :])
+    except ValueError as e:
+        raise WireError(f"a heartbeat: {e}") from e
+    return Heartbeat(Incarnation(incarnation), mark, tuple(known), is_leaving, is_full)
+
+
+def _propose(payload: memoryview) -> Message:
+    return Propose(_PROPOSE.unpack_from(payload)[1], bytes(payload[_PROPOSE.size :]))
+
+
+def _read_index(payload: memoryview) -> Message:
+    return ReadIndex(_READ_INDEX.unpack(payload)[1])
+
+
+def _proposed(payload: memoryview) -> Message:
+    _, request, outcome, index = _PROPOSED.unpack_from(payload)
+    return Proposed(request, outcome, LogIndex(index), bytes(payload[_PROPOSED.size :]))
+
+
+def _query(payload: memoryview) -> Message:
+    _, query, count = _QUERY.unpack_from(payload)
+    return ElectionQuery(query, _pid_epochs(payload, _QUERY.size, count))
+
+
+def _report(payload: memoryview) -> Message:
+    _, query, incarnation, count = _REPORT.unpack_from(payload)
+    ends = _items(payload, _REPORT.size, count, _PID_END)
+    return ElectionReport(query, Incarnation(incarnation), tuple((PartitionId(p), Offset(e)) for p, e in ends))
+
+
+def _resign(payload: memoryview) -> Message:
+    _, count = _RESIGN.unpack_from(payload)
+    return Resign(_pid_epochs(payload, _RESIGN.size, count))
+
+
+def _transfer(payload: memoryview) -> Message:
+    _, pid, epoch, target = _TRANSFER.unpack(payload)
+    return Transfer(PartitionId(pid), Epoch(epoch), NodeId(target))
+
+
+def _ping(payload: memoryview) -> Message:
+    _, number, is_answer = _PING.unpack(payload)
+    return Ping(number, is_answer)
+
+
+def _probe(payload: memoryview) -> Message:
+    _, pid, epoch, stream = _PROBE.unpack(payload)
+    return Probe(PartitionId(pid), Epoch(epoch), stream)
+
+
+def _ack(payload: memoryview) -> Message:
+    _, pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full = _ACK.unpack(payload)
+    return Ack(
+        PartitionId(pid),
+        Epoch(epoch),
+        Incarnation(incarnation),
+        Offset(end),
+        Offset(expect),
+        stream,
+        resync,
+        needs_producers,
+        is_full,
+    )
+
+
+def _producers(payload: memoryview) -> Message:
+    _, pid, epoch, stream, at = _PRODUCERS.unpack_from(payload)
+    return Producers(PartitionId(pid), Epoch(epoch), stream, Offset(at), bytes(payload[_PRODUCERS.size :]))
+
+
+def _fetch_batch(payload: memoryview) -> Message:
+    _, pid, request, offset = _FETCH_BATCH.unpack(payload)
+    return FetchBatch(PartitionId(pid), request, Offset(offset))
+
+
+def _found_batch(payload: memoryview) -> Message:
+    _, pid, request = _FOUND_BATCH.unpack_from(payload)
+    return FoundBatch(PartitionId(pid), request, payload[_FOUND_BATCH.size :])
+
+
+def _append(payload: memoryview) -> Message:
+    _, pid, epoch, stream, count = _APPEND.unpack_from(payload)
+    body = _APPEND.size + count * _LENGTH.size
+    if count > ITEMS_MAX or body > len(payload):
+        raise WireError(f"{count} values do not fit {len(payload)} bytes")
+    values: list[Buffer] = []
+    at = body
+    for (length,) in _LENGTH.iter_unpack(payload[_APPEND.size : body]):
+        values.append(payload[at : at + length])
+        at += length
+    if at != len(payload):
+        raise WireError(f"values of {at - body} bytes in {len(payload) - body}")
+    return Append(PartitionId(pid), Epoch(epoch), stream, values)
+
+
+_DECODERS: Final = {
+    1: _heartbeat,
+    2: _propose,
+    3: _proposed,
+    4: _query,
+    5: _report,
+    6: _resign,
+    7: _transfer,
+    8: _read_index,
+    16: _probe,
+    17: _ack,
+    18: _append,
+    19: _ping,
+    20: _producers,
+    21: _fetch_batch,
+    22: _found_batch,
+}

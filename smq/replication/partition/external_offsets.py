@@ -1,0 +1,160 @@
+"""Offsets without records, from this node's callers to Raft: whoever waits at a time shares one command.
+
+Owns the coalescing (one command of a kind in flight; what comes meanwhile shares the next; no timer) and each
+caller's deadline. Every item may be proposed again: an assignment bears a request id, and a mark only grows. It must
+never answer before the command is applied here, nor judge an item: that is the state machine's. Used by the node only.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, cast
+
+from smq.raft_state.commands import (
+    AdvanceExternalHwms,
+    Assignment,
+    AssignOffsets,
+    Command,
+    ExternalAdvance,
+    ExternalHwm,
+    OffsetsAssigned,
+    Rejected,
+    Reply,
+    Results,
+)
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import Offset
+from smq.raft_state.limits import ASSIGN_ITEMS_MAX
+from smq.replication.api import DoneFn
+from smq.replication.ports import Clock
+from smq.replication.proposer import Proposer, rejection
+from smq.replication.runtime.deadlines import Deadline, Deadlines
+
+WAITING_MAX: Final = 20_000  # callers of one node: as many as may wait for other proposals
+ATTEMPT_MS_MAX: Final = 1_000  # of one command; the callers' own deadlines are what ends their waiting
+_UNKNOWN_OUTCOME: Final = (ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True, eq=False)
+class _Caller(Generic[Item, Result]):
+    item: Item
+    done: DoneFn[Result]
+    deadline: Deadline | None = None
+    answered: bool = False
+
+    def answer(self, result: Result | SmqError) -> None:
+        if not self.answered:
+            self.answered = True
+            if self.deadline is not None:
+                self.deadline.cancel()
+            self.done(result)
+
+
+class SharedCommand(Generic[Item, Result]):
+    """The callers of one kind of command. Bounded by WAITING_MAX."""
+
+    def __init__(
+        self,
+        *,
+        proposer: Proposer,
+        clock: Clock,
+        deadlines: Deadlines,
+        deliver: Callable[[Callable[[], None]], None],
+        command_of: Callable[[tuple[Item, ...]], Command],
+        result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
+    ) -> None:
+        self._proposer = proposer
+        self._clock = clock
+        self._deadlines = deadlines
+        self._deliver = deliver
+        self._command_of = command_of
+        self._result_of = result_of
+        self._waiting: deque[_Caller[Item, Result]] = deque()
+        self._in_flight = False
+        self._is_scheduled = False
+
+    def submit(self, item: Item, timeout_ms: int, done: DoneFn[Result]) -> None:
+        if len(self._waiting) >= WAITING_MAX:
+            details = ErrorDetails(retry_after_ms=100)
+            error = SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} callers wait for offsets on this node", details)
+            self._deliver(lambda: done(error))
+            return
+        caller = _Caller[Item, Result](item, done)
+        at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        caller.deadline = self._deadlines.add(at_ns, lambda: caller.answer(self._proposer.late()))
+        self._waiting.append(caller)
+        if not self._in_flight and not self._is_scheduled:
+            self._is_scheduled = True  # when the current callback has ended: more may come with it
+            self._clock.call_soon(self._launch)
+
+    def _launch(self) -> None:
+        self._is_scheduled = False
+        batch: list[_Caller[Item, Result]] = []
+        while self._waiting and len(batch) < ASSIGN_ITEMS_MAX:
+            caller = self._waiting.popleft()
+            if not caller.answered:
+                batch.append(caller)
+        self._in_flight = bool(batch)
+        if batch:
+            command = self._command_of(tuple(caller.item for caller in batch))
+            self._proposer.propose(command, ATTEMPT_MS_MAX, lambda reply: self._on_reply(batch, reply))
+
+    def _on_reply(self, batch: list[_Caller[Item, Result]], reply: Reply | SmqError) -> None:
+        self._in_flight = False
+        if isinstance(reply, SmqError) and reply.code in _UNKNOWN_OUTCOME:
+            self._waiting.extendleft(reversed(batch))  # those with time left share the next attempt
+        elif isinstance(reply, Results) and len(reply.items) == len(batch):
+            for caller, result in zip(batch, reply.items, strict=True):
+                caller.answer(rejection(result) if isinstance(result, Rejected) else self._result_of(result))
+        else:
+            error = reply if isinstance(reply, SmqError) else SmqError(ErrorCode.INTERNAL, f"{reply} answers nothing")
+            for caller in batch:
+                caller.answer(error)
+        if self._waiting and not self._in_flight and not self._is_scheduled:
+            self._launch()
+
+    def close(self, error: SmqError) -> None:
+        """The node is stopping. Those whose command is on its way are told by the proposer."""
+        while self._waiting:
+            self._waiting.popleft().answer(error)
+
+
+class ExternalOffsets:
+    """Both kinds of command, each with its own callers."""
+
+    def __init__(
+        self,
+        *,
+        proposer: Proposer,
+        clock: Clock,
+        deadlines: Deadlines,
+        deliver: Callable[[Callable[[], None]], None],
+    ) -> None:
+        def shared(
+            command_of: Callable[[tuple[Item, ...]], Command],
+            result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
+        ) -> SharedCommand[Item, Result]:
+            return SharedCommand(
+                proposer=proposer,
+                clock=clock,
+                deadlines=deadlines,
+                deliver=deliver,
+                command_of=command_of,
+                result_of=result_of,
+            )
+
+        self._assignments: SharedCommand[Assignment, OffsetsAssigned] = shared(
+            lambda items: AssignOffsets(items=items), lambda result: cast(OffsetsAssigned, result)
+        )
+        self._advances: SharedCommand[ExternalAdvance, Offset] = shared(
+            lambda items: AdvanceExternalHwms(items=items), lambda result: cast(ExternalHwm, result).hwm
+        )
+        self.assign = self._assignments.submit
+        self.advance = self._advances.submit
+
+    def close(self, error: SmqError) -> None:
+        self._assignments.close(error)
+        self._advances.close(error)

@@ -1,0 +1,247 @@
+"""Reading for consumers: fetches, long polls, look-ups by time.
+
+Owns rule 13: a batch is served only from the right, durable, committed part of this node's log, and a node says
+OFFSET_OUT_OF_RANGE only after a read barrier, for it may know an older high water mark than the reader does.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import Offset, TsNs
+from smq.records import BatchCorrupt, parse_header
+from smq.replication.api import DoneFn, Fetched, SizedRun, StoredBatch, TimeKind, TimeOffset
+from smq.replication.host import ReplicaHost
+from smq.replication.log.codec import BatchDamaged, BatchInfo
+from smq.replication.log.decoding import decode_bounded
+from smq.replication.partition.repair import Outcome, Repairs, told
+from smq.replication.partition.replica import Replica
+from smq.replication.ports import DataDamaged
+from smq.replication.proposer import Barriers
+from smq.replication.runtime.deadlines import Deadline
+
+_log = structlog.get_logger("smq.reads")
+
+REPAIRS_A_POLL_MAX: Final = 4  # one puts a batch right, unless LMDB's tree hides what is put back
+BARRIER_MS_MAX: Final = 5_000  # a reader that must be told "out of range" waits this long for a quorum to say so
+
+
+@dataclass(slots=True, eq=False)
+class Poll:
+    """One fetch under way."""
+
+    replica: Replica
+    offset: Offset
+    max_bytes: int  # 0: only that there is something is told
+    min_bytes: int
+    deadline_ns: int
+    done: DoneFn[Fetched]
+    repairs: int = 0  # that it has waited for
+    confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be said
+    parked: bool = False
+    finished: bool = False
+    deadline: Deadline | None = None
+
+
+def read_failure(error: Exception) -> SmqError:
+    """What a reader is told of an error. One that nobody foresaw is logged and told as INTERNAL: were it to end the
+    node, the reader's next try would end the next one."""
+    if isinstance(error, SmqError):
+        return error
+    if isinstance(error, DataDamaged):
+        return SmqError(ErrorCode.DATA_DAMAGED, str(error))
+    _log.error("a read failed", exc_info=error)
+    return SmqError(ErrorCode.INTERNAL, f"the read failed: {error!r}")
+
+
+class Reads:
+    """All fetches of a node. Parked polls are bounded by the node's `fetch_waiters_max`."""
+
+    def __init__(self, host: ReplicaHost, barriers: Barriers, repairs: Repairs) -> None:
+        self._host = host
+        self._repairs = repairs
+        self._barriers = barriers
+        self._parked: dict[bytes, dict[Poll, None]] = {}
+        self._parked_count = 0
+
+    # -------------------------------------------------------------------------------------- fetch
+    def fetch(self, poll: Poll) -> None:
+        """Answers now, or parks the poll until the replica has more."""
+        try:
+            self._try(poll)
+        except BatchDamaged as e:
+            self._repairs.want(poll.replica, e, partial(self._after_repair, poll, e))
+        except Exception as e:  # noqa: BLE001  # a read changes nothing: whatever it was, the node lives on
+            self.finish(poll, read_failure(e))
+
+    def _try(self, poll: Poll) -> None:
+        replica = poll.replica
+        part = replica.part
+        if poll.offset < part.log_start or poll.offset > max(replica.log_end, part.hwm):
+            if not poll.confirmed:
+                poll.confirmed = True
+                self._confirm(poll)
+                return
+            details = ErrorDetails(lo=part.log_start, hi=part.hwm)
+            message = f"offset {poll.offset} is outside [{part.log_start}, {part.hwm}]"
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
+        poll.confirmed = False  # what was confirmed was that it is in range: a later doubt needs a barrier of its own
+        if poll.max_bytes:
+            batches = self._read(replica, poll.offset, poll.max_bytes)
+            is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
+        else:
+            batches, is_enough = [], poll.offset < replica.readable_end
+        if is_enough or self._host.clock.monotonic_ns() >= poll.deadline_ns:
+            self.finish(poll, self._fetched(replica, batches))
+        else:
+            self._park(poll)
+
+    def _after_repair(self, poll: Poll, damage: BatchDamaged, outcome: Outcome) -> None:
+        """A repaired batch is read as if nothing had been."""
+        if poll.finished:
+            return
+        if outcome is not Outcome.REPAIRED:
+            self.finish(poll, told(damage, outcome))
+        elif poll.repairs < REPAIRS_A_POLL_MAX:
+            poll.repairs += 1
+            self.fetch(poll)
+        else:
+            self.finish(poll, told(damage, Outcome.IN_VAIN))
+
+    def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
+        part = replica.part
+        return Fetched(batches, part.log_start, part.hwm, part.lso, replica.readable_end)
+
+    def _read(self, replica: Replica, offset: Offset, max_bytes: int) -> list[StoredBatch]:
+        end = replica.readable_end
+        if offset >= end or offset < replica.log.log_start:
+            return []
+        values = replica.log.read(offset, end, max_bytes, durable_only=True)
+        return [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in values if v.end <= end]
+
+    def _confirm(self, poll: Poll) -> None:
+        left_ns = poll.deadline_ns - self._host.clock.monotonic_ns()
+        timeout_ms = max(BARRIER_MS_MAX, left_ns // 1_000_000)
+        self._barriers.wait(int(timeout_ms), partial(self._on_confirmed, poll))
+
+    def _on_confirmed(self, poll: Poll, result: object) -> None:
+        if poll.finished:
+            return
+        if isinstance(result, SmqError):
+            self.finish(poll, result)
+        elif self._host.state.partition(poll.replica.pid) is None:
+            # Deleted meanwhile: what this replica last knew of it is no answer.
+            self.finish(poll, SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
+        else:
+            self.fetch(poll)
+
+    # -------------------------------------------------------------------------------------- parking
+    def _park(self, poll: Poll) -> None:
+        if poll.parked:
+            return
+        if self._parked_count >= self._host.config.fetch_waiters_max:
+            details = ErrorDetails(retry_after_ms=200)
+            raise SmqError(ErrorCode.OVERLOADED, f"{self._parked_count} long polls are waiting on this node", details)
+        poll.parked = True
+        self._parked_count += 1
+        self._parked.setdefault(poll.replica.pid, {})[poll] = None
+        poll.deadline = self._host.deadlines.add(poll.deadline_ns, partial(self._expire, poll))
+
+    def _unpark(self, poll: Poll) -> None:
+        if poll.parked:
+            poll.parked = False
+            self._parked_count -= 1
+            polls = self._parked[poll.replica.pid]
+            del polls[poll]
+            if not polls:
+                del self._parked[poll.replica.pid]
+            if poll.deadline is not None:
+                poll.deadline.cancel()
+
+    def _expire(self, poll: Poll) -> None:
+        if not poll.finished:
+            poll.deadline_ns = 0
+            self.fetch(poll)
+
+    def wake(self, replica: Replica) -> None:
+        """More may be readable, or the log start has moved."""
+        polls = self._parked.get(replica.pid)
+        if not polls:
+            return
+        end, start = replica.readable_end, replica.part.log_start
+        for poll in [p for p in polls if p.offset < end or p.offset < start]:
+            self.fetch(poll)
+
+    def fail_all(self, pid: bytes, error: SmqError) -> None:
+        """The partition or the node is going away."""
+        for poll in list(self._parked.get(pid, ())):
+            self.finish(poll, error)
+
+    def finish(self, poll: Poll, result: Fetched | SmqError) -> None:
+        if poll.finished:
+            return
+        poll.finished = True
+        self._unpark(poll)
+        done = poll.done
+        self._host.deliver(lambda: done(result))
+
+    def cancel(self, poll: Poll) -> None:
+        poll.finished = True
+        self._unpark(poll)
+
+
+def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
+    """First record at or after a time, below the HWM; call it after a barrier.
+
+    Raises NOT_LEADER where this replica does not reach the HWM yet and cannot tell, BatchDamaged where the batch that
+    it points to, or a row on the way, fails its checksum.
+    """
+    part, log = replica.part, replica.log
+    end = replica.readable_end
+    if kind is TimeKind.MAX_TIMESTAMP:
+        kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
+    info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
+    while info is not None and info.end <= end:
+        match = _within(replica, info, kind, value)
+        if match is not None:
+            return match
+        # Only where log_start cut the batch after its matching record: the next batches decide.
+        info = log.find_timestamp(value, after=info)
+    if end < part.hwm:
+        raise replica.not_leader()
+    return TimeOffset(part.hwm, TsNs(-1), -1)
+
+
+def find_sized_run(replica: Replica, offset: Offset, bytes_max: int) -> SizedRun:
+    """The whole batches from the one that contains `offset` on, below the HWM, that fit into `bytes_max`."""
+    part = replica.part
+    if offset < part.log_start:
+        details = ErrorDetails(lo=part.log_start, hi=part.hwm)
+        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is below {part.log_start}", details)
+    try:
+        end, size_bytes = replica.log.sized_run(offset, replica.readable_end, bytes_max)
+    except DataDamaged as e:
+        raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
+    return SizedRun(end, size_bytes)
+
+
+def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:
+    """The record inside a batch. A batch shares one ts_ns; only a look-up by create time decodes it."""
+    lo = replica.log.log_start
+    found = replica.log.read(Offset(max(info.base, lo)), info.end, 1, durable_only=True)
+    if not found:
+        return None
+    batch = found[0].batch
+    if kind is TimeKind.TS_NS:
+        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, parse_header(batch).base_timestamp)
+    try:
+        for record in decode_bounded(batch):
+            if record.offset >= lo and record.timestamp_ms >= value:
+                return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
+    except (BatchCorrupt, SmqError):
+        # Nonsense from its producer, or too much of it: exact to the batch, whose reader will meet the error itself.
+        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, info.max_timestamp_ms)
+    return None

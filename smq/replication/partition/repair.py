@@ -1,0 +1,213 @@
+"""Batches that have rotted here, fetched again from a replica that has them whole.
+
+Owns every repair under way on a node: who is asked next, who waits for the outcome, and the counters. A batch is
+taken only after its CRC and its epoch were checked, and only in the place of that very batch (PartitionLog.replace).
+It must never serve, cut or count anything: what has rotted is served by nobody until it is whole on this disk again.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import structlog
+
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import NodeId, Offset, PartitionId
+from smq.replication.host import ReplicaHost
+from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
+from smq.replication.net import wire
+from smq.replication.partition.replica import Replica
+from smq.replication.ports import Channel, DataDamaged
+from smq.replication.runtime.deadlines import Deadline
+
+_log = structlog.get_logger("smq.repair")
+
+ANSWER_NS_MAX: Final = 1_000_000_000  # for one replica's answer, then the next is asked: a batch and a disk read
+REPAIRS_MAX: Final = 1_000  # under way at once; what is damaged beyond is met again by the next read
+RETRY_MS: Final = 200  # what a reader is told, when nobody could be asked
+# What was put right and fails again lies in a tree that is out of order: it is not put right for ever.
+AGAIN_MAX: Final = 5  # times, each within REMEMBERED_NS of the one before
+REMEMBERED_NS: Final = 10_000_000_000  # whoever needs the batch tries once a second, and more often
+
+
+class Outcome(enum.Enum):
+    """What became of a repair."""
+
+    REPAIRED = "repaired"
+    NOBODY = "nobody"  # every other replica says that it cannot serve the batch either
+    UNKNOWN = "unknown"  # some replica could not be asked
+    IN_VAIN = "in vain"  # it was put right again and again
+
+
+@dataclass(slots=True)
+class Damage:
+    """Counters since the start of this process."""
+
+    found: int = 0  # batches that failed, each counted once while it is being repaired
+    repaired: int = 0
+    refused: int = 0  # repairs that ended without the batch
+
+
+@dataclass(slots=True, eq=False)
+class _Repair:
+    replica: Replica
+    damage: BatchDamaged
+    offset: Offset  # in the batch, and not below log_start: what may be asked for
+    waiting: list[Callable[[Outcome], None]]
+    untold: list[NodeId]  # replicas that have not been asked yet, the next one last
+    request: int = 0
+    deadline: Deadline | None = None
+    is_unsure: bool = False  # some replica did not answer
+    asked: NodeId | None = field(default=None)
+
+
+class Repairs:
+    def __init__(self, host: ReplicaHost) -> None:
+        self._host = host
+        self._under_way: dict[tuple[PartitionId, Offset], _Repair] = {}
+        self._request = 0
+        self._repaired: dict[tuple[PartitionId, Offset], tuple[int, int]] = {}  # how often, and when last; REPAIRS_MAX
+        self.counts = Damage()
+
+    def want(self, replica: Replica, damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+        """Begins to put the batch right, or joins who waits for it. `done` is called later, once."""
+        offset = max(damage.offset, replica.log.log_start)
+        key = (damage.pid, offset)
+        repair = self._under_way.get(key)
+        if repair is not None:
+            repair.waiting.append(done)
+            return
+        if len(self._under_way) >= REPAIRS_MAX:
+            self._host.deliver(partial(done, Outcome.UNKNOWN))
+            return
+        if self._is_in_vain(key):
+            self._host.deliver(partial(done, Outcome.IN_VAIN))
+            return
+        self.counts.found += 1
+        _log.warning("damage found", node=self._host.node_id, what=str(damage))
+        part = replica.part
+        others = [n for n in part.replicas if n not in (self._host.node_id, part.leader)]
+        if part.leader != self._host.node_id:
+            others.append(part.leader)  # the last is asked first
+        repair = self._under_way[key] = _Repair(replica, damage, offset, [done], others)
+        if damage.row is not None and not damage.offset < replica.log.durable_end:
+            replica.log.forget_row(damage.row, partial(self._on_durable, repair))
+        elif not self._take(repair, self._own(repair)):
+            self._ask_next(repair)
+
+    def _is_in_vain(self, key: tuple[PartitionId, Offset]) -> bool:
+        count, at_ns = self._repaired.get(key, (0, 0))
+        if count and self._host.clock.monotonic_ns() - at_ns >= REMEMBERED_NS:
+            del self._repaired[key]
+        return self._repaired.get(key, (0, 0))[0] >= AGAIN_MAX
+
+    def _note_repaired(self, key: tuple[PartitionId, Offset], what: BatchDamaged) -> None:
+        count = self._repaired.pop(key, (0, 0))[0] + 1
+        self._repaired[key] = count, self._host.clock.monotonic_ns()
+        if len(self._repaired) > REPAIRS_MAX:
+            del self._repaired[next(iter(self._repaired))]
+        if count == AGAIN_MAX:
+            _log.error("put right in vain: empty this directory", node=self._host.node_id, what=str(what))
+
+    def forget(self, pid: PartitionId) -> None:
+        """The partition has gone."""
+        for repair in [r for (p, _), r in self._under_way.items() if p == pid]:
+            self._finish(repair, Outcome.UNKNOWN)
+
+    # ------------------------------------------------------------------------------------------- asking
+    def _own(self, repair: _Repair) -> StoredValue | None:
+        """Where only the index row has rotted, the batch is here."""
+        log, offset = repair.replica.log, repair.offset
+        try:
+            found = log.read(offset, Offset(offset + 1), 1) if repair.damage.row is not None else []
+        except DataDamaged:
+            return None
+        return found[0] if found else None
+
+    def _ask_next(self, repair: _Repair) -> None:
+        host = self._host
+        while repair.untold:
+            peer = repair.untold.pop()
+            self._request += 1
+            repair.request, repair.asked = self._request, peer
+            message = wire.FetchBatch(repair.damage.pid, repair.request, repair.offset)
+            if host.is_open(peer, Channel.DATA) and host.send(peer, Channel.DATA, message):
+                at_ns = host.clock.monotonic_ns() + ANSWER_NS_MAX
+                repair.deadline = host.deadlines.add(at_ns, partial(self._expire, repair, repair.request))
+                return
+            repair.is_unsure = True
+        repair.asked = None
+        self._finish(repair, Outcome.UNKNOWN if repair.is_unsure else Outcome.NOBODY)
+
+    def _expire(self, repair: _Repair, request: int) -> None:
+        if repair.request == request and repair.asked is not None:
+            repair.is_unsure = True
+            self._ask_next(repair)
+
+    def on_found(self, peer: NodeId, message: wire.FoundBatch) -> None:
+        """Bytes that fail their CRC, or are another batch, are as good as none."""
+        for repair in self._under_way.values():
+            if repair.asked == peer and repair.request == message.request:
+                break
+        else:
+            return
+        repair.asked = None
+        if repair.deadline is not None:
+            repair.deadline.cancel()
+        value: StoredValue | None = None
+        if message.value:
+            try:
+                value = parse_value(bytes(message.value))
+            except DataDamaged as e:
+                _log.warning("a replica sent damaged bytes", peer=peer, what=str(e))
+        if not self._take(repair, value):
+            self._ask_next(repair)
+
+    def _take(self, repair: _Repair, value: StoredValue | None) -> bool:
+        if value is None or not value.base <= repair.offset < value.end:
+            return False
+        log = repair.replica.log
+        return log.replace(value, repair.damage.row, partial(self._on_durable, repair))
+
+    def _on_durable(self, repair: _Repair) -> None:
+        self.counts.repaired += 1
+        self._note_repaired((repair.damage.pid, repair.offset), repair.damage)
+        _log.info("damage repaired", node=self._host.node_id, what=str(repair.damage))
+        self._host.mark_durable(repair.damage.pid)
+        self._finish(repair, Outcome.REPAIRED)
+
+    def _finish(self, repair: _Repair, outcome: Outcome) -> None:
+        if self._under_way.pop((repair.damage.pid, repair.offset), None) is None:
+            return
+        repair.asked = None
+        if outcome is not Outcome.REPAIRED:
+            self.counts.refused += 1
+        for done in repair.waiting:
+            self._host.deliver(partial(done, outcome))
+
+    # ---------------------------------------------------------------------------------------- answering
+    def on_fetch(self, peer: NodeId, replica: Replica | None, message: wire.FetchBatch) -> None:
+        """Another replica has lost a batch: only what is right, whole and durable here is given."""
+        value = b""
+        if replica is not None:
+            try:
+                found = replica.log.read(message.offset, Offset(message.offset + 1), 1)
+                value = found[0].value if found and found[0].end <= replica.durable_verified_end else b""
+            except BatchDamaged as e:
+                self.want(replica, e, lambda _outcome: None)
+            except DataDamaged:
+                pass  # told by the empty answer
+        self._host.send(peer, Channel.DATA, wire.FoundBatch(message.partition, message.request, value))
+
+
+def told(damage: BatchDamaged, outcome: Outcome) -> SmqError:
+    """What a reader is told whose batch could not be put right."""
+    if outcome is Outcome.NOBODY:
+        return SmqError(ErrorCode.DATA_DAMAGED, f"{damage}; no other replica has it whole")
+    if outcome is Outcome.IN_VAIN:
+        message = f"{damage}, and cannot be put right in this node's directory: empty it, and start the node again"
+        return SmqError(ErrorCode.DATA_DAMAGED, message)
+    message = f"{damage}; it is fetched again as soon as a replica that has it can be reached"
+    return SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=RETRY_MS))

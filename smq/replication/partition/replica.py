@@ -1,0 +1,512 @@
+"""One partition on one node: judging its log, leading or following, and answering producers.
+
+Owns the rules 2-8, 10, 12 and 15 of replication for one partition. It judges its log by the epochs stamped on
+the batches against the replicated history, and never serves, counts or reports anything else. It must never
+answer a producer but by rule 10, nor move a high water mark itself: it only says that one is due. Used by the
+node and its simulation; reads for consumers live in `reads`.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from smq.raft_state.commands import HwmAdvance
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
+from smq.replication.api import Acks, DoneFn, Produced, ReplicaStatus
+from smq.replication.host import ReplicaHost
+from smq.replication.log.codec import StoredValue, parse_value
+from smq.replication.log.lineage import verified_end
+from smq.replication.log.store import PartitionLog
+from smq.replication.net import wire
+from smq.replication.partition.handover import HandOver
+from smq.replication.partition.streams import FollowerStream
+from smq.replication.ports import Buffer, Channel
+from smq.replication.runtime.deadlines import Deadline
+
+WAITERS_MAX: Final = 10_000  # batches of one partition whose producers wait: with 1 KB each, 10 MB of records
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A producer's batch: identified by epoch, base and end, never by an offset alone (rule 10)."""
+
+    epoch: Epoch
+    base: Offset
+    end: Offset
+    ts_ns: TsNs
+    acks: Acks
+    duplicate: bool
+    done: DoneFn[Produced]
+    deadline: Deadline | None = None
+    answered: bool = False
+
+
+def leader_error(asked: NodeId, state: ClusterState, part: PartitionState) -> SmqError:
+    """NOT_LEADER with the leader, or LEADER_UNAVAILABLE where the epoch's leader is not up to it."""
+    leader = state.nodes.get(part.leader)
+    if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation or leader.node == asked:
+        details = ErrorDetails(retry_after_ms=100)
+        return SmqError(ErrorCode.LEADER_UNAVAILABLE, "the partition has no leader at the moment", details)
+    details = ErrorDetails(leader=leader.node, leader_address=leader.grpc_address)
+    return SmqError(ErrorCode.NOT_LEADER, f"node {leader.node} leads the partition", details)
+
+
+class Replica:
+    """Lives as long as the partition does on this node. `part` is the machine's own record: read-only here."""
+
+    def __init__(self, host: ReplicaHost, part: PartitionState, log: PartitionLog) -> None:
+        self._host = host
+        self.part = part
+        self.pid: PartitionId = part.pid
+        self.log = log
+        self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked itself
+        self._epoch_seen: Epoch | None = None
+        self._judged_end: Offset = log.log_start  # end of the longest right prefix of the appended log
+        self._streams: dict[NodeId, FollowerStream] = {}
+        # Both ascend: by epoch, then by end, as an epoch's waiters are all settled when it ends. Repeated batches
+        # wait apart, for they may name any epoch.
+        self._waiters: deque[_Waiter] = deque()
+        self._leader_waiters: deque[_Waiter] = deque()  # acks=1
+        self._repeated: list[_Waiter] = []
+        self._hand_over = HandOver(host, self)
+        self._resync_told = -1  # the stream number that was asked to start again
+        self._stream_seen = 0  # of the leader's last append or probe
+        self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
+
+    # -------------------------------------------------------------------------------------- the log's worth
+    def judge(self) -> None:
+        """Rules 3 and 4: drop everything from the first wrong batch; leave what is newer than the applied state."""
+        right, wrong = verified_end(self.log.runs, self.log.log_start, self.log.appended_end, self.part.history)
+        if wrong is not None:
+            self.log.truncate(wrong)
+            right, _ = verified_end(self.log.runs, self.log.log_start, self.log.appended_end, self.part.history)
+        self._judged_end = right
+
+    @property
+    def _lacks_producers(self) -> bool:
+        """Rule 16. The only replica has nobody to ask: it goes on without them."""
+        return not self.log.has_producers and len(self.part.replicas) > 1
+
+    @property
+    def durable_verified_end(self) -> Offset:
+        """Rule 7. Nothing, while the log lacks its producers (rule 16): the majority that made the high water mark
+        has them, so neither a count nor an election needs this replica before it has adopted them."""
+        if self._lacks_producers:
+            return Offset(0)
+        end = Offset(min(self._judged_end, self.log.durable_end))
+        # Rotten below the mark: others have it, and it is fetched from them. Beyond, it counts as what it is: not here.
+        rotten = self.log.first_rotten(self.part.hwm) if self.log.rotten else None
+        return end if rotten is None else min(end, rotten)
+
+    @property
+    def readable_end(self) -> Offset:
+        """Rule 13: right, durable here, and below the known high water mark."""
+        return Offset(min(self.durable_verified_end, self.part.hwm))
+
+    @property
+    def log_end(self) -> Offset:
+        """The partition's log end as well as this node knows it."""
+        return self.log.appended_end if self.leading is not None else self.part.next_offset
+
+    # -------------------------------------------------------------------------------------- applied state
+    def on_applied(self) -> None:
+        """The partition's replicated state may have moved. Settles producers first, then judges, then acts."""
+        self._settle()
+        judged_by = self._epoch_seen
+        is_new_epoch = self.part.epoch != judged_by
+        if is_new_epoch:
+            self._epoch_seen = self.part.epoch
+            self._resync_told = -1
+            self._stop_leading()
+            self.judge()
+        if self.part.log_start > self.log.log_start:
+            self._advance_log_start(judged_by)
+        if is_new_epoch and self.is_appointed:
+            self._start_leading()
+        elif is_new_epoch:
+            self._answer_pending_probe()
+        if self.leading is not None:
+            self._recount()
+            self._hand_over.drive()
+
+    def _advance_log_start(self, judged_by: Epoch | None) -> None:
+        """Rules 14 and 16. Producer state that is not whole goes with its batches, for a sequence that is known to be
+        too old, or that never was committed, would refuse its producer for ever. It is not where batches were never
+        seen here, and where a snapshot moved the epoch too and has pruned the end of the newest epoch that this log
+        had been judged by, or holds; then the leader is asked for it. A leader has nobody to ask: it was elected for
+        a log that reached the epoch's start."""
+        runs, log_start = self.log.runs, self.part.log_start
+        newest = max(judged_by if judged_by is not None else NO_EPOCH, runs[-1].epoch) if runs else self.part.epoch
+        is_unjudged = newest + 1 < self.part.history[0].epoch
+        is_unseen = log_start > self.log.appended_end
+        self.log.advance_log_start(
+            log_start,
+            forget_producers=is_unjudged or is_unseen,
+            lacks_producers=is_unseen or not self.is_appointed,
+        )
+        if self._judged_end < self.log.log_start:
+            self.judge()
+        if self._lacks_producers and self.leading is None:
+            self._send_ack(resync=True)
+
+    @property
+    def is_appointed(self) -> bool:
+        """Rule 2: this node, and this process of it."""
+        return self.part.leader == self._host.node_id and self.part.leader_incarnation == self._host.incarnation
+
+    def _start_leading(self) -> None:
+        start = self.part.history[-1].start
+        is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers
+        if self._judged_end < start or not is_whole:
+            self._host.resign(self.pid, self.part.epoch)  # rule 12
+            return
+        rotten = self.log.first_rotten(start)
+        if self.log.damaged is not None or rotten is not None:
+            # Rotten bytes beyond the epoch's start: never committed.
+            self.log.truncate(rotten if rotten is not None else self.log.appended_end)
+            self._judged_end = self.log.appended_end
+            if self._judged_end < start:
+                self._host.resign(self.pid, self.part.epoch)
+                return
+        self.leading = self.part.epoch
+        for node in self.part.replicas:
+            if node != self._host.node_id:
+                stream = FollowerStream(self._host, self.pid, self.leading, node, self.log)
+                self._streams[node] = stream
+                stream.probe()
+
+    def _stop_leading(self) -> None:
+        self.leading = None
+        self._streams.clear()
+        self._hand_over.end()
+
+    def resign(self) -> None:
+        """Stops accepting at once; what waits is settled when the next epoch is applied."""
+        if self.leading is not None:
+            epoch = self.leading
+            self._stop_leading()
+            self._host.resign(self.pid, epoch)
+
+    def close(self, error: SmqError) -> None:
+        """The partition or the node is going away: everybody who waits is told."""
+        self._hand_over.end(lambda: error)
+        self._stop_leading()
+        if error.code is ErrorCode.SHUTTING_DOWN:  # definite, but what is appended may yet be committed by the others
+            error = SmqError(ErrorCode.TIMED_OUT, error.message)
+        for waiter in [*self._waiters, *self._leader_waiters, *self._repeated]:
+            self._answer(waiter, error)
+        self._waiters.clear()
+        self._leader_waiters.clear()
+        self._repeated.clear()
+
+    # -------------------------------------------------------------------------------------- producing
+    def produce(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> None:
+        """Raises SmqError for what is found at once; else `done` is called by rule 10."""
+        self._check_leads()
+        if self._hand_over.is_under_way:
+            if self._hand_over.park(batch, acks, timeout_ms, limit, done):
+                return
+            details = ErrorDetails(retry_after_ms=50)
+            raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
+        self._check_has_room()
+        header = self._validated(batch, limit)
+        cached = self.log.producers.check(header)
+        if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
+            # This log is right as a whole, so what it remembers below the mark is committed, however old its epoch.
+            found = Produced(cached.base_offset, Offset(cached.end - 1), cached.ts_ns, cached.epoch, True)
+            self._host.deliver(lambda: done(found))
+            return
+        if cached is not None:
+            waiter = _Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, done)
+        else:
+            self._check_space(len(batch))
+            ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
+            epoch = self.part.epoch
+            stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
+            self._judged_end = self.log.appended_end
+            waiter = _Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, done)
+            for stream in self._streams.values():
+                stream.pump()
+        if acks is Acks.NONE:
+            nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
+            self._host.deliver(lambda: done(nothing))
+            return
+        at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
+        waiter.deadline = self._host.deadlines.add(at_ns, partial(self._expire, waiter))
+        if cached is not None:
+            self._repeated.append(waiter)
+            self._settle()
+        elif acks is Acks.LEADER:
+            self._leader_waiters.append(waiter)
+        else:
+            self._waiters.append(waiter)
+
+    def _check_leads(self) -> None:
+        if self.leading is None or self.leading != self.part.epoch:
+            raise self.not_leader()
+
+    def _check_has_room(self) -> None:
+        over = self._host.queued_bytes() > self._host.config.append_inflight_bytes_max
+        waiting = len(self._waiters) + len(self._leader_waiters) + len(self._repeated)
+        if over or waiting >= WAITERS_MAX:
+            raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
+
+    def _check_space(self, size: int) -> None:
+        """STORAGE_FULL where this disk, or those of so many followers that no majority is left, take no records."""
+        if not self._host.admits(size):
+            raise self._host.full_error(self._host.node_id)
+        full = [s.peer for s in self._streams.values() if s.is_full]
+        if len(self.part.replicas) - len(full) <= len(self.part.replicas) // 2:
+            raise self._host.full_error(full[0])
+
+    def _validated(self, batch: Buffer, limit: int) -> BatchHeader:
+        if len(batch) > limit:
+            raise SmqError(ErrorCode.BATCH_TOO_LARGE, f"the batch has {len(batch)} bytes, the limit is {limit}")
+        try:
+            return validate_produced(batch)
+        except BatchCorrupt as e:
+            raise SmqError(ErrorCode.CORRUPT_BATCH, str(e)) from e
+        except BatchError as e:
+            raise SmqError(ErrorCode.INVALID_BATCH, str(e)) from e
+
+    def not_leader(self) -> SmqError:
+        return leader_error(self._host.node_id, self._host.state, self.part)
+
+    def _settle(self) -> None:
+        """Rule 10: success iff the end is below the HWM within its own epoch; failure iff beyond its epoch."""
+        for waiters in (self._waiters, self._leader_waiters):
+            while waiters:
+                verdict = None if waiters[0].answered else self._verdict(waiters[0])
+                if verdict is not None:
+                    self._answer(waiters[0], verdict)
+                elif not waiters[0].answered:
+                    break
+                waiters.popleft()
+        for waiter in self._repeated:
+            verdict = self._verdict(waiter)
+            if verdict is not None:
+                self._answer(waiter, verdict)
+        if self._repeated:
+            self._repeated = [w for w in self._repeated if not w.answered]
+
+    def _verdict(self, waiter: _Waiter) -> Produced | SmqError | None:
+        epoch_end = self._epoch_end(waiter.epoch)
+        if epoch_end is not None and waiter.end > epoch_end:
+            if waiter.epoch < self.part.history[0].epoch:
+                return SmqError(ErrorCode.TIMED_OUT, "the epoch of the append has been forgotten")
+            return SmqError(ErrorCode.APPEND_LOST, f"epoch {waiter.epoch} ended at {epoch_end}")
+        is_acked = waiter.acks is Acks.LEADER and waiter.end <= self.durable_verified_end
+        if is_acked or waiter.end <= self.part.hwm:
+            last = Offset(waiter.end - 1)
+            return Produced(waiter.base, last, waiter.ts_ns, waiter.epoch, waiter.duplicate)
+        return None
+
+    def _epoch_end(self, epoch: Epoch) -> Offset | None:
+        """Where an epoch ended, None for the current one and those to come. For one that was pruned, a bound that
+        it surely did not pass: its own end, or the log start it was pruned by."""
+        if epoch < self.part.history[0].epoch:
+            return Offset(-1)
+        for entry in self.part.history:
+            if entry.epoch > epoch:
+                return entry.start
+        return None
+
+    def _expire(self, waiter: _Waiter) -> None:
+        if not waiter.answered:
+            self._answer(waiter, SmqError(ErrorCode.TIMED_OUT, "no majority of replicas stored it in time"))
+
+    def _answer(self, waiter: _Waiter, result: Produced | SmqError) -> None:
+        if waiter.answered:
+            return
+        waiter.answered = True
+        if waiter.deadline is not None:
+            waiter.deadline.cancel()
+        done = waiter.done
+        self._host.deliver(lambda: done(result))
+
+    # -------------------------------------------------------------------------------------- leading
+    def on_durable(self) -> None:
+        """A submission of this log has reached the disk."""
+        self._host.mark_durable(self.pid)
+
+    def after_durable(self) -> None:
+        """Rule 7: what this log holds now is told or counted as a state, not as events."""
+        if self.leading is not None:
+            if self._leader_waiters or self._repeated:
+                self._settle()
+            self._recount()
+        elif self.part.leader != self._host.node_id:
+            self._send_ack(resync=False)
+
+    def on_ack(self, peer: NodeId, ack: wire.Ack) -> None:
+        """Rule 8: only acknowledgements of the epoch that this process leads."""
+        stream = self._streams.get(peer)
+        if stream is None or self.leading is None or ack.epoch != self.leading:
+            return
+        if stream.on_ack(ack):
+            self._recount()
+            self._hand_over.drive()
+
+    def follower_ends(self) -> dict[NodeId, Offset]:
+        """How far the logs of those that have spoken in this epoch reach, as they have told: nothing without one."""
+        return {peer: s.acked_end for peer, s in self._streams.items() if s.acked_end is not None}
+
+    def _majority_end(self) -> Offset:
+        ends = [self.durable_verified_end]
+        ends += [s.acked_end if s.acked_end is not None else Offset(0) for s in self._streams.values()]
+        ends.sort(reverse=True)
+        return ends[len(self.part.replicas) // 2]
+
+    def _recount(self) -> None:
+        if self._majority_end() > self.part.hwm:
+            self._host.mark_due(self.pid)
+
+    def hwm_advance(self) -> HwmAdvance | None:
+        """Rule 9: what to propose now, or None if nothing would move."""
+        if self.leading is None or self.leading != self.part.epoch:
+            return None
+        hwm = Offset(max(self._majority_end(), self.part.hwm))
+        if hwm == self.part.hwm:
+            return None
+        return HwmAdvance(
+            partition=self.pid,
+            epoch=self.leading,
+            hwm=hwm,
+            next_offset=self.log.appended_end,
+            ts_ns=self.log.last_ts_ns,
+        )
+
+    def on_session_open(self, peer: NodeId) -> None:
+        """One that has begun since the session opened goes on."""
+        stream = self._streams.get(peer)
+        if stream is not None and not stream.is_placed:
+            stream.probe()
+
+    def on_session_close(self, peer: NodeId) -> None:
+        stream = self._streams.get(peer)
+        if stream is not None:
+            stream.on_session_close()
+
+    def on_tick(self, now_ns: int) -> None:
+        for stream in self._streams.values():
+            stream.on_tick(now_ns)
+        if any(s.is_unreadable for s in self._streams.values()) and any(
+            s.acked_end is not None and s.acked_end >= self.part.hwm for s in self._streams.values()
+        ):
+            self.resign()  # a follower needs bytes that are damaged here: let one that has them lead
+        if self._host.is_full and self.leading is not None:
+            roomy = [s.peer for s in self._streams.values() if s.acked_end is not None and not s.is_full]
+            any(self.transfer(peer) for peer in roomy)  # to the first that is near enough
+
+    # -------------------------------------------------------------------------------------- handing over
+    def transfer(self, target: NodeId) -> bool:
+        """Begins a planned hand-over (rule 11). False where this node does not lead or the target is too far behind."""
+        return self._hand_over.begin(target)
+
+    @property
+    def is_handing_over(self) -> bool:
+        return self._hand_over.is_under_way
+
+    def stream_to(self, peer: NodeId) -> FollowerStream | None:
+        return self._streams.get(peer)
+
+    # -------------------------------------------------------------------------------------- following
+    def on_probe(self, peer: NodeId, probe: wire.Probe) -> None:
+        if probe.epoch > self.part.epoch:
+            self._pending_probe = probe
+        elif probe.epoch == self.part.epoch and peer == self.part.leader:
+            self._stream_seen = probe.stream
+            self._send_ack(resync=True)
+
+    def _answer_pending_probe(self) -> None:
+        probe, self._pending_probe = self._pending_probe, None
+        if probe is not None:
+            self.on_probe(self.part.leader, probe)
+
+    def on_append(self, peer: NodeId, append: wire.Append) -> None:
+        """Rule 6. Raises DataDamaged for bytes that fail their CRC: nothing of them is kept."""
+        if append.epoch > self.part.epoch:
+            self._pending_probe = wire.Probe(self.pid, append.epoch, append.stream)
+            return
+        if append.epoch < self.part.epoch or peer != self.part.leader or self.leading is not None:
+            return
+        if self._judged_end != self.log.appended_end:
+            return  # the log holds newer epochs than are applied here: wait for them
+        self._stream_seen = append.stream
+        if not self._host.admits(sum(len(value) for value in append.values)):
+            self._send_ack(resync=True)
+            return
+        for raw in append.values:
+            value = parse_value(bytes(raw), verify=True)
+            if self._lacks_producers or not self._fits(value):
+                if self._resync_told != append.stream:
+                    self._resync_told = append.stream
+                    self._send_ack(resync=True)
+                return
+            if self.log.damaged is not None:
+                # The leader has what follows, so the rotten bytes may go: they are fetched again.
+                self.log.truncate(self.log.appended_end)
+            self.log.append_stored(value, self.on_durable)
+            self._judged_end = self.log.appended_end
+
+    def on_producers(self, peer: NodeId, message: wire.Producers) -> None:
+        """Rule 16. What no longer fits is asked for again, with the next append or probe."""
+        log = self.log
+        is_current = message.epoch == self.part.epoch and peer == self.part.leader and self.leading is None
+        if log.has_producers or not is_current or message.at != log.log_start:
+            return
+        if log.damaged is not None:
+            log.truncate(log.appended_end)
+        try:
+            log.adopt_producers(message.table)
+        except ValueError as e:
+            raise wire.WireError(f"producers that cannot be adopted: {e}") from e
+        self._stream_seen = message.stream
+        self._host.mark_durable(self.pid)
+
+    def _fits(self, value: StoredValue) -> bool:
+        """Only a right batch (rule 3) that starts at the end of the log."""
+        log = self.log
+        is_next = value.base == log.appended_end
+        contains_start = log.appended_end == log.log_start and value.base <= log.log_start < value.end
+        covered = self.part.epoch_range(value.epoch)
+        if covered is None or not (is_next or contains_start):
+            return False
+        start, end = covered
+        return start <= value.base and (end is None or value.end <= end)
+
+    def _send_ack(self, *, resync: bool) -> None:
+        ack = wire.Ack(
+            self.pid,
+            self.part.epoch,
+            self._host.incarnation,
+            self.durable_verified_end,
+            self._judged_end,
+            self._stream_seen,
+            resync,
+            self._lacks_producers,
+            self._host.is_full,
+        )
+        self._host.send(self.part.leader, Channel.DATA, ack)
+
+    # -------------------------------------------------------------------------------------- telling
+    def election_end(self, epoch: Epoch) -> Offset | None:
+        """The durable verified end, for an election; None where another epoch is applied here."""
+        return self.durable_verified_end if self.part.epoch == epoch else None
+
+    def status(self) -> ReplicaStatus:
+        return ReplicaStatus(
+            pid=self.pid,
+            is_leader=self.leading is not None,
+            epoch=self.part.epoch,
+            log_start=self.log.log_start,
+            hwm=self.part.hwm,
+            appended_end=self.log.appended_end,
+            durable_end=self.log.durable_end,
+            verified_end=self.durable_verified_end,
+            size_bytes=self.log.size_bytes,
+        )

@@ -1,0 +1,138 @@
+"""A leader's stream to one follower of one partition.
+
+Owns what the leader believes of that follower: how far its durable verified log reaches (rule 7), and what is on
+its way. The leader probes, the follower answers with where its log ends, batches follow; whatever does not fit
+makes the follower ask to start again. Must never count an acknowledgement of another epoch or process (rule 8).
+"""
+
+from collections import deque
+from typing import Final
+
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
+from smq.replication.host import ReplicaHost
+from smq.replication.log.store import BatchDamaged, PartitionLog
+from smq.replication.net import wire
+from smq.replication.ports import Channel, DataDamaged
+
+APPEND_BYTES_MAX: Final = 1 << 20  # one Append message, unless a single batch is larger: keeps links responsive
+PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower costs this much, no more
+
+
+class FollowerStream:
+    """Created anew for every epoch that this node leads."""
+
+    def __init__(self, host: ReplicaHost, pid: PartitionId, epoch: Epoch, peer: NodeId, log: PartitionLog) -> None:
+        self._host = host
+        self._pid = pid
+        self._epoch = epoch
+        self._log = log
+        self.peer = peer
+        self.acked_end: Offset | None = None  # None until the follower has spoken in this epoch
+        self._incarnation: Incarnation | None = None
+        self._stream = 0
+        self._next: Offset | None = None  # None while the follower's position is not known
+        self._in_flight: deque[tuple[Offset, int]] = deque()  # (end, bytes) of appends not yet acknowledged
+        self._in_flight_bytes = 0
+        self._heard_ns = 0
+        self._probed_ns = 0
+        self._lacks_producers = False  # as it said last
+        self.is_full = False  # the follower's disk has no room, as it said last
+        self.is_unreadable = False  # what the follower needs next fails its checksum here
+
+    def probe(self) -> None:
+        """Asks the follower for its position; what was in flight no longer counts as such."""
+        self._restart(None)
+        self._probed_ns = self._host.clock.monotonic_ns()
+        self._host.send(self.peer, Channel.DATA, wire.Probe(self._pid, self._epoch, self._stream))
+
+    def _restart(self, at: Offset | None) -> None:
+        self._stream += 1
+        self._next = at
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+
+    def on_session_close(self) -> None:
+        self._restart(None)
+
+    def on_tick(self, now_ns: int) -> None:
+        """Repeats what may have been lost: probes, and appends that nobody answers. Goes on where the link was busy
+        with others when the last answer came."""
+        self.pump()
+        waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full
+        quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
+        interval_ns = PROBE_INTERVAL_NS if self._next is None else 5 * PROBE_INTERVAL_NS
+        if waits and quiet_ns > interval_ns and self._host.is_open(self.peer, Channel.DATA):
+            self.probe()
+
+    def on_ack(self, ack: wire.Ack) -> bool:
+        """Takes in the follower's state; True if what it holds may have changed."""
+        if self._incarnation is not None and ack.incarnation < self._incarnation:
+            return False  # an older process of that node
+        if ack.incarnation != self._incarnation:
+            self._incarnation = ack.incarnation
+            self.acked_end = None
+        self._heard_ns = self._host.clock.monotonic_ns()
+        self.is_full = ack.is_full
+        self.acked_end = Offset(min(ack.end, self._log.appended_end))
+        if ack.resync and ack.stream == self._stream:
+            fits = self._log.log_start <= ack.expect <= self._log.appended_end
+            self._restart(ack.expect if fits else None)
+            if fits and ack.needs_producers:
+                self._send_producers(ack.expect)
+        self._lacks_producers = ack.needs_producers
+        while self._in_flight and self._in_flight[0][0] <= ack.end:
+            self._in_flight_bytes -= self._in_flight.popleft()[1]
+        self.pump()
+        return True
+
+    def _on_repair(self, is_whole: bool) -> None:
+        """Where nobody could help, the replica decides what that means."""
+        self.is_unreadable = not is_whole
+
+    def _send_producers(self, at: Offset) -> None:
+        """Ahead of the first append: a log that never held the batches before `at` cannot know whose they were."""
+        try:
+            table = self._log.producers_at(at)
+        except DataDamaged:
+            self.is_unreadable = True
+            self._restart(None)
+            return
+        message = wire.Producers(self._pid, self._epoch, self._stream, at, table)
+        if not self._host.send(self.peer, Channel.DATA, message):
+            self._restart(None)
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        return self._incarnation
+
+    @property
+    def is_placed(self) -> bool:
+        """The follower's position is known."""
+        return self._next is not None
+
+    def pump(self) -> None:
+        """Sends what the follower lacks, within the window."""
+        window = self._host.config.replica_inflight_bytes_max
+        while self._next is not None and self._next < self._log.appended_end and not self.is_full:
+            if self._in_flight_bytes >= window or self._host.backlog_bytes(self.peer, Channel.DATA) >= window:
+                return
+            if self._next < self._log.log_start:
+                self._restart(None)  # it will hear of the new log start from Raft, and a probe then finds it there
+                return
+            try:
+                values = self._log.read(self._next, self._log.appended_end, APPEND_BYTES_MAX, durable_only=False)
+            except BatchDamaged as e:
+                self._restart(None)  # producers must not suffer for it: the probe after the repair goes on here
+                self._host.repair(e, self._on_repair)
+                return
+            self.is_unreadable = False
+            if not values:
+                return
+            message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in values])
+            if not self._host.send(self.peer, Channel.DATA, message):
+                self._restart(None)
+                return
+            size = sum(len(v.value) for v in values)
+            self._next = values[-1].end
+            self._in_flight.append((self._next, size))
+            self._in_flight_bytes += size

@@ -1,0 +1,1 @@
+"""Consensus: pysyncobj behind one adapter, and the journal, roles and messages around it."""

@@ -1,0 +1,231 @@
+"""What a follower does with the leader's entries and snapshots.
+
+Owns the log-matching check, truncation on real conflicts only, and the assembly of a snapshot that comes in
+chunks. pysyncobj's own handler truncates at every shorter message and trusts a tail it never compared
+(docs/rules.md, findings 3, 4, 8, 9), so it is not used. It must never drop a committed entry nor acknowledge one that
+does not match. Only the engine imports it.
+"""
+
+from collections import deque
+from typing import Final
+
+from smq.raft_state.ids import NodeId
+from smq.replication.raft.journal import Snapshot
+from smq.replication.raft.messages import (
+    NO_ANSWER,
+    Append,
+    AppendReply,
+    Confirm,
+    Confirmed,
+    SnapshotChunk,
+    TermNotice,
+)
+from smq.replication.raft.outbox import Needs
+from smq.replication.raft.view import RaftView, RaftViolation
+
+NEVER: Final = float("-inf")
+HELD_ENTRIES_A_TURN: Final = 1_000  # some 3 ms; a message is taken as a whole, whatever it holds
+
+
+class SnapshotRefused(Exception):
+    """A chunk does not follow the one before it, or the whole fails its checksum."""
+
+
+class Follower:
+    def __init__(self, view: RaftView) -> None:
+        self._view = view
+        self._assembly: SnapshotAssembly | None = None
+        self.heard_at = NEVER  # when a leader last spoke to us; what keeps us from pre-voting against it
+        self._alive_at = NEVER  # when we last said so out of turn
+        self._held: deque[tuple[NodeId, Append | SnapshotChunk]] = (
+            deque()
+        )  # bounded by the leader's window, which their answers open
+
+    def forget_session(self, peer: NodeId) -> None:
+        """What was underway from this peer is gone."""
+        self._held = deque(item for item in self._held if item[0] != peer)
+        if self._assembly is not None and self._assembly.sender == peer:
+            self._assembly = None
+
+    def leader_lost(self) -> None:
+        self.heard_at = NEVER
+
+    def on_append(self, peer: NodeId, m: Append) -> None:
+        if self._accept(peer, m.term) and not self._is_busy(peer, m):
+            self._append(peer, m)
+
+    def _append(self, peer: NodeId, m: Append) -> None:
+        view, journal = self._view, self._view.journal
+        if m.prev_index > journal.last_index:
+            self._reply(peer, m.number, next_index=journal.last_index + 1, reset=True)
+            return
+        # Everything committed here matches the leader by Raft's leader completeness, in the journal or not.
+        if m.prev_index > view.commit_index and journal.term_at(m.prev_index) != m.prev_term:
+            self._reply(peer, m.number, next_index=view.commit_index + 1, reset=True)
+            return
+        for index, (term, entry) in enumerate(m.entries, m.prev_index + 1):
+            self._take(index, term, entry)
+        matched = m.prev_index + len(m.entries)
+        view.commit_to(min(m.commit, matched))
+        self._reply(peer, m.number, next_index=matched + 1, success=True)
+
+    def on_confirm(self, peer: NodeId, m: Confirm) -> None:
+        """The answer tells of the term and the vote alone, so it does not wait behind entries."""
+        if self._accept(peer, m.term):
+            confirmed = Confirmed(term=m.term, number=m.number, disk=self._view.voters.own_disk)
+            self._view.send(peer, confirmed, Needs.ALIVE)
+
+    def _take(self, index: int, term: int, entry: bytes) -> None:
+        """Stores one entry of the leader's, unless it is here already."""
+        journal = self._view.journal
+        if index <= self._view.commit_index:
+            if index >= journal.first_index and journal.term_at(index) != term:
+                raise RaftViolation(f"committed entry {index} has term {journal.term_at(index)}, the leader's {term}")
+            return
+        if index <= journal.last_index:
+            if journal.term_at(index) == term:
+                return
+            journal.truncate_from(index)
+        journal.add(entry, index, term)
+
+    def on_chunk(self, peer: NodeId, m: SnapshotChunk) -> None:
+        if self._accept(peer, m.term) and not self._is_busy(peer, m):
+            self._add_chunk(peer, m)
+
+    def _add_chunk(self, peer: NodeId, m: SnapshotChunk) -> None:
+        view, journal = self._view, self._view.journal
+        if self._holds(m.index, m.index_term):
+            self._assembly = None
+            view.commit_to(m.index)
+            self._reply(peer, m.number, next_index=m.index + 1, success=True)
+            return
+        try:
+            snapshot = self._assemble(peer, m)
+        except SnapshotRefused:
+            self._assembly = None
+            self._reply(peer, m.number, next_index=journal.last_index + 1, reset=True)
+            return
+        if snapshot is None:
+            self._reply(peer, m.number, next_index=1)
+            return
+        self._install(peer, m.number, snapshot)
+
+    def _install(self, peer: NodeId, number: int, snapshot: Snapshot) -> None:
+        """The commit index becomes the snapshot's and nothing else: what is behind it here was never compared."""
+        view, term = self._view, self._view.term
+
+        def installed() -> None:
+            if view.term == term:
+                self._reply(peer, number, next_index=snapshot.index + 1, success=True)
+
+        view.install(snapshot, installed)
+
+    @property
+    def has_held(self) -> bool:
+        """Something waits for `take_held`, once nothing is being installed."""
+        return bool(self._held)
+
+    def take_held(self) -> None:
+        """What came while a snapshot was installed, and behind it: so many entries in a turn of the engine, for there
+        may be megabytes of them. Those of an older term go unheard: nobody waits for their answers."""
+        left = HELD_ENTRIES_A_TURN
+        while self._held and left > 0 and not self._view.is_installing:
+            peer, m = self._held.popleft()
+            if m.term != self._view.term or not self._accept(peer, m.term):
+                continue
+            if isinstance(m, Append):
+                left -= 1 + len(m.entries)
+                self._append(peer, m)
+            else:
+                left = 0  # a quarter of a megabyte
+                self._add_chunk(peer, m)
+
+    def _is_busy(self, peer: NodeId, m: Append | SnapshotChunk) -> bool:
+        """While a snapshot is being installed nothing enters the journal, which it will replace. What comes meanwhile
+        waits: were it dropped, a busy leader could have compacted it away by the time that it is sent again. And what
+        comes behind that waits, too, for its turn."""
+        if not self._view.is_installing and not self._held:
+            return False
+        if isinstance(m, SnapshotChunk) or m.entries:
+            self._held.append((peer, m))
+        return True
+
+    def _holds(self, index: int, term: int) -> bool:
+        """Whether the journal has all of a snapshot: the same entry at its end means the same log up to it."""
+        journal = self._view.journal
+        return index <= self._view.commit_index or (index <= journal.last_index and journal.term_at(index) == term)
+
+    def _assemble(self, peer: NodeId, m: SnapshotChunk) -> Snapshot | None:
+        if m.offset == 0:
+            self._assembly = SnapshotAssembly(peer, m)
+        if self._assembly is None:
+            raise SnapshotRefused("its beginning has not arrived")
+        snapshot = self._assembly.add(peer, m)
+        if snapshot is not None:
+            self._assembly = None
+        return snapshot
+
+    def _accept(self, peer: NodeId, term: int) -> bool:
+        """Recognises the sender as leader of its term, unless the term is over."""
+        view = self._view
+        if term < view.term:
+            view.send(peer, TermNotice(term=view.term))
+            return False
+        if term > view.term:
+            view.adopt_term(term)
+        if view.is_leader or view.leader not in (None, peer):
+            raise RaftViolation(f"node {peer} leads term {term}, and so does node {view.leader}")
+        view.follow(peer)
+        self.heard_at = view.now()
+        self._say_alive(peer)
+        return True
+
+    def _say_alive(self, peer: NodeId) -> None:
+        """Every other answer waits for the disk or a snapshot, which may take longer than a leader's patience."""
+        view = self._view
+        is_quiet = view.journal.is_behind or view.is_installing or self.has_held
+        if is_quiet and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
+            self._alive_at = self.heard_at
+            alive = AppendReply(
+                term=view.term, number=0, next_index=1, success=False, reset=False, disk=view.voters.own_disk
+            )
+            view.send(peer, alive, Needs.ALIVE)
+
+    def _reply(self, peer: NodeId, number: int, *, next_index: int, success: bool = False, reset: bool = False) -> None:
+        if number == NO_ANSWER:
+            return
+        view = self._view
+        reply = AppendReply(
+            term=view.term,
+            number=number,
+            next_index=next_index,
+            success=success,
+            reset=reset,
+            disk=view.voters.own_disk,
+        )
+        view.send(peer, reply)
+
+
+class SnapshotAssembly:
+    """A snapshot on its way in, in memory, bounded by SNAPSHOT_BYTES_MAX (the codec refuses larger ones)."""
+
+    def __init__(self, sender: NodeId, first: SnapshotChunk) -> None:
+        self.sender = sender
+        self._identity = _identity(first)
+        self._data = bytearray()
+
+    def add(self, sender: NodeId, m: SnapshotChunk) -> Snapshot | None:
+        """The snapshot when it is whole. SnapshotRefused where this chunk cannot be the next one."""
+        if sender != self.sender or _identity(m) != self._identity or m.offset != len(self._data):
+            raise SnapshotRefused("it is not the next chunk")
+        self._data += m.data
+        if len(self._data) < m.size:
+            return None
+        snapshot = Snapshot(index=m.index, term=m.index_term, state=bytes(self._data))
+        if snapshot.crc != m.crc:
+            raise SnapshotRefused("the checksum of the whole does not match")
+        return snapshot
+
+
+def _identity(m: SnapshotChunk) -> tuple[int, int, int, int]:
+    return m.index, m.index_term, m.size, m.crc

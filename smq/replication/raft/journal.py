@@ -1,0 +1,445 @@
+"""Raft's memory: the journal, term and vote, and the snapshot, over the Disk port.
+
+Owns the tables RAFT_LOG and RAFT_META. Changes are seen at once by the engine and written asynchronously: they
+gather until `flush` submits them as ONE submission, so a truncation, what replaces it and the term that caused
+it are on disk together or not at all. `changed_seq` and `vote_seq` are what the engine's barrier waits for.
+It must never drop an entry that it cannot read: damage is an error, RaftDamaged. The engine and its roles
+import it; it does not import pysyncobj, but has the shape of its Journal (the camelCase methods).
+
+On disk, all integers big-endian, every CRC a CRC-32C of the key and of everything behind the CRC:
+    RAFT_LOG   index u64          -> crc u32, term u64, entry (type byte, command)
+    RAFT_META  "vote"             -> crc u32, version u8, term u64, voted for u64 (0 = nobody)
+    RAFT_META  "journal"          -> crc u32, version u8, first index u64, last index u64, commit index u64
+    RAFT_META  "snapshot"         -> crc u32, version u8, index u64, its term u64, state
+    RAFT_META  "marks"            -> crc u32, version u8, writes u64, what other disks have told of theirs
+
+`writes` counts the submissions that changed any of this: a copy of the disk has fewer (raft/disk_marks.py).
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from crc32c import crc32c
+
+from smq.raft_state.ids import NodeId
+from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
+from smq.replication.raft.messages import NO_OP
+
+Entry: TypeAlias = tuple[bytes, int, int]  # (type byte and command, index, term): the order is pysyncobj's
+
+_VERSION: Final = 1
+_CRC = struct.Struct(">I")
+_KEY = struct.Struct(">Q")
+_LOG = struct.Struct(">Q")  # term
+_VOTE = struct.Struct(">BQQ")
+_BOUNDS = struct.Struct(">BQQQ")
+_SNAPSHOT = struct.Struct(">BQQ")
+_MARKS = struct.Struct(">BQ")
+
+_VOTE_KEY: Final = b"vote"
+_BOUNDS_KEY: Final = b"journal"
+_SNAPSHOT_KEY: Final = b"snapshot"
+MARKS_KEY: Final = b"marks"
+_FIRST_KEY: Final = _KEY.pack(0)
+_END_KEY: Final = b"\xff" * 9  # behind every index
+
+_BEYOND_ALL: Final = b"\xff" * 16
+_ASIDE: Final = b"damaged/"
+_STARTED_KEY: Final = b"raft_started"  # in META: Raft's tables have been written, so they are not empty
+
+_SCAN_BYTES: Final = 1 << 20  # a start reads the journal in pieces of this size
+_SCAN_ENTRIES: Final = 500  # or of so many entries: some 2 ms
+_ADVICE: Final = (
+    "this node's Raft data cannot be trusted. Where other nodes hold it, it is fetched from them, and this node votes "
+    "again when `smq status` shows it ready; stop none of the others before: they hold what was acknowledged"
+)
+
+
+class RaftDamaged(DataDamaged):
+    """Journal, vote or snapshot cannot be read as a whole: this disk is no voter any more."""
+
+
+def damaged(table: Table, key: object, what: str) -> RaftDamaged:
+    return RaftDamaged(f"{table.value}, {key}: {what}; {_ADVICE}")
+
+
+def set_aside(disk: Disk) -> list[Op]:
+    """Empties Raft's tables, and keeps what is in them in META: should this have been one disk too many, it may still
+    be of use."""
+    ops: list[Op] = []
+    for table in (Table.RAFT_LOG, Table.RAFT_META):
+        kept = _ASIDE + table.value.encode() + b"/"
+        ops += [Put(Table.META, kept + key, value) for key, value in disk.scan(table, _FIRST_KEY[:1], _BEYOND_ALL)]
+        ops.append(Delete(table, b"", _BEYOND_ALL))
+    ops.append(Delete(Table.META, _STARTED_KEY, _STARTED_KEY + b"\x00"))
+    return ops
+
+
+def forget_set_aside() -> list[Op]:
+    """The others have let the disk in: they have all that it had."""
+    return [Delete(Table.META, _ASIDE, _ASIDE + b"\xff")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state machine's state after the entry `index`, whose term is `term`."""
+
+    index: int
+    term: int
+    state: bytes
+
+    @property
+    def header(self) -> bytes:
+        return _SNAPSHOT.pack(_VERSION, self.index, self.term)
+
+    @property
+    def crc(self) -> int:
+        """As stored and as sent: over key, header and state."""
+        return crc32c(self.state, crc32c(_SNAPSHOT_KEY + self.header))
+
+
+class RaftJournal:
+    """Holds at least one entry from the moment the engine has started; `self[0]` is committed."""
+
+    def __init__(self, disk: Disk, on_durable: Callable[[], None]) -> None:
+        """`on_durable` is called on the loop after each submission of this journal that reached the disk."""
+        self._disk = disk
+        self._on_durable = on_durable
+        self._entries: list[Entry] = []
+        self._bytes = 0
+        self._term = 0
+        self._voted_for: NodeId | None = None
+        self._commit = 1
+        self.snapshot: Snapshot | None = None
+
+        self._ops: list[Op] = []  # not submitted yet; emptied by every flush, which ends every turn of the engine
+        self._vote_changed = False
+        self.changed_seq = 0  # submission that holds the last change of anything
+        self.vote_seq = 0  # submission that holds the last change of term or vote
+        self._durable_index = 0
+        # (seq, last index and writes then); as bounded as the disk's queue
+        self._unsynced: deque[tuple[int, int, int]] = deque()
+        self.base_writes = 0  # that were on the disk when this process began
+        self.durable_writes = 0
+        self._writes = 0
+        self.marks = b""
+        self._marks_changed = False
+        self._is_stored = False  # the rows below are on disk, or submitted: marks are never alone
+
+    # ------------------------------------------------------------------------------------------------- start
+    def load(self) -> Iterator[None]:
+        """Reads everything and checks every CRC, some milliseconds' work between two yields. RaftDamaged where anything
+        is missing or wrong."""
+        self._entries, self._bytes, self.snapshot = [], 0, None
+        self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
+        self._durable_index, self._is_stored = 0, False
+        self._load_marks()
+        bounds = self._load_meta(_BOUNDS_KEY)
+        vote = self._load_meta(_VOTE_KEY)
+        self._load_snapshot()
+        yield from self._load_entries()
+        if bounds is None and vote is None and self.snapshot is None and not self._entries:
+            if self._disk.get(Table.META, _STARTED_KEY) is not None:
+                raise damaged(Table.RAFT_LOG, "all of it", "both of Raft's tables are empty")
+            return  # a new node: its first submission writes vote and bounds together
+        if vote is None or len(vote) != _VOTE.size:
+            raise damaged(Table.RAFT_META, _VOTE_KEY.decode(), "term and vote are missing")
+        if bounds is None or len(bounds) != _BOUNDS.size:
+            raise damaged(Table.RAFT_META, _BOUNDS_KEY.decode(), "the journal's bounds are missing")
+        _, self._term, voted_for = _VOTE.unpack(vote)
+        self._voted_for = NodeId(voted_for) if voted_for else None
+        _, first, last, self._commit = _BOUNDS.unpack(bounds)
+        self._check_bounds(first, last)
+        self._durable_index = last
+        self._is_stored = True
+
+    def _load_meta(self, key: bytes) -> bytes | None:
+        value = self._disk.get(Table.RAFT_META, key)
+        if value is None:
+            return None
+        body = value[_CRC.size :]
+        if not is_whole_row(key, value):
+            raise damaged(Table.RAFT_META, key.decode(), "the checksum does not match")
+        if body[0] != _VERSION:
+            raise damaged(Table.RAFT_META, key.decode(), f"format version {body[0]} is not {_VERSION}")
+        return body
+
+    def _load_marks(self) -> None:
+        self._load_meta(MARKS_KEY)  # checks it
+        try:
+            self._writes, self.marks = marks_of(self._disk.get(Table.RAFT_META, MARKS_KEY))
+        except struct.error as e:
+            raise damaged_marks(e) from e
+        self.base_writes = self.durable_writes = self._writes
+
+    def _load_snapshot(self) -> None:
+        body = self._load_meta(_SNAPSHOT_KEY)
+        if body is None:
+            return
+        if len(body) < _SNAPSHOT.size:
+            raise damaged(Table.RAFT_META, _SNAPSHOT_KEY.decode(), "it is cut")
+        _, index, term = _SNAPSHOT.unpack_from(body)
+        self.snapshot = Snapshot(index=index, term=term, state=body[_SNAPSHOT.size :])
+
+    def _load_entries(self) -> Iterator[None]:
+        start = _FIRST_KEY
+        while True:
+            pairs = self._disk.scan(Table.RAFT_LOG, start, _END_KEY, limit=_SCAN_ENTRIES, bytes_max=_SCAN_BYTES)
+            for key, value in pairs:
+                self._load_entry(key, value)
+            if not pairs:
+                return
+            start = pairs[-1][0] + b"\0"
+            yield
+
+    def _load_entry(self, key: bytes, value: bytes) -> None:
+        if len(key) != _KEY.size:
+            raise damaged(Table.RAFT_LOG, f"key {key.hex()}", "it is no index")
+        index = _KEY.unpack(key)[0]
+        if self._entries and index != self._entries[-1][1] + 1:
+            raise damaged(Table.RAFT_LOG, f"index {self._entries[-1][1] + 1}", "the entry is missing")
+        if len(value) <= _CRC.size + _LOG.size or not is_whole_row(key, value):
+            raise damaged(Table.RAFT_LOG, f"index {index}", "the checksum does not match")
+        term = _LOG.unpack_from(value, _CRC.size)[0]
+        command = value[_CRC.size + _LOG.size :]
+        self._entries.append((command, index, term))
+        self._bytes += len(command)
+
+    def _check_bounds(self, first: int, last: int) -> None:
+        """What the journal says of itself must be what was found, to the last entry."""
+        if not self._entries or self.first_index != first:
+            raise damaged(Table.RAFT_LOG, f"index {first}", "the first entry is missing")
+        if self.last_index != last:
+            missing = min(self.last_index, last) + 1
+            raise damaged(Table.RAFT_LOG, f"index {missing}", f"the journal should end with {last}")
+        if self._commit > last or self._term < self.last_term:
+            raise damaged(Table.RAFT_META, "journal, vote", "commit index or term does not fit the entries")
+        covered = 1 if self.snapshot is None else self.snapshot.index
+        if not first <= covered <= last or (self.snapshot and self.term_at(covered) != self.snapshot.term):
+            raise damaged(Table.RAFT_META, _SNAPSHOT_KEY.decode(), "it does not fit the journal")
+
+    # ------------------------------------------------------------------------------------------------- reading
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, position: int) -> Entry:
+        return self._entries[position]
+
+    @property
+    def first_index(self) -> int:
+        return self._entries[0][1]
+
+    @property
+    def last_index(self) -> int:
+        return self._entries[-1][1]
+
+    @property
+    def last_term(self) -> int:
+        return self._entries[-1][2]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the entries in memory."""
+        return self._bytes
+
+    @property
+    def durable_index(self) -> int:
+        """Every entry of the present journal up to this one is on disk."""
+        return self._durable_index
+
+    @property
+    def is_behind(self) -> bool:
+        """Something submitted is not on disk yet."""
+        return self._disk.durable_seq < self.changed_seq
+
+    def term_at(self, index: int) -> int:
+        """Of an entry that is in the journal."""
+        return self._entries[self._position(index)][2]
+
+    def entries_from(self, index: int, *, count_max: int, bytes_max: int = 1 << 62) -> list[Entry]:
+        """Entries `index` and on. At least one where there is one; it ends before bytes_max would be passed."""
+        start = self._position(index)
+        total = 0
+        for stop in range(start, min(start + count_max, len(self._entries))):
+            total += len(self._entries[stop][0])
+            if total > bytes_max and stop > start:
+                return self._entries[start:stop]
+        return self._entries[start : start + count_max]
+
+    def _position(self, index: int) -> int:
+        position = index - self._entries[0][1]
+        if position < 0:
+            raise IndexError(f"entry {index} is no longer in the journal, which begins with {self._entries[0][1]}")
+        return position
+
+    # ------------------------------------------------------------------------------------------------- changing
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        """Appends. The names of the arguments are pysyncobj's."""
+        if self._entries and idx != self.last_index + 1:
+            raise ValueError(f"entry {idx} cannot follow entry {self.last_index}")
+        self._entries.append((command, idx, term))
+        self._bytes += len(command)
+        self._ops.append(_entry_put(command, idx, term))
+
+    def truncate_from(self, index: int) -> None:
+        """Drops `index` and everything behind it; never a committed entry."""
+        if index <= self._commit:
+            raise ValueError(f"entry {index} is committed (up to {self._commit}) and cannot be dropped")
+        position = self._position(index)
+        self._bytes -= sum(len(entry[0]) for entry in self._entries[position:])
+        self._ops.append(Delete(Table.RAFT_LOG, _KEY.pack(index), _KEY.pack(self.last_index + 1)))
+        del self._entries[position:]
+        self._durable_index = min(self._durable_index, index - 1)
+        self._unsynced = deque((seq, min(last, index - 1), writes) for seq, last, writes in self._unsynced)
+
+    def compact(self, snapshot: Snapshot, first_kept: int) -> None:
+        """Stores the snapshot and drops the entries before `first_kept` (<= the snapshot's index), as one."""
+        if not self.first_index <= first_kept <= snapshot.index <= self.last_index:
+            raise ValueError(f"a snapshot of {snapshot.index} cannot keep from {first_kept}")
+        position = self._position(first_kept)
+        self._bytes -= sum(len(entry[0]) for entry in self._entries[:position])
+        del self._entries[:position]
+        self.snapshot = snapshot
+        self._ops.append(_snapshot_put(snapshot))
+        self._ops.append(Delete(Table.RAFT_LOG, _FIRST_KEY, _KEY.pack(first_kept)))
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Replaces the whole journal by a snapshot received from the leader, as one."""
+        self._entries = []
+        self._bytes = 0
+        self._durable_index = 0
+        self._unsynced = deque((seq, 0, writes) for seq, _, writes in self._unsynced)
+        self._commit = snapshot.index
+        self.snapshot = snapshot
+        self._ops.append(_snapshot_put(snapshot))
+        self._ops.append(Delete(Table.RAFT_LOG, _FIRST_KEY, _END_KEY))
+        # The entry itself was compacted away at the leader; its index and term are all that is ever asked of it.
+        self.add(bytes([NO_OP]), snapshot.index, snapshot.term)
+
+    def flush(self) -> None:
+        """Submits what has changed, as one submission. The commit index alone is not worth a write: it goes
+        with the next one, and is only ever too low."""
+        if not self._ops and not self._vote_changed:
+            return
+        if self.changed_seq == 0:
+            self._ops.append(Put(Table.META, _STARTED_KEY, b"1"))
+        if self._vote_changed or self.changed_seq == 0:
+            self._ops.append(_meta_put(_VOTE_KEY, _VOTE.pack(_VERSION, self._term, self._voted_for or 0)))
+        bounds = _BOUNDS.pack(_VERSION, self.first_index, self.last_index, self._commit)
+        self._ops.append(_meta_put(_BOUNDS_KEY, bounds))
+        self._writes += 1
+        self._ops.append(self._marks_put())
+        self._is_stored = True
+        ops, self._ops = self._ops, []
+        vote_changed, self._vote_changed = self._vote_changed, False
+        self.changed_seq = self._disk.submit(ops, self._submission_done)
+        if vote_changed:
+            self.vote_seq = self.changed_seq
+        self._unsynced.append((self.changed_seq, self.last_index, self._writes))
+
+    def keep_marks(self, marks: bytes) -> None:
+        """With the next write, or `flush_marks`."""
+        self.marks = marks
+        self._marks_changed = True
+
+    def flush_marks(self) -> None:
+        """Where no other write has taken them along. It counts as none, or two idle nodes would wake each other."""
+        if self._marks_changed and self._is_stored:
+            self._disk.submit([self._marks_put()])
+
+    def _marks_put(self) -> Put:
+        self._marks_changed = False
+        return _meta_put(MARKS_KEY, _MARKS.pack(_VERSION, self._writes) + self.marks)
+
+    def mend(self, table: Table, key: bytes) -> None:
+        """Writes again, from memory, a row that has rotted since it was read at the start."""
+        if table is Table.RAFT_META and key == _SNAPSHOT_KEY and self.snapshot is not None:
+            self._ops.append(_snapshot_put(self.snapshot))
+        elif table is Table.RAFT_LOG and len(key) == _KEY.size and self._entries:
+            index = _KEY.unpack(key)[0]
+            if self.first_index <= index <= self.last_index:
+                command, _, term = self._entries[self._position(index)]
+                self._ops.append(_entry_put(command, index, term))
+            else:
+                self._ops.append(Delete(Table.RAFT_LOG, key, key + b"\x00"))
+        if self._entries:
+            self._vote_changed = True  # with every such write: vote and bounds are small
+            self.flush()
+
+    def _submission_done(self) -> None:
+        durable_seq = self._disk.durable_seq
+        while self._unsynced and self._unsynced[0][0] <= durable_seq:
+            _, self._durable_index, self.durable_writes = self._unsynced.popleft()
+        self._on_durable()
+
+    # ------------------------------------------------------------------------------- the shape pysyncobj expects
+    # What its core would do by itself in its turn and when it loads a snapshot, both of which the engine replaces, is
+    # refused: `clear` and `deleteEntriesTo` would drop entries without the snapshot that stands for them.
+    def clear(self) -> None:
+        raise NotImplementedError("snapshots are installed with `install`")
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
+        self.truncate_from(self.first_index + entryFrom)
+
+    def deleteEntriesTo(self, entryTo: int) -> None:
+        raise NotImplementedError("the journal is trimmed together with its snapshot, by `compact`")
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
+        self._commit = max(self._commit, raftCommitIndex)
+
+    def getRaftCommitIndex(self) -> int:
+        return self._commit
+
+    def setCurrentTerm(self, term: int, votedForNodeId: NodeId | None) -> None:
+        """ValueError for what Raft excludes: an older term, or a second vote in the same one."""
+        if term < self._term or (term == self._term and self._voted_for not in (None, votedForNodeId)):
+            raise ValueError(
+                f"vote for {votedForNodeId} in term {term} after a vote for {self._voted_for} in {self._term}"
+            )
+        if (term, votedForNodeId) != (self._term, self._voted_for):
+            self._term, self._voted_for = term, votedForNodeId
+            self._vote_changed = True
+
+    def getCurrentTerm(self) -> int:
+        return self._term
+
+    def getVotedForNodeId(self) -> NodeId | None:
+        return self._voted_for
+
+    def onOneSecondTimer(self) -> None:
+        """Nothing waits for a timer."""
+
+    def _destroy(self) -> None:
+        """The disk is the node's to close."""
+
+
+def is_whole_row(key: bytes, value: bytes) -> bool:
+    """Whether a row of RAFT_LOG or RAFT_META matches its CRC."""
+    return len(value) > _CRC.size and crc32c(value[_CRC.size :], crc32c(key)) == _CRC.unpack_from(value)[0]
+
+
+def marks_of(row: bytes | None) -> tuple[int, bytes]:
+    """Writes of Raft's memory, and what other disks had told. A directory of a version that did not count has none."""
+    if row is None:
+        return 0, b""
+    return _MARKS.unpack_from(row, _CRC.size)[1], row[_CRC.size + _MARKS.size :]
+
+
+def damaged_marks(why: object) -> RaftDamaged:
+    return damaged(Table.RAFT_META, MARKS_KEY.decode(), str(why))
+
+
+def _entry_put(command: bytes, index: int, term: int) -> Put:
+    key, head = _KEY.pack(index), _LOG.pack(term)
+    return Put(Table.RAFT_LOG, key, _CRC.pack(crc32c(command, crc32c(key + head))) + head + command)
+
+
+def _meta_put(key: bytes, body: bytes) -> Put:
+    return Put(Table.RAFT_META, key, _CRC.pack(crc32c(body, crc32c(key))) + body)
+
+
+def _snapshot_put(snapshot: Snapshot) -> Put:
+    return Put(Table.RAFT_META, _SNAPSHOT_KEY, _CRC.pack(snapshot.crc) + snapshot.header + snapshot.state)

@@ -1,0 +1,304 @@
+"""What a leader does: sends entries and snapshots, counts what is durable, hands over.
+
+Owns the progress of every follower within one leadership. pysyncobj's own send loop rewinds on success, cuts
+large entries with pickle, spins while a snapshot is pending and has no bound on what is underway (docs/rules.md,
+findings 3, 9, 16, 20), so it is not used. It must never count an entry that is not durable, its own included,
+nor commit by counting an entry of an older term. Only the engine imports it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from smq.raft_state.ids import DiskId, NodeId
+from smq.replication.raft.journal import Snapshot
+from smq.replication.raft.messages import (
+    NO_ANSWER,
+    Append,
+    AppendReply,
+    Confirm,
+    Confirmed,
+    SnapshotChunk,
+    TimeoutNow,
+)
+from smq.replication.raft.outbox import Needs
+from smq.replication.raft.read_index import Reads
+from smq.replication.raft.view import RaftView
+
+APPEND_BYTES_MAX: Final = 256 << 10  # entries a message: small enough that a heartbeat behind it is not late
+APPEND_ENTRIES_MAX: Final = 4096
+CHUNK_BYTES_MAX: Final = 256 << 10
+WINDOW_BYTES_MAX: Final = 4 << 20  # sent to one follower and not answered: a slow one costs this much memory
+
+
+@dataclass(slots=True)
+class Progress:
+    """One follower, as the leader of this term knows it."""
+
+    next_index: int
+    heard_at: float
+    match_index: int = 0  # durable at the follower, as it has said in the present session
+    asked: int = 0  # the latest question, for reads, in the present session
+    confirmed: int = 0  # the latest that it has answered
+    disk: DiskId | None = None  # the one that says so
+    commit_sent: int = 0
+    answered_floor: int = 0  # refusals of messages before this one were dealt with by the reset that set it
+    underway: deque[tuple[int, int]] = field(default_factory=deque)  # (number, bytes)
+    underway_bytes: int = 0
+    transfer: "Transfer | None" = None
+
+    def sent(self, number: int, size: int) -> None:
+        if size:
+            self.underway.append((number, size))
+            self.underway_bytes += size
+
+    def answered(self, number: int) -> None:
+        """Sessions are FIFO: an answer settles everything before it, too."""
+        while self.underway and self.underway[0][0] <= number:
+            self.underway_bytes -= self.underway.popleft()[1]
+
+    def restart(self, next_number: int) -> None:
+        """What is underway is lost, or will be refused."""
+        self.underway.clear()
+        self.underway_bytes = 0
+        self.transfer = None
+        self.answered_floor = next_number
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A snapshot on its way to a follower. It keeps its bytes, so a newer snapshot does not disturb it."""
+
+    snapshot: Snapshot
+    crc: int
+    offset: int = 0
+
+
+class Leader:
+    def __init__(self, view: RaftView) -> None:
+        self._view = view
+        self._progress: dict[NodeId, Progress] = {}
+        self._number = 0
+        self._first_index = 0
+        self._reads = Reads()
+        self._asked = 0  # the latest question
+        self._heartbeat_at = 0.0
+        self._successor: NodeId | None = None
+        self._successor_told = False
+        self._handover_until = 0.0
+
+    def begin(self) -> None:
+        """Called before the first entry of the term is added."""
+        now, next_index = self._view.now(), self._view.journal.last_index + 1
+        self._progress = {peer: Progress(next_index=next_index, heard_at=now) for peer in self._view.peers}
+        self._number = self._asked = 0
+        self._first_index = next_index
+        self._successor = None
+
+    def end(self) -> None:
+        """Another term, or the same without a leader that is heard."""
+        self._reads.give_up()
+
+    def forget_session(self, peer: NodeId) -> None:
+        """Messages underway are lost; the commit index is sent at once, which tells what the follower lacks, and
+        the answer tells again what it has: behind the new session there may be another disk."""
+        if (progress := self._progress.get(peer)) is not None:
+            progress.match_index = 0
+            progress.asked = progress.confirmed = 0
+            progress.restart(self._number + 1)
+            progress.commit_sent = 0
+
+    # -------------------------------------------------------------------------------------------------- counting
+    def on_reply(self, peer: NodeId, m: AppendReply) -> None:
+        """An answer of the present term."""
+        progress, last_index = self._progress[peer], self._view.journal.last_index
+        progress.heard_at = self._view.now()
+        progress.disk = m.disk
+        progress.answered(m.number)
+        if m.success:
+            progress.match_index = max(progress.match_index, min(m.next_index - 1, last_index))
+            progress.next_index = max(progress.next_index, progress.match_index + 1)
+            if progress.transfer and progress.transfer.snapshot.index <= progress.match_index:
+                progress.transfer = None
+        elif m.reset and m.number >= progress.answered_floor:
+            progress.restart(self._number + 1)
+            progress.next_index = max(2, min(m.next_index, last_index + 1))
+
+    def committable_index(self) -> int:
+        """The highest index that is durable on a majority of the registered disks (rule 18)."""
+        durable = [p.match_index if self._counts(peer, p) else 0 for peer, p in self._progress.items()]
+        durable.append(self.own_durable_index())
+        durable.sort(reverse=True)
+        return durable[len(durable) // 2]
+
+    def _counts(self, peer: NodeId, progress: Progress) -> bool:
+        return progress.disk is not None and self._view.voters.counts(peer, progress.disk)
+
+    def own_durable_index(self) -> int:
+        return self._view.journal.durable_index
+
+    def advance_commit(self) -> None:
+        """Only an entry of the present term is committed by counting; those before it follow."""
+        if self._view.commit_index >= self._view.journal.last_index:
+            return  # nothing waits
+        index = self.committable_index()
+        if index > self._view.commit_index and self._view.journal.term_at(index) == self._view.term:
+            self._view.commit_to(index)
+
+    # --------------------------------------------------------------------------------------------------- reading
+    def begin_read(self, done: Callable[[int | None], None]) -> None:
+        """`done` gets an index behind which lies everything that is committed now; None where the leadership ends
+        first. What earlier leaders committed lies before this term's first entry."""
+        self._reads.begin(self._asked, max(self._view.commit_index, self._first_index), done)
+
+    def on_confirmed(self, peer: NodeId, m: Confirmed) -> None:
+        """An answer of the present term."""
+        progress = self._progress[peer]
+        progress.heard_at = self._view.now()
+        progress.disk = m.disk
+        progress.confirmed = max(progress.confirmed, min(m.number, progress.asked))
+
+    def confirm_reads(self) -> None:
+        if self._reads:
+            self._reads.confirm(self.confirmed_by_majority())
+
+    def confirmed_by_majority(self) -> float:
+        """The latest question that a majority of the registered disks has answered, this node counted."""
+        numbers = [float(p.confirmed) if self._counts(peer, p) else -1.0 for peer, p in self._progress.items()]
+        numbers.append(float("inf"))
+        numbers.sort(reverse=True)
+        return numbers[len(numbers) // 2]
+
+    # --------------------------------------------------------------------------------------------------- sending
+    def hears_majority(self) -> bool:
+        since = self._view.now() - self._view.timing.leader_fallback_ms / 1000
+        heard = 1 + sum(progress.heard_at > since for progress in self._progress.values())
+        return 2 * heard > len(self._progress) + 1
+
+    def send(self, *, is_forced: bool = False) -> None:
+        """New entries, a moved commit index, a heartbeat that is due, or a read's question, to every follower with a
+        session."""
+        now = self._view.now()
+        is_due = is_forced or now >= self._heartbeat_at
+        if is_due:
+            self._heartbeat_at = now + self._view.timing.heartbeat_ms / 1000
+        if self._reads.last_number == self._asked:
+            self._asked += 1
+        for peer, progress in self._progress.items():
+            if self._view.is_connected(peer):
+                self._send_to(peer, progress, is_due=is_due)
+                if self._reads:
+                    self._ask(peer, progress, is_due=is_due)
+        self._hand_over(now)
+
+    def _ask(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
+        """One question at a time, and another with the heartbeat where no answer came: it may have been dropped."""
+        if progress.confirmed < self._asked and (is_due or progress.confirmed == progress.asked):
+            progress.asked = self._asked
+            self._view.send(peer, Confirm(term=self._view.term, number=self._asked), Needs.VOTE)
+
+    def _send_to(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
+        sent = False
+        while progress.underway_bytes < WINDOW_BYTES_MAX:
+            if progress.transfer or progress.next_index <= self._view.journal.first_index:
+                self._send_chunk(peer, progress)
+            elif progress.next_index <= self._view.journal.last_index:
+                self._send_entries(peer, progress)
+            else:
+                break
+            sent = True
+        if sent:
+            return
+        if is_due or not progress.commit_sent:
+            self._send_heartbeat(peer, progress, is_answered=True)
+        elif progress.commit_sent < self._view.commit_index:
+            self._send_heartbeat(peer, progress, is_answered=False)
+
+    def _send_entries(self, peer: NodeId, progress: Progress) -> None:
+        journal = self._view.journal
+        entries = journal.entries_from(progress.next_index, count_max=APPEND_ENTRIES_MAX, bytes_max=APPEND_BYTES_MAX)
+        self._send_append(peer, progress, progress.next_index - 1, [(term, entry) for entry, _, term in entries])
+        progress.next_index = entries[-1][1] + 1
+
+    def _send_heartbeat(self, peer: NodeId, progress: Progress, *, is_answered: bool) -> None:
+        """Empty. While a snapshot is underway it speaks of index 0, which matches everywhere. One that only tells that
+        the commit index has moved wants no answer: the follower has answered the entries themselves."""
+        is_matching = progress.transfer is None and progress.next_index > self._view.journal.first_index
+        prev_index = progress.next_index - 1 if is_matching else 0
+        self._send_append(peer, progress, prev_index, [], is_answered=is_answered)
+
+    def _send_append(
+        self,
+        peer: NodeId,
+        progress: Progress,
+        prev_index: int,
+        entries: list[tuple[int, bytes]],
+        *,
+        is_answered: bool = True,
+    ) -> None:
+        if is_answered:
+            self._number += 1
+        message = Append(
+            term=self._view.term,
+            number=self._number if is_answered else NO_ANSWER,
+            commit=self._view.commit_index,
+            prev_index=prev_index,
+            prev_term=self._view.journal.term_at(prev_index) if prev_index else 0,
+            entries=entries,
+        )
+        progress.commit_sent = self._view.commit_index
+        progress.sent(self._number, sum(len(entry) for _, entry in entries))
+        self._view.send(peer, message, Needs.VOTE)
+
+    def _send_chunk(self, peer: NodeId, progress: Progress) -> None:
+        if progress.transfer is None:
+            snapshot = self._view.journal.snapshot
+            assert snapshot is not None, "a journal that does not begin with entry 1 has a snapshot"
+            progress.transfer = Transfer(snapshot, snapshot.crc)
+        transfer = progress.transfer
+        snapshot, size = transfer.snapshot, len(transfer.snapshot.state)
+        data = memoryview(snapshot.state)[transfer.offset : transfer.offset + CHUNK_BYTES_MAX]
+        self._number += 1
+        message = SnapshotChunk(
+            term=self._view.term,
+            number=self._number,
+            index=snapshot.index,
+            index_term=snapshot.term,
+            size=size,
+            crc=transfer.crc,
+            offset=transfer.offset,
+            data=data,
+        )
+        transfer.offset += len(data)
+        progress.sent(self._number, len(data))
+        self._view.send(peer, message, Needs.VOTE)
+        if transfer.offset == size:
+            progress.transfer = None
+            progress.next_index = snapshot.index + 1
+
+    # ---------------------------------------------------------------------------------------------- handing over
+    @property
+    def is_handing_over(self) -> bool:
+        """New proposals are refused meanwhile, or the successor would never be level (thesis 3.10)."""
+        return self._successor is not None and self._view.now() < self._handover_until
+
+    def hand_over(self, to: NodeId | None) -> None:
+        """Best effort, for one election time-out. None: to the follower that is furthest."""
+        connected = [
+            peer for peer, p in self._progress.items() if self._view.is_connected(peer) and self._counts(peer, p)
+        ]
+        if to is None and connected:
+            to = max(connected, key=lambda peer: (self._progress[peer].match_index, peer))
+        if to in connected:
+            self._successor, self._successor_told = to, False
+            self._handover_until = self._view.now() + self._view.timing.election_timeout_min_ms / 1000
+
+    def _hand_over(self, now: float) -> None:
+        if self._successor is None:
+            return
+        if now >= self._handover_until:
+            self._successor = None
+        elif not self._successor_told and self._progress[self._successor].match_index == self._view.journal.last_index:
+            self._successor_told = True
+            self._view.send(self._successor, TimeoutNow(term=self._view.term), Needs.VOTE)

@@ -1,0 +1,56 @@
+"""Whose disk has a vote in Raft: a replaced disk is another voter (rule 18).
+
+Raft counts on a voter remembering what it voted and acknowledged. A node that comes back with an empty disk does
+not, so what it says counts for nothing until the others have agreed, through the log, that it runs on another
+disk now. Owns that judgement, by the disk ids of the applied state, and by the doubts that a disk is what it was.
+Nothing here changes anything. The argument is in ARCHITECTURE.md, "A replaced disk is another voter". Only the engine
+and its roles import it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from smq.raft_state.ids import DiskId, NodeId
+
+
+class Voters:
+    def __init__(
+        self,
+        node_id: NodeId,
+        peers: Sequence[NodeId],
+        disk_id: Callable[[], DiskId],
+        registered_disk: Callable[[NodeId], DiskId | None],
+        is_doubted: Callable[[NodeId, DiskId], bool],
+    ) -> None:
+        """`registered_disk` answers from the applied state of this node; None where it knows no such node. `is_doubted`
+        tells an old copy of a peer's disk (raft/disk_marks.py)."""
+        self._node_id = node_id
+        # With one or two voters every majority is all of them: whoever has kept its disk has all there is, and
+        # nothing is decided without it. With one of two replaced, nothing would ever be decided again, either.
+        self._all_decide = len(peers) <= 1
+        self._disk_id = disk_id
+        self._registered_disk = registered_disk
+        self._is_doubted = is_doubted
+
+    @property
+    def own_disk(self) -> DiskId:
+        return self._disk_id()
+
+    def counts(self, node: NodeId, disk: DiskId) -> bool:
+        """Whether a vote or an acknowledgement by this disk is one of the node's. At a first start, of all."""
+        if self._all_decide:
+            return True
+        return self._registered_disk(node) in (None, disk) and not self._is_doubted(node, disk)
+
+    @property
+    def may_stand(self) -> bool:
+        return self.counts(self._node_id, self.own_disk)
+
+    @property
+    def is_admitted(self) -> bool:
+        """This disk's registration has been applied here: it holds all that came before, its predecessor's too."""
+        return self._registered_disk(self._node_id) == self.own_disk
+
+    def may_be_elected(self, node: NodeId, disk: DiskId, *, is_admitted: bool) -> bool:
+        """Whether to vote for it. One that says it was admitted may know more than this node does; an old copy of an
+        admitted disk says so, too."""
+        return self.counts(node, disk) or (is_admitted and not self._is_doubted(node, disk))

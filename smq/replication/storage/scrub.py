@@ -1,0 +1,211 @@
+"""The scrubber: reads everything on this disk once in a while, so that rot is met before it is needed.
+
+Owns the walk over the tables: its pace, its position (kept in META, so that a restart goes on with the pass) and its
+counters. What it finds damaged it hands to whoever can put it right. Rows are read and checked off the loop, by the
+disk's own thread; the loop only hears of slices. It must never change a row itself. The node drives it by its beats.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from crc32c import crc32c
+
+from smq.raft_state.ids import Offset, PartitionId
+from smq.replication.log.codec import TIME_APPEND, BatchDamaged, StoredValue, base_of_key
+from smq.replication.log.reader import parse_row, parse_stored
+from smq.replication.log.state import decode_checkpoint, decode_partition, partition_key
+from smq.replication.ports import Clock, DataDamaged, Disk, Examined, Put, Table
+from smq.replication.raft.journal import is_whole_row
+
+SLICE_BYTES: Final = 1 << 20  # read at once: some 10 ms of a slow disk, 1 ms of a fast one's processor time
+RATE_MIN: Final = 256 << 10  # bytes a second; a small disk is read sooner than it must be
+KEEP_SLICES: Final = 64  # between two writes of the position: a restart reads that much again
+TABLES: Final = (Table.RAFT_META, Table.RAFT_LOG, Table.CHECKPOINTS, Table.TIMES, Table.BATCHES)
+
+_KEY: Final = b"scrub"
+_POSITION: Final = struct.Struct(">IBBQqqQ")  # crc, version, table, bytes so far, started ms, ended ms, passes
+_VERSION: Final = 1
+_BEYOND_ALL: Final = b"\xff" * 64
+_PID_BYTES: Final = 20
+
+
+class ScrubHost(Protocol):
+    @property
+    def clock(self) -> Clock: ...
+
+    def mend_batch(self, damage: BatchDamaged) -> None:
+        """A batch or an index row; of no partition that this node holds, it is none of its business."""
+
+    def look_at(self, pid: PartitionId, offset: Offset) -> bool:
+        """Reads the batch there, as a reader would, and mends it where that fails. True if it did."""
+
+    def mend_checkpoint(self, pid: PartitionId, key: bytes) -> None: ...
+
+    def mend_raft(self, table: Table, key: bytes) -> None: ...
+
+
+@dataclass(slots=True)
+class ScrubProgress:
+    """Times are wall-clock milliseconds, 0 for never."""
+
+    read_bytes: int = 0  # in the present pass
+    started_ms: int = 0
+    ended_ms: int = 0  # the last whole pass
+    passes: int = 0
+    found: int = 0  # damaged rows, since the start of this process
+
+
+class Check:
+    """Judges the rows of one slice. Runs on the disk's thread, and knows nothing of the node."""
+
+    def __init__(self, table: Table, before: tuple[PartitionId, Offset] | None = None) -> None:
+        self._table = table
+        self.before = before  # partition and end of the batch, or index row, before
+        self.gaps: list[tuple[PartitionId, Offset]] = []  # where two neighbouring batches do not touch
+
+    def __call__(self, key: bytes, value: bytes) -> bool:
+        try:
+            match self._table:
+                case Table.BATCHES:
+                    self._follow(parse_stored(PartitionId(key[:_PID_BYTES]), key, value), key)
+                case Table.TIMES:
+                    return self._is_next_row(key, value)
+                case Table.CHECKPOINTS:
+                    if key == partition_key(PartitionId(key[:_PID_BYTES])):
+                        decode_partition(value)
+                    else:
+                        decode_checkpoint(value)
+                case _:
+                    return is_whole_row(key, value)
+        except DataDamaged:
+            return False
+        return True
+
+    def _follow(self, stored: StoredValue, key: bytes) -> None:
+        """A tree that is out of order may hide a batch: each must begin where the one before it ends."""
+        pid = PartitionId(key[:_PID_BYTES])
+        if self.before is not None and self.before[0] == pid and self.before[1] != stored.base:
+            self.gaps.append(self.before)
+        self.before = pid, stored.end
+
+    def _is_next_row(self, key: bytes, value: bytes) -> bool:
+        """A row is missing where two neighbours do not touch: told as the damage of the second."""
+        if len(key) <= _PID_BYTES or key[_PID_BYTES] != TIME_APPEND:
+            return True
+        pid = PartitionId(key[:_PID_BYTES])
+        info = parse_row(pid, key, value)
+        before, self.before = self.before, (pid, info.end)
+        return before is None or before[0] != pid or before[1] == info.base
+
+
+class Scrubber:
+    def __init__(self, host: ScrubHost, disk: Disk, period_s: int) -> None:
+        """A `period_s` of 0 switches it off."""
+        self._host = host
+        self._disk = disk
+        self._period_ns = period_s * 1_000_000_000
+        self._table = 0
+        self._key = b""
+        self._next_ns = 0
+        self._is_reading = False
+        self._check = Check(TABLES[0])
+        self._slices_unkept = 0
+        self.progress = ScrubProgress()
+
+    def start(self) -> None:
+        """Finds the position again. What cannot be read there is a pass begun anew."""
+        value = self._disk.get(Table.META, _KEY)
+        if value is None or len(value) < _POSITION.size or crc32c(value[4:]) != int.from_bytes(value[:4], "big"):
+            return
+        _, version, table, size, started_ms, ended_ms, passes = _POSITION.unpack_from(value)
+        if version == _VERSION and table < len(TABLES):
+            self._table, self._key = table, value[_POSITION.size :]
+            self.progress = ScrubProgress(size, started_ms, ended_ms, passes)
+            if not table and not self._key:
+                self._wait_for_next_pass()
+
+    def on_beat(self) -> None:
+        if self._is_reading or not self._period_ns or self._host.clock.monotonic_ns() < self._next_ns:
+            return
+        if not self._table and not self._key:
+            self.progress.started_ms = self._host.clock.wall_ns() // 1_000_000
+            self.progress.read_bytes = 0
+        table = TABLES[self._table]
+        self._is_reading = True
+        self._check = Check(table, self._check.before if self._key else None)
+        self._disk.examine(table, self._key, _BEYOND_ALL, SLICE_BYTES, self._check, self._on_slice)
+
+    def _on_slice(self, slice_: Examined) -> None:
+        self._is_reading = False
+        table = TABLES[self._table]
+        self.progress.read_bytes += slice_.size
+        for key in slice_.damaged:
+            self._on_damaged(table, key)
+        told = {(key[:_PID_BYTES], base_of_key(key)) for key in slice_.damaged} if table is Table.BATCHES else set()
+        for pid, offset in self._check.gaps:
+            if (pid, offset) not in told:  # else it is a batch that has rotted in its place
+                self.progress.found += self._host.look_at(pid, offset)
+        rate = max(self._disk.size_bytes() * 1_000_000_000 // self._period_ns, RATE_MIN)
+        self._next_ns = self._host.clock.monotonic_ns() + slice_.size * 1_000_000_000 // rate
+        if slice_.next_key is not None:
+            self._key = slice_.next_key
+        else:
+            self._table, self._key = (self._table + 1) % len(TABLES), b""
+            if not self._table:
+                self._end_pass()
+        self._slices_unkept += 1
+        if self._slices_unkept >= KEEP_SLICES or not self._table:
+            self._keep_position()
+
+    def _end_pass(self) -> None:
+        self.progress.ended_ms = self._host.clock.wall_ns() // 1_000_000
+        self.progress.passes += 1
+        self._wait_for_next_pass()
+
+    def _wait_for_next_pass(self) -> None:
+        since_ns = self._host.clock.wall_ns() - self.progress.started_ms * 1_000_000
+        self._next_ns = self._host.clock.monotonic_ns() + min(max(self._period_ns - since_ns, 0), self._period_ns)
+
+    def _keep_position(self) -> None:
+        self._slices_unkept = 0
+        p = self.progress
+        body = (
+            _POSITION.pack(0, _VERSION, self._table, p.read_bytes, p.started_ms, p.ended_ms, p.passes)[4:] + self._key
+        )
+        self._disk.submit([Put(Table.META, _KEY, crc32c(body).to_bytes(4, "big") + body)])
+
+    # ---------------------------------------------------------------------------------------- what is damaged
+    def _on_damaged(self, table: Table, key: bytes) -> None:
+        """The row may have gone or been written anew since it was read: it is looked at again."""
+        value = self._disk.get(table, key)
+        if value is None:
+            return
+        pid = PartitionId(key[:_PID_BYTES])
+        if table is Table.TIMES:
+            self._on_damaged_row(pid, key, value)
+        elif not Check(table)(key, value):
+            self.progress.found += 1
+            if table is Table.BATCHES:
+                self._host.mend_batch(BatchDamaged(pid, base_of_key(key), "its bytes do not match its CRC-32C"))
+            elif table is Table.CHECKPOINTS:
+                self._host.mend_checkpoint(pid, key)
+            else:
+                self._host.mend_raft(table, key)
+
+    def _on_damaged_row(self, pid: PartitionId, key: bytes, value: bytes) -> None:
+        try:
+            info = parse_row(pid, key, value)
+        except BatchDamaged as damage:
+            self.progress.found += 1
+            self._host.mend_batch(damage)
+            return
+        start = pid + bytes((TIME_APPEND,))
+        for before, row in self._disk.scan(Table.TIMES, start, key, reverse=True, limit=1):
+            try:
+                end = parse_row(pid, before, row).end
+            except BatchDamaged:
+                return  # found by itself
+            if end < info.base:
+                self.progress.found += 1
+                self._host.mend_batch(BatchDamaged(pid, end, "its index row is missing"))

@@ -1,0 +1,1 @@
+"""Structured Streaming: the stream reader, its offsets, admission and lag."""

@@ -1,0 +1,92 @@
+"""How far a query is behind: from the progress that Spark reports of it, to whoever wants to know.
+
+Owns the lag of a query's smq sources. Asks the cluster nothing: the stream reader tells Spark with each micro-batch
+where all that could be read ended (`reportLatestOffset`). Runs on the driver.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from smq.spark_connector.errors import CheckpointError
+from smq.spark_connector.positions import PartitionKey
+from smq.spark_connector.stream.offsets import StreamOffset
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLag:
+    """Records of each partition that the query had not read yet when its last micro-batch was planned."""
+
+    query_id: str
+    name: str | None
+    batch_id: int
+    records: Mapping[PartitionKey, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.records.values())
+
+
+def lag_of(progress: StreamingQueryProgress) -> QueryLag | None:
+    """None where the query has no source of smq, or no micro-batch has been planned yet."""
+    records: dict[PartitionKey, int] = {}
+    is_ours = False
+    for source in progress.sources:
+        end, latest = _offset(source.endOffset), _offset(source.latestOffset)
+        if end is None or latest is None:
+            continue
+        is_ours = True
+        for key, offset in latest.next_offsets.items():
+            records[key] = max(0, offset - end.next_offsets.get(key, offset))
+    if not is_ours:
+        return None
+    return QueryLag(query_id=str(progress.id), name=progress.name, batch_id=progress.batchId, records=records)
+
+
+def _offset(text: str | None) -> StreamOffset | None:
+    """None for another source's position."""
+    try:
+        value = json.loads(text) if text else None
+        return StreamOffset.of_json(value) if isinstance(value, dict) else None
+    except (ValueError, CheckpointError):
+        return None
+
+
+def log_lag(lag: QueryLag) -> None:
+    log.info("query %s, micro-batch %d: %d records behind", lag.name or lag.query_id, lag.batch_id, lag.total)
+
+
+class LagListener(StreamingQueryListener):
+    """`spark.streams.addListener(LagListener(publish))`: calls `publish` with each progress of a query that reads smq.
+
+    `publish` runs on a thread of Spark's and must not block; without one the lag goes to the log.
+    """
+
+    def __init__(self, publish: Callable[[QueryLag], None] = log_lag) -> None:
+        self._publish = publish
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        lag = lag_of(event.progress)
+        if lag is not None:
+            self._publish(lag)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing has changed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Its last progress has been told."""

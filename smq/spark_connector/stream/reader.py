@@ -1,0 +1,217 @@
+"""The stream reader: what Spark calls for each micro-batch, in one process of the driver for all of a query.
+
+Owns where a query stands and what its next micro-batch takes. A micro-batch is fixed by its start and its end alone,
+so that a replay reads the same records. An exception of latestOffset or partitions ends the query: the cluster being
+away is waited for, lost records are not.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.spark_connector.cluster import GONE, Cluster, Layout
+from smq.spark_connector.errors import CheckpointError, ReadError, report_loss
+from smq.spark_connector.options import StreamOptions
+from smq.spark_connector.planning import SmqSlice, ranges_between, slices_of
+from smq.spark_connector.positions import (
+    PartitionKey,
+    PartitionView,
+    is_named,
+    matching_partitions,
+    select_partitions,
+    starting_offsets,
+)
+from smq.spark_connector.schema import check_projection
+from smq.spark_connector.stream.admission import Limits, admit, default_limit, limits_of
+from smq.spark_connector.stream.offsets import StreamOffset
+from smq.spark_connector.tasks import cluster_of, read_slice
+
+log = logging.getLogger(__name__)
+
+# How long one look at the cluster may take: query.stop() waits for it. A query that is told "nothing new" asks again.
+LOOK_TIMEOUT_S: Final = 10.0
+RACES_MAX: Final = 3  # with retention or a deletion, in one latestOffset: each lasts milliseconds
+
+
+class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the partitions that the options name, from startingOffsets or the checkpoint on."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        check_projection(schema)
+        self._options = options
+        self._schema = schema
+        self._initial: dict[str, Any] | None = None
+        self._target: dict[PartitionKey, int] | None = None  # of Trigger.AvailableNow
+        self._newest: StreamOffset | None = None
+        self._last_batch_s: float | None = None  # monotonic
+        self._turn = 0
+
+    # ---------------------------------------------------------------------------------------- where it stands
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query starts. Spark asks twice in a query's first micro-batch: the answer stays the same."""
+        if self._initial is None:
+            source = self._options.source
+            cluster = self._cluster()
+            layout = cluster.layout()
+            views = {key: layout.views[key] for key in select_partitions(source, layout.views)}
+            starts = starting_offsets(source, views, lambda unit, times: cluster.offsets_at(unit, times, views))
+            fresh = StreamOffset(next_offsets=starts, topic_ids=layout.topic_ids, is_fresh=True)
+            self._initial = fresh.to_json()
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return default_limit(self._options)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fixes the end of this run: what comes later is for the next one."""
+        layout = self._cluster().layout()
+        keys = matching_partitions(self._options.source, layout.views)
+        self._target = {key: layout.views[key].hi for key in keys}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch; `start` itself, to the letter, where there is nothing (worth a trigger)."""
+        races = 0
+        while True:
+            try:
+                return self._planned(start, limit)
+            except ReadError as e:
+                if self._target is not None:
+                    raise  # "nothing new" would end the run as if all had been read
+                log.warning("the query waits: %s", e)
+                return start
+            except SmqError as e:
+                # Retention or a deletion came between two questions: the next look at the cluster shows it.
+                races += 1
+                if e.code not in (*GONE, ErrorCode.OFFSET_OUT_OF_RANGE) or races == RACES_MAX:
+                    raise
+
+    def _planned(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = StreamOffset.of_json(start)
+        cluster = self._cluster()
+        timeout_s = LOOK_TIMEOUT_S if self._target is None else None
+        layout = cluster.layout(timeout_s)
+        positions = self._positions(begin, layout)
+        self._newest = StreamOffset(
+            next_offsets={key: layout.views[key].hi for key in positions}, topic_ids=layout.topic_ids
+        )
+        goals = {key: self._goal(key, layout.views[key], position) for key, position in positions.items()}
+        limits = limits_of(self._options, limit)
+        if self._is_put_off(limits, sum(goals[key] - positions[key] for key in positions)):
+            return start
+        ends = admit(
+            positions, goals, limits, lambda asked: cluster.sized_ends(asked, layout.views, timeout_s), self._turn
+        )
+        ids = {topic: layout.topic_ids[topic] for topic, _ in positions}
+        if ends == begin.next_offsets and ids == begin.topic_ids:
+            return start
+        self._turn += 1
+        self._last_batch_s = time.monotonic()
+        starts = {k: p for k, p in positions.items() if begin.is_fresh or begin.next_offsets.get(k) != p}
+        return StreamOffset(next_offsets=ends, topic_ids=ids, starts=starts).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of all there was when the last micro-batch was planned: with the progress' endOffset, the lag."""
+        return None if self._newest is None else self._newest.to_json()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark is done with everything before `end`. Nothing hangs on it: the checkpoint is the position, and Spark
+        says this only when it plans the next micro-batch, of the last one never."""
+
+    def stop(self) -> None:
+        self._cluster().close()
+
+    # ---------------------------------------------------------------------------------------- reading
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of the micro-batch [start, end), the same records whenever it is asked for."""
+        begin, stop = StreamOffset.of_json(start), StreamOffset.of_json(end)
+        if stop.is_fresh:
+            return []  # a first micro-batch without records, replayed: `start` may be another place by now
+        starts = {key: stop.starts.get(key, begin.next_offsets.get(key)) for key in stop.next_offsets}
+        unknown = [f"{topic}-{partition}" for (topic, partition), lo in starts.items() if lo is None]
+        if unknown:
+            raise CheckpointError(f"the checkpoint does not say where {', '.join(unknown)} started")
+        layout = self._cluster().layout()
+        there = self._there(stop, {key: offset for key, offset in starts.items() if offset is not None}, layout)
+        los, his = ({key: ends[i] for key, ends in there.items()} for i in (0, 1))
+        return list(slices_of(self._options.source, ranges_between(los, his, layout.views)))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Arrow batches of one slice."""
+        ranges = partition.ranges if isinstance(partition, SmqSlice) else ()
+        return read_slice(self._options.source, self._schema, ranges)
+
+    # ---------------------------------------------------------------------------------------- leaves
+    def _cluster(self) -> Cluster:
+        return cluster_of(self._options.source)
+
+    def _positions(self, begin: StreamOffset, layout: Layout) -> dict[PartitionKey, int]:
+        """Where each partition that is there is to be read from: new ones from their beginning."""
+        positions: dict[PartitionKey, int] = {}
+        for key, offset in begin.next_offsets.items():
+            if not is_named(self._options.source, key):
+                log.warning("%s-%d is not read any more: the options of the restarted query do not name it", *key)
+                continue
+            there = self._position(key, offset, begin.topic_ids, layout)
+            if there is not None:
+                positions[key] = there
+        for key in matching_partitions(self._options.source, layout.views):
+            if key not in begin.next_offsets and (self._target is None or key in self._target):
+                positions[key] = layout.views[key].lo
+                log.info("%s-%d is new: it is read from offset %d on", *key, positions[key])
+        return positions
+
+    def _position(self, key: PartitionKey, offset: int, topic_ids: Mapping[str, str], layout: Layout) -> int | None:
+        """`offset`, or the next one that is there; None where nothing is. DataLossError where records are gone."""
+        name = f"{key[0]}-{key[1]}"
+        view = layout.views.get(key)
+        if view is None:
+            self._lost(f"{name} is gone: the topic has been deleted")
+            return None
+        if topic_ids.get(key[0]) != layout.topic_ids[key[0]]:
+            self._lost(f"topic {key[0]!r} has been deleted and created anew since offset {offset} of {name}")
+            return view.lo
+        if offset < view.lo:
+            self._lost(f"offsets [{offset}, {view.lo}) of {name} are gone: the log starts at {view.lo} by now")
+            return view.lo
+        if offset > view.hi:
+            self._lost(f"{name} ends at {view.hi}, before offset {offset} that the query has reached")
+            return view.hi
+        return offset
+
+    def _there(
+        self, stop: StreamOffset, los: Mapping[PartitionKey, int], layout: Layout
+    ) -> dict[PartitionKey, tuple[int, int]]:
+        """What of a planned micro-batch is there still, as [lo, hi). DataLossError where it is not all of it."""
+        there: dict[PartitionKey, tuple[int, int]] = {}
+        for key, hi in stop.next_offsets.items():
+            lo = self._position(key, los[key], stop.topic_ids, layout) if los[key] < hi else None
+            if lo is None or stop.topic_ids.get(key[0]) != layout.topic_ids[key[0]]:
+                continue
+            end = layout.views[key].hi
+            if hi > end and los[key] <= end:
+                self._lost(f"{key[0]}-{key[1]} ends at {end}, before offset {hi} that a micro-batch was to read")
+            there[key] = (lo, min(hi, end))
+        return there
+
+    def _goal(self, key: PartitionKey, view: PartitionView, position: int) -> int:
+        if self._target is None:
+            return max(position, view.hi)
+        return max(position, min(view.hi, self._target.get(key, position)))
+
+    def _is_put_off(self, limits: Limits, rows: int) -> bool:
+        """True while there are fewer than minOffsetsPerTrigger rows and maxTriggerDelay has not passed since the last
+        micro-batch of this run. The first comes at once, and a run of AvailableNow waits for nothing."""
+        if limits.rows_min is None or rows >= limits.rows_min or self._target is not None:
+            return False
+        if self._last_batch_s is None:
+            return False
+        return time.monotonic() - self._last_batch_s < self._options.delay_ms_max / 1000
+
+    def _lost(self, message: str) -> None:
+        report_loss(message, fail=self._options.source.fail_on_data_loss)

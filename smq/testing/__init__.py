@@ -1,0 +1,1 @@
+"""The test kit: clusters of real processes, fakes that answer like a cluster, and a virtual world to run nodes in."""

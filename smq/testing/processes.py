@@ -1,0 +1,217 @@
+"""The nodes of one cluster on this machine as real processes: started, killed, frozen, ended and waited for, by id.
+
+Owns every process of a cluster that the project starts, for chaos runs (`fleet`), for the demo and for tests
+(`cluster`). It signals by process id only. Where nodes meet, what they write to and how a cluster comes to be is
+its subclasses' business; it never looks into a node's files but for the end of its log.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import Tls
+from smq.raft_state.errors import SmqError
+from smq.testing.node_client import RawNode, Unanswered
+
+T = TypeVar("T")
+CLI: Final = (sys.executable, "-m", "smq.coordinator.cli.main")
+SERVE: Final = (*CLI, "serve", "--config")
+READY_S: Final = 60.0  # three Pythons start within seconds; a loaded machine takes longer
+STOP_S: Final = 20.0  # SIGTERM hands leaderships over before the process ends
+ASK_S: Final = 2.0  # one question to one node
+POLL_S: Final = 0.02  # between two looks at a condition
+_LOG_TAIL_LINES: Final = 15
+
+
+class ClusterError(RuntimeError):
+    """The cluster did not do what was waited for; the message ends with a log's end where there is one."""
+
+
+def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 30.0) -> T:
+    """The first truthy result of `condition`; ClusterError naming `what` once the time is over.
+
+    A node that cannot answer yet, or says so, is a condition that does not hold yet.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        last: object = None
+        try:
+            found = condition()
+            if found:
+                return found
+            last = found
+        except (SmqError, Unanswered) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise ClusterError(f"not within {timeout_s:g} s: {what}; last seen: {last}")
+        time.sleep(POLL_S)
+
+
+def tail(log: Path) -> str:
+    """The end of a log, for messages."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]) if log.exists() else "(no log)"
+
+
+def end(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGINT) -> None:
+    """A signal, its end, and SIGKILL to its whole group where that does not help in time."""
+    if process.poll() is None:
+        process.send_signal(how)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    with suppress(ProcessLookupError):  # the usual case: the group is empty
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@dataclass(slots=True)
+class Node:
+    """One node. `process` is its own where it was started from here; else `pid` is all that is known of it."""
+
+    id: int
+    config: Path
+    data_dir: Path
+    log: Path
+    grpc: str
+    http: str
+    kafka: str
+    peer: str = ""  # for the other nodes; "" where it is not known
+    tls: Tls | None = None  # of a cluster of somebody else's; those of ours have none
+    pid: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    is_paused: bool = False
+    raw: RawNode = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.raw = RawNode(self.grpc, self.tls)
+
+    def is_alive(self) -> bool:
+        if self.process is not None:
+            return self.process.poll() is None
+        try:
+            return self.pid > 0 and "\nState:\tZ" not in Path(f"/proc/{self.pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+
+@dataclass
+class Nodes:
+    """`size` nodes under `root`. `serve` is the command that runs one, its config file to be appended."""
+
+    root: Path
+    size: int = 3
+    serve: Sequence[str] = SERVE
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> str:
+        return ",".join(node.grpc for node in self.nodes.values())
+
+    def alive(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_alive()]
+
+    # --------------------------------------------------------------------------------------------- processes
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """How a node's command is run."""
+        return command
+
+    def environment(self, node: int) -> dict[str, str]:
+        """What a node's process has in its environment beside ours."""
+        return {}
+
+    def run(self, node: int, *, before: Sequence[str] = ()) -> None:
+        """Starts the process of a node that has none; does not wait. `before` stands before its command."""
+        member = self.nodes[node]
+        if member.is_alive():
+            raise ClusterError(f"node {node} runs already")
+        command = self.command(node, [*before, *self.serve, str(member.config)])
+        environment = dict(os.environ) | self.environment(node)
+        with member.log.open("ab") as log:
+            member.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+            )
+        member.pid = member.process.pid  # of the node itself, whatever wrapper started it: wrappers exec
+        member.starts += 1
+        member.is_paused = False
+
+    def kill(self, *nodes: int) -> None:
+        """SIGKILL to all of them before waiting for any: nothing is flushed, nobody is told."""
+        for node in nodes:
+            self.signal(node, signal.SIGKILL)
+        for node in nodes:
+            self.wait_dead(node)
+
+    def terminate(self, node: int) -> None:
+        """SIGTERM, and its end; SIGKILL where that takes too long."""
+        self.signal(node, signal.SIGTERM)
+        try:
+            self.wait_dead(node, STOP_S)
+        except ClusterError:
+            self.kill(node)
+
+    def signal(self, node: int, number: signal.Signals) -> None:
+        """Nothing where the node does not run."""
+        if self.nodes[node].is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.nodes[node].pid, number)
+
+    def pause(self, node: int) -> None:
+        self.signal(node, signal.SIGSTOP)
+        self.nodes[node].is_paused = self.nodes[node].is_alive()
+
+    def resume(self, node: int) -> None:
+        self.signal(node, signal.SIGCONT)
+        self.nodes[node].is_paused = False
+
+    def heal(self) -> None:
+        """Every process runs; does not wait."""
+        for node, member in self.nodes.items():
+            self.resume(node)
+            if not member.is_alive():
+                self.run(node)
+
+    def close(self) -> None:
+        """Ends every process that was started from here, at once."""
+        for member in self.nodes.values():
+            if member.process is not None and member.is_alive():
+                with suppress(ProcessLookupError):
+                    os.killpg(member.process.pid, signal.SIGKILL)
+                member.process.wait()
+            member.raw.close()
+
+    # ---------------------------------------------------------------------------------------------- waiting
+    def wait_dead(self, node: int, timeout_s: float = READY_S) -> None:
+        """Of a process of ours it returns at once when that has ended: failovers are measured from here."""
+        member = self.nodes[node]
+        if member.process is None:
+            wait_for(f"the end of node {node}", lambda: not member.is_alive(), timeout_s)
+            return
+        try:
+            member.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ClusterError(f"node {node} has not ended within {timeout_s:g} s") from None
+
+    def wait_ready(self, *nodes: int, timeout_s: float = READY_S) -> None:
+        """They (or all) run, are registered, have caught up with Raft and see a quorum. ClusterError at once where one
+        has ended."""
+        for node in nodes or tuple(self.nodes):
+            what = f"node {node} is ready (its log is {self.nodes[node].log})"
+            wait_for(what, partial(self._is_ready, node), timeout_s)
+
+    def _is_ready(self, node: int) -> bool:
+        member = self.nodes[node]
+        if not member.is_alive():
+            code = member.process.poll() if member.process is not None else None
+            raise ClusterError(f"node {node} has ended ({code}); its log ends:\n{tail(member.log)}")
+        if member.is_paused:
+            return False
+        return member.raw.call(member.raw.admin.NodeStatus, pb.NodeStatusRequest(), ASK_S).is_ready

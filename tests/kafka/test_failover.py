@@ -1,0 +1,92 @@
+"""The death of nodes under an idempotent Kafka producer: nothing lost, nothing twice, nothing out of order."""
+
+import time
+from typing import Any
+
+import confluent_kafka
+
+from smq.testing.cluster import Cluster
+from tests.kafka.faces import bootstrap
+
+TIMEOUT_S = 60.0
+
+
+class Told:
+    """An idempotent producer with acks=all that numbers its records, and what it was told of each."""
+
+    def __init__(self, cluster: Cluster, topic: str, partitions: int, **settings: Any) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._partitions = partitions
+        self.sent = 0
+        self.offsets: dict[int, tuple[int, int]] = {}
+        self._errors: list[str] = []
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": bootstrap(cluster),
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 2,
+                "batch.num.messages": 20,
+                "error_cb": lambda error: self._errors.append(str(error)) if error.fatal() else None,
+                **settings,
+            }
+        )
+
+    def send(self, count: int) -> None:
+        for number in range(self.sent, self.sent + count):
+            partition = number % self._partitions
+            self._producer.produce(self._topic, b"%d" % number, partition=partition, on_delivery=self._on_delivery)
+            self._producer.poll(0.001)
+        self.sent += count
+
+    def _on_delivery(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            self._errors.append(str(error))
+        else:
+            self.offsets[int(message.value() or b"")] = (message.partition() or 0, message.offset() or 0)
+
+    def finish(self) -> None:
+        """Every record is in the log once, in order, where the producer was told that it is."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self._producer.flush(1) and time.monotonic() < deadline:
+            assert not self._errors
+        assert not self._errors
+        assert len(self.offsets) == self.sent
+        for partition in range(self._partitions):
+            leader = self._cluster.nodes[self._cluster.wait_leader(self._topic, partition)]
+            found = leader.raw.read_all(self._topic, partition)
+            values = [int(value) for _, value in sorted(found.items())]
+            assert values == list(range(partition, self.sent, self._partitions))
+            for number, (place, offset) in self.offsets.items():
+                assert place != partition or offset < 0 or found[offset] == b"%d" % number
+
+
+def _topic(cluster: Cluster, partitions: int) -> str:
+    cluster.nodes[1].raw.create_topic("t", partitions, replication_factor=3)
+    for partition in range(partitions):
+        cluster.wait_leader("t", partition)
+    return "t"
+
+
+def test_killed_leaders_cost_an_idempotent_producer_nothing(own_cluster: Cluster) -> None:
+    told = Told(own_cluster, _topic(own_cluster, 1), 1)
+    for _ in range(2):
+        told.send(500)
+        leader = own_cluster.wait_leader("t", 0)
+        own_cluster.kill(leader)
+        own_cluster.restart(leader, wait=False)
+        told.send(500)
+        own_cluster.wait_ready()
+    told.finish()
+
+
+def test_killing_every_node_in_turn_costs_an_idempotent_producer_nothing(own_cluster: Cluster) -> None:
+    told = Told(own_cluster, _topic(own_cluster, 3), 3)
+    for node in list(own_cluster.nodes):
+        told.send(200)
+        own_cluster.kill(node)
+        told.send(200)
+        own_cluster.restart(node)  # ready again before the next is killed: a rolling restart, by SIGKILL
+    told.send(200)
+    told.finish()

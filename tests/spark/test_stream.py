@@ -1,0 +1,122 @@
+"""spark.readStream.format("smq") on a real Spark and a real cluster, into files: each record once, whatever happens."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.records import encode_batch
+from smq.spark_connector.stream.lag import LagListener, QueryLag
+from smq.testing.cluster import Cluster, wait_for
+from tests.spark.file_job import Job
+from tests.spark.support import numbered, span
+from tests.unit.spark_connector.stream_query import Query
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
+
+PublishFn = Callable[..., None]
+TopicFn = Callable[..., str]
+
+
+@pytest.fixture
+def job(spark: SparkSession, servers: str, tmp_path: Path) -> Callable[..., Job]:
+    return lambda topic, **options: Job(spark, tmp_path, servers=servers, subscribe=topic, **options)
+
+
+def test_runs_of_available_now_go_on_where_the_last_ended_and_see_new_partitions(
+    cluster: Cluster, new_topic: TopicFn, publish: PublishFn, job: Callable[..., Job]
+) -> None:
+    topic = new_topic(2)
+    for partition in range(2):
+        publish(topic, partition, numbered(250))
+    stream = job(topic, startingOffsets="earliest", maxOffsetsPerTrigger="300")
+    assert stream.run() == [300, 200]
+    node = cluster.alive()[0].raw
+    node.call(node.admin.AddPartitions, pb.AddPartitionsRequest(name=topic, partition_count=3, timeout_ms=10_000))
+    publish(topic, 2, numbered(40))
+    publish(topic, 0, numbered(10))
+    assert sum(stream.run()) == 50
+    assert stream.run() == []
+    assert stream.rows() == span(0, 0, 260) + span(1, 0, 250) + span(2, 0, 40)
+
+
+def test_running_query_takes_what_comes_through_the_death_of_a_node_and_tells_its_lag(
+    spark: SparkSession, cluster: Cluster, new_topic: TopicFn, publish: PublishFn, job: Callable[..., Job]
+) -> None:
+    topic = new_topic(3)
+    lags: list[QueryLag] = []
+    listener = LagListener(lags.append)
+    spark.streams.addListener(listener)
+    stream = job(topic, startingOffsets="earliest", maxOffsetsPerTrigger="200")
+    for partition in range(3):
+        publish(topic, partition, numbered(300))
+    query = stream.start(available_now=False)
+    try:
+        wait_for("the first rows", lambda: query.lastProgress is not None and query.lastProgress.numInputRows, 120)
+        victim = cluster.wait_leader(topic, 0)
+        cluster.kill(victim)
+        for partition in range(3):
+            publish(topic, partition, numbered(100, first=300))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+        cluster.restart(victim)
+        spark.streams.removeListener(listener)
+    assert stream.rows() == [place for partition in range(3) for place in span(partition, 0, 400)]
+    wait_for("the listener's last event", lambda: bool(lags) and lags[-1].total == 0)
+    assert {lag.query_id for lag in lags} == {query.id}
+    assert max(lag.total for lag in lags) >= 300  # 200 of 900 rows a micro-batch
+    assert set(lags[-1].records) == {(topic, p) for p in range(3)}
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_retention_passes_a_slow_query(
+    cluster: Cluster, new_topic: TopicFn, publish: PublishFn, job: Callable[..., Job], fail: str
+) -> None:
+    topic = new_topic(1)
+    publish(topic, 0, numbered(200), batch_records=10)
+    stream = job(topic, startingOffsets=json.dumps({topic: {"0": 0}}), failOnDataLoss=fail)
+    stream.run()
+    publish(topic, 0, numbered(200), batch_records=10)
+    leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
+    leader.call(leader.admin.DeleteRecords, pb.DeleteRecordsRequest(topic=topic, before_offset=350, timeout_ms=10_000))
+    if fail == "true":
+        with pytest.raises(StreamingQueryException, match=r"\[200, 350\) of .* are gone.*failOnDataLoss"):
+            stream.run()
+        assert stream.rows() == span(0, 0, 200)
+    else:
+        stream.run()
+        assert stream.rows() == span(0, 0, 200) + span(0, 350, 400)
+
+
+def test_micro_batches_of_a_real_cluster_hold_no_more_bytes_than_asked(
+    servers: str, new_topic: TopicFn, publish: PublishFn
+) -> None:
+    """Without Spark: the nodes' own answers about sizes and times."""
+    topic = new_topic(2)
+    for partition in range(2):
+        publish(topic, partition, numbered(500), batch_records=50)
+    batch_bytes = len(encode_batch(numbered(50)))
+    query = Query(servers, subscribe=topic, startingTimestamp="1010", maxBytesPerTrigger=str(5 * batch_bytes))
+    sizes = query.drain()
+    assert max(sizes) <= 250
+    assert len(sizes) >= 4
+    assert sorted(query.rows) == [(topic, p, offset) for p in range(2) for offset in range(10, 500)]
+
+
+def test_stream_refuses_what_it_cannot_do_before_any_task_runs(spark: SparkSession, servers: str) -> None:
+    reader = spark.readStream.format("smq").options(servers=servers, subscribe="t", endingOffsets="latest")
+    query = reader.load().writeStream.format("noop").start()
+    with pytest.raises(StreamingQueryException, match="'endingOffsets' is of batch reads"):
+        query.awaitTermination(300)
+
+
+def test_writing_a_stream_says_that_there_is_no_sink_yet(spark: SparkSession, servers: str, tmp_path: Path) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
+    writer = rows.writeStream.format("smq").options(servers=servers, checkpointLocation=str(tmp_path / "checkpoint"))
+    with pytest.raises(Exception, match=r"does not support df\.writeStream.*smq\.clients"):  # at start or later
+        writer.start().awaitTermination(300)

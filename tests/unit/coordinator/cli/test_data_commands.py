@@ -1,0 +1,384 @@
+"""`smq topic`, `produce`, `consume` and `status`, as a user types them, against a fake cluster."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
+from smq.coordinator.cli.main import cli
+from smq.coordinator.tls.certificates import make_authority, make_client
+from smq.testing.fake_cluster import FakeCluster, cluster_of
+
+Smq = Callable[..., Result]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    context = cluster_of(1, t=3)
+
+    async def enter() -> FakeCluster:
+        return await context.__aenter__()
+
+    async def leave() -> None:
+        await context.__aexit__(None, None, None)
+
+    found = asyncio.run_coroutine_threadsafe(enter(), loop).result()
+    try:
+        yield found
+    finally:
+        asyncio.run_coroutine_threadsafe(leave(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+@pytest.fixture
+def smq(cluster: FakeCluster) -> Smq:
+    environment = {"SMQ_BOOTSTRAP": cluster.nodes[1].address}
+    return lambda *arguments: CliRunner(env=environment).invoke(cli, [str(a) for a in arguments])
+
+
+def lines(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_life_of_a_topic(smq: Smq) -> None:
+    assert lines(smq("topic", "create", "u", "--partitions", 2)) == ["created topic u with 2 partitions"]
+    assert lines(smq("topic", "create", "u", "--if-not-exists")) == ["topic u is there already"]
+    assert [t["name"] for t in json.loads(smq("topic", "list", "--json").stdout)] == ["t", "u"]
+    assert any("32-63" in line for line in lines(smq("topic", "describe", "u")))
+    assert lines(smq("topic", "alter", "u", "--set", "a=b", "--partitions", 4)) == ["changed topic u"]
+    assert len(json.loads(smq("topic", "describe", "u", "--json").stdout)["partitions"]) == 4
+    assert lines(smq("topic", "delete", "u")) == ["deleted topic u"]
+    assert smq("topic", "describe", "u").exit_code == 1
+
+
+def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluster: FakeCluster, smq: Smq) -> None:
+    assert lines(smq("group", "list"))[0].startswith("there are no groups")
+    summary = pb.GroupSummary(group="g", state="Stable", protocol_type="consumer", members=1, generation=3)
+    member = pb.GroupMemberInfo(member_id="m", client_id="c", partitions=[pb.TopicPartition(topic="t", partition=0)])
+    offsets = [
+        pb.GroupOffset(topic="t", partition=0, offset=1_000, hwm=3_500, lag=2_500),
+        pb.GroupOffset(topic="t", partition=1, hwm=7),
+    ]
+    found = pb.DescribeGroupResponse(group=summary, protocol="range", coordinator=2, members=[member], offsets=offsets)
+    cluster.groups["g"] = found
+    assert [g["name"] for g in json.loads(smq("group", "list", "--json").stdout)] == ["g"]
+    told = lines(smq("group", "describe", "g"))
+    assert told[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,500"
+    assert any(line.split() == ["│", "t", "│", "1", "│", "-", "│", "7", "│", "-", "│", "-", "│"] for line in told)
+    assert json.loads(smq("group", "describe", "g", "--json").stdout)["lag"] == 2_500
+    assert "GROUP_NOT_EMPTY" in smq("group", "delete", "g").stderr
+    del found.members[:]
+    assert lines(smq("group", "delete", "g")) == ["deleted group g"]
+    unknown = smq("group", "describe", "g").stderr
+    assert "UNKNOWN_GROUP" in unknown
+    assert "`smq group list`" in unknown
+
+
+def test_retention_of_offsets_is_shown_and_set(smq: Smq) -> None:
+    told = [lines(smq("group", "retention", *wanted)) for wanted in ((), ("36h",), ("forever",), ())]
+    assert told == [["90d"], ["36h"], ["forever"], ["forever"]]
+    assert "is no duration" in smq("group", "retention", "1.5d").stderr
+
+
+def test_lines_go_in_and_come_out(smq: Smq, tmp_path: Path) -> None:
+    source = tmp_path / "input.txt"
+    source.write_bytes(b"one\ntwo\r\n\nlast without an end")
+    assert "stored 4 records in t" in smq("produce", "t", source, "--partition", 1).stderr
+    assert lines(smq("consume", "t")) == ["one", "two", "", "last without an end"]
+
+
+def test_csv_is_keyed_by_its_column(smq: Smq, tmp_path: Path) -> None:
+    source = tmp_path / "flights.csv"
+    source.write_text('\ufeffcarrier,note\nAA,"a, b"\nBB,"two\nlines"\n')
+    assert smq("produce", "t", source, "--key-column", "carrier").exit_code == 0
+    found = {r["key"]: json.loads(r["value"]) for r in map(json.loads, lines(smq("consume", "t", "--json")))}
+    assert found == {"AA": {"carrier": "AA", "note": "a, b"}, "BB": {"carrier": "BB", "note": "two\nlines"}}
+
+
+def test_jsonl_is_kept_as_it_is_written(smq: Smq, tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"id": 1,  "k": "a"}\n\n{"id": 2, "k": 7}\n')
+    assert smq("produce", "t", source, "--key-column", "k").exit_code == 0
+    rows = sorted((json.loads(line) for line in lines(smq("consume", "t", "--json"))), key=lambda r: str(r["value"]))
+    assert [(r["key"], r["value"]) for r in rows] == [("a", '{"id": 1,  "k": "a"}'), ("7", '{"id": 2, "k": 7}')]
+
+
+def test_what_consume_writes_produce_reads_back(smq: Smq, tmp_path: Path) -> None:
+    source = tmp_path / "records.jsonl"
+    record = {"value_base64": "/w==", "key": None, "headers": [{"key": "h", "value": "v"}], "timestamp_ms": 77}
+    source.write_text(json.dumps(record) + "\n")
+    assert smq("produce", "t", source, "--format", "records", "--partition", 0).exit_code == 0
+    [written] = lines(smq("consume", "t", "--json"))
+    source.write_text(written + "\n")
+    assert smq("produce", "t", source, "--format", "records", "--partition", 0).exit_code == 0
+    first, second = map(json.loads, lines(smq("consume", "t", "--json")))
+    for row in (first, second):
+        assert (row["value_base64"], row["key"], row["timestamp_ms"]) == ("/w==", None, 77)
+        assert row["headers"] == [{"key": "h", "value": "v"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "told"),
+    [
+        ("a.jsonl", '{"k": 1}\nnot json\n', (), "a.jsonl, line 2: not JSON"),
+        ("a.jsonl", '{"k": 1}\n{"x": 1}\n', ("--key-column", "k"), "line 2: there is no field 'k'"),
+        ("a.csv", "a,b\n1,2\n1,2,3\n", (), "line 3: the row has 3 fields"),
+        ("a.csv", "a,b\n1,2\n", ("--key-column", "c"), "no column 'c' for the key; there are a, b"),
+        ("a.txt", "x\n", ("--key-column", "c"), "--key-column needs --format jsonl or csv"),
+        ("a.txt", "{}\n", ("--format", "records"), 'line 1: a record is an object with "value"'),
+    ],
+)
+def test_line_that_is_wrong_is_named_and_what_was_before_it_is_counted(
+    smq: Smq, tmp_path: Path, name: str, text: str, options: tuple[str, ...], told: str
+) -> None:
+    source = tmp_path / name
+    source.write_text(text)
+    result = smq("produce", "t", source, *options)
+    assert result.exit_code == 1
+    assert told in result.stderr
+    stored = len(lines(smq("consume", "t")))
+    assert (
+        f"stored {stored} record{'' if stored == 1 else 's'} before it: correct it and send the rest" in result.stderr
+    )
+
+
+def test_empty_input_stores_nothing_and_needs_its_topic(smq: Smq, tmp_path: Path) -> None:
+    for name in ("empty.txt", "empty.csv", "empty.jsonl"):
+        (tmp_path / name).touch()
+        assert "stored 0 records in t" in smq("produce", "t", tmp_path / name).stderr
+        refused = smq("produce", "nope", tmp_path / name)
+        assert (refused.exit_code, "UNKNOWN_TOPIC" in refused.stderr) == (1, True)
+
+
+def test_one_thing_is_not_told_as_several(smq: Smq, tmp_path: Path) -> None:
+    assert "topics" not in lines(smq("status"))[-1]
+    assert lines(smq("topic", "create", "u"))[0].endswith(" 1 partition")
+    assert lines(smq("topic", "describe", "u"))[0].startswith("u: 1 partition, 3 replicas, ")
+    source = tmp_path / "one.txt"
+    source.write_text("1\n")
+    assert "stored 1 record in u" in smq("produce", "u", source).stderr
+
+
+def numbered(smq: Smq, tmp_path: Path, count: int) -> None:
+    source = tmp_path / "numbers.txt"
+    source.write_text("".join(f"{i}\n" for i in range(count)))
+    assert smq("produce", "t", source, "--partition", 0).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        (("--offset-type", "RESET_TO_EARLIEST"), 0),
+        (("--offset-type", "exact_offset", "--offset-value", "4"), 4),
+        (("--offset-type", "RESET_TO_OFFSET", "--offset-value", "7"), 7),
+        (("--offset-type", "RESET_TO_OFFSET", "--offset-value", "-3"), 0),
+        (("--offset-type", "RESUME_OR_EARLIEST", "--group", "g"), 0),
+    ],
+)
+def test_reading_begins_where_the_offset_type_says(
+    smq: Smq, tmp_path: Path, options: tuple[str, ...], first: int
+) -> None:
+    numbered(smq, tmp_path, 10)
+    assert lines(smq("consume", "t", "--partition", 0, *options)) == [str(i) for i in range(first, 10)]
+
+
+def test_offset_that_is_out_of_range_is_told_where_reading_begins_instead(smq: Smq, tmp_path: Path) -> None:
+    numbered(smq, tmp_path, 10)
+    reset = ("consume", "t", "--partition", 0, "--offset-type", "RESET_TO_OFFSET", "--offset-value")
+    assert smq(*reset, 99).stderr == "t/0: offset 99 is out of range, reading from 10\n"
+    assert smq(*reset, -1).stderr == "t/0: offset -1 is out of range, reading from 0\n"
+    assert [smq(*reset, offset).stderr for offset in (0, 10)] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "kind", [("RESET_TO_LATEST",), ("EXACT_TS_NS", "--offset-value", "1"), ("RESUME_OR_LATEST", "--group", "g")]
+)
+def test_reading_from_the_end_ends_at_once(smq: Smq, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    numbered(smq, tmp_path, 3)
+    assert lines(smq("consume", "t", "--partition", 0, "--offset-type", *kind)) == []
+
+
+def test_group_is_committed_behind_what_was_written(smq: Smq, tmp_path: Path, cluster: FakeCluster) -> None:
+    numbered(smq, tmp_path, 10)
+    resume = ("consume", "t", "--partition", 0, "--group", "g", "--commit")
+    assert lines(smq(*resume, "--max-records", 4)) == ["0", "1", "2", "3"]
+    assert cluster.commits["g", "t", 0][0] == 4
+    assert lines(smq("consume", "t", "--partition", 0, "--group", "g", "--max-records", 1)) == ["4"]
+    assert lines(smq(*resume)) == ["4", "5", "6", "7", "8", "9"]
+    assert lines(smq(*resume)) == []
+
+
+def test_deleted_records_are_gone(smq: Smq, tmp_path: Path) -> None:
+    numbered(smq, tmp_path, 10)
+    told = lines(smq("topic", "delete-records", "t", "--partition", 0, "--before", 10))
+    assert told == ["t/0 begins at offset 10 now"]
+    assert lines(smq("consume", "t", "--partition", 0)) == []
+
+
+def test_status_shows_the_nodes(smq: Smq) -> None:
+    assert any("ready" in line for line in lines(smq("status")))
+    told = json.loads(smq("status", "--json").stdout)
+    assert (told["is_well"], told["nodes"][0]["status"]["node"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("consume", "nope"), "no topic 'nope'"),
+        (("consume", "t", "--partition", "9"), "UNKNOWN_PARTITION"),
+        (("consume", "t", "--partition", "0", "--offset-type", "EXACT_OFFSET", "--offset-value", "5"), "OUT_OF_RANGE"),
+        (("topic", "create", "t"), "TOPIC_EXISTS"),
+        (("topic", "delete", "nope"), "UNKNOWN_TOPIC"),
+        (("consume", "t", "--from-replica", "7"), "no such node"),
+        (("status", "--bootstrap", "nowhere"), "write host:port"),
+    ],
+)
+def test_failure_is_one_sentence_and_exit_code_1(smq: Smq, arguments: tuple[str, ...], told: str) -> None:
+    result = smq(*arguments)
+    assert result.exit_code == 1
+    assert told in result.stderr
+    assert result.stderr.startswith("smq: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+OVER_INT32, OVER_INT64 = str(1 << 31), str(1 << 63)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("topic", "create", "u", "--partitions", OVER_INT32), "partition_count"),
+        (("topic", "create", "u", "--replication-factor", OVER_INT32), "replication_factor"),
+        (("topic", "create", "u", "--start-offset", OVER_INT64), "start_offset"),
+        (("topic", "alter", "t", "--partitions", OVER_INT32), "partition_count"),
+        (("topic", "export", "t", "--output", "never-made.jsonl", "--partition", OVER_INT32), "partition"),
+        (("topic", "delete-records", "t", "--partition", OVER_INT32, "--before", "1"), "partition"),
+        (("topic", "delete-records", "t", "--partition", "0", "--before", OVER_INT64), "before_offset"),
+        (("consume", "t", "--partition", OVER_INT32), "partition"),
+        (("consume", "t", "--offset-type", "EXACT_TS_NS", "--offset-value", OVER_INT64), "offset_value"),
+        (("group", "retention", "999999999999d"), "retention_ms"),
+        (("node", "drain", OVER_INT32), "node"),
+        (("offsets", "assign", "t", OVER_INT32), "partition"),
+        (("offsets", "assign", "t", "0", "--count", OVER_INT64), "count"),
+        (("offsets", "advance", "t", "0", OVER_INT64), "offset"),
+    ],
+)
+def test_number_that_no_request_can_hold_is_refused_with_the_range(
+    smq: Smq, arguments: tuple[str, ...], field: str
+) -> None:
+    result = smq(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"smq: INVALID_REQUEST: {field} ")
+    limit = int(OVER_INT32 if OVER_INT32 in arguments else OVER_INT64)
+    assert f"is out of range: {-limit} to {limit - 1}; " in result.stderr
+
+
+def test_name_that_is_no_text_is_refused(smq: Smq) -> None:
+    for arguments in (("topic", "create", "\udcff"), ("consume", "\udcff"), ("group", "describe", "\udcff")):
+        assert smq(*arguments).stderr.startswith(r"smq: INVALID_REQUEST: '\udcff' is no text in UTF-8; ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("consume", "t", "--offset-value", "5"),
+        ("consume", "t", "--offset-type", "EXACT_OFFSET"),
+        ("consume", "t", "--offset-type", "RESET_TO_LATEST", "--offset-value", "5"),
+        ("consume", "t", "--offset-type", "RESUME_OR_LATEST"),
+        ("consume", "t", "--offset-type", "NEWEST"),
+        ("consume", "t", "--commit"),
+        ("consume", "t", "--max-records", "0"),
+        ("topic", "alter", "t"),
+        ("topic", "create", "u", "--config", "broken"),
+        ("topic", "create", "u", "--replication-factor", "0"),
+        ("produce", "t", "no-such-file.txt"),
+    ],
+)
+def test_command_that_makes_no_sense_is_a_usage_error(smq: Smq, arguments: tuple[str, ...]) -> None:
+    result = smq(*arguments)
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+
+
+def test_nobody_there_is_told_with_what_to_do() -> None:
+    result = CliRunner().invoke(cli, ["topic", "list", "--bootstrap", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "no node answers at 127.0.0.1:1: start one with `smq dev`, or name the gRPC port" in result.stderr
+
+
+def test_nobody_there_over_tls_is_told_of_the_files_that_are_missing(tmp_path: Path) -> None:
+    make_authority(tmp_path, "ours")
+    own, clean = make_client(tmp_path, "admin"), dict.fromkeys((CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE))
+    options = ("topic", "list", "--bootstrap", "127.0.0.1:1", "--tls-ca", str(own.ca))
+    told = CliRunner(env=clean).invoke(cli, options).stderr
+    assert "--tls-ca belongs to" in told
+    assert "--tls-certificate FILE and --tls-key FILE" in told
+    with_own = (*options, "--tls-certificate", str(own.certificate), "--tls-key", str(own.key))
+    assert "FILE" not in CliRunner(env=clean).invoke(cli, with_own).stderr
+
+
+def _process(cluster: FakeCluster, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "smq.coordinator.cli.main", *arguments, "--bootstrap", cluster.nodes[1].address]
+
+
+def test_standard_input_is_sent_as_it_comes(cluster: FakeCluster) -> None:
+    command = _process(cluster, "produce", "t", "--partition", "0")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.write(b"first\n")
+        child.stdin.flush()
+        reader = subprocess.run(
+            _process(cluster, "consume", "t", "--partition", "0", "--follow", "--max-records", "1"),
+            capture_output=True,
+            timeout=120,
+            check=True,
+        )
+        assert reader.stdout == b"first\n"
+        _, told = child.communicate(b"second\n", timeout=120)
+    assert b"stored 2 records in t" in told
+
+
+def test_reader_that_has_seen_enough_is_no_error(smq: Smq, cluster: FakeCluster, tmp_path: Path) -> None:
+    numbered(smq, tmp_path, 50_000)
+    command = " ".join(_process(cluster, "consume", "t")) + " | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=120, check=True)
+    assert done.stdout == b"0\n"
+    assert done.stderr == b""
+
+
+def test_offsets_are_assigned_once_for_a_request_id_and_the_mark_follows(smq: Smq) -> None:
+    assert lines(smq("offsets", "assign", "t", 0, "--count", 5)) == ["0 4"]
+    again = ("offsets", "assign", "t", 0, "--request-id", "ab" * 16)
+    assert lines(smq(*again)) == lines(smq(*again)) == ["5 5"]
+    assert lines(smq("offsets", "advance", "t", 0, 6)) == ["6"]
+    beyond = smq("offsets", "advance", "t", 0, 7)
+    assert beyond.exit_code == 1
+    assert "the message names" in beyond.stderr, "what else an error carries is not shown"
+
+
+def test_request_id_that_is_none_is_refused_saying_what_it_is(smq: Smq) -> None:
+    refused = smq("offsets", "assign", "t", 0, "--request-id", "xyz")
+    assert (refused.exit_code, "a request id is 32 hex digits" in refused.output) == (2, True)
+
+
+def test_node_is_drained_and_undrained(cluster: FakeCluster, smq: Smq) -> None:
+    assert "is being drained" in lines(smq("node", "drain", 1, "--no-wait"))[0]
+    assert cluster.drained == {1}
+    assert [row["drained"] for row in json.loads(smq("node", "list", "--json").stdout)] == [True]
+    assert any("drained" in line for line in lines(smq("node", "list")))
+    assert "nobody else can lead" in lines(smq("node", "drain", 1))[0], "there is no other node"
+    assert lines(smq("node", "undrain", 1)) == ["node 1 is in service"]
+    assert cluster.drained == set()

@@ -1,0 +1,184 @@
+"""The gate of gRPC calls: who dawdles keeps nobody out, large requests have a budget, and every place comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator import limits
+from smq.coordinator.grpc.request_admission import ArrivalGate
+from smq.raft_state.errors import ErrorCode
+from tests.unit.coordinator.served import PATIENCE_S, Served, fails, serving
+
+PLACES = 4
+SLOW = 6
+LARGE = limits.GRPC_LARGE_REQUEST_BYTES
+
+
+async def silence() -> AsyncIterator[bytes]:
+    """The message of a call that never comes."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+def text(data: bytes) -> str:
+    return data.decode()
+
+
+class Echo:
+    """Answers with what it is sent; parks what begins with "park" until it is let go. Anything but UTF-8 is garbled."""
+
+    def __init__(self) -> None:
+        self.parked = asyncio.Semaphore(0)
+        self.may_go = asyncio.Event()
+
+    async def call(self, request: str, _context: Any) -> bytes:
+        if request.startswith("park"):
+            self.parked.release()
+            await self.may_go.wait()
+        return request.encode()
+
+
+def gated(body: Callable[[Any, Echo], Awaitable[None]], **gate: Any) -> None:
+    """Runs `body` with a channel to a server of one method behind a gate."""
+
+    async def test() -> None:
+        echo = Echo()
+        server = grpc.aio.server(interceptors=[ArrivalGate(**{"arrivals_max": PLACES, "slow_max": SLOW, **gate})])
+        method: Any = echo.call  # the stubs know those of threads alone
+        handler = grpc.unary_unary_rpc_method_handler(method, text)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await body(channel, echo)
+        finally:
+            await server.stop(None)
+
+    asyncio.run(test())
+
+
+@asynccontextmanager
+async def dawdlers(channel: Any, count: int = PLACES) -> AsyncIterator[list[Any]]:
+    """Calls that have begun, and say nothing."""
+    calls = [channel.stream_unary("/t/Echo")(silence()) for _ in range(count)]
+    for call in calls:
+        await call.wait_for_connection()
+    try:
+        yield calls
+    finally:
+        for call in calls:
+            call.cancel()
+
+
+def test_calls_whose_request_never_comes_keep_nobody_out_and_the_oldest_are_ended() -> None:
+    async def body(channel: Any, _echo: Echo) -> None:
+        async with dawdlers(channel, 2 * PLACES + SLOW) as calls:
+            while sum(call.done() for call in calls) <= PLACES:  # all but those for whom there is room
+                assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
+            for call in calls:
+                if call.done():
+                    ended = await fails(call)
+                    assert ended.code == ErrorCode.OVERLOADED.number
+                    assert ended.retriable
+            assert sum(not call.done() for call in calls) >= SLOW
+
+    gated(body, patient_s=0.05)
+
+
+def test_the_more_calls_say_nothing_the_shorter_each_is_waited_for() -> None:
+    """With the same patience for each, the last in the queue would wait for twice as long as this test does."""
+
+    async def body(channel: Any, _echo: Echo) -> None:
+        async with dawdlers(channel, 200 * PLACES):
+            assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
+
+    gated(body, patient_s=PATIENCE_S / 100)
+
+
+def test_calls_whose_request_never_comes_disturb_nobody_while_there_are_places() -> None:
+    async def body(channel: Any, _echo: Echo) -> None:
+        async with dawdlers(channel, PLACES - 1) as calls:
+            for _ in range(50):
+                assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
+            assert not any(call.done() for call in calls)
+
+    gated(body, patient_s=0.0, slow_max=0)
+
+
+def test_a_slow_request_is_served_when_it_comes() -> None:
+    async def body(channel: Any, _echo: Echo) -> None:
+        slow = channel.stream_unary("/t/Echo")()
+        async with dawdlers(channel, PLACES):
+            assert await channel.unary_unary("/t/Echo")(b"x") == b"x"  # so the slow ones have left their places
+            await slow.write(b"at last")
+            await slow.done_writing()
+            assert await slow == b"at last"
+
+    gated(body, patient_s=0.05)
+
+
+def test_a_request_that_came_is_served_however_long_it_takes() -> None:
+    """The time is that of its arrival, and small requests that are served hold no place."""
+
+    async def body(channel: Any, echo: Echo) -> None:
+        parked = [channel.unary_unary("/t/Echo")(b"park") for _ in range(3 * PLACES)]
+        for _ in parked:
+            await echo.parked.acquire()
+        async with dawdlers(channel):
+            assert await channel.unary_unary("/t/Echo")(b"one") == b"one"
+            assert not any(call.done() for call in parked)
+            echo.may_go.set()
+            assert [await call for call in parked] == [b"park"] * len(parked)
+
+    gated(body, patient_s=0.05)
+
+
+def test_large_requests_have_a_budget_until_they_are_served() -> None:
+    async def body(channel: Any, echo: Echo) -> None:
+        ask = channel.unary_unary("/t/Echo")
+        parked = [ask(b"park".ljust(LARGE)) for _ in range(2)]
+        for _ in parked:
+            await echo.parked.acquire()
+        refused = await fails(ask(b"x" * LARGE))
+        assert refused.code == ErrorCode.OVERLOADED.number
+        assert await ask(b"x" * (LARGE - 1)) == b"x" * (LARGE - 1)  # a small one is none of it
+        echo.may_go.set()
+        for call in parked:
+            await call
+        assert await ask(b"x" * 2 * LARGE) == b"x" * 2 * LARGE
+
+    gated(body, large_bytes_max=2 * LARGE)
+
+
+def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
+    async def body(channel: Any, _echo: Echo) -> None:
+        for _ in range(2 * PLACES):
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await channel.unary_unary("/t/NoSuchMethod")(b"")
+            assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            for garbled in (b"\xff", b"\xff" * LARGE):
+                assert (await fails(channel.unary_unary("/t/Echo")(garbled))).code == ErrorCode.INVALID_REQUEST.number
+            assert (await fails(channel.stream_unary("/t/Echo")(iter(())))).code == ErrorCode.INVALID_REQUEST.number
+            async with dawdlers(channel, 1):
+                pass
+        async with dawdlers(channel, PLACES - 1):
+            assert await channel.unary_unary("/t/Echo")(b"x" * LARGE) == b"x" * LARGE
+
+    gated(body, large_bytes_max=LARGE, patient_s=PATIENCE_S)
+
+
+def test_a_node_s_methods_are_behind_the_gate(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        garbled: Any = served.channel.unary_unary("/smq.v1.Admin/NodeStatus", None, None)
+        assert (await fails(garbled(b"\xff\xff"))).code == ErrorCode.INVALID_REQUEST.number
+        await fails(served.admin.CreateTopic(pb.CreateTopicRequest(name="t", partition_count=0)))
+        await served.create()
+
+    serving(tmp_path, body)

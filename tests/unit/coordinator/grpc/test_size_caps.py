@@ -1,0 +1,148 @@
+"""Sizes of batches and requests on gRPC and Kafka: below, at and above each limit, and what the others notice of it."""
+
+import asyncio
+import struct
+from pathlib import Path
+
+import grpc
+import pytest
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator import limits
+from smq.coordinator.grpc.answer_budget import AnswerRoom
+from smq.coordinator.limits import MIB
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.limits import MESSAGE_BYTES_DEFAULT
+from smq.records import NewRecord, encode_batch
+from tests.unit.coordinator.served import PATIENCE_S, Served, serving
+
+KAFKA = ("127.0.0.1", 0)
+
+
+def batch_of_size(size: int) -> bytes:
+    """A valid batch of exactly so many bytes."""
+    value = size - 100
+    while True:
+        batch = encode_batch([NewRecord(key=None, value=bytes(value), timestamp_ms=1)])
+        if len(batch) == size:
+            return bytes(batch)
+        value += size - len(batch)
+
+
+@pytest.mark.parametrize("excess", [-1, 0, 1])
+def test_a_batch_up_to_the_limit_is_stored_and_one_byte_more_is_refused(tmp_path: Path, excess: int) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        batch = batch_of_size(MESSAGE_BYTES_DEFAULT + excess)
+        small = encode_batch([NewRecord(key=None, value=b"x", timestamp_ms=1)])
+        first, second = await served.publish(
+            pb.PublishRecordRequest(topic="t", batch=batch, correlation_id=1),
+            pb.PublishRecordRequest(topic="t", batch=small, correlation_id=2),
+        )
+        assert first.error.name == ("BATCH_TOO_LARGE" if excess > 0 else "")
+        assert not second.HasField("error"), "the stream goes on"
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("excess", [-1, 0, 1])
+def test_a_grpc_request_up_to_the_limit_is_taken_and_one_byte_more_is_refused(tmp_path: Path, excess: int) -> None:
+    """The topic takes any batch: it is the request that is too large."""
+
+    async def body(served: Served) -> None:
+        await served.create(config={"max.message.bytes": str(100 * MIB)})
+        request = pb.PublishRecordRequest(topic="t", correlation_id=1, batch=bytes(2 * MIB - 100))
+        around = request.ByteSize() - len(request.batch)
+        request.batch = batch_of_size(2 * MIB + excess - around)
+        assert request.ByteSize() == 2 * MIB + excess
+        (answer,) = await served.publish(request)
+        assert answer.error.name == ("BATCH_TOO_LARGE" if excess > 0 else "")
+
+    serving(tmp_path, body, request_bytes_max=2 * MIB)
+
+
+def test_a_grpc_message_far_above_the_limit_costs_its_own_stream_alone(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        waste = pb.PublishRecordRequest(topic="t", batch=bytes(3 * MIB + limits.GRPC_RECEIVE_SLACK_BYTES))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await served.publish(waste)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await served.fill([3])
+
+    serving(tmp_path, body, request_bytes_max=2 * MIB)
+
+
+@pytest.mark.parametrize("excess", [-1, 0, 1])
+def test_a_kafka_request_up_to_the_limit_is_read_and_one_byte_more_closes_its_connection(
+    tmp_path: Path, excess: int
+) -> None:
+    """ApiVersions 0, and behind it bytes that a request may be followed by."""
+
+    async def body(served: Served) -> None:
+        assert served.server.kafka_address is not None
+        size = MIB + excess
+        request = struct.pack(">hhih", 18, 0, 1, -1).ljust(size, b"\0")
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection(*served.server.kafka_address)
+            writer.write(struct.pack(">i", size) + request)
+            try:
+                answered = len(await reader.read(4)) == 4
+            except ConnectionResetError:
+                answered = False
+        writer.close()
+        assert answered is (excess <= 0)
+
+    serving(tmp_path, body, request_bytes_max=MIB, kafka_address=KAFKA)
+
+
+# ------------------------------------------------------------------------------------- answers to gRPC fetches
+def test_answers_of_one_connection_have_their_share_and_others_have_theirs() -> None:
+    async def test() -> None:
+        room = AnswerRoom(connection_bytes_max=10, node_bytes_max=25)
+        async with room.reserved("a", 4, 1_000), room.reserved("a", 6, 1_000):
+            with pytest.raises(SmqError) as refused:
+                async with room.reserved("a", 1, 10):
+                    pass
+            assert refused.value.code is ErrorCode.OVERLOADED
+            async with room.reserved("b", 10, 1_000), room.reserved("c", 5, 1_000):
+                assert room.used_bytes == 25
+                with pytest.raises(SmqError):
+                    async with room.reserved("d", 1, 10):
+                        pass
+        assert room.used_bytes == 0
+        async with room.reserved("d", 1_000, 1_000):
+            pass  # larger than everything: alone
+        assert room._connections == {}, "of those that hold nothing nothing is kept"
+
+    asyncio.run(test())
+
+
+def test_an_answer_counts_until_its_call_has_ended_however_it_ends() -> None:
+    async def test() -> None:
+        room = AnswerRoom(connection_bytes_max=10, node_bytes_max=100)
+        sent = asyncio.Event()
+
+        async def call() -> None:
+            async with room.reserved("a", 8, 10_000):
+                pass
+            room.hold("a", 8)
+            await sent.wait()
+
+        calls = [asyncio.create_task(call()) for _ in range(2)]
+        waiting = asyncio.create_task(_wait_in(room))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert room.used_bytes == 8, "the second has no room before the first is gone"
+        calls[0].cancel()
+        sent.set()
+        ends = await asyncio.gather(*calls, waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError, type(None), type(None)]
+        assert room.used_bytes == 0
+
+    asyncio.run(test())
+
+
+async def _wait_in(room: AnswerRoom) -> None:
+    async with room.reserved("a", 9, 10_000):
+        pass

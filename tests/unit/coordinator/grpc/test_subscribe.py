@@ -1,0 +1,456 @@
+"""SubscribeRecord over gRPC, against a real node: positions, seeks, acknowledgements, ends, bounds."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.subscribe import Window
+from smq.records import CODECS, NewRecord, encode_batch
+from tests.unit.coordinator.served import PATIENCE_S, Served, fails, raw, serving
+
+EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs do not know it
+
+
+class Reader:
+    """A subscription that a test drives by hand."""
+
+    def __init__(self, served: Served, **init: Any) -> None:
+        self._call = served.agent.SubscribeRecord()
+        self._init = {"subscription_id": "sub", "topic": "t", "offset_type": pb.RESET_TO_EARLIEST, **init}
+
+    async def __aenter__(self) -> "Reader":
+        await self._call.write(pb.SubscribeRecordRequest(init=pb.SubscribeInit(**self._init)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._call.cancel()
+
+    async def read(self) -> pb.SubscribeRecordResponse:
+        async with asyncio.timeout(PATIENCE_S):
+            response = await self._call.read()
+        assert response is not EOF, await self._call.details()
+        return response  # type: ignore[no-any-return] # the stub is Any
+
+    async def read_records(self, count: int) -> list[int]:
+        """Offsets of the next `count` records."""
+        got: list[int] = []
+        while len(got) < count:
+            got += [r.offset for r in (await self.read()).records]
+        return got
+
+    async def seek(self, offset: int) -> None:
+        await self._call.write(pb.SubscribeRecordRequest(seek=pb.SubscribeSeek(offset=offset)))
+
+    async def ack(self, next_offset: int) -> None:
+        await self._call.write(pb.SubscribeRecordRequest(ack=pb.SubscribeAck(next_offset=next_offset)))
+
+    async def send(self, request: pb.SubscribeRecordRequest) -> None:
+        await self._call.write(request)
+
+    async def error(self) -> pb.ErrorDetail:
+        """The detail of the error that ends the stream."""
+        return await fails(self._read_to_the_end())
+
+    async def _read_to_the_end(self) -> None:
+        while await self._call.read() is not EOF:
+            pass
+
+
+def with_records(
+    tmp_path: Path, counts: list[int], body: Callable[[Served], Coroutine[None, None, None]], **topic: Any
+) -> None:
+    """`body` with a topic "t" of one partition that holds batches of so many records."""
+
+    async def prepared(served: Served) -> None:
+        await served.create(**topic)
+        await served.fill(counts)
+        await body(served)
+
+    serving(tmp_path, prepared)
+
+
+def records_of(responses: list[pb.SubscribeRecordResponse]) -> list[tuple[int, bytes]]:
+    return [(r.offset, r.value) for response in responses for r in response.records]
+
+
+# ---------------------------------------------------------------------------------------------------- positions
+def test_earliest_reads_every_record_once_and_ends_at_the_end_where_asked(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
+        assert records_of(responses) == [(i, b"%d" % i) for i in range(12)]
+        started = responses[0].started
+        assert (started.offset, started.clamped, started.lo, started.hi) == (0, False, 0, 12)
+        assert all(not r.HasField("started") for r in responses[1:])
+        assert (responses[-1].next_offset, responses[-1].hwm, responses[-1].lag, responses[-1].at_end) == (
+            12,
+            12,
+            0,
+            True,
+        )
+
+    with_records(tmp_path, [5, 3, 4], body)
+
+
+def test_records_carry_keys_values_headers_and_both_times(tmp_path: Path) -> None:
+    new = [
+        NewRecord(key=b"", value=None, timestamp_ms=7, headers=[("h", b"1"), ("n", None)]),
+        NewRecord(key=None, value=b"", timestamp_ms=9),
+    ]
+
+    async def body(served: Served) -> None:
+        await served.create()
+        for codec in CODECS:
+            request = pb.PublishRecordRequest(topic="t", batch=encode_batch(new, codec=codec))
+            (answer,) = await served.publish(request)
+            responses = await served.subscribe(
+                offset_type=pb.EXACT_OFFSET, offset_value=answer.base_offset, stop_at_end=True
+            )
+            first, second = [r for response in responses for r in response.records]
+            assert (first.HasField("key"), first.key, first.HasField("value"), first.timestamp_ms) == (
+                True,
+                b"",
+                False,
+                7,
+            )
+            assert [(h.key, h.HasField("value"), h.value) for h in first.headers] == [
+                ("h", True, b"1"),
+                ("n", False, b""),
+            ]
+            assert (second.HasField("key"), second.HasField("value"), second.value) == (False, True, b"")
+            assert first.ts_ns == second.ts_ns == answer.ts_ns
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("start", [0, 4, 5, 6, 11])
+def test_exact_offset_starts_in_the_middle_of_a_batch(tmp_path: Path, start: int) -> None:
+    async def body(served: Served) -> None:
+        responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, offset_value=start, stop_at_end=True)
+        assert [o for o, _ in records_of(responses)] == list(range(start, 12))
+
+    with_records(tmp_path, [5, 3, 4], body)
+
+
+@pytest.mark.parametrize("start", [-1, 12, 13, 2**40])
+def test_exact_offset_outside_the_range_carries_the_range(tmp_path: Path, start: int) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served, offset_type=pb.EXACT_OFFSET, offset_value=start) as reader:
+            error = await reader.error()
+        assert (error.name, error.lo, error.hi) == ("OFFSET_OUT_OF_RANGE", 0, 12)
+
+    with_records(tmp_path, [12], body)
+
+
+@pytest.mark.parametrize(
+    ("asked", "offset", "clamped"), [(-3, 0, True), (7, 7, False), (12, 12, False), (99, 12, True)]
+)
+def test_reset_to_offset_clamps_and_says_so(tmp_path: Path, asked: int, offset: int, clamped: bool) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served, offset_type=pb.RESET_TO_OFFSET, offset_value=asked) as reader:
+            started = (await reader.read()).started
+        assert (started.offset, started.clamped) == (offset, clamped)
+
+    with_records(tmp_path, [12], body)
+
+
+def test_latest_waits_at_the_end_and_gets_what_comes_after(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served, offset_type=pb.RESET_TO_LATEST) as reader:
+            first = await reader.read()
+            assert (first.started.offset, first.at_end, first.lag) == (5, True, 0)
+            await served.publish(raw([b"new"]))
+            assert await reader.read_records(1) == [5]
+
+    with_records(tmp_path, [5], body)
+
+
+def test_exact_ts_ns_starts_at_the_first_record_at_or_after(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        times = [a.ts_ns for a in await served.publish(*(raw([b"x"] * 2, correlation_id=i) for i in range(3)))]
+        for value, expected in [(0, 0), (times[0], 0), (times[0] + 1, 2), (times[2], 4), (times[2] + 1, 6)]:
+            async with Reader(served, offset_type=pb.EXACT_TS_NS, offset_value=value) as reader:
+                assert (await reader.read()).started.offset == expected
+
+    with_records(tmp_path, [], body)
+
+
+def test_resume_starts_at_exactly_the_next_offset_of_the_group(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        for type_, expected in ((pb.RESUME_OR_EARLIEST, 0), (pb.RESUME_OR_LATEST, 12)):
+            async with Reader(served, offset_type=type_, group="g") as reader:
+                assert (await reader.read()).started.offset == expected
+        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", offset=7)])
+        await served.broker.CommitOffsets(commit)
+        for type_ in (pb.RESUME_OR_EARLIEST, pb.RESUME_OR_LATEST):
+            async with Reader(served, offset_type=type_, group="g") as reader:
+                assert await reader.read_records(5) == [7, 8, 9, 10, 11]
+
+    with_records(tmp_path, [12], body)
+
+
+def test_resume_below_log_start_is_told_unless_it_asked_to_reset(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", offset=2)])
+        await served.broker.CommitOffsets(commit)
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=5))
+        async with Reader(served, offset_type=pb.RESUME_OR_EARLIEST, group="g") as reader:
+            error = await reader.error()
+        assert (error.name, error.lo, error.hi) == ("OFFSET_OUT_OF_RANGE", 5, 12)
+        async with Reader(served, offset_type=pb.RESUME_OR_EARLIEST, group="g", reset_if_gone=True) as reader:
+            started = (await reader.read()).started
+        assert (started.offset, started.clamped) == (5, True)
+
+    with_records(tmp_path, [5, 7], body)
+
+
+def test_a_partition_that_starts_past_two_to_the_forty_is_read_the_same(tmp_path: Path) -> None:
+    start = 2**40 + 3
+
+    async def body(served: Served) -> None:
+        responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
+        assert [o for o, _ in records_of(responses)] == [start + i for i in range(6)]
+        async with Reader(served, offset_type=pb.EXACT_OFFSET, offset_value=start - 1) as reader:
+            error = await reader.error()
+        assert (error.lo, error.hi) == (start, start + 6)
+
+    with_records(tmp_path, [4, 2], body, start_offset=start)
+
+
+# ------------------------------------------------------------------------------------------- seek, lag, window
+def test_seeks_backward_forward_and_to_the_end_are_followed(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served) as reader:
+            assert await reader.read_records(12) == list(range(12))
+            for target in (3, 8, 0, 12):
+                await reader.seek(target)
+                response = await reader.read()
+                while not response.HasField("started"):
+                    response = await reader.read()
+                assert response.started.offset == target
+                assert response.lag == 12 - target
+                assert response.at_end == (target == 12)
+                assert await reader.read_records(12 - target) == list(range(target, 12))
+            await served.publish(raw([b"new"]))
+            assert await reader.read_records(1) == [12]
+
+    with_records(tmp_path, [5, 3, 4], body)
+
+
+@pytest.mark.parametrize("target", [-1, 4, 13])
+def test_a_seek_outside_the_range_ends_the_stream_with_the_range(tmp_path: Path, target: int) -> None:
+    async def body(served: Served) -> None:
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=5))
+        async with Reader(served) as reader:
+            await reader.read()
+            await reader.seek(target)
+            error = await reader.error()
+        assert (error.name, error.lo, error.hi) == ("OFFSET_OUT_OF_RANGE", 5, 12)
+
+    with_records(tmp_path, [5, 7], body)
+
+
+def test_without_acknowledgement_no_more_than_the_window_is_sent(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served, max_bytes=1, window_bytes=1) as reader:
+            await reader.read()
+            for offset in range(4):
+                response = await reader.read()
+                assert [r.offset for r in response.records] == [offset]
+                await served.publish(raw([b"more"]))  # the reader is not pushed by what comes
+                await reader.ack(response.next_offset)
+            assert [r.offset for r in (await reader.read()).records] == [4]
+            for _ in range(3):
+                await served.publish(raw([b"more"]))
+            await reader.seek(0)
+            assert (await reader.read()).HasField("started"), "nothing came before what was asked for"
+
+    with_records(tmp_path, [2, 2], body)
+
+
+def test_a_seek_clears_the_window(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served, max_bytes=1, window_bytes=1) as reader:
+            await reader.read()
+            await reader.read_records(1)
+            await reader.seek(3)
+            assert await reader.read_records(1) == [3]
+
+    with_records(tmp_path, [5], body)
+
+
+def test_the_window_counts_what_is_sent_and_frees_what_is_acknowledged() -> None:
+    window = Window(100)
+    seen = []
+    steps: list[Callable[[], None]] = [
+        lambda: window.sent(5, 60),
+        lambda: window.sent(9, 60),
+        lambda: window.acknowledged(4),
+        lambda: window.acknowledged(5),
+        lambda: window.sent(12, 60),
+        window.reset,
+    ]
+    for step in steps:
+        step()
+        seen.append(window.is_full)
+    assert seen == [False, True, True, False, True, False]
+
+
+def test_a_window_of_zero_is_never_full() -> None:
+    window = Window(0)
+    window.sent(1, 1 << 40)
+    assert not window.is_full
+
+
+# ------------------------------------------------------------------------------------------------ ends, errors
+def test_the_stop_offset_is_exclusive_and_cuts_a_batch(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        for at_end in (False, True):  # whichever comes first
+            init = {"offset_value": 2, "stop_offset": 6, "stop_at_end": at_end}
+            responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, **init)
+            assert [o for o, _ in records_of(responses)] == [2, 3, 4, 5]
+            assert responses[-1].next_offset == 6
+
+    with_records(tmp_path, [5, 3, 4], body)
+
+
+def test_a_stop_at_or_before_the_start_ends_at_once(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        for init in ({"stop_offset": 3, "offset_value": 3}, {"stop_offset": 1, "offset_value": 5}):
+            responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, **init)
+            assert records_of(responses) == []
+            assert len(responses) == 1
+
+    with_records(tmp_path, [12], body)
+
+
+def test_an_empty_partition_read_to_its_end_is_an_empty_stream(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        (only,) = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
+        assert (only.next_offset, only.at_end) == (0, True)
+
+    with_records(tmp_path, [], body)
+
+
+def test_responses_are_cut_near_max_bytes(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.publish(raw([b"x" * 1000] * 50))
+        responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True, max_bytes=5000)
+        assert [o for o, _ in records_of(responses)] == list(range(50))
+        assert max(len(r.records) for r in responses) == 5
+
+    with_records(tmp_path, [], body)
+
+
+def test_a_duplicate_subscription_is_an_error_and_ending_the_first_frees_the_id(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served) as first:
+            await first.read()
+            async with Reader(served) as second:
+                assert (await second.error()).name == "SESSION_EXISTS"
+            await served.publish(raw([b"still"]))
+            assert await first.read_records(1) == [0]
+        attempts = 0
+        while not await _is_accepted(served) and attempts < 1000:  # the node hears of the cancellation a moment later
+            attempts += 1
+        assert attempts < 1000
+
+    with_records(tmp_path, [], body)
+
+
+async def _is_accepted(served: Served) -> bool:
+    try:
+        await served.subscribe(subscription_id="sub", offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("init", "name"),
+    [
+        ({"topic": "absent"}, "UNKNOWN_TOPIC"),
+        ({"partition": 1}, "UNKNOWN_PARTITION"),
+        ({"partition": -1}, "UNKNOWN_PARTITION"),
+        ({"offset_type": 0}, "INVALID_REQUEST"),
+        ({"offset_type": 99}, "INVALID_REQUEST"),
+        ({"offset_type": pb.RESUME_OR_LATEST}, "INVALID_REQUEST"),
+        ({"stop_offset": -1}, "INVALID_REQUEST"),
+        ({"max_bytes": -1}, "INVALID_REQUEST"),
+        ({"subscription_id": ""}, "INVALID_REQUEST"),
+    ],
+)
+def test_a_subscription_that_makes_no_sense_is_a_typed_error(tmp_path: Path, init: dict[str, Any], name: str) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served, **init) as reader:
+            error = await reader.error()
+        assert (error.name, error.definite) == (name, True)
+        assert error.advice
+
+    with_records(tmp_path, [1], body)
+
+
+def test_a_stream_that_does_not_begin_with_init_or_has_two_is_refused(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        call = served.agent.SubscribeRecord()
+        await call.write(pb.SubscribeRecordRequest(ack=pb.SubscribeAck(next_offset=1)))
+        assert (await fails(call.read())).name == "INVALID_REQUEST"
+        async with Reader(served) as reader:
+            await reader.send(pb.SubscribeRecordRequest(init=pb.SubscribeInit(subscription_id="x", topic="t")))
+            assert (await reader.error()).name == "INVALID_REQUEST"
+
+    with_records(tmp_path, [1], body)
+
+
+def test_records_that_do_not_decode_end_the_stream_and_tell_where_to_go_on(tmp_path: Path) -> None:
+    good = encode_batch([NewRecord(key=None, value=b"v", timestamp_ms=1)] * 3)
+    broken = _with_crc(good[:70] + b"\xff" * (len(good) - 70))
+
+    async def body(served: Served) -> None:
+        await served.publish(pb.PublishRecordRequest(topic="t", batch=broken, correlation_id=1), raw([b"after"]))
+        async with Reader(served) as reader:
+            error = await reader.error()
+        assert error.name == "INVALID_BATCH"
+        assert "seek to 3" in error.message
+        responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, offset_value=3, stop_at_end=True)
+        assert [o for o, _ in records_of(responses)] == [3]
+
+    with_records(tmp_path, [], body)
+
+
+def _with_crc(batch: bytes) -> bytes:
+    from crc32c import crc32c
+
+    return batch[:17] + crc32c(batch[21:]).to_bytes(4, "big") + batch[21:]
+
+
+def test_a_waiting_subscription_ends_with_a_typed_error_when_the_node_stops(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with Reader(served, offset_type=pb.RESET_TO_LATEST) as reader:
+            await reader.read()
+            stopping = asyncio.create_task(served.server.stop())
+            assert (await reader.error()).name == "SHUTTING_DOWN"
+            await stopping
+
+    with_records(tmp_path, [1], body)
+
+
+def test_after_a_restart_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
+    with_records(tmp_path, [100, 50], _nothing)
+
+    async def body(served: Served) -> None:
+        await served.wait_leaders()
+        (answer,) = await served.publish(raw([b"150"]))
+        assert answer.base_offset == 150
+        responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
+        assert records_of(responses) == [(i, b"%d" % i) for i in range(151)]
+
+    serving(tmp_path, body)
+
+
+async def _nothing(_served: Served) -> None:
+    pass

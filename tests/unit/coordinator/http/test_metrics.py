@@ -1,0 +1,116 @@
+"""The text of /metrics: what Prometheus reads of partitions and groups, written a piece at a time."""
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from smq.coordinator.http import metrics_series
+from smq.coordinator.http.metrics_series import series_pieces
+from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState
+from smq.replication.api import NodeApi, ReplicaStatus
+
+PARTITIONS = 1_200
+GROUP = 'a "group" of \\'
+
+
+class FakeNode:
+    """What a scrape asks of a node; `read` counts the replicas it was told of."""
+
+    node_id = NodeId(1)
+    raft_leader = node = NodeId(1)
+
+    def __init__(self) -> None:
+        self.machine, self.read = Machine(), 0
+        self.machine.apply(LogIndex(0), default_init("c"))
+        self.machine.apply(
+            LogIndex(1),
+            RegisterNode(
+                node=self.node_id,
+                incarnation=Incarnation(1),
+                disk=DiskId(b"d" * 16),
+                grpc_address="h:1",
+                http_address="h:2",
+                kafka_address="",
+            ),
+        )
+        topic = CreateTopic(
+            name="t", topic_id=TopicId(b"t" * 16), partition_count=PARTITIONS, replication_factor=1, created_ms=0
+        )
+        self.machine.apply(LogIndex(2), topic)
+        items = tuple(OffsetCommit(partition=p.pid, offset=Offset(0)) for p in self.state.topics["t"].partitions)
+        commit = CommitOffsets(request_id=RequestId(b"r" * 16), group=GROUP, items=items, committed_ms=1)
+        self.machine.apply(LogIndex(3), commit)
+
+    @property
+    def state(self) -> ClusterState:
+        return self.machine.state
+
+    def status(self) -> "FakeNode":
+        return self
+
+    def replica_statuses(self) -> Iterator[ReplicaStatus]:
+        for part in self.state.topics["t"].partitions:
+            self.read += 1
+            end = Offset(part.index + 1)
+            yield ReplicaStatus(
+                pid=part.pid,
+                is_leader=True,
+                epoch=Epoch(0),
+                log_start=Offset(0),
+                hwm=Offset(0),
+                appended_end=end,
+                durable_end=end,
+                verified_end=end,
+                size_bytes=7,
+            )
+
+
+def scrape(node: FakeNode) -> list[bytes]:
+    api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
+    return list(series_pieces(api))
+
+
+def test_every_partition_and_commit_has_its_series_once_whatever_the_groups_name() -> None:
+    text = b"".join(scrape(FakeNode())).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    ends = {s.labels["partition"]: s.value for s in families["smq_partition_durable_end_offset"].samples}
+    assert ends == {str(index): index + 1 for index in range(PARTITIONS)}
+    assert len(families["smq_partition_durable_end_offset"].samples) == PARTITIONS
+    lags = families["smq_group_lag"].samples
+    assert {s.labels["group"] for s in lags} == {GROUP}
+    assert {(s.labels["topic"], s.labels["partition"]) for s in lags} == {("t", str(i)) for i in range(PARTITIONS)}
+    assert [s.value for s in families["smq_group_members"].samples] == [0]
+    assert all(family.type == "gauge" and family.documentation for family in families.values())
+
+
+def test_a_piece_of_a_scrape_reads_and_writes_a_bounded_number_of_series() -> None:
+    node = FakeNode()
+    api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
+    read, most_read, most_lines = 0, 0, 0
+    for piece in series_pieces(api):
+        most_read, read = max(most_read, node.read - read), node.read
+        most_lines = max(most_lines, sum(not line.startswith(b"#") for line in piece.splitlines()))
+    assert most_read == metrics_series.READ_A_PIECE
+    assert most_lines == metrics_series.LINES_A_PIECE
+
+
+def test_a_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() -> None:
+    node = FakeNode()
+    api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
+    pieces = series_pieces(api)
+    next(pieces)
+    node.machine = Machine()
+    assert b"smq_partition_leader{" in b"".join(pieces)
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+def test_no_more_partitions_than_the_limit_have_series(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(metrics_series, "METRICS_PARTITIONS_MAX", limit)
+    text = b"".join(scrape(FakeNode())).decode()
+    assert text.count("smq_partition_leader{") == limit
+    assert text.count("smq_group_lag{") == limit

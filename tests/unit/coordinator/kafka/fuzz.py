@@ -1,0 +1,75 @@
+"""Coverage-guided fuzzing of what strangers send.
+
+    python -m tests.unit.coordinator.kafka.fuzz request|batch CORPUS [options]
+
+Owns the two targets; the options are libFuzzer's, and its exit code tells what was found. Only CodecError may come of a
+request's bytes, and only BatchError, BatchCorrupt or LIMIT_EXCEEDED of a batch's. Run by test_fuzz.py.
+"""
+
+import struct
+import sys
+
+import atheris
+from crc32c import crc32c
+
+with atheris.instrument_imports(include=["smq"]):
+    from smq.coordinator.kafka import compiler
+    from smq.coordinator.kafka.gateway import parse_request
+    from smq.coordinator.kafka.keys import SERVED
+    from smq.coordinator.kafka.wire import CodecError
+    from smq.raft_state.errors import ErrorCode, SmqError
+    from smq.records import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD, BatchCorrupt, BatchError, validate_produced
+    from smq.replication.log.decoding import decode_bounded
+
+DECODED_BYTES_MAX = 1 << 20
+_KEYS = sorted(SERVED)
+_compiled = compiler._Source.compiled
+
+
+def _instrumented(source: compiler._Source, head: str, file: str) -> object:
+    """The compiled decoders are made at run time: the import hook does not see them."""
+    return atheris.instrument_func(_compiled(source, head, file))
+
+
+def fuzz_request(data: bytes) -> None:
+    """The first two bytes choose among the keys and versions that are served; what follows is the request's own."""
+    if len(data) < 2:
+        return
+    key = _KEYS[data[0] % len(_KEYS)]
+    versions = SERVED[key].versions
+    version = versions.lo + data[1] % (versions.hi - versions.lo + 1)
+    frame = struct.pack(">hhi", key, version, 1) + data[2:]
+    try:
+        parse_request(memoryview(frame))
+    except CodecError:
+        pass
+
+
+def fuzz_batch(data: bytes) -> None:
+    """As it came, then with its length and CRC made right, so that what lies behind them is reached too."""
+    _judge(data)
+    if len(data) >= HEADER_BYTES:
+        fixed = bytearray(data)
+        struct.pack_into(">i", fixed, 8, len(data) - LENGTH_OVERHEAD)
+        fixed[16] = 2
+        struct.pack_into(">I", fixed, 17, crc32c(bytes(fixed[CRC_START:])))
+        _judge(bytes(fixed))
+
+
+def _judge(data: bytes) -> None:
+    try:
+        validate_produced(memoryview(data))
+        for _ in decode_bounded(memoryview(data), DECODED_BYTES_MAX):
+            pass
+    except (BatchError, BatchCorrupt):
+        pass
+    except SmqError as e:
+        if e.code is not ErrorCode.LIMIT_EXCEEDED:
+            raise
+
+
+if __name__ == "__main__":
+    target = {"request": fuzz_request, "batch": fuzz_batch}[sys.argv.pop(1)]
+    compiler._Source.compiled = _instrumented  # type: ignore[assignment,method-assign] # for this process alone
+    atheris.Setup(sys.argv, target)
+    atheris.Fuzz()

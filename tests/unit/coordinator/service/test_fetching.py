@@ -1,0 +1,184 @@
+"""One fetch over several partitions: when it waits, for what, and how much room it takes meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset, TsNs
+from smq.replication.api import Fetched, StoredBatch
+from tests.unit.coordinator.served import PATIENCE_S
+
+BATCH_BYTES = 100
+
+
+class Log:
+    """Partitions of batches of one record each, behind the fetch of NodeApi."""
+
+    def __init__(self, **ends: int) -> None:
+        self.ends = ends
+        self.calls = 0
+        self.refusal: SmqError | None = None  # of waiting
+        self._watches: list[tuple[str, int, Callable[[Any], None]]] = []
+
+    def append(self, topic: str, count: int = 1) -> None:
+        self.ends[topic] += count
+        woken = [w for w in self._watches if w[0] == topic and w[1] < self.ends[topic]]
+        self._watches = [w for w in self._watches if w not in woken]
+        for _, _, done in woken:
+            done(self._fetched(topic, []))
+
+    def fetch(
+        self, topic: str, _partition: int, offset: int, *, max_bytes: int, max_wait_ms: int, done: Callable[[Any], None]
+    ) -> Callable[[], None]:
+        self.calls += 1
+        if topic not in self.ends:
+            raise SmqError(ErrorCode.UNKNOWN_TOPIC, topic)
+        if max_bytes == 0 and self.refusal is not None:
+            done(self.refusal)
+        elif max_bytes == 0 and offset >= self.ends[topic]:
+            watch = (topic, offset, done)
+            self._watches.append(watch)
+
+            def end() -> None:
+                if watch in self._watches:
+                    self._watches.remove(watch)
+
+            def expire() -> None:
+                end()
+                done(self._fetched(topic, []))
+
+            asyncio.get_running_loop().call_later(max_wait_ms / 1000, expire)
+            return end
+        else:
+            count = min(self.ends[topic] - offset, max(1, max_bytes // BATCH_BYTES)) if max_bytes else 0
+            done(self._fetched(topic, [_batch(offset + i) for i in range(count)]))
+        return lambda: None
+
+    def _fetched(self, topic: str, batches: list[StoredBatch]) -> Fetched:
+        end = Offset(self.ends[topic])
+        return Fetched(batches, Offset(0), end, end, end)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._watches)
+
+
+class Room:
+    def __init__(self) -> None:
+        self.taken = self.times = 0
+
+    @asynccontextmanager
+    async def __call__(self, size: int) -> AsyncIterator[None]:
+        self.taken += size
+        self.times += 1
+        yield
+        self.taken -= size
+
+
+def _batch(offset: int) -> StoredBatch:
+    return StoredBatch(Offset(offset), Offset(offset), TsNs(offset), memoryview(bytes(BATCH_BYTES)))
+
+
+def _want(topic: str, offset: int = 0, max_bytes: int = 1_000) -> Wanted:
+    return Wanted(topic=topic, partition=0, offset=offset, max_bytes=max_bytes)
+
+
+def _counts(outcomes: list[Outcome]) -> list[int]:
+    return [len(o.batches) if isinstance(o, Fetched) else -1 for o in outcomes]
+
+
+async def _fetch(log: Log, *wanted: Wanted, **options: Any) -> list[Outcome]:
+    """It waits for longer than a test has patience."""
+    options = {"max_wait_ms": 600_000, "answer_ms": 1_200_000, "bytes_max": 10_000} | options
+    async with asyncio.timeout(PATIENCE_S):
+        return await fetch_many(NodeCalls(cast(Any, log)), wanted, **options)
+
+
+async def _parked(log: Log, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while log.waiting < count:  # noqa: ASYNC110 - a state, not an event
+            await asyncio.sleep(0)
+
+
+def test_a_fetch_that_waits_takes_no_room_and_ends_with_the_first_record() -> None:
+    async def test() -> None:
+        log, room = Log(a=0, b=0), Room()
+        task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), room=room))
+        await _parked(log, 2)
+        assert (room.taken, room.times) == (0, 1)
+        log.append("b")
+        assert _counts(await task) == [0, 1]
+        assert (room.taken, room.times, log.waiting) == (0, 2, 0)
+
+    asyncio.run(test())
+
+
+def test_bytes_min_is_waited_for_over_all_partitions() -> None:
+    async def test() -> None:
+        log = Log(a=1, b=0)
+        task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), bytes_min=3 * BATCH_BYTES))
+        for _ in range(2):
+            await _parked(log, 2)
+            assert not task.done()
+            log.append("b")
+        assert _counts(await task) == [1, 2]
+
+    asyncio.run(test())
+
+
+def test_a_partition_at_its_own_cap_is_not_asked_again_and_again() -> None:
+    async def test() -> None:
+        log = Log(a=50)
+        want = _want("a", max_bytes=BATCH_BYTES)
+        outcomes = await _fetch(log, want, bytes_min=5 * BATCH_BYTES, max_wait_ms=300)
+        assert _counts(outcomes) == [1]
+        assert log.calls <= 4
+
+    asyncio.run(test())
+
+
+def test_a_full_response_is_answered_at_once() -> None:
+    async def test() -> None:
+        log = Log(a=5, b=5)
+        outcomes = await _fetch(log, _want("a"), _want("b"), bytes_max=7 * BATCH_BYTES, bytes_min=9_000)
+        assert _counts(outcomes) == [5, 2]
+        log = Log(a=5, b=2, c=1)  # of c there is no room for its only batch, and less than bytes_max without it
+        outcomes = await _fetch(log, *map(_want, "abc"), bytes_max=7 * BATCH_BYTES + 1, bytes_min=9_000)
+        assert _counts(outcomes) == [5, 2, 0]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("code", [ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN])
+def test_who_may_not_wait_is_told_so_at_once(code: ErrorCode) -> None:
+    async def test() -> None:
+        log = Log(a=0, b=0)
+        log.refusal = SmqError(code, "m")
+        outcomes = await _fetch(log, _want("a"), _want("b"))
+        assert code in {o.code for o in outcomes if isinstance(o, SmqError)}
+        assert log.calls <= 6
+
+    asyncio.run(test())
+
+
+def test_an_error_of_one_partition_ends_the_wait_and_keeps_the_others_records() -> None:
+    async def test() -> None:
+        outcomes = await _fetch(Log(a=2), _want("a"), _want("nowhere"), bytes_min=9_000)
+        assert _counts(outcomes) == [2, -1]
+
+    asyncio.run(test())
+
+
+def test_nothing_within_the_time_is_an_empty_answer() -> None:
+    async def test() -> None:
+        log = Log(a=0)
+        assert _counts(await _fetch(log, _want("a"), max_wait_ms=0)) == [0]
+        assert log.waiting == 0
+
+    asyncio.run(test())

@@ -1,0 +1,321 @@
+"""A partition log against a list: whatever is done to it, in whatever order the disk reports, and after crashes."""
+
+import itertools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import parse_header
+from smq.replication.log import partition_log
+from smq.replication.log import reader as log_reader
+from smq.replication.log.codec import build_value
+from smq.replication.log.lineage import EpochRun, extend_runs, runs_from
+from smq.replication.log.producers import ProducerTable
+from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
+from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness, make_batch
+
+PID = PartitionId(b"a partition's 20 by.")
+FAR = 1 << 41  # every offset beyond 2^40
+
+
+class Row(NamedTuple):
+    number: int  # of the append, never used again
+    created_ms: int
+    stored: StoredValue
+
+
+class Model(NamedTuple):
+    log_start: Offset
+    deleted: tuple[Row, ...]  # from the front
+    live: tuple[Row, ...]
+    base_ts: int  # ts_ns before the first live row
+
+    @property
+    def end(self) -> Offset:
+        return self.live[-1].stored.end if self.live else self.log_start
+
+    @property
+    def last_ts(self) -> int:
+        return self.live[-1].stored.ts_ns if self.live else self.base_ts
+
+    def truncated(self, cut: int) -> "Model":
+        return self._replace(live=tuple(row for row in self.live if row.stored.end <= cut))
+
+    def advanced(self, offset: Offset) -> "Model":
+        if offset <= self.log_start:
+            return self
+        gone = tuple(row for row in self.live if row.stored.end <= offset)
+        base_ts = gone[-1].stored.ts_ns if gone else self.base_ts
+        return Model(offset, self.deleted + gone, self.live[len(gone) :], base_ts)
+
+    def producers(self) -> ProducerTable:
+        table = ProducerTable()
+        for row in self.deleted + self.live:
+            table.fold(parse_header(row.stored.batch), row.stored.ts_ns)
+        return table
+
+    @property
+    def first(self) -> Offset:
+        return self.live[0].stored.base if self.live else self.end
+
+    @property
+    def size(self) -> int:
+        return sum(len(row.stored.value) for row in self.live)
+
+    def runs(self) -> list[EpochRun]:
+        runs: list[EpochRun] = []
+        for row in self.live:
+            extend_runs(runs, row.stored.epoch, row.stored.base, row.stored.end)
+        return runs
+
+
+BATCHES = st.builds(
+    make_batch,
+    st.integers(1, 4),
+    created_ms=st.integers(-3, 40),
+    producer=st.one_of(
+        st.just((-1, -1, -1)), st.tuples(st.integers(1, 3), st.integers(0, 1), st.sampled_from([0, 7, 2**31 - 2]))
+    ),
+    payload=st.binary(max_size=60),
+)
+
+
+class LogAgainstList(RuleBasedStateMachine):
+    harness: Harness
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        for name, value in {
+            "CHECKPOINT_BATCHES": 3,
+            "CHECKPOINT_BATCHES_A_PRODUCER": 1,
+            "TAIL_BYTES_KEPT": 200,
+            "SLICE_BATCHES": 1,
+        }.items():
+            self.patch.setattr(partition_log, name, value)
+        self.patch.setattr(log_reader, "INDEX_ROWS_A_SCAN", 2)
+        self.model = Model(Offset(FAR), (), (), 0)
+        self.log: PartitionLog
+        self.count = 0
+        self.done: set[int] = set()
+        self.epoch = 1
+        self.snapshots: dict[int, Model] = {}
+
+    def begin(self, harness: Harness) -> None:
+        self.harness = harness
+        self.log = LogStore(harness.disk).create(PID, self.model.log_start)
+        harness.settle()
+        self.note()
+
+    def note(self) -> None:
+        """What the disk holds once everything submitted up to now is on it."""
+        self.snapshots[self.harness.disk.submitted_seq] = self.model
+
+    def add(self, batch: bytes, stored: StoredValue, *, base_ts: int | None = None) -> None:
+        row = Row(self.count, parse_header(batch).max_timestamp, stored)
+        self.model = self.model._replace(
+            live=(*self.model.live, row), base_ts=self.model.base_ts if base_ts is None else base_ts
+        )
+        self.note()
+
+    # ---------------------------------------------------------------------------------------- rules
+    @rule(batch=BATCHES, newer=st.booleans(), gap=st.integers(1, 3))
+    def append(self, batch: bytes, newer: bool, gap: int) -> None:
+        self.epoch += newer
+        self.count += 1
+        number = self.count
+        stored = self.log.append(
+            batch,
+            parse_header(batch),
+            epoch=Epoch(self.epoch),
+            ts_ns=TsNs(self.log.last_ts_ns + gap),
+            done=lambda: self.done.add(number),
+        )
+        assert parse_value(stored.value) == stored
+        assert (stored.base, stored.epoch) == (self.model.end, self.epoch)
+        assert bytes(stored.batch[16:]) == batch[16:]
+        self.add(batch, stored)
+
+    @rule(batch=BATCHES, gap=st.integers(1, 3), below=st.integers(0, 3), back=st.integers(0, 5))
+    def append_stored(self, batch: bytes, gap: int, below: int, back: int) -> None:
+        header = parse_header(batch)
+        base, ts_ns, base_ts = self.model.end, self.log.last_ts_ns + gap, None
+        if not self.model.live:
+            base = Offset(base - min(below, header.last_offset_delta))
+            ts_ns = max(1, ts_ns - back)
+            base_ts = min(self.model.base_ts, ts_ns - 1)
+        stored = parse_value(build_value(batch, header, base, Epoch(self.epoch), TsNs(ts_ns)))
+        self.count += 1
+        number = self.count
+        self.log.append_stored(stored, lambda: self.done.add(number))
+        self.add(batch, stored, base_ts=base_ts)
+
+    @rule(distance=st.integers(-2, 12))
+    def truncate(self, distance: int) -> None:
+        cut = Offset(self.model.end - distance)
+        self.model = self.model.truncated(cut)
+        self.log.truncate(cut)
+        self.note()
+
+    @rule(distance=st.integers(-1, 9))
+    def advance_log_start(self, distance: int) -> None:
+        offset = Offset(self.model.log_start + distance)
+        self.model = self.model.advanced(offset)
+        self.log.advance_log_start(offset)
+        self.note()
+
+    @rule()
+    def empty(self) -> None:
+        offset = Offset(self.model.end + 1)
+        self.model = self.model.advanced(offset)
+        self.log.advance_log_start(offset)
+        self.note()
+
+    @rule()
+    def settle(self) -> None:
+        self.harness.settle()
+        assert self.log.durable_end == self.log.appended_end
+        assert (self.log.runs, self.log.size_bytes) == (self.model.runs(), self.model.size)
+
+    @rule()
+    def reopen(self) -> None:
+        self.recover(LogStore(self.harness.reopen()))
+        self.snapshots = {0: self.model}
+
+    def recover(self, store: LogStore) -> None:
+        logs = store.open_all()
+        assert set(logs) == {PID}
+        self.log = logs[PID]
+        assert self.log.damaged is None
+        self.done = {row.number for row in self.model.live}
+
+    # ----------------------------------------------------------------------------------- look-ups
+    def durable(self) -> list[Row]:
+        return [row for row in self.model.live if row.stored.end <= self.log.durable_end]
+
+    @rule(at=st.integers(-2, 20), length=st.integers(0, 9), bytes_max=st.integers(0, 600), durable_only=st.booleans())
+    def read(self, at: int, length: int, bytes_max: int, durable_only: bool) -> None:
+        offset = Offset(self.model.log_start + at)
+        end = Offset(offset + length)
+        rows = self.durable() if durable_only else self.model.live
+        expected = [row.stored for row in rows if row.stored.end > offset and row.stored.base < end]
+        if offset < self.model.log_start or not length:
+            expected = []
+        found = self.log.read(offset, end, bytes_max, durable_only=durable_only)
+        assert found == expected[: len(found)]
+        assert bool(found) == bool(expected)
+        assert len(found) <= 1 or sum(len(s.value) for s in found) <= bytes_max
+
+    @rule(start=st.integers(0, 12), length=st.integers(0, 20), bytes_max=st.integers(1, 2000))
+    def sized_run(self, start: int, length: int, bytes_max: int) -> None:
+        offset = Offset(self.model.log_start + start)
+        end = Offset(offset + length)
+        whole = [row.stored for row in self.durable() if row.stored.end > offset and row.stored.end <= end]
+        sizes = list(itertools.accumulate(len(stored.value) for stored in whole))
+        fitting = max(sum(size <= bytes_max for size in sizes), min(1, len(sizes)))
+        expected = (whole[fitting - 1].end, sizes[fitting - 1]) if fitting else (offset, 0)
+        assert self.log.sized_run(offset, end, bytes_max) == expected
+
+    @rule(distance=st.integers(-3, 20))
+    def find_ts_ns(self, distance: int) -> None:
+        ts_ns = self.model.base_ts + distance
+        expected = next((row.stored.base for row in self.durable() if row.stored.ts_ns >= ts_ns), None)
+        found = self.log.find_ts_ns(ts_ns)
+        assert (found.base if found else None) == expected
+
+    @rule(created_ms=st.integers(-5, 45))
+    def find_timestamp(self, created_ms: int) -> None:
+        bases = [row.stored.base for row in self.durable() if row.created_ms >= created_ms]
+        found = self.log.find_timestamp(created_ms)
+        assert (found.base if found else None) == (bases[0] if bases else None)
+        if found is not None:
+            following = self.log.find_timestamp(created_ms, after=found)
+            assert (following.base if following else None) == (bases[1] if len(bases) > 1 else None)
+
+    # --------------------------------------------------------------------------------- invariants
+    @invariant()
+    def log_is_the_models(self) -> None:
+        log, model = self.log, self.model
+        told = (log.log_start, log.appended_end, log.last_ts_ns)
+        assert told == (model.log_start, model.end, model.last_ts), (told, (model.log_start, model.end, model.last_ts))
+        # What lies before log_start goes in slices, each when the disk has reported the last one; until then its
+        # lineage and its size are still there, for nobody to see.
+        assert runs_from(log.runs, model.first) == model.runs()
+        assert log.size_bytes >= model.size
+        assert log.producers == model.producers()
+
+    @invariant()
+    def durable_end_is_what_was_reported(self) -> None:
+        log, model = self.log, self.model
+        assert log.durable_end <= log.appended_end
+        for row in model.live:
+            assert (row.number in self.done) == (row.stored.end <= log.durable_end)
+
+    @invariant()
+    def every_batch_can_be_read(self) -> None:
+        found: list[StoredValue] = []
+        at = self.model.log_start
+        while batches := self.log.read(at, Offset(1 << 62), 150, durable_only=False):
+            found.extend(batches)
+            at = batches[-1].end
+        assert found == [row.stored for row in self.model.live]
+
+    def teardown(self) -> None:
+        self.harness.close()
+        self.patch.undo()
+
+
+class FakeLogAgainstList(LogAgainstList):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeHarness()
+        self.begin(self.fake)
+
+    @rule(steps=st.integers(1, 3))
+    def disk_goes_on(self, steps: int) -> None:
+        for _ in range(steps):
+            self.fake.clock.step()
+
+    @rule()
+    def crash(self) -> None:
+        """All that was reported is there; of what was not, a prefix of the submissions."""
+        reported = self.fake.disk.durable_seq
+        # A slice of deletions that follows another by itself is submitted too, and changes nothing that the model sees.
+        newest = max(seq for seq in self.snapshots if seq <= reported)
+        candidates = [m for seq, m in self.snapshots.items() if seq >= newest]
+        store = LogStore(self.fake.crash())
+        log = store.open_all()[PID]
+        stored = log.read(log.log_start, Offset(1 << 62), 1 << 30)
+        for model in candidates:
+            found = (log.log_start, log.appended_end, log.last_ts_ns)
+            if (model.log_start, model.end, model.last_ts) == found and (stored == [row.stored for row in model.live]):
+                self.model = model
+                break
+        else:
+            raise AssertionError(f"{log} is none of what was submitted after {reported}: {candidates}")
+        self.recover(store)
+        self.snapshots = {0: self.model}
+
+
+class LmdbLogAgainstList(LogAgainstList):
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path(tempfile.mkdtemp(prefix="smq-test-"))
+        self.begin(LmdbHarness(self.path / "node"))
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(self.path)
+
+
+TestFakeLogAgainstList = FakeLogAgainstList.TestCase
+TestFakeLogAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLmdbLogAgainstList = LmdbLogAgainstList.TestCase
+TestLmdbLogAgainstList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

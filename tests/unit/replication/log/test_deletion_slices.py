@@ -1,0 +1,189 @@
+"""Large deletions go in slices, are seen at once, and go on after a restart."""
+
+import pytest
+
+from smq.raft_state.ids import Offset
+from smq.replication.log import partition_log, reaper
+from smq.replication.log.store import LogStore
+from smq.replication.ports import Delete, Op, Table
+from tests.unit.replication.log.test_store import ALL, OTHER, PID, append, flipped, replace, rows
+from tests.unit.replication.storage.support import FakeHarness, Harness
+
+
+@pytest.fixture(autouse=True)
+def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (partition_log, reaper):
+        monkeypatch.setattr(module, "SLICE_BATCHES", 3)
+    monkeypatch.setattr(reaper, "BLIND_BATCHES", 2)
+
+
+ALL_KEYS = b"\xff" * 40
+
+
+def test_a_dropped_partition_goes_in_slices_and_leaves_nothing(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log, other = store.create(PID, Offset(0)), store.create(OTHER, Offset(0))
+    append(other, 2)
+    harness.settle()
+    before = rows(harness)
+    for _ in range(10):
+        append(log, 2)
+    harness.settle()
+    store.drop(log)
+    harness.settle()
+    assert rows(harness) == before - 2  # the two checkpoint rows of the dropped one
+    assert harness.disk.scan_keys(Table.META, b"dropped/", b"dropped0") == []
+    assert [v.end for v in other.read(Offset(0), ALL, 1 << 20)] == [2]
+
+
+def test_a_partition_that_is_dropped_before_its_first_batches_are_on_disk_leaves_nothing(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(2):
+        append(log, 2)
+    store.drop(log)
+    harness.settle()
+    assert rows(harness) == 0
+
+
+def test_a_drop_that_was_interrupted_goes_on_after_a_restart_and_is_never_seen_again(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(10):
+        append(log, 2)
+    harness.settle()
+    store.drop(log)
+    store._reaper._left.clear()  # the process dies here
+    harness.settle()
+    assert 0 < len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) < 10
+    again = LogStore(harness.reopen())
+    assert again.open_all() == {}
+    harness.settle()
+    assert rows(harness) == 0
+    assert harness.disk.scan_keys(Table.META, b"dropped/", b"dropped0") == []
+
+
+def test_a_dropped_partition_whose_rows_have_rotted_goes_all_the_same(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(7):
+        append(log, 2)
+    harness.settle()
+    for key, row in harness.disk.scan(Table.TIMES, PID, PID + b"\x01")[2:4]:
+        replace(harness, Table.TIMES, key, flipped(row, 77))
+    store.drop(log)
+    harness.settle()
+    assert rows(harness) == 0
+
+
+def test_a_partition_made_anew_while_the_old_one_is_being_deleted_keeps_its_records(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(10):
+        append(log, 2)
+    harness.settle()
+    store.drop(log)
+    log = store.create(PID, Offset(5))
+    stored = [append(log, 2) for _ in range(4)]
+    harness.settle()
+    assert log.read(Offset(5), ALL, 1 << 20) == stored
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert recovered.read(Offset(5), ALL, 1 << 20) == stored
+
+
+def test_a_log_start_moves_at_once_and_what_lies_before_it_goes_in_slices(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(20)]
+    harness.settle()
+    log.advance_log_start(Offset(31))
+    assert log.read(Offset(0), ALL, 1 << 20) == []
+    assert log.read(Offset(31), ALL, 1 << 20) == stored[15:]
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 5
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert (recovered.log_start, recovered.producers) == (31, log.producers)
+    assert recovered.read(Offset(31), ALL, 1 << 20) == stored[15:]
+
+
+def test_a_move_that_was_interrupted_goes_on_after_a_restart() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2) for _ in range(20)]
+    harness.settle()
+    log.advance_log_start(Offset(30))
+    log._is_dropped = True  # no slice follows the first: the process dies
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 17
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert recovered.read(Offset(30), ALL, 1 << 20) == stored[15:]
+    assert recovered.read(Offset(29), ALL, 1 << 20) == []
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 5
+    assert append(recovered).base == 40
+
+
+def test_no_slice_deletes_more_than_its_batches() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(20):
+        append(log, 2)
+    harness.settle()
+    seen: list[Delete] = []
+    submit = harness.fake.submit
+
+    def spy(ops: list[Op], done: object = None) -> int:
+        seen.extend(op for op in ops if isinstance(op, Delete) and op.table is Table.BATCHES)
+        return submit(ops, done)  # type: ignore[arg-type]  # passed on as it is
+
+    harness.fake.submit = spy  # type: ignore[method-assign, assignment]  # looked at on its way
+    log.advance_log_start(Offset(30))
+    harness.settle()
+    ends = [int.from_bytes(op.stop[-8:], "big") for op in seen]
+    assert ends == [6, 12, 18, 24, 30]
+
+
+def test_a_log_that_is_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_producers(harness: Harness) -> None:
+    """It must not end below its start: nobody could send it anything there."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for i in range(20):
+        append(log, 2, producer=(1, 0, 2 * i))
+    harness.settle()
+    log = LogStore(harness.reopen()).open_all()[PID]  # nothing of it is in memory
+    for table in (Table.BATCHES, Table.TIMES):
+        key, value = harness.disk.scan(table, PID, PID + b"\xff" * 20)[10]
+        replace(harness, table, key, flipped(value, 77))
+    log.advance_log_start(Offset(31))
+    log.truncate(Offset(36))
+    assert (log.log_start, log.appended_end, log.has_producers) == (31, 31, False)
+    harness.settle()
+    assert rows(harness) == 2
+    again = LogStore(harness.reopen()).open_all()[PID]
+    assert (again.log_start, again.appended_end, again.has_producers) == (31, 31, False)
+
+
+def test_a_look_up_by_create_time_passes_over_what_waits_to_be_deleted(harness: Harness) -> None:
+    """Its rows are the largest times yet: what comes later and is older has none."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for i in range(20):
+        append(log, 2, created_ms=10 if i < 3 else 100 if i < 10 else 50)  # the first slice leaves the late ones
+    harness.settle()
+    log.advance_log_start(Offset(21))
+    found = log.find_timestamp(40)
+    assert found is not None
+    assert (found.base, found.end) == (20, 22)
+    assert log.find_timestamp(60) is None
+
+
+def test_a_log_that_is_cut_below_its_start_keeps_the_producers_of_what_waits_to_be_deleted(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for i in range(20):
+        append(log, 2, producer=(1, 0, 2 * i))
+    harness.settle()
+    log.advance_log_start(Offset(30))
+    at_start = log.producers_at(Offset(30))
+    log.truncate(Offset(20))
+    assert (log.log_start, log.appended_end, log.has_producers) == (30, 30, True)
+    assert log.producers.snapshot() == at_start
+    harness.settle()
+    again = LogStore(harness.reopen()).open_all()[PID]
+    assert (again.appended_end, again.producers.snapshot()) == (30, at_start)

@@ -1,0 +1,527 @@
+"""Logs by scenario: recovery, damage, truncation while the disk is behind, deletion from the front."""
+
+import random
+from typing import cast
+
+import pytest
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import NewRecord, encode_batch, parse_header, validate_produced
+from smq.replication.log import partition_log
+from smq.replication.log.codec import BatchDamaged, base_of_key, batch_key, build_value
+from smq.replication.log.lineage import EpochRun
+from smq.replication.log.producers import ProducerTable
+from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
+from smq.replication.ports import DataDamaged, Delete, Put, Table
+from tests.unit.replication.storage.support import FakeHarness, Harness, make_batch
+
+PID = PartitionId(bytes(range(20)))
+OTHER = PartitionId(b"\xff" * 20)
+ALL = Offset(1 << 62)
+
+
+def nothing() -> None:
+    """Nobody waits."""
+
+
+def append(log: PartitionLog, count: int = 1, *, epoch: int = 1, **batch: object) -> StoredValue:
+    data = make_batch(count, **batch)  # type: ignore[arg-type]  # handed through as they are
+    return log.append(data, parse_header(data), epoch=Epoch(epoch), ts_ns=TsNs(log.last_ts_ns + 10), done=nothing)
+
+
+def rows(harness: Harness) -> int:
+    tables = (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS)
+    return sum(len(harness.disk.scan_keys(table, b"\x00", b"\xff" * 40)) for table in tables)
+
+
+def replace(harness: Harness, table: Table, key: bytes, value: bytes) -> None:
+    harness.disk.submit([Put(table, key, value)])
+    harness.settle()
+
+
+def flipped(value: bytes, bit: int) -> bytes:
+    damaged = bytearray(value)
+    damaged[bit // 8 % len(value)] ^= 1 << (bit % 8)
+    return bytes(damaged)
+
+
+# ---------------------------------------------------------------------------------------------- recovery
+def test_after_150_records_and_a_restart_the_next_offset_is_150(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 100)
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(150):
+        append(log)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.appended_end, log.durable_end) == (150, 150)
+    assert append(log).base == 150
+
+
+def test_50_records_without_a_checkpoint_are_found_again(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(50):
+        append(log)
+    assert LogStore(harness.reopen()).open_all()[PID].appended_end == 50
+
+
+def test_recovery_reads_only_what_came_after_the_last_checkpoint(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 10)
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log) for _ in range(25)]
+    harness.settle()
+    replace(harness, Table.BATCHES, batch_key(PID, 19), flipped(stored[19].value, 300))
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert log.damaged is None  # offset 19 lies before the checkpoint at 20 and was not looked at
+    with pytest.raises(DataDamaged, match="offset 19"):
+        log.read(Offset(19), ALL, 1)
+
+
+def test_partitions_recover_each_on_its_own(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    a, b = store.create(PID, Offset(0)), store.create(OTHER, Offset(1 << 41))
+    append(a, 3)
+    append(b, 4)
+    append(a, 2)
+    logs = LogStore(harness.reopen()).open_all()
+    assert {pid: log.appended_end for pid, log in logs.items()} == {PID: 5, OTHER: (1 << 41) + 4}
+
+
+def test_an_empty_disk_has_no_partitions(harness: Harness) -> None:
+    assert LogStore(harness.disk).open_all() == {}
+
+
+def test_an_emptied_log_goes_on_where_it_was_told_to(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    append(log, 5)
+    log.advance_log_start(Offset(1 << 42))
+    assert (log.log_start, log.appended_end, log.durable_end, log.size_bytes) == (1 << 42, 1 << 42, 1 << 42, 0)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.log_start, log.appended_end, log.runs) == (1 << 42, 1 << 42, [])
+    assert append(log, 2).end == (1 << 42) + 2
+
+
+def lose_row(harness: Harness, base: int) -> None:
+    """The index row of a batch is gone, too."""
+    keys = harness.disk.scan_keys(Table.TIMES, PID + b"\x00", PID + b"\x01")
+    (key,) = [key for key in keys if base_of_key(key) == base]
+    harness.disk.submit([Delete(Table.TIMES, key, key + b"\x00")])
+    harness.settle()
+
+
+# ------------------------------------------------------------------------------------------------ bytes
+def test_the_stored_value_is_the_object_that_goes_to_disk_and_holds_the_producers_bytes() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(7))
+    data = encode_batch([NewRecord(b"k", b"v", 5, [("h", None)])], codec="zstd")
+    stored = log.append(data, validate_produced(data), epoch=Epoch(3), ts_ns=TsNs(9), done=nothing)
+    harness.settle()
+    assert harness.disk.get(Table.BATCHES, batch_key(PID, 7)) is stored.value
+    header = validate_produced(stored.batch)
+    assert (header.base_offset, header.epoch) == (7, 3)
+    assert stored.batch[16:] == data[16:]
+
+
+def test_any_flipped_bit_of_a_stored_batch_is_noticed() -> None:
+    stored = parse_value(build_value(make_batch(2), parse_header(make_batch(2)), Offset(5), Epoch(1), TsNs(7)))
+    for bit in range(len(stored.value) * 8):
+        with pytest.raises(DataDamaged):
+            parse_value(flipped(stored.value, bit))
+
+
+def test_damage_names_partition_and_offset_and_is_never_served(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 5, payload=bytes(partition_log.TAIL_BYTES_KEPT // 2)) for _ in range(4)]
+    harness.settle()
+    replace(harness, Table.BATCHES, batch_key(PID, 5), flipped(stored[1].value, 1000))
+    assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "what lies before it is served"
+    with pytest.raises(BatchDamaged, match=r"partition 000102030405060708090a0b0c0d0e0f-\d+, offset 5") as raised:
+        log.read(Offset(7), ALL, 1 << 30)
+    assert (raised.value.pid, raised.value.offset) == (PID, 5)
+
+
+def test_a_batch_under_the_wrong_key_is_damage(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    value = append(log).value
+    harness.settle()
+    append(log)
+    harness.settle()
+    replace(harness, Table.BATCHES, batch_key(PID, 1), value)
+    lose_row(harness, 1)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert log.appended_end == 1
+    assert "offset 1" in str(log.damaged)
+
+
+def test_a_missing_batch_is_damage(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(5):
+        append(log)
+    harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 3))])
+    harness.settle()
+    lose_row(harness, 2)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert log.appended_end == 2
+    assert "offset 2" in str(log.damaged)
+
+
+def test_a_log_with_a_damaged_tail_takes_nothing_until_it_is_cut_there(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2) for _ in range(5)]
+    harness.settle()
+    replace(harness, Table.BATCHES, batch_key(PID, 4), flipped(stored[2].value, 500))
+    lose_row(harness, 4)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.appended_end, log.durable_end) == (4, 4)
+    with pytest.raises(DataDamaged, match="offset 4"):
+        append(log)
+    log.truncate(log.appended_end)
+    assert log.damaged is None
+    for value in stored[2:4]:  # again, from another replica
+        log.append_stored(value, nothing)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.appended_end, log.damaged) == (8, None)  # the batch at 8, behind the damage, was cut too
+    assert log.read(Offset(0), ALL, 1 << 30) == stored[:4]
+
+
+def test_a_damaged_first_batch_leaves_an_empty_log_that_can_be_repaired(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 4) for _ in range(3)]
+    log.advance_log_start(Offset(6))
+    harness.settle()
+    replace(harness, Table.BATCHES, batch_key(PID, 4), flipped(stored[1].value, 500))
+    lose_row(harness, 4)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.log_start, log.appended_end) == (6, 6)
+    assert log.damaged is not None
+    log.truncate(log.appended_end)
+    log.append_stored(stored[1], nothing)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.log_start, log.appended_end, log.damaged) == (6, 8, None)
+
+
+@pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
+@pytest.mark.parametrize("which", [0, 2, 3], ids=["first", "middle", "two in a row"])
+def test_a_damaged_batch_behind_the_checkpoint_is_known_by_its_row_and_can_be_put_right(
+    harness: Harness, which: int, is_missing: bool
+) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(5)]
+    harness.settle()
+    rotten = [stored[which]] if which < 3 else stored[2:4]
+    for value in rotten:
+        if is_missing:
+            harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, value.base), batch_key(PID, value.end))])
+        else:
+            replace(harness, Table.BATCHES, batch_key(PID, value.base), flipped(value.value, 700))
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert recovered.damaged is None
+    assert (recovered.appended_end, recovered.rotten) == (10, {value.base for value in rotten})
+    assert (recovered.runs, recovered.producers, recovered.last_ts_ns) == (log.runs, log.producers, log.last_ts_ns)
+    for value in rotten:
+        assert recovered.replace(value, None, nothing)
+    harness.settle()
+    assert recovered.rotten == set()
+    assert recovered.read(Offset(0), ALL, 1 << 30) == stored
+
+
+def test_only_the_very_batch_takes_the_place_of_a_damaged_one(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = [append(log, 2) for _ in range(3)]
+    harness.settle()
+    replace(harness, Table.BATCHES, batch_key(PID, 2), flipped(stored[1].value, 700))
+    store = LogStore(harness.reopen())
+    log = store.open_all()[PID]
+    other = make_batch(2)
+    wrong = [
+        parse_value(build_value(other, parse_header(other), Offset(2), Epoch(9), stored[1].ts_ns)),  # another epoch
+        parse_value(build_value(other, parse_header(other), Offset(6), Epoch(1), TsNs(99))),  # beyond the end
+    ]
+    assert [log.replace(value, None, nothing) for value in wrong] == [False, False]
+    log.truncate(Offset(2))
+    assert not log.replace(stored[1], None, nothing), "it is not part of the log any more"
+    new = append(log, 2)
+    assert not log.replace(new, None, nothing), "it is on its own way to the disk"
+    harness.settle()
+    assert log.replace(new, None, nothing)
+    store.drop(log)
+    assert not log.replace(new, None, nothing), "nothing is put into a log that is being deleted"
+
+
+def test_a_damaged_checkpoint_only_means_more_to_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 4)
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for i in range(10):
+        append(log, producer=(1, 0, i))
+    harness.settle()
+    key, row = harness.disk.scan(Table.CHECKPOINTS, PID, PID + b"\xff", reverse=True, limit=1)[0]
+    replace(harness, Table.CHECKPOINTS, key, flipped(row, 77))
+    recovered = LogStore(harness.reopen()).open_all()[PID]
+    assert (recovered.appended_end, recovered.damaged) == (10, None)
+    assert recovered.producers == log.producers
+    assert recovered.runs == [EpochRun(Epoch(1), Offset(0), Offset(10))]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["partition row", "first checkpoint"])
+def test_without_its_first_rows_a_log_counts_as_empty_until_repaired(harness: Harness, which: int) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    append(log, 3)
+    harness.settle()
+    key, row = harness.disk.scan(Table.CHECKPOINTS, PID, PID + b"\xff")[which]
+    replace(harness, Table.CHECKPOINTS, key, flipped(row, 9))
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.appended_end, log.read(Offset(0), ALL, 100)) == (0, [])
+    with pytest.raises(DataDamaged, match="checkpoints"):
+        append(log)
+    log.truncate(Offset(0))
+    append(log, 2)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.appended_end, log.damaged) == (2, None)
+
+
+def test_a_damaged_index_row_is_noticed(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    append(log)
+    harness.settle()
+    key, row = harness.disk.scan(Table.TIMES, PID, PID + b"\x01", limit=1)[0]
+    replace(harness, Table.TIMES, key, flipped(row, 60))
+    with pytest.raises(DataDamaged, match="table times"):
+        log.find_ts_ns(0)
+
+
+# ------------------------------------------------------------------------------------------- truncation
+def test_truncation_takes_back_pending_appends_and_never_reports_them() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    data = make_batch(2)
+    done: list[int] = []
+    for i in range(3):
+        log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(i + 1), done=lambda i=i: done.append(i))  # type: ignore[misc]  # default binds i
+    generation = log.generation
+    log.truncate(Offset(3))  # inside the second batch: it goes whole
+    assert (log.appended_end, log.generation) == (2, generation + 1)
+    log.append(data, parse_header(data), epoch=Epoch(2), ts_ns=TsNs(9), done=lambda: done.append(9))
+    harness.settle()
+    assert done == [0, 9]
+    assert log.durable_end == 4
+    assert log.runs == [EpochRun(Epoch(1), Offset(0), Offset(2)), EpochRun(Epoch(2), Offset(2), Offset(4))]
+
+
+def test_a_rewritten_range_never_shows_what_was_there_before() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(3):
+        append(log, payload=b"old")
+    harness.settle()
+    log.truncate(Offset(1))
+    new = append(log, payload=b"new", epoch=2)
+    while harness.clock.step():
+        found = log.read(Offset(1), ALL, 1 << 20)
+        assert found == ([new] if log.durable_end > 1 else [])
+        by_time = log.find_ts_ns(15)
+        assert by_time is None or by_time.epoch == 2
+    assert log.durable_end == 2
+
+
+def test_a_checkpoint_of_the_log_that_was_cut_is_not_used_for_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(3):
+        append(log)
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 1)
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_A_PRODUCER", 0)
+    append(log, producer=(1, 0, 0))  # with it a checkpoint at 4, which knows producer 1
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.CHECKPOINTS, PID + b"\x01", PID + b"\x02")) == 2
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 100)
+    log.truncate(Offset(2))  # not on disk yet: the checkpoint at 4 is still there
+    for _ in range(4):
+        append(log, epoch=2)
+    log.truncate(Offset(5))
+    assert len(log.producers) == 0
+    assert log.runs == [EpochRun(Epoch(1), Offset(0), Offset(2)), EpochRun(Epoch(2), Offset(2), Offset(5))]
+
+
+def test_producers_after_a_truncation_equal_a_fresh_fold(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 8)
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_A_PRODUCER", 0)
+    rng = random.Random(3)
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    next_sequence = dict.fromkeys(range(5), 0)
+    stored = []
+    for _ in range(60):
+        producer = rng.randrange(5)
+        stored.append(append(log, 3, producer=(producer, 0, next_sequence[producer])))
+        next_sequence[producer] += 3
+    harness.settle()
+    for cut in (150, 149, 96, 95, 24, 23, 3):
+        log.truncate(Offset(cut))
+        fresh = ProducerTable()
+        for value in stored[: cut // 3]:
+            fresh.fold(parse_header(value.batch), value.ts_ns)
+        assert log.producers == fresh
+        harness.settle()
+
+
+def test_producer_state_outlives_its_batches(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    first = append(log, 3, producer=(9, 0, 0))
+    append(log, 2)
+    log.advance_log_start(Offset(4))
+    log = LogStore(harness.reopen()).open_all()[PID]
+    again = log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))))
+    assert again is not None
+    assert (again.base_offset, again.end, again.ts_ns) == (0, 3, first.ts_ns)
+    log.advance_log_start(Offset(50))
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0)))) == again
+    assert log.producers.check(parse_header(make_batch(1, producer=(9, 0, 3)))) is None
+
+
+def test_time_look_ups_after_a_truncation_find_only_what_is_left(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for created in (10, 50, 30, 90):
+        append(log, created_ms=created)
+    log.truncate(Offset(2))
+    harness.settle()
+    assert log.find_timestamp(51) is None
+    assert log.find_ts_ns(21) is None
+    append(log, created_ms=60, epoch=2)
+    harness.settle()
+    found = log.find_timestamp(51)
+    assert found is not None
+    assert (found.base, found.max_timestamp_ms) == (2, 60)
+
+
+def test_time_look_ups_are_right_when_the_latest_record_was_deleted(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for created in (100, 50, 60, 40, 120):
+        append(log, created_ms=created)
+    log.advance_log_start(Offset(1))
+    harness.settle()
+    found = [log.find_timestamp(created) for created in (45, 55, 61, 120, 121)]
+    assert [info.base if info else None for info in found] == [1, 2, 4, 4, None]
+
+
+def test_largest_create_time_is_that_of_what_is_left_below_the_end(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    assert log.find_timestamp(log.create_ms_max(ALL)) is None
+    for created in (100, 50, 60, 40, 120):
+        append(log, created_ms=created)
+    harness.settle()
+    assert [log.create_ms_max(Offset(end)) for end in (1, 3, 4, 5)] == [100, 100, 100, 120]
+    log.advance_log_start(Offset(1))
+    harness.settle()
+    assert [log.create_ms_max(Offset(end)) for end in (2, 3, 4, 5)] == [50, 60, 60, 120]
+    log.advance_log_start(Offset(5))
+    assert log.find_timestamp(log.create_ms_max(ALL)) is None
+
+
+def test_log_start_inside_what_is_not_durable_counts_as_durable_up_to_there() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(3):
+        append(log, 2)
+    log.advance_log_start(Offset(3))
+    assert (log.durable_end, log.appended_end) == (2, 6)
+    assert log.read(Offset(3), ALL, 1) == []
+    assert [s.base for s in log.read(Offset(3), ALL, 1 << 20, durable_only=False)] == [2, 4]
+    harness.settle()
+    assert log.durable_end == 6
+
+
+# ------------------------------------------------------------------------------------- refusals and bounds
+def test_appends_that_do_not_fit_are_refused(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(10))
+
+    def stored(base: int, count: int, ts_ns: int) -> StoredValue:
+        data = make_batch(count)
+        return parse_value(build_value(data, parse_header(data), Offset(base), Epoch(1), TsNs(ts_ns)))
+
+    for base in (5, 7, 11):  # 7..10 ends at log_start and does not contain it
+        with pytest.raises(ValueError, match="does not contain"):
+            log.append_stored(stored(base, 3, 5), nothing)
+    log.append_stored(stored(9, 3, 5), nothing)
+    for base in (11, 13):
+        with pytest.raises(ValueError, match="does not follow"):
+            log.append_stored(stored(base, 3, 9), nothing)
+    with pytest.raises(ValueError, match="does not exceed"):
+        log.append_stored(stored(12, 3, 5), nothing)
+    data = make_batch()
+    with pytest.raises(ValueError, match="does not exceed"):
+        log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(5), done=nothing)
+    harness.settle()
+    assert [s.base for s in log.read(Offset(10), ALL, 1 << 20)] == [9]
+
+
+def test_a_dropped_partition_leaves_nothing_and_takes_nothing(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log, other = store.create(PID, Offset(0)), store.create(OTHER, Offset(0))
+    done: list[int] = []
+    data = make_batch()
+    log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(1), done=lambda: done.append(1))
+    append(other)
+    store.drop(log)
+    with pytest.raises(ValueError, match="dropped"):
+        append(log)
+    harness.settle()
+    assert done == []
+    store = LogStore(harness.reopen())
+    assert set(store.open_all()) == {OTHER}
+    assert store.create(PID, Offset(3)).appended_end == 3
+    harness.settle()
+    store.drop(PID)
+    store.drop(OTHER)
+    harness.settle()
+    assert rows(harness) == 0
+
+
+def test_durable_batches_do_not_stay_in_memory_beyond_the_budget(harness: Harness) -> None:
+    store = LogStore(harness.disk)
+    log = store.create(PID, Offset(0))
+    for _ in range(40):
+        append(log, payload=bytes(partition_log.TAIL_BYTES_KEPT // 8))
+    harness.settle()
+    held = sum(len(s.value) for s in cast("list[StoredValue]", log._tail))
+    assert 0 < held <= partition_log.TAIL_BYTES_KEPT
+    assert len(log.read(Offset(0), ALL, 1 << 30)) + len(log.read(log._tail[0].base, ALL, 1 << 30)) >= 40
+
+
+def test_retention_leaves_as_many_rows_as_batches(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 5)
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for i in range(200):
+        append(log, created_ms=i)
+        log.advance_log_start(Offset(max(0, i - 9)))
+    harness.settle()
+    assert rows(harness) <= 3 * 11 + 5  # batches, two kinds of times, and a few checkpoints
+
+
+def test_a_batch_that_contains_log_start_is_not_found_by_time_before_it_is_durable_again() -> None:
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(10))
+    data = make_batch(3, created_ms=50)
+    stored = parse_value(build_value(data, parse_header(data), Offset(9), Epoch(1), TsNs(5)))
+    log.append_stored(stored, nothing)
+    harness.settle()
+    log.truncate(Offset(11))
+    log.append_stored(stored, nothing)
+    while log.durable_end == 10:
+        assert log.find_timestamp(50) is None
+        assert log.find_ts_ns(5) is None
+        harness.clock.step()
+    found = log.find_timestamp(50)
+    assert found is not None
+    assert (found.base, found.end) == (9, 12)
+
+
+def test_a_checkpoint_under_a_key_that_is_no_partitions_is_forgotten(harness: Harness) -> None:
+    append(LogStore(harness.disk).create(PID, Offset(0)), 3)
+    harness.settle()
+    replace(harness, Table.CHECKPOINTS, PID[:7], b"what a damaged page makes of a row")
+    logs = LogStore(harness.reopen()).open_all()
+    harness.settle()
+    assert [log.appended_end for log in logs.values()] == [3]
+    assert harness.disk.get(Table.CHECKPOINTS, PID[:7]) is None

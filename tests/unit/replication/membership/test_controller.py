@@ -1,0 +1,404 @@
+"""The Raft leader's watch: who is fenced and when, who is asked, who is proposed, who is moved back."""
+
+from dataclasses import replace
+
+import pytest
+
+from smq.raft_state.commands import (
+    Command,
+    CreateTopic,
+    ElectLeader,
+    FenceNode,
+    InitCluster,
+    Rejected,
+    Reply,
+    SetNodeDrained,
+    UnfenceNode,
+)
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication.api import DoneFn
+from smq.replication.config import NodeConfig
+from smq.replication.core import has_majority
+from smq.replication.membership import controller as controller_module
+from smq.replication.membership.controller import Controller
+from smq.replication.net import wire
+from smq.replication.ports import Channel
+from smq.replication.proposer import rejection
+from smq.testing.clock import Machine as Hardware
+from smq.testing.clock import Process, Scheduler, SimClock
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, register
+from tests.unit.replication.test_proposer import ScriptedEngine
+from tests.unit.replication.test_turns import World as NodeWorld
+
+STEP_MS = 100
+TOPIC_OF_MANY = CreateTopic(
+    name="many", topic_id=TopicId(b"m" * 16), partition_count=1, replication_factor=3, created_ms=0
+)
+
+
+class World:
+    """A controller on node 1, which leads Raft; what it proposes is applied at once. Peers speak as told."""
+
+    def __init__(self, *, is_initialised: bool = True) -> None:
+        self.scheduler = Scheduler()
+        self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
+        self.node_id = ME
+        self.incarnation = INCARNATION
+        self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
+        self.engine = ScriptedEngine()
+        self.engine.leader = ME
+        self.machine = Machine()
+        self.index = 0
+        self.proposed: list[Command] = []
+        self.in_flight = self.in_flight_max = 0  # of the proposals
+        self.sent: list[tuple[NodeId, wire.Message]] = []
+        self.full: set[NodeId] = set()
+        self.silent: set[NodeId] = set()
+        self.disconnected: set[NodeId] = set()
+        self.heard: dict[NodeId, int] = {}
+        self.ends: dict[NodeId, int] = {ME: 0, PEER_A: 0, PEER_B: 0}
+        self.transferred: list[NodeId] = []
+        self.leaving: set[NodeId] = set()
+        self.warnings: list[str] = []
+        self.controller = Controller(self, lambda event, **_: self.warnings.append(event))
+        if is_initialised:
+            self.apply(default_init("c"))
+            for node in (ME, PEER_A, PEER_B):
+                self.apply(register(node))
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
+
+    # ---- ControllerHost
+    def is_full_node(self, node: NodeId) -> bool:
+        return node in self.full
+
+    @property
+    def state(self) -> ClusterState:
+        return self.machine.state
+
+    def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
+        return self.heard.get(peer, 0) if incarnation == INCARNATION else 0
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool:
+        return peer not in self.disconnected
+
+    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool:
+        self.sent.append((peer, message))
+        if isinstance(message, wire.ElectionQuery) and peer not in self.silent:
+            ends = tuple((pid, Offset(self.ends[peer])) for pid, _ in message.partitions)
+            report = wire.ElectionReport(message.query, INCARNATION, ends)
+            self.clock.call_soon(lambda: self.controller.on_report(peer, report, self.clock.monotonic_ns()))
+        return True
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self.proposed.append(command)
+        reply = self.apply(command)
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+
+        def answer() -> None:
+            self.in_flight -= 1
+            done(rejection(reply) if isinstance(reply, Rejected) else reply)
+
+        self.clock.call_soon(answer)
+
+    def election_ends(
+        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
+    ) -> tuple[tuple[PartitionId, Offset], ...]:
+        return tuple((pid, Offset(self.ends[ME])) for pid, _ in partitions)
+
+    def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
+        self.transferred.append(target)
+
+    def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
+        return node in self.leaving
+
+    # ---- the test's hands
+    def apply(self, command: Command) -> Reply:
+        self.index += 1
+        return self.machine.apply(LogIndex(self.index), command).reply
+
+    def create(self, partitions: int = 1) -> None:
+        self.apply(
+            CreateTopic(
+                name="t",
+                topic_id=TopicId(b"t" * 16),
+                partition_count=partitions,
+                replication_factor=3,
+                created_ms=0,
+            )
+        )
+
+    def run(self, ms: int) -> None:
+        for _ in range(ms // STEP_MS):
+            for peer in (PEER_A, PEER_B):
+                if peer not in self.silent:
+                    self.heard[peer] = self.clock.monotonic_ns()
+            self.controller.on_tick(self.clock.monotonic_ns())
+            self.scheduler.run_for_ms(STEP_MS)
+
+    def made(self, kind: type[Command]) -> list[Command]:
+        return [c for c in self.proposed if type(c) is kind]
+
+    def part(self, index: int = 0) -> PartitionState:
+        return self.state.topics["t"].partitions[index]
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.create(3)
+    world.run(300)
+    return world
+
+
+def test_a_new_cluster_is_initialised_once() -> None:
+    world = World(is_initialised=False)
+    world.run(1_000)
+    assert len(world.made(InitCluster)) == 1
+
+
+def test_nothing_is_proposed_while_all_are_well(world: World) -> None:
+    world.run(10_000)
+    assert world.proposed == []
+
+
+def test_a_silent_node_is_fenced_after_the_session_timeout_and_not_before(world: World) -> None:
+    world.silent.add(PEER_A)
+    world.run(world.config.session_timeout_ms - STEP_MS)
+    assert world.made(FenceNode) == []
+    world.run(3 * STEP_MS)
+    assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
+
+
+def test_a_silent_node_whose_connection_is_gone_is_fenced_sooner(world: World) -> None:
+    world.silent.add(PEER_A)
+    world.disconnected.add(PEER_A)
+    world.run(world.config.session_timeout_ms // 3 + 2 * STEP_MS)
+    assert len(world.made(FenceNode)) == 1
+
+
+def test_a_fenced_leaders_partitions_get_leaders_whose_logs_reach_the_mark(world: World) -> None:
+    led = [i for i in range(3) if world.part(i).leader == PEER_A]
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    assert len(led) == 1
+    part = world.part(led[0])
+    assert part.epoch == 1
+    assert part.leader == next(n for n in part.replicas if n != PEER_A)
+
+
+def test_a_replica_whose_log_is_short_is_passed_over(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    part = world.part(led)
+    short, long = [n for n in part.replicas if n != PEER_A]
+    part.hwm = part.next_offset = Offset(5)
+    world.ends.update({short: 4, long: 5})
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    assert part.leader == long
+
+
+def test_rule_20_a_partition_no_log_of_which_reaches_the_mark_stays_leaderless_and_says_why(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.part(led).hwm = world.part(led).next_offset = Offset(5)
+    world.silent.add(PEER_A)
+    world.run(5_000)
+    assert world.made(ElectLeader) == []
+    assert "no replica of the partition reaches its high water mark and a majority of the others" in world.warnings
+
+
+def test_a_node_that_speaks_again_is_unfenced(world: World) -> None:
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    world.silent.clear()
+    world.run(500)
+    assert world.made(UnfenceNode) == [UnfenceNode(node=PEER_A, incarnation=INCARNATION)]
+    assert not world.state.nodes[PEER_A].fenced
+
+
+def test_leadership_returns_to_the_preferred_replica_by_a_hand_over(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    world.silent.clear()
+    world.run(world.config.rebalance_interval_ms + 1_000)
+    asked = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)] + world.transferred
+    assert world.part(led).replicas[0] == PEER_A
+    assert set(asked) == {PEER_A}
+
+
+def test_a_restarted_leader_needs_a_new_epoch(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.apply(register(PEER_A, Incarnation(INCARNATION + 1)))
+    world.controller.wake()
+    world.run(500)
+    assert world.part(led).epoch == 1
+
+
+def test_rule_20_a_resigned_leader_is_replaced_by_another(world: World) -> None:
+    part = next(world.part(i) for i in range(3) if world.part(i).leader == PEER_A)
+    world.controller.on_resign(PEER_A, wire.Resign(((part.pid, part.epoch),)), world.clock.monotonic_ns())
+    world.run(500)
+    assert part.epoch == 1
+    assert part.leader != PEER_A
+
+
+def test_a_resignation_of_a_past_epoch_or_by_another_changes_nothing(world: World) -> None:
+    part = world.part()
+    stranger = next(n for n in part.replicas if n != part.leader)
+    now_ns = world.clock.monotonic_ns()
+    world.controller.on_resign(stranger, wire.Resign(((part.pid, part.epoch),)), now_ns)
+    world.run(500)
+    assert world.proposed == []
+    world.controller.on_resign(part.leader, wire.Resign(((part.pid, Epoch(7)),)), now_ns)
+    world.run(500)
+    assert world.proposed == []
+
+
+def test_a_node_that_does_not_lead_raft_proposes_nothing(world: World) -> None:
+    world.engine.leader = PEER_B
+    world.silent.add(PEER_A)
+    world.run(5_000)
+    assert world.proposed == []
+
+
+def test_a_new_raft_leader_gives_everybody_a_whole_session_before_it_fences(world: World) -> None:
+    world.engine.leader = PEER_B
+    world.silent.add(PEER_A)
+    world.run(5_000)
+    world.engine.leader = ME
+    world.controller.on_leader_change()
+    world.run(world.config.session_timeout_ms - STEP_MS)
+    assert world.made(FenceNode) == []
+
+
+def test_a_leaving_node_is_fenced_when_its_connection_ends_and_not_before(world: World) -> None:
+    world.leaving.add(PEER_A)
+    world.run(500)
+    assert world.made(FenceNode) == []
+    world.disconnected.add(PEER_A)
+    world.run(100)
+    assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
+
+
+def test_a_leaving_node_that_has_fenced_itself_stays_fenced(world: World) -> None:
+    world.leaving.add(PEER_A)
+    world.apply(FenceNode(node=PEER_A, incarnation=INCARNATION))
+    world.run(2_000)
+    assert world.made(UnfenceNode) == []
+    assert all(world.part(i).leader != PEER_A for i in range(3))
+
+
+def test_leaderships_leave_a_drained_node_at_once_and_come_back_when_it_is_undrained(world: World) -> None:
+    world.run(world.config.rebalance_interval_ms + 500)
+    world.apply(SetNodeDrained(node=PEER_A, drained=True))
+    world.controller.rebalance_soon()
+    world.run(200)
+    asked = [(to, m.partition, m.target) for to, m in world.sent if isinstance(m, wire.Transfer)]
+    led = [world.part(i) for i in range(3) if world.part(i).leader == PEER_A]
+    assert [(to, pid) for to, pid, _ in asked] == [(PEER_A, part.pid) for part in led]
+    assert all(target != PEER_A for _, _, target in asked)
+    for part in led:
+        part.leader = asked[0][2]
+    world.apply(SetNodeDrained(node=PEER_A, drained=False))
+    world.run(world.config.rebalance_interval_ms + 500)
+    back = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)][len(asked) :] + world.transferred
+    assert set(back) == {PEER_A}
+
+
+def test_a_drained_node_is_elected_only_where_nobody_else_can_be(world: World) -> None:
+    world.apply(SetNodeDrained(node=PEER_B, drained=True))
+    world.silent.add(PEER_A)
+    world.run(3_000)
+    assert all(world.part(i).leader == ME for i in range(3) if world.part(i).epoch)
+    world.ends[ME] = -1  # its own log does not reach the mark any more
+    led = next(i for i in range(3) if world.part(i).leader == ME)
+    world.controller.on_resign(
+        ME, wire.Resign(((world.part(led).pid, world.part(led).epoch),)), world.clock.monotonic_ns()
+    )
+    world.run(2_000)
+    assert world.part(led).leader == PEER_B
+
+
+def test_a_full_node_is_elected_only_where_nobody_else_can_be(world: World) -> None:
+    world.full.add(PEER_B)
+    world.silent.add(PEER_A)
+    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
+    world.part(led).replicas = (PEER_A, PEER_B, ME)
+    world.run(3_000)
+    assert world.part(led).leader == ME
+    world.ends[ME] = -1  # its own log does not reach the mark any more
+    resigned = wire.Resign(((world.part(led).pid, world.part(led).epoch),))
+    world.controller.on_resign(ME, resigned, world.clock.monotonic_ns())
+    world.run(2_000)
+    assert world.part(led).leader == PEER_B
+
+
+def test_a_drained_node_hands_raft_over(world: World) -> None:
+    world.run(world.config.rebalance_interval_ms + 500)
+    world.apply(SetNodeDrained(node=ME, drained=True))
+    world.controller.rebalance_soon()
+    world.run(200)
+    assert world.engine.handed_to in (PEER_A, PEER_B)
+
+
+def test_a_node_that_keeps_coming_and_going_gets_its_leaderships_back_later_each_time(world: World) -> None:
+    interval_ms = world.config.rebalance_interval_ms
+
+    def waited_ms() -> int:
+        """From its return until it is asked for again."""
+        world.silent.add(PEER_A)
+        world.run(3_000)
+        world.silent.clear()
+        before = len([m for _, m in world.sent if isinstance(m, wire.Transfer)]) + len(world.transferred)
+        for waited in range(0, 20 * interval_ms, 500):
+            world.run(500)
+            if len([m for _, m in world.sent if isinstance(m, wire.Transfer)]) + len(world.transferred) > before:
+                return waited
+        raise AssertionError("never")
+
+    first, second, third = waited_ms(), waited_ms(), waited_ms()
+    assert first < second < third
+
+
+def test_few_elections_are_proposed_at_once_and_all_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "ELECTIONS_AT_ONCE", 2)
+    world.apply(replace(TOPIC_OF_MANY, partition_count=30))
+    world.silent.add(PEER_A)
+    world.run(4_000)
+    parts = world.state.topics["many"].partitions
+    assert all(part.leader != PEER_A for part in parts)
+    assert sum(part.epoch == 1 for part in parts) == 10
+    assert world.in_flight_max == 2
+
+
+@pytest.mark.parametrize(
+    ("reachable", "has_it"),
+    [(set(), False), ({PEER_A}, True), ({PEER_A, PEER_B}, True), ({NodeId(9)}, False)],
+)
+def test_rule_20_majority_is_of_the_partitions_replicas_with_this_node(
+    world: World, reachable: set[NodeId], has_it: bool
+) -> None:
+    """Whoever lacks it reports nothing for an election: it would only resign again."""
+    assert has_majority(world.part(), ME, frozenset(reachable)) is has_it
+
+
+def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_reports_nothing() -> None:
+    world = NodeWorld().start()
+    world.populate()
+    node, isolation_ms = world.node, world.node.config.leader_isolation_ms
+    node.liveness.on_answer(PEER_A)
+    led = node.led()
+    asked = tuple((replica.pid, replica.part.epoch) for replica in led)
+    assert len(asked) > 100
+    world.scheduler.run_for_ms(isolation_ms / 2)
+    assert node.led() == led
+    assert {pid for pid, _ in node.election_ends(asked)} == {pid for pid, _ in asked}
+    world.scheduler.run_for_ms(isolation_ms)
+    assert node.led() == []
+    assert node.election_ends(asked) == ()

@@ -1,0 +1,78 @@
+"""Who a data directory is: its disk id stays, its incarnation grows, another node's is refused."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from smq.raft_state.ids import NodeId
+from smq.replication.config import NodeConfig
+from smq.replication.membership.identity import DISK_KEY, INCARNATION_KEY, Identity, StartRefused, claim_identity
+from smq.replication.ports import DataDamaged, Op, Table
+from smq.testing.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.disk import DiskImage, FakeDisk
+
+CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
+RNG = random.Random(1)
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def claim(image: DiskImage, config: NodeConfig = CONFIG, at_least: int = 5) -> Identity:
+    """As a process that starts on this disk, up to where it may speak."""
+    scheduler = Scheduler()
+    disk = FakeDisk(SimClock(Process(scheduler, "node", fail), Machine()), RNG, image=image, on_fatal=fail)
+    told: list[Identity] = []
+    identity = claim_identity(disk, config, RNG, at_least, lambda: told.append(identity))
+    assert scheduler.run_for_ms(1_000, stop=lambda: bool(told))
+    return identity
+
+
+def test_rule_18_a_directory_keeps_its_disk_id_at_every_start() -> None:
+    image = DiskImage()
+    first, second = claim(image), claim(image)
+    assert len(first.disk) == 16
+    assert second.disk == first.disk == image.tables[Table.META][DISK_KEY]
+
+
+def test_rule_18_an_empty_directory_gets_another_disk_id() -> None:
+    assert claim(DiskImage()).disk != claim(DiskImage()).disk
+
+
+def test_rule_18_the_disk_id_is_written_together_with_the_first_incarnation() -> None:
+    submissions: list[list[bytes]] = []
+
+    class Recording(DiskImage):
+        def apply(self, ops: "list[Op]") -> None:  # type: ignore[override]  # the fake disk gives lists
+            submissions.append([op.key for op in ops if hasattr(op, "key")])
+            super().apply(ops)
+
+    claim(Recording())
+    assert [DISK_KEY in keys and INCARNATION_KEY in keys for keys in submissions] == [True]
+
+
+def test_the_incarnation_grows_even_where_the_clock_went_back() -> None:
+    image = DiskImage()
+    assert [claim(image, at_least=n).incarnation for n in (5, 3, 9)] == [5, 6, 9]
+
+
+@pytest.mark.parametrize("stored", [None, b"short"])
+def test_a_disk_id_that_is_gone_or_cut_is_damage_and_says_what_to_do(stored: bytes | None) -> None:
+    image = DiskImage()
+    claim(image)
+    if stored is None:
+        del image.tables[Table.META][DISK_KEY]
+    else:
+        image.tables[Table.META][DISK_KEY] = stored
+    with pytest.raises(DataDamaged, match=r"disk_id.*replace this data directory"):
+        claim(image)
+
+
+@pytest.mark.parametrize("other", [{"node_id": NodeId(2)}, {"cluster_id": "d"}])
+def test_a_directory_of_another_node_or_cluster_is_refused(other: dict[str, object]) -> None:
+    image = DiskImage()
+    claim(image)
+    with pytest.raises(StartRefused, match="use the directory of this node, or an empty one"):
+        claim(image, replace(CONFIG, **other))  # type: ignore[arg-type]  # one of its fields

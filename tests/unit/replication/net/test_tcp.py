@@ -1,0 +1,583 @@
+"""The TCP network against the contract of the Network port: sessions, order, replacement, strangers, big frames."""
+
+import asyncio
+import struct
+import sys
+import tracemalloc
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.raft_state.ids import NodeId
+from smq.replication.net.frames import (
+    HEADER,
+    HELLO_BYTES_MAX,
+    FrameError,
+    FrameKind,
+    FrameReader,
+    Hello,
+    decode_hello,
+    encode_hello,
+)
+from smq.replication.net.tcp import TcpNetwork, TcpSettings, bind_listener
+from smq.replication.ports import Buffer, Channel
+
+ONE, TWO = NodeId(1), NodeId(2)
+CONTROL, DATA = Channel.CONTROL, Channel.DATA
+PATIENCE_S = 20  # a hang is a failure; nothing is measured by it
+
+
+@dataclass
+class Recorder:
+    """A handler that writes down what it is told, and lets a test wait for it."""
+
+    events: list[tuple[object, ...]] = field(default_factory=list)
+    _told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_session_open(self, peer: NodeId, channel: Channel) -> None:
+        self._note(("open", peer, channel))
+
+    def on_session_close(self, peer: NodeId, channel: Channel) -> None:
+        self._note(("close", peer, channel))
+
+    def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+        self._note(("message", peer, channel, payload))
+
+    def _note(self, event: tuple[object, ...]) -> None:
+        self.events.append(event)
+        self._told.set()
+
+    async def wait(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not happened():
+                self._told.clear()
+                await self._told.wait()
+
+    async def wait_count(self, kind: str, count: int, channel: Channel = CONTROL) -> None:
+        await self.wait(lambda: sum(1 for e in self.events if e[0] == kind and e[2] == channel) >= count)
+
+    def messages(self, channel: Channel = CONTROL) -> list[bytes]:
+        return [bytes(e[3]) for e in self.events if e[0] == "message" and e[2] == channel]  # type: ignore[call-overload] # a memoryview
+
+
+class Pair:
+    """Two nodes on free ports; `networks` and `handlers` by node id."""
+
+    def __init__(self, settings: TcpSettings | None = None, cluster_ids: tuple[str, str] = ("c", "c")) -> None:
+        self.settings = settings or TcpSettings(redial_min_ms=1, redial_max_ms=10)
+        self.cluster_ids = dict(zip((ONE, TWO), cluster_ids, strict=True))
+        self.listeners = {n: bind_listener("127.0.0.1", 0) for n in (ONE, TWO)}
+        self.peers = {n: ("127.0.0.1", s.getsockname()[1]) for n, s in self.listeners.items()}
+        self.networks: dict[NodeId, TcpNetwork] = {}
+        self.handlers: dict[NodeId, Recorder] = {}
+        self.held: list[object] = []  # connections of strangers: dropped, they would close
+
+    def start(self, node: NodeId) -> tuple[TcpNetwork, Recorder]:
+        network = TcpNetwork(
+            loop=asyncio.get_running_loop(),
+            node_id=node,
+            cluster_id=self.cluster_ids[node],
+            peers=self.peers,
+            listener=self.listeners.pop(node, None),
+            settings=self.settings,
+        )
+        self.networks[node], self.handlers[node] = network, Recorder()
+        network.start(self.handlers[node])
+        return network, self.handlers[node]
+
+    async def both_open(self) -> None:
+        for handler in self.handlers.values():
+            await handler.wait_count("open", 1, CONTROL)
+            await handler.wait_count("open", 1, DATA)
+
+
+def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test())
+
+
+def with_pair(body: Callable[[Pair], Coroutine[None, None, None]], **kwargs: object) -> None:
+    async def test() -> None:
+        pair = Pair(**kwargs)  # type: ignore[arg-type] # the tests name the fields
+        pair.start(ONE)
+        pair.start(TWO)
+        try:
+            await body(pair)
+        finally:
+            for network in pair.networks.values():
+                network.close()
+
+    run(test)
+
+
+# ----------------------------------------------------------------------------------------------------- sessions
+def test_one_session_a_channel_opens_on_both_sides() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        for node, peer in ((ONE, TWO), (TWO, ONE)):
+            assert all(pair.networks[node].is_open(peer, c) for c in Channel)
+            assert sorted(e for e in pair.handlers[node].events) == [("open", peer, CONTROL), ("open", peer, DATA)]
+
+    with_pair(body)
+
+
+def test_messages_arrive_once_in_order_and_whole_on_their_channel() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        sent = [b"%d" % i * (i % 50) for i in range(3000)]
+        for payload in sent:
+            assert pair.networks[ONE].send(TWO, CONTROL, [payload[:1], b"", payload[1:]])
+            assert pair.networks[TWO].send(ONE, DATA, [payload])
+        await pair.handlers[TWO].wait_count("message", len(sent), CONTROL)
+        await pair.handlers[ONE].wait_count("message", len(sent), DATA)
+        assert pair.handlers[TWO].messages(CONTROL) == sent
+        assert pair.handlers[ONE].messages(DATA) == sent
+
+    with_pair(body)
+
+
+def test_big_messages_pass_between_small_ones_and_stay_intact() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        big = bytes(range(256)) * (20 << 12)  # 20 MiB: many chunks of the socket
+        messages: list[list[Buffer]] = [[b"a"], [memoryview(big), b"tail"], [b"b"]]
+        for parts in messages:
+            assert pair.networks[ONE].send(TWO, DATA, parts)
+        await pair.handlers[TWO].wait_count("message", 3, DATA)
+        assert pair.handlers[TWO].messages(DATA) == [b"a", big + b"tail", b"b"]
+
+    with_pair(body)
+
+
+def test_received_memory_is_the_receivers_to_keep() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        sent = [bytes([i]) * 70_000 for i in range(20)]
+        for payload in sent:
+            pair.networks[ONE].send(TWO, DATA, [payload])
+        await pair.handlers[TWO].wait_count("message", len(sent), DATA)
+        assert pair.handlers[TWO].messages(DATA) == sent  # read only now, long after they came
+        assert all(e[3].readonly for e in pair.handlers[TWO].events if e[0] == "message")  # type: ignore[attr-defined] # a memoryview
+
+    with_pair(body)
+
+
+def test_without_a_session_nothing_is_sent() -> None:
+    async def test() -> None:
+        pair = Pair()
+        network, _ = pair.start(ONE)
+        assert not network.send(TWO, CONTROL, [b"x"])
+        assert not network.is_open(TWO, CONTROL)
+        assert network.backlog_bytes(TWO, CONTROL) == 0
+        assert not network.send(NodeId(9), CONTROL, [b"x"])
+        network.close()
+
+    run(test)
+
+
+def test_a_restarted_peer_gets_a_fresh_session_after_the_old_one_is_closed() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        pair.networks[TWO].close()
+        await pair.handlers[ONE].wait_count("close", 1, CONTROL)
+        assert not pair.networks[ONE].is_open(TWO, CONTROL)
+        assert not pair.networks[ONE].send(TWO, CONTROL, [b"lost"])
+        pair.listeners[TWO] = bind_listener(*pair.peers[TWO])
+        _, second = pair.start(TWO)
+        await pair.handlers[ONE].wait_count("open", 2, CONTROL)
+        assert pair.networks[ONE].send(TWO, CONTROL, [b"fresh"])
+        await second.wait_count("message", 1)
+        assert second.messages() == [b"fresh"]
+        kinds = [e[0] for e in pair.handlers[ONE].events if e[2] == CONTROL]
+        assert kinds == ["open", "close", "open"]
+
+    with_pair(body)
+
+
+def test_a_peer_that_starts_later_is_found() -> None:
+    async def test() -> None:
+        pair = Pair()
+        pair.listeners.pop(TWO).close()
+        pair.start(ONE)
+        pair.listeners[TWO] = bind_listener(*pair.peers[TWO])
+        pair.start(TWO)
+        await pair.both_open()
+        for network in pair.networks.values():
+            network.close()
+
+    run(test)
+
+
+def test_after_close_the_handler_hears_nothing() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        told = list(pair.handlers[ONE].events)
+        pair.networks[ONE].close()
+        await pair.handlers[TWO].wait_count("close", 1, CONTROL)
+        await pair.handlers[TWO].wait_count("close", 1, DATA)
+        assert pair.handlers[ONE].events == told
+
+    with_pair(body)
+
+
+# --------------------------------------------------------------------------------------------------- replacement
+def test_a_newer_session_of_a_peer_replaces_the_older_with_the_close_first() -> None:
+    async def test() -> None:
+        pair = Pair()
+        network, handler = pair.start(TWO)
+        first = await _dial(pair, serial=1)
+        await handler.wait_count("open", 1)
+        second = await _dial(pair, serial=2)
+        await handler.wait_count("open", 2)
+        assert [e[0] for e in handler.events] == ["open", "close", "open"]
+        async with asyncio.timeout(PATIENCE_S):
+            await first[0].read()  # to its end: the older connection is closed by the node
+        second[1].write(HEADER.pack(3, FrameKind.MESSAGE) + b"new")
+        await handler.wait_count("message", 1)
+        assert handler.messages() == [b"new"]
+        network.close()
+
+    run(test)
+
+
+def test_an_older_session_of_the_same_process_does_not_replace_a_newer_one() -> None:
+    async def test() -> None:
+        pair = Pair()
+        network, handler = pair.start(TWO)
+        await _dial(pair, serial=5)
+        await handler.wait_count("open", 1)
+        late = await _dial(pair, serial=4)
+        assert await late[0].read() == b""
+        assert [e[0] for e in handler.events] == ["open"]
+        assert network.is_open(ONE, CONTROL)
+        network.close()
+
+    run(test)
+
+
+def test_a_new_process_of_a_peer_replaces_the_session_of_the_old_one() -> None:
+    async def test() -> None:
+        pair = Pair()
+        network, handler = pair.start(TWO)
+        await _dial(pair, serial=5)
+        await handler.wait_count("open", 1)
+        await _dial(pair, serial=1, process=b"q" * 16)
+        await handler.wait_count("open", 2)
+        assert [e[0] for e in handler.events] == ["open", "close", "open"]
+        network.close()
+
+    run(test)
+
+
+# ----------------------------------------------------------------------------------------------------- strangers
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def hello_frame(**changes: object) -> bytes:
+    fields: dict[str, object] = {
+        "sender": ONE,
+        "receiver": TWO,
+        "channel": CONTROL,
+        "process": b"p" * 16,
+        "serial": 1,
+        "cluster_id": "c",
+    }
+    payload = encode_hello(Hello(**{**fields, **changes}))  # type: ignore[arg-type] # the cases name the fields
+    return HEADER.pack(len(payload), FrameKind.HELLO) + payload
+
+
+async def _connect(pair: Pair) -> Connection:
+    connection = await asyncio.open_connection(*pair.peers[TWO])
+    pair.held.append(connection)
+    return connection
+
+
+async def _dial(pair: Pair, *, serial: int, process: bytes = b"p" * 16) -> Connection:
+    reader, writer = await _connect(pair)
+    writer.write(hello_frame(serial=serial, process=process))
+    return reader, writer
+
+
+STRANGERS = {
+    "another cluster": hello_frame(cluster_id="other"),
+    "another receiver": hello_frame(receiver=NodeId(3)),
+    "an unknown sender": hello_frame(sender=NodeId(3)),
+    "itself": hello_frame(sender=TWO),
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+    "a message before hello": HEADER.pack(1, FrameKind.MESSAGE) + b"x",
+    "a ping before hello": HEADER.pack(0, FrameKind.PING),
+    "an unknown kind": HEADER.pack(1, 9) + b"x",
+    "a huge hello": HEADER.pack(HELLO_BYTES_MAX + 1, FrameKind.HELLO),
+    "a short hello": HEADER.pack(3, FrameKind.HELLO) + b"abc",
+    "a wrong magic": hello_frame().replace(b"SMQP", b"SMTP"),
+    "another version": hello_frame().replace(b"SMQP\x00\x01", b"SMQP\x00\x09"),
+    "an unknown channel": hello_frame()[:19] + b"\x07" + hello_frame()[20:],
+    "a broken cluster id": hello_frame()[:-1] + b"\xff",
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_is_closed_and_nobody_else_notices(name: str) -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        before = list(pair.handlers[TWO].events)
+        reader, writer = await _connect(pair)
+        writer.write(STRANGERS[name])
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                assert await reader.read() == b""
+            except ConnectionResetError:
+                pass  # closed with our bytes unread: as good
+        assert pair.handlers[TWO].events == before
+        assert pair.networks[ONE].send(TWO, CONTROL, [b"still here"])
+        await pair.handlers[TWO].wait_count("message", 1)
+
+    with_pair(body)
+
+
+def test_garbage_on_an_open_session_closes_that_session_alone() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.handlers[TWO].wait_count("open", 1, DATA)
+        reader, writer = await _connect(pair)
+        writer.write(hello_frame(process=b"z" * 16) + HEADER.pack(0xFFFFFFFF, FrameKind.MESSAGE))
+        await pair.handlers[TWO].wait_count("open", 1, CONTROL)
+        await pair.handlers[TWO].wait_count("close", 1, CONTROL)
+        assert pair.networks[TWO].is_open(ONE, DATA)
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.read()
+        await pair.handlers[TWO].wait(lambda: pair.networks[TWO].is_open(ONE, CONTROL))  # re-made by the real peer
+
+    with_pair(body)
+
+
+def test_nodes_of_different_clusters_never_open_a_session() -> None:
+    async def body(pair: Pair) -> None:
+        reader, writer = await _connect(pair)
+        writer.write(hello_frame())
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.read()
+        assert pair.handlers[ONE].events == []
+        assert pair.handlers[TWO].events == []
+
+    with_pair(body, cluster_ids=("c", "d"))
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        reader, _ = await _connect(pair)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b""
+
+    with_pair(body, settings=TcpSettings(hello_timeout_ms=20, idle_ping_ms=10, redial_min_ms=1))
+
+
+def test_of_connections_without_a_hello_the_oldest_goes_when_there_is_one_too_many() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        first, _second, _third = [await _connect(pair) for _ in range(3)]
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                assert await first[0].read() == b""
+            except ConnectionResetError:
+                pass  # dropped before it was read: as good
+        reader, writer = await _connect(pair)
+        writer.write(hello_frame(process=b"z" * 16))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read(1), "who says hello is answered, however many strangers are silent"
+
+    with_pair(body, settings=TcpSettings(pending_connections_max=2, redial_min_ms=1, hello_timeout_ms=60_000))
+
+
+# ------------------------------------------------------------------------------------------- keepalive, backlog
+def test_a_peer_that_is_silent_is_dropped() -> None:
+    async def test() -> None:
+        pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=100, redial_min_ms=1))
+        network, handler = pair.start(TWO)
+        await _dial(pair, serial=1)  # says hello, and never anything again
+        await handler.wait_count("close", 1)
+        assert not network.is_open(ONE, CONTROL)
+        network.close()
+
+    run(test)
+
+
+def test_idle_sessions_are_kept_open_by_pings() -> None:
+    async def test() -> None:
+        pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=5_000, redial_min_ms=1))
+        network, handler = pair.start(TWO)
+        reader, _ = await _dial(pair, serial=1)
+        await handler.wait_count("open", 1)
+        async with asyncio.timeout(PATIENCE_S):
+            hello = len(hello_frame())
+            data = await reader.readexactly(hello + 3 * HEADER.size)
+        assert data[hello:] == HEADER.pack(0, FrameKind.PING) * 3
+        network.close()
+
+    run(test)
+
+
+def test_a_peer_that_does_not_read_is_dropped_at_the_cap() -> None:
+    async def test() -> None:
+        pair = Pair(TcpSettings(session_buffer_bytes_max=8 << 20, redial_min_ms=1))
+        network, handler = pair.start(TWO)
+        await _dial(pair, serial=1)  # reads nothing
+        await handler.wait_count("open", 1)
+        block = b"x" * (1 << 20)
+        for _ in range(100):
+            if not network.send(ONE, CONTROL, [block]):
+                break
+            assert network.backlog_bytes(ONE, CONTROL) <= (9 << 20) + 64
+        assert not network.is_open(ONE, CONTROL)
+        assert handler.events == [("open", ONE, CONTROL)]  # never from inside the call
+        await handler.wait_count("close", 1)
+        network.close()
+
+    run(test)
+
+
+def test_a_peer_that_never_stops_sending_makes_the_node_hold_a_message_or_two() -> None:
+    """512 MiB in messages of 64 MiB: the node reads no faster than it handles them, and keeps none."""
+
+    class Sink(Recorder):
+        seen = 0
+
+        def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+            self.seen += len(payload)
+            self._note(("message", peer, channel))
+
+    async def test() -> None:
+        pair = Pair()
+        sink = Sink()
+        network = TcpNetwork(
+            loop=asyncio.get_running_loop(),
+            node_id=TWO,
+            cluster_id="c",
+            peers=pair.peers,
+            listener=pair.listeners.pop(TWO),
+        )
+        network.start(sink)
+        tracemalloc.start()  # the process's own peak may be that of a test before this one
+        sender = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ENDLESS, str(pair.peers[TWO][1]), hello_frame().hex(), stdin=asyncio.subprocess.PIPE
+        )
+        try:
+            await sink.wait(lambda: sink.seen >= 512 << 20)
+            _, most_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            sender.kill()
+            await sender.wait()
+            network.close()
+        assert 64 << 20 < most_bytes < 3 * 64 << 20
+
+    run(test)
+
+
+ENDLESS = """
+import socket, struct, sys
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+peer.sendall(bytes.fromhex(sys.argv[2]))
+message = struct.pack(">IB", 64 << 20, 2) + bytes(64 << 20)
+while True:
+    peer.sendall(message)
+"""
+
+
+def test_a_message_beyond_the_frame_limit_is_the_callers_error() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.both_open()
+        with pytest.raises(ValueError, match="frame limit"):
+            pair.networks[ONE].send(TWO, CONTROL, [b"x" * 2001])
+        assert pair.networks[ONE].send(TWO, CONTROL, [b"x" * 2000])
+        await pair.handlers[TWO].wait_count("message", 1)
+
+    with_pair(body, settings=TcpSettings(frame_bytes_max=2000, redial_min_ms=1))
+
+
+def test_what_the_handler_raises_reaches_on_error() -> None:
+    class Broken(Recorder):
+        def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+            raise RuntimeError("an invariant")
+
+    async def test() -> None:
+        pair = Pair()
+        raised: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        network = TcpNetwork(
+            loop=asyncio.get_running_loop(),
+            node_id=TWO,
+            cluster_id="c",
+            peers=pair.peers,
+            listener=pair.listeners.pop(TWO),
+            on_error=raised.set_result,
+        )
+        network.start(Broken())
+        _, writer = await _dial(pair, serial=1)
+        writer.write(HEADER.pack(1, FrameKind.MESSAGE) + b"x")
+        async with asyncio.timeout(PATIENCE_S):
+            assert str(await raised) == "an invariant"
+        network.close()
+
+    run(test)
+
+
+def test_a_port_that_is_taken_is_an_error_at_once() -> None:
+    with bind_listener("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"):
+        bind_listener(*taken.getsockname())
+
+
+# -------------------------------------------------------------------------------------------------------- frames
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 1000])
+def test_frames_are_cut_the_same_however_the_bytes_arrive(step: int) -> None:
+    payloads = [b"", b"a", b"bc" * 20, b"", b"d" * 100]
+    stream = b"".join(HEADER.pack(len(p), FrameKind.MESSAGE) + p for p in payloads)
+    reader = FrameReader()
+    got = [
+        (kind, bytes(payload))
+        for at in range(0, len(stream), step)
+        for kind, payload in reader.feed(stream[at : at + step])
+    ]
+    assert got == [(FrameKind.MESSAGE, p) for p in payloads]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 64))
+def test_whatever_bytes_arrive_the_reader_gives_frames_or_a_frame_error(chunks: list[bytes], cap: int) -> None:
+    reader = FrameReader()
+    reader.payload_bytes_max = cap
+    held = 0
+    try:
+        for chunk in chunks:
+            for _, payload in reader.feed(chunk):
+                held = max(held, len(payload))
+    except FrameError:
+        pass
+    assert held <= cap
+
+
+@given(st.binary(max_size=200))
+def test_whatever_a_hello_holds_it_decodes_or_is_a_frame_error(payload: bytes) -> None:
+    for candidate in (payload, b"SMQP\x00\x01" + payload):
+        try:
+            decode_hello(memoryview(candidate))
+        except FrameError:
+            pass
+
+
+def test_a_hello_is_read_as_it_was_written() -> None:
+    hello = Hello(
+        sender=ONE, receiver=TWO, channel=DATA, process=bytes(range(16)), serial=2**64 - 1, cluster_id="smq-é"
+    )
+    assert decode_hello(memoryview(encode_hello(hello))) == hello
+
+
+def test_any_cut_of_a_hello_is_an_error() -> None:
+    whole = encode_hello(Hello(sender=ONE, receiver=TWO, channel=DATA, process=b"p" * 16, serial=1, cluster_id=""))
+    for end in range(len(whole)):
+        with pytest.raises(FrameError):
+            decode_hello(memoryview(whole[:end]))
+    assert struct.calcsize(">4sHiiB16sQ") == len(whole)

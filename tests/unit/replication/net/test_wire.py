@@ -1,0 +1,81 @@
+"""Messages between nodes survive the wire, and nothing that arrives does more than raise WireError."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.limits import DISK_ID_BYTES
+from smq.replication.net import wire
+from smq.replication.raft.disk_marks import START_BYTES, Mark
+
+PIDS = st.binary(min_size=20, max_size=20).map(PartitionId)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+EPOCHS = st.integers(-(2**31), 2**31 - 1).map(Epoch)
+UINT64 = st.integers(0, 2**64 - 1)
+UINT32 = st.integers(0, 2**32 - 1)
+OFFSETS = INT64.map(Offset)
+MARKS = st.builds(
+    Mark,
+    st.integers(0, 2**31 - 1).map(NodeId),
+    st.binary(min_size=DISK_ID_BYTES, max_size=DISK_ID_BYTES).map(DiskId),
+    st.binary(min_size=START_BYTES, max_size=START_BYTES),
+    UINT64,
+    UINT64,
+)
+
+MESSAGES = st.one_of(
+    st.builds(wire.Heartbeat, INT64.map(Incarnation), MARKS, st.lists(MARKS).map(tuple), st.booleans(), st.booleans()),
+    st.builds(wire.Propose, UINT64, st.binary()),
+    st.builds(wire.ReadIndex, UINT64),
+    st.builds(wire.Proposed, UINT64, st.integers(0, 255), INT64.map(LogIndex), st.binary()),
+    st.builds(wire.ElectionQuery, UINT64, st.lists(st.tuples(PIDS, EPOCHS)).map(tuple)),
+    st.builds(wire.ElectionReport, UINT64, INT64.map(Incarnation), st.lists(st.tuples(PIDS, OFFSETS)).map(tuple)),
+    st.builds(wire.Resign, st.lists(st.tuples(PIDS, EPOCHS)).map(tuple)),
+    st.builds(wire.Transfer, PIDS, EPOCHS, st.integers(0, 2**31 - 1).map(NodeId)),
+    st.builds(wire.Ping, UINT64, st.booleans()),
+    st.builds(wire.Probe, PIDS, EPOCHS, UINT32),
+    st.builds(wire.Ack, PIDS, EPOCHS, INT64.map(Incarnation), OFFSETS, OFFSETS, UINT32, st.booleans()),
+    st.builds(wire.Append, PIDS, EPOCHS, UINT32, st.lists(st.binary())),
+)
+
+
+def encoded(message: wire.Message) -> bytes:
+    return b"".join(wire.encode(message))
+
+
+@given(MESSAGES)
+def test_every_message_comes_back_as_it_was_sent(message: wire.Message) -> None:
+    assert wire.decode(memoryview(encoded(message))) == message
+
+
+@given(MESSAGES, st.data())
+def test_a_cut_or_extended_message_is_refused_or_another_message(message: wire.Message, data: st.DataObject) -> None:
+    payload = encoded(message)
+    cut = payload[: data.draw(st.integers(1, len(payload)))] + data.draw(st.binary(max_size=3))
+    try:
+        wire.decode(memoryview(cut))
+    except wire.WireError:
+        return
+
+
+@given(st.binary(min_size=1))
+def test_garbage_raises_wire_error_or_is_a_message(payload: bytes) -> None:
+    try:
+        wire.decode(memoryview(payload))
+    except wire.WireError:
+        return
+
+
+def test_a_count_that_promises_more_than_there_is_is_refused() -> None:
+    payload = bytearray(encoded(wire.Append(PartitionId(b"p" * 20), Epoch(1), 1, [b"x"])))
+    payload[29:33] = b"\xff\xff\xff\xff"
+    with pytest.raises(wire.WireError):
+        wire.decode(memoryview(bytes(payload)))
+
+
+def test_a_pickle_is_refused() -> None:
+    with pytest.raises(wire.WireError):
+        wire.decode(memoryview(pickle.dumps({"type": "append_entries"})))

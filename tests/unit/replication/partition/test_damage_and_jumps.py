@@ -1,0 +1,505 @@
+"""One replica whose bytes have rotted, whose applied state jumped, or whose process stops: it goes on, and says nothing
+that it does not know."""
+
+import pytest
+
+from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, NodeId, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
+from smq.records import parse_header
+from smq.replication.log.codec import BatchDamaged, base_of_key, parse_value
+from smq.replication.log.partition_log import TAIL_BYTES_KEPT
+from smq.replication.log.producers import CachedBatch, ProducerTable
+from smq.replication.net import wire
+from smq.replication.partition.repair import AGAIN_MAX, REMEMBERED_NS, Outcome, told
+from smq.replication.ports import Table
+from smq.testing.disk import DiskImage
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.test_rules import acks, append, follower, stored
+
+
+def idempotent(sequence: int, value: bytes = b"v") -> bytes:
+    return batch(value, producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+
+def advance_log_start(host: Host, to: int) -> None:
+    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(to)))
+
+
+def rot(image: DiskImage, batch_number: int, *, with_row: bool = True) -> None:
+    """One bit of the batch with this number, counted from the first on the disk; its index row may be gone, too."""
+    rows = image.tables[Table.BATCHES]
+    key = list(rows)[batch_number]
+    rows[key] = rows[key][:-1] + bytes([rows[key][-1] ^ 1])
+    if with_row:
+        times = image.tables[Table.TIMES]
+        del times[next(row for row in times if times[row] and base_of_key(row) == base_of_key(key))]
+
+
+def restart_with_rot(host: Host, batch_number: int, *, with_row: bool = True) -> None:
+    image = host.disk.crash()
+    rot(image, batch_number, with_row=with_row)
+    host.reopen(INCARNATION, image)
+
+
+def follower_with(count: int) -> tuple[Host, list[bytes]]:
+    """A follower in epoch 1 that holds `count` durable batches of one record each."""
+    host = follower()
+    values = [stored(batch(bytes([65 + i])), i, 1, ts_ns=10 + i) for i in range(count)]
+    append(host, *values)
+    host.settle()
+    assert host.live.durable_verified_end == count
+    return host, values
+
+
+# --------------------------------------------------------------------------------------------------- damage
+def test_a_follower_fetches_again_what_has_rotted() -> None:
+    host, values = follower_with(3)
+    restart_with_rot(host, 1)
+    assert host.live.durable_verified_end == 1
+    append(host, *values[1:])
+    host.settle()
+    assert host.live.durable_verified_end == 3
+    assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
+
+
+def test_rot_is_kept_until_the_leader_has_shown_that_it_has_what_follows() -> None:
+    host, _ = follower_with(3)
+    restart_with_rot(host, 1)
+    append(host, stored(batch(), 5, 1))  # leaves a gap
+    assert host.live.log.damaged is not None
+
+
+def test_a_leader_gives_up_rotten_bytes_that_were_never_committed() -> None:
+    host, _ = follower_with(3)
+    host.advance(1)
+    restart_with_rot(host, 1)
+    host.elect(ME, end=1)
+    answer = host.produce()
+    host.settle()
+    host.ack(PEER_A, 2)
+    host.advance(2)
+    host.settle(10)
+    assert answer.offsets == (1, 1)
+
+
+def answer_fetches(host: Host, values: dict[int, bytes], peers: tuple[NodeId, ...] = (PEER_A, PEER_B)) -> list[int]:
+    """The others answer what they are asked for, with what is in `values`; whom it asked, in order."""
+    asked: list[int] = []
+    seen: set[int] = set()
+    while True:
+        new = [(p, m) for p, m in host.sent if isinstance(m, wire.FetchBatch) and m.request not in seen and p in peers]
+        if not new:
+            host.settle()
+            return asked
+        for peer, message in new:
+            assert isinstance(message, wire.FetchBatch)
+            seen.add(message.request)
+            asked.append(peer)
+            value = values.get(message.offset, b"")
+            host.repairs.on_found(peer, wire.FoundBatch(message.partition, message.request, memoryview(value)))
+
+
+def want(host: Host, offset: int) -> list[bool]:
+    """Asks for a repair; what its outcome was will be in the list."""
+    told: list[bool] = []
+    host.repair(BatchDamaged(host.part.pid, Offset(offset), "rotten"), told.append)
+    return told
+
+
+def test_rotten_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanwhile() -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    assert host.live.durable_verified_end == 3
+    told = want(host, 1)
+    assert answer_fetches(host, {1: values[1]}) == [PEER_A]
+    assert told == [True]
+    assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
+
+
+def test_rotten_bytes_beyond_the_mark_count_for_nothing_until_they_are_whole_on_disk() -> None:
+    host, values = follower_with(3)
+    restart_with_rot(host, 1, with_row=False)
+    assert (host.live.durable_verified_end, host.live.log.appended_end) == (1, 3)
+    want(host, 1)
+    fetch = host.messages(wire.FetchBatch)[-1]
+    assert isinstance(fetch, wire.FetchBatch)
+    host.repairs.on_found(PEER_A, wire.FoundBatch(fetch.partition, fetch.request, memoryview(values[1])))
+    assert host.live.durable_verified_end == 1, "it has been submitted only"
+    host.settle()
+    assert host.live.durable_verified_end == 3
+
+
+def test_a_rotten_first_batch_beyond_the_mark_leaves_nothing_that_counts() -> None:
+    host, _ = follower_with(3)
+    restart_with_rot(host, 0, with_row=False)
+    assert host.live.durable_verified_end == 0
+
+
+def test_bytes_that_fail_or_are_of_another_epoch_are_not_taken_and_the_next_replica_is_asked() -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    told = want(host, 1)
+    assert answer_fetches(host, {1: stored(batch(b"other"), 1, 7, ts_ns=11)}) == [PEER_A, PEER_B]
+    assert told == [False]
+    told = want(host, 1)
+    answer_fetches(host, {1: values[1][:-1] + b"?"})
+    assert told == [False]
+    assert host.live.log.rotten == {1}
+
+
+def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_open() -> None:
+    host, _ = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes: list[Outcome] = []
+    host.repairs.want(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host.settle(2_000)  # the leader does not answer
+    assert answer_fetches(host, {}, peers=(PEER_B,)) == [PEER_B]
+    assert outcomes == [Outcome.UNKNOWN]
+
+
+def test_a_batch_that_is_put_right_in_vain_is_not_fetched_for_ever() -> None:
+    """As in a tree that is out of order, where what is written is not found."""
+    host, values = follower_with(3)
+    host.advance(3)
+    outcomes: list[Outcome] = []
+    asked = 0
+
+    def again() -> None:
+        nonlocal asked
+        host.repairs.want(host.live, BatchDamaged(host.part.pid, Offset(1), "missing"), outcomes.append)
+        asked += len(answer_fetches(host, {1: values[1]}))
+        host.sent.clear()
+
+    for _ in range(AGAIN_MAX + 3):
+        again()
+    assert outcomes == [Outcome.REPAIRED] * AGAIN_MAX + [Outcome.IN_VAIN] * 3
+    assert asked == AGAIN_MAX
+    assert told(BatchDamaged(host.part.pid, Offset(1), "missing"), Outcome.IN_VAIN).code is ErrorCode.DATA_DAMAGED
+    host.settle(REMEMBERED_NS // 1_000_000)
+    again()
+    assert outcomes[-1] is Outcome.REPAIRED
+
+
+def test_a_replica_gives_only_what_is_right_and_whole_and_durable_here() -> None:
+    host, values = follower_with(3)
+    for offset in (1, 3):
+        host.repairs.on_fetch(PEER_B, host.live, wire.FetchBatch(host.part.pid, 5, Offset(offset)))
+    host.repairs.on_fetch(PEER_B, None, wire.FetchBatch(host.part.pid, 5, Offset(1)))
+    found = [bytes(m.value) for m in host.messages(wire.FoundBatch) if isinstance(m, wire.FoundBatch)]
+    assert found == [values[1], b"", b""]
+
+
+def test_an_elected_leader_gives_up_rotten_bytes_beyond_its_start() -> None:
+    host, _ = follower_with(3)
+    host.advance(1)
+    restart_with_rot(host, 2, with_row=False)
+    host.elect(ME, end=1)
+    assert (host.live.log.appended_end, host.live.log.rotten) == (1, set())
+    answer = host.produce()
+    host.settle()
+    host.ack(PEER_A, 2)
+    host.advance(2)
+    host.settle(10)
+    assert answer.offsets == (1, 1)
+
+
+def leader_with_rot() -> Host:
+    """It leads epoch 1 with PEER_A level; PEER_B asks for a batch that has rotted under the running process."""
+    host = Host()
+    host.create_partition()
+    host.elect(ME)
+    count = 2 + TAIL_BYTES_KEPT // 4_000  # so that the first batches are no longer in memory
+    for _ in range(count):
+        host.produce(batch(b"x" * 4_000))
+    host.settle()
+    host.ack(PEER_A, count)
+    host.advance(count)
+    rot(host.disk._image, 0)  # what is on the platter, while the disk is in use
+    probe = next(m for p, m in reversed(host.sent) if p == PEER_B and isinstance(m, wire.Probe))
+    host.live.on_ack(
+        PEER_B, wire.Ack(host.part.pid, Epoch(1), INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
+    )
+    return host
+
+
+def test_rot_at_the_leader_does_not_fail_producers() -> None:
+    host = leader_with_rot()
+    end = host.part.hwm
+    answer = host.produce()
+    host.settle(10)
+    host.ack(PEER_A, end + 1)
+    host.advance(end + 1)
+    host.settle(10)
+    assert answer.offsets == (end, end)
+
+
+def test_a_leader_that_nobody_can_help_makes_way_for_a_follower_that_is_level() -> None:
+    host = leader_with_rot()
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == [], "it asks first"
+    answer_fetches(host, {})
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == [(host.part.pid, Epoch(1))]
+
+
+def test_a_leader_that_was_helped_supplies_the_follower_and_goes_on_leading() -> None:
+    host = leader_with_rot()
+    ts_ns = parse_value(host.disk.image.tables[Table.BATCHES].values()[0], verify=False).ts_ns
+    whole = stored(batch(b"x" * 4_000), 0, 1, ts_ns=ts_ns)
+    answer_fetches(host, {0: whole})
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == []
+    assert [v.value for v in host.live.log.read(Offset(0), Offset(1), 1)] == [whole]
+
+
+def test_a_leader_whose_bytes_nobody_else_has_goes_on_leading() -> None:
+    host = leader_with_rot()
+    host.advance(host.part.hwm + 1)  # nobody reaches this mark
+    host.live.on_tick(host.clock.monotonic_ns())
+    answer_fetches(host, {})
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.resigned == []
+
+
+def test_a_hand_over_to_a_follower_that_cannot_be_supplied_does_not_begin() -> None:
+    host = leader_with_rot()
+    assert not host.live.transfer(PEER_B)
+
+
+def restart_with_a_rotten_row(host: Host, table: Table, row_number: int) -> None:
+    image = host.disk.crash()
+    rows = image.tables[table]
+    key = [k for k in rows if rows[k]][row_number]
+    rows[key] = rows[key][:-1] + bytes([rows[key][-1] ^ 1])
+    host.reopen(INCARNATION + 1, image)
+
+
+def test_a_rotten_index_row_does_not_keep_the_log_start_from_moving() -> None:
+    host, values = follower_with(6)
+    host.advance(6)
+    restart_with_a_rotten_row(host, Table.TIMES, 1)
+    advance_log_start(host, 4)
+    host.settle()
+    assert [v.value for v in host.live.log.read(Offset(4), Offset(6), 1 << 20)] == values[4:]
+
+
+def test_a_rotten_index_row_does_not_keep_a_log_from_being_cut() -> None:
+    host, _ = follower_with(6)
+    host.advance(3)
+    restart_with_a_rotten_row(host, Table.TIMES, 1)
+    host.elect(PEER_B, end=3)
+    append(host, stored(batch(b"new"), 3, 2, ts_ns=99), epoch=2, peer=PEER_B)
+    host.settle()
+    assert host.live.durable_verified_end == 4
+    assert host.live.log.last_ts_ns == 99
+
+
+# ---------------------------------------------------------------------------------------------------- jumps
+def jump(host: Host, *, hwm: int, log_start: int) -> None:
+    """What a snapshot does to a replica that was cut off: PEER_A led epoch 1, ME leads epoch 2, all seen at once."""
+    replica, host.replica = host.live, None
+    host.elect(PEER_A)
+    host.advance(hwm)
+    host.elect(ME, end=hwm)
+    advance_log_start(host, log_start)
+    host.replica = replica
+    replica.on_applied()
+
+
+def leader_with_an_uncommitted_sequence() -> Host:
+    """It led epoch 0: sequence 0 is committed, sequence 1 never left this node."""
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    host.produce(idempotent(1))
+    host.settle()
+    return host
+
+
+def test_a_jump_over_an_epoch_and_the_log_start_leaves_no_sequence_that_was_never_committed() -> None:
+    host = leader_with_an_uncommitted_sequence()
+    jump(host, hwm=2, log_start=2)
+    assert (host.live.log.log_start, host.live.log.appended_end) == (2, 2)
+    assert host.live.log.producers.check(parse_header(idempotent(1))) is None
+
+
+def test_a_jump_within_what_is_here_keeps_the_sequences_that_were_committed() -> None:
+    host = leader_with_an_uncommitted_sequence()
+    replica, host.replica = host.live, None
+    host.elect(ME)
+    advance_log_start(host, 1)
+    host.replica = replica
+    replica.on_applied()
+    assert host.produce(idempotent(1)).result is None, "it was dropped with its epoch: this is a new batch"
+    host.settle()
+    assert (replica.log.log_start, replica.log.appended_end) == (1, 2)
+
+
+def jumped() -> Host:
+    """A follower of which DeleteRecords up to 9 has removed sequences 1 to 8 before it ever saw them."""
+    host = follower()
+    append(host, stored(idempotent(0), 0, 1))
+    host.settle()
+    host.advance(9)
+    advance_log_start(host, 9)
+    host.settle()
+    return host
+
+
+def tell_producers(host: Host, at: int) -> None:
+    """What a leader says whose log holds sequence 8 at offset 8."""
+    table = ProducerTable()
+    cached = CachedBatch(Epoch(1), Offset(8), Offset(9), Sequence(8), Sequence(8), TsNs(88))
+    table.note(ProducerId(7), ProducerEpoch(0), cached)
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), table.snapshot()))
+    host.settle()
+
+
+def test_a_log_that_jumped_counts_for_nothing_until_it_has_the_producers() -> None:
+    host = jumped()
+    assert host.live.election_end(Epoch(1)) == 0
+    assert acks(host)[-1].needs_producers
+    append(host, stored(idempotent(9), 9, 1))
+    assert host.live.log.appended_end == 9, "what follows waits for them, too"
+    tell_producers(host, 9)
+    assert host.live.election_end(Epoch(1)) == 9
+    assert not acks(host)[-1].needs_producers
+
+
+def test_a_leader_whose_log_had_jumped_answers_the_repetition_of_a_batch_it_never_held() -> None:
+    host = jumped()
+    tell_producers(host, 9)
+    host.elect(ME, end=9)
+    answer = host.produce(idempotent(8))
+    host.settle(10)
+    assert answer.is_duplicate
+    assert answer.offsets == (8, 8)
+
+
+def test_a_log_that_jumped_does_not_lead_without_the_producers() -> None:
+    host = jumped()
+    host.elect(ME, end=9)
+    assert host.live.leading is None
+
+
+def test_the_lack_of_producers_outlives_the_process() -> None:
+    host = jumped()
+    assert not host.reopen().log.has_producers
+    tell_producers(host, 9)
+    assert host.reopen().log.has_producers
+
+
+def test_the_only_replica_leads_on_without_producers_for_nobody_could_tell_them() -> None:
+    host = jumped()
+    host.part.replicas = (ME,)
+    host.elect(ME, end=9)
+    assert host.live.leading is not None
+
+
+def test_producers_of_another_offset_are_not_taken() -> None:
+    host = jumped()
+    tell_producers(host, 8)
+    assert not host.live.log.has_producers
+
+
+@pytest.mark.parametrize(("peer", "epoch"), [(PEER_B, 1), (PEER_A, 0), (PEER_A, 2)])
+def test_producers_are_taken_from_the_leader_in_its_epoch_alone(peer: NodeId, epoch: int) -> None:
+    host = jumped()
+    host.live.on_producers(peer, wire.Producers(host.part.pid, Epoch(epoch), 1, Offset(9), b""))
+    assert not host.live.log.has_producers
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), b""))
+    assert host.live.log.has_producers
+
+
+def test_producers_that_do_not_decode_are_refused() -> None:
+    host = jumped()
+    with pytest.raises(wire.WireError, match="cannot be adopted"):
+        host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), b"\x01"))
+
+
+def test_a_leader_tells_its_producers_to_a_log_that_jumped() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    advance_log_start(host, 1)
+    probe = host.messages(wire.Probe)[-1]
+    assert isinstance(probe, wire.Probe)
+    ack = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(1), probe.stream, True, True)
+    host.live.on_ack(PEER_B, ack)
+    told = host.messages(wire.Producers)[-1]
+    assert isinstance(told, wire.Producers)
+    assert (told.at, told.table) == (1, host.live.log.producers.snapshot())
+
+
+def test_the_log_start_reached_in_the_own_epoch_keeps_the_sequences() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    advance_log_start(host, 1)
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.is_duplicate
+
+
+def test_a_repetition_of_a_committed_batch_is_answered_when_its_epoch_has_been_pruned() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    host.elect(ME)
+    advance_log_start(host, 1)
+    assert host.part.epoch_range(Epoch(0)) is None
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.offsets == (0, 0)
+    assert answer.is_duplicate
+
+
+def test_a_stream_number_of_an_earlier_epoch_does_not_silence_a_follower() -> None:
+    host = follower()
+    append(host, stored(batch(), 5, 1), stream=2)
+    host.elect(PEER_B)
+    before = len(acks(host))
+    append(host, stored(batch(), 5, 2), epoch=2, stream=2, peer=PEER_B)
+    assert len(acks(host)) == before + 1
+
+
+def test_a_jump_to_the_epoch_after_the_one_it_was_judged_by_keeps_the_sequences_that_were_committed() -> None:
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    for _ in range(2):
+        host.elect(ME)  # epochs in which nothing is appended
+    replica, host.replica = host.live, None
+    host.elect(ME)
+    advance_log_start(host, 1)
+    host.replica = replica
+    replica.on_applied()
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.offsets == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------- stopping
+def test_a_node_that_stops_does_not_say_that_what_it_appended_is_lost() -> None:
+    host = Host()
+    host.create_partition()
+    answer = host.produce()
+    host.settle(100)
+    host.live.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
+    host.settle(10)
+    assert answer.error == "TIMED_OUT"
+    assert not ErrorCode.TIMED_OUT.is_definite

@@ -1,0 +1,205 @@
+"""A disk that fills: records are refused or wait, everything else goes on, and it all resumes when there is room."""
+
+import pytest
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset
+from smq.replication.net import wire
+from smq.replication.ports import Space
+from smq.replication.storage.space import LOOKS_A_RESERVE, SpaceGuard
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.test_rules import acks, append, follower, stored
+
+RESERVE = 1_000_000
+MIB = 1 << 20
+
+
+class FakeSpace:
+    """The one method of a Disk that the guard uses."""
+
+    def __init__(self, free: int, reusable: int = 0) -> None:
+        self.free, self.reusable = free, reusable
+        self.looks = self.queued_bytes = 0
+
+    def space(self) -> Space:
+        self.looks += 1
+        return Space(free_bytes=self.free, reusable_bytes=self.reusable)
+
+
+def guard(free: int, reusable: int = 0, *, reserve: int = RESERVE) -> tuple[SpaceGuard, FakeSpace]:
+    disk = FakeSpace(free, reusable)
+    made = SpaceGuard(disk, reserve)  # type: ignore[arg-type]  # the part of a Disk that it uses
+    made.look()
+    return made, disk
+
+
+@pytest.mark.parametrize(
+    ("free", "reusable", "is_full"),
+    [
+        (RESERVE, 0, False),
+        (RESERVE - 1, 0, True),
+        (RESERVE // 2, RESERVE, False),  # what was deleted makes room
+        (RESERVE // 2, RESERVE - 1, True),
+        (RESERVE // 2 - 1, 100 * RESERVE, True),  # a large batch may need pages that lie together
+    ],
+)
+def test_the_disk_is_full_below_the_reserve(free: int, reusable: int, is_full: bool) -> None:
+    assert guard(free, reusable)[0].is_full is is_full
+
+
+def test_what_is_on_its_way_to_the_disk_counts_as_written() -> None:
+    made, disk = guard(RESERVE)
+    disk.queued_bytes = 1
+    made.look()
+    assert made.is_full
+
+
+def test_a_full_disk_has_room_again_an_eighth_above_the_reserve() -> None:
+    made, disk = guard(0)
+    for free, is_full in ((RESERVE, True), (RESERVE + RESERVE // 8, False), (RESERVE, False), (RESERVE - 1, True)):
+        disk.free = free
+        made.look()
+        assert made.is_full is is_full
+
+
+def test_much_that_is_appended_between_two_looks_is_a_look_of_its_own() -> None:
+    made, disk = guard(1 << 40)
+    assert made.admits(RESERVE // LOOKS_A_RESERVE)
+    assert disk.looks == 1
+    disk.free = 0
+    assert not made.admits(1)
+    assert disk.looks == 2
+
+
+def test_a_reserve_of_nothing_is_never_touched() -> None:
+    assert guard(0, reserve=0)[0].admits(1)
+
+
+def test_the_refusal_says_how_much_is_left_and_what_to_do() -> None:
+    made, _ = guard(3 * MIB, 7 * MIB, reserve=100 * MIB)
+    error = made.refusal(2)
+    assert error.code is ErrorCode.STORAGE_FULL
+    for part in ("node 2", "3 MiB", "7 MiB", "100 MiB", "delete topics or records"):
+        assert part in error.message
+
+
+# ---------------------------------------------------------------------------------------------- one replica
+def fill(host: Host) -> None:
+    host.space = SpaceGuard(host.disk, RESERVE)
+    host.disk.capacity = host.disk.size_bytes() + 1
+    host.space.look()
+
+
+def free(host: Host) -> None:
+    host.disk.capacity = None
+    host.space.look()
+
+
+def leader() -> Host:
+    host = Host()
+    host.create_partition()
+    host.elect(ME)
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 1)
+    host.advance(1)
+    return host
+
+
+def test_a_leader_with_a_full_disk_refuses_records_and_answers_what_it_has() -> None:
+    host = leader()
+    repeated = batch(b"r", producer_id=7, producer_epoch=0, base_sequence=0)
+    host.produce(repeated)
+    host.settle()
+    host.ack(PEER_A, 2)
+    host.advance(2)
+    fill(host)
+    with pytest.raises(SmqError, match="STORAGE_FULL"):
+        host.produce()
+    answer = host.produce(repeated)
+    host.settle(10)
+    assert answer.is_duplicate, "what is stored already needs no room"
+    assert [v.base for v in host.live.log.read(Offset(0), Offset(2), 1 << 20)] == [0, 1]
+    free(host)
+    assert host.produce().result is None
+
+
+def test_a_leader_with_a_full_disk_hands_over_to_a_follower_with_room() -> None:
+    host = leader()
+    fill(host)
+    host.live.on_ack(PEER_A, full_ack(host, 1, is_full=True))
+    host.live.on_ack(PEER_B, full_ack(host, 1, is_full=False))
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert [getattr(command, "candidate", None) for command in host.proposed] == [PEER_B]
+
+
+def test_a_leader_whose_followers_are_all_full_leads_on() -> None:
+    host = leader()
+    fill(host)
+    for peer in (PEER_A, PEER_B):
+        host.live.on_ack(peer, full_ack(host, 1, is_full=True))
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.proposed == []
+
+
+def full_ack(host: Host, end: int, *, is_full: bool) -> wire.Ack:
+    return wire.Ack(
+        host.part.pid, host.part.epoch, INCARNATION, Offset(end), Offset(end), 0, resync=False, is_full=is_full
+    )
+
+
+def test_a_leader_with_room_goes_on_with_a_majority_and_refuses_without_one() -> None:
+    host = leader()
+    host.live.on_ack(PEER_A, full_ack(host, 1, is_full=True))
+    answer = host.produce()
+    host.settle()
+    host.ack(PEER_B, 2)
+    host.advance(2)
+    host.settle(10)
+    assert answer.offsets == (1, 1)
+    host.live.on_ack(PEER_B, full_ack(host, 2, is_full=True))
+    with pytest.raises(SmqError, match="STORAGE_FULL"):
+        host.produce()
+    host.live.on_ack(PEER_A, full_ack(host, 1, is_full=False))
+    assert host.produce().result is None
+
+
+def test_a_full_follower_is_sent_nothing_until_it_has_room() -> None:
+    host = leader()
+    probe = next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
+    ack = wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), probe.stream, True, is_full=True)
+    host.live.on_ack(PEER_A, ack)
+    assert not [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
+    host.settle(1_500)
+    host.live.on_tick(host.clock.monotonic_ns())
+    again = next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
+    assert again.stream > probe.stream, "it is asked again"
+    host.live.on_ack(
+        PEER_A, wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), again.stream, True)
+    )
+    assert [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
+
+
+def test_a_follower_with_a_full_disk_takes_nothing_says_so_and_goes_on_where_it_stopped() -> None:
+    host = follower()
+    append(host, stored(batch(), 0, 1, ts_ns=10))
+    host.settle()
+    fill(host)
+    append(host, stored(batch(), 1, 1, ts_ns=11))
+    host.settle()
+    assert (host.live.log.appended_end, acks(host)[-1].is_full, acks(host)[-1].expect) == (1, True, 1)
+    free(host)
+    append(host, stored(batch(), 1, 1, ts_ns=11))
+    host.settle()
+    assert (host.live.log.appended_end, acks(host)[-1].is_full) == (2, False)
+
+
+def test_a_follower_whose_link_was_busy_with_others_is_served_without_another_record() -> None:
+    host = leader()
+    probe = next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
+    host.backlog = 1 << 30
+    ack = wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
+    host.live.on_ack(PEER_A, ack)
+    host.backlog = 0
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]

@@ -1,0 +1,75 @@
+"""A producer's batch whose checksum is right and whose records are nonsense harms nobody but its own readers."""
+
+import struct
+import zlib
+
+import pytest
+from crc32c import crc32c
+
+from smq.records import (
+    CRC_START,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    BatchError,
+    NewRecord,
+    encode_batch,
+    validate_produced,
+)
+from smq.replication.api import TimeKind
+from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX
+from smq.replication.partition.reads import find_time
+from tests.unit.replication.partition.test_reads import Reader
+from tests.unit.replication.support import batch
+
+
+def with_body(body: bytes, codec: int) -> bytes:
+    """A batch of one record, created at 1,000 ms, whose records are `body`."""
+    data = bytearray(batch()[:HEADER_BYTES] + body)
+    struct.pack_into(">i", data, 8, len(data) - LENGTH_OVERHEAD)
+    struct.pack_into(">h", data, CRC_START, codec)
+    struct.pack_into(">I", data, 17, crc32c(memoryview(data)[CRC_START:]))
+    return bytes(data)
+
+
+def bomb() -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    mib = b"\0" * (1 << 20)
+    parts = [packer.compress(mib) for _ in range(1 + (DECODED_BATCH_BYTES_MAX >> 20))]
+    return b"".join([*parts, packer.flush()])
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_a_look_up_by_create_time_points_at_a_batch_that_does_not_decode(codec: int) -> None:
+    reader = Reader()
+    reader.commit(batch(count=2), with_body(b"\x07nonsense", codec))
+    found = find_time(reader.host.live, TimeKind.TIMESTAMP_MS, 1_000)
+    assert found.offset == 0
+    reader = Reader()
+    reader.commit(with_body(b"\x07nonsense", codec))
+    assert find_time(reader.host.live, TimeKind.TIMESTAMP_MS, 1_000).offset == 0
+
+
+def test_a_look_up_by_create_time_does_not_unpack_a_bomb() -> None:
+    reader = Reader()
+    reader.commit(with_body(bomb(), 1))
+    found = find_time(reader.host.live, TimeKind.TIMESTAMP_MS, 1_000)
+    assert (found.offset, found.timestamp_ms) == (0, 1_000)
+
+
+def claiming(data: bytes, count: int) -> bytes:
+    """The same batch with another number of records in its header."""
+    changed = bytearray(data)
+    struct.pack_into(">i", changed, 23, count - 1)
+    struct.pack_into(">i", changed, 57, count)
+    struct.pack_into(">I", changed, 17, crc32c(memoryview(changed)[CRC_START:]))
+    return bytes(changed)
+
+
+def test_a_batch_that_claims_more_records_than_fit_takes_no_offsets() -> None:
+    with pytest.raises(BatchError, match="2000000000 records cannot lie in"):
+        validate_produced(claiming(batch(count=3), 2_000_000_000))
+    assert validate_produced(claiming(batch(count=3), 3)).count == 3
+    smallest = encode_batch([NewRecord(None, None, 0)] * 10)
+    assert validate_produced(smallest).count == 10
+    with pytest.raises(BatchError):
+        validate_produced(claiming(smallest, 11))

@@ -1,0 +1,173 @@
+"""A leader on one replica: what it streams, whom it refuses, and how it hands its lead over (rule 11)."""
+
+import pytest
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, Offset
+from smq.replication.api import Acks
+from smq.replication.log.codec import parse_value
+from smq.replication.net import wire
+from smq.replication.partition import handover
+from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, Host, batch
+
+
+@pytest.fixture
+def host() -> Host:
+    """A host whose replica leads epoch 0 of an empty partition."""
+    host = Host()
+    host.create_partition()
+    return host
+
+
+# ------------------------------------------------------------------------------------------------ streams
+def test_a_follower_is_probed_then_sent_what_it_lacks_from_where_its_log_ends(host: Host) -> None:
+    for value in (b"a", b"b", b"c"):
+        host.produce(batch(value))
+    host.settle()
+    probe = next(m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Probe))
+    assert host.messages(wire.Append) == []
+    answer = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(1), Offset(1), probe.stream, True)
+    host.live.on_ack(PEER_A, answer)
+    (sent,) = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
+    assert [parse_value(bytes(v)).base for v in sent.values] == [1, 2]
+
+
+def test_a_lost_stream_is_probed_again(host: Host) -> None:
+    before = len(host.messages(wire.Probe))
+    host.settle(ms=500)
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert len(host.messages(wire.Probe)) == before + 2
+
+
+def test_acks_leader_is_answered_by_the_own_disk_and_acks_none_at_once(host: Host) -> None:
+    host.disk.latency_ms = (50, 50)
+    none, leader, every = (host.produce(acks=a) for a in (Acks.NONE, Acks.LEADER, Acks.ALL))
+    host.live.on_applied()
+    host.settle(0)
+    assert leader.result is None, "not on disk yet"
+    host.settle()
+    assert none.offsets == (-1, -1)
+    assert leader.offsets == (1, 1)
+    assert every.result is None
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (batch()[:40], ErrorCode.CORRUPT_BATCH),
+        (batch()[:-1] + b"?", ErrorCode.CORRUPT_BATCH),
+        (batch(b"x" * (1 << 20)), ErrorCode.BATCH_TOO_LARGE),
+        (batch()[:16] + b"\x01" + batch()[17:], ErrorCode.INVALID_BATCH),
+    ],
+)
+def test_a_bad_batch_is_refused_and_stores_nothing(host: Host, data: bytes, code: ErrorCode) -> None:
+    with pytest.raises(SmqError) as e:
+        host.produce(data)
+    assert e.value.code is code
+    assert host.live.log.appended_end == 0
+
+
+def test_a_follower_names_the_leader(host: Host) -> None:
+    host.elect(PEER_A)
+    with pytest.raises(SmqError) as e:
+        host.produce()
+    assert e.value.code is ErrorCode.NOT_LEADER
+    assert (e.value.details.leader, e.value.details.leader_address) == (PEER_A, "n2:1")
+
+
+def test_a_fenced_leader_is_not_named(host: Host) -> None:
+    host.elect(PEER_A)
+    host.machine.state.nodes[PEER_A].fenced = True
+    with pytest.raises(SmqError) as e:
+        host.produce()
+    assert e.value.code is ErrorCode.LEADER_UNAVAILABLE
+
+
+# ------------------------------------------------------------------------------------------------ handing over
+def test_rule_11_a_hand_over_waits_until_the_target_has_everything_and_all_is_committed(host: Host) -> None:
+    before = host.produce()
+    host.settle()
+    for peer in (PEER_A, PEER_B):
+        host.ack(peer, 0)
+    assert host.live.transfer(PEER_A)
+    assert not host.live.transfer(PEER_B), "one at a time"
+    meanwhile = host.produce()
+    host.ack(PEER_A, 1)
+    assert host.proposed == [], "the new epoch would begin at the mark and cut what is above it"
+    host.advance(1)
+    host.ack(PEER_A, 1)
+    assert [type(c).__name__ for c in host.proposed] == ["ElectLeader"]
+    host.elect(PEER_A, end=1)
+    host.settle()
+    assert before.offsets == (0, 0)
+    assert meanwhile.error == "NOT_LEADER"
+    assert host.live.log.appended_end == 1, "nothing of it was appended"
+
+
+def test_rule_11_a_hand_over_waits_for_the_target_though_all_is_committed_without_it(host: Host) -> None:
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    host.ack(PEER_B, 1)
+    host.advance(1)
+    assert host.live.transfer(PEER_A)
+    assert host.proposed == []
+    host.ack(PEER_A, 1)
+    assert [type(c).__name__ for c in host.proposed] == ["ElectLeader"]
+
+
+def test_rule_11_a_hand_over_to_a_follower_far_behind_does_not_begin(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    monkeypatch.setattr(handover, "LAG_BYTES_MAX", 2 * len(batch()))
+    assert not host.live.transfer(PEER_A)
+    host.ack(PEER_A, 2)
+    assert host.live.transfer(PEER_A)
+
+
+def test_rule_11_a_hand_over_that_takes_too_long_is_given_up_and_who_waited_is_taken(host: Host) -> None:
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    assert host.live.transfer(PEER_A)
+    waiting = [host.produce(), host.produce()]
+    host.settle(ms=3_000)
+    after = host.produce()
+    host.settle()
+    host.ack(PEER_A, 4)
+    host.advance(4)
+    host.settle()
+    assert [w.offsets for w in (*waiting, after)] == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("bound", ["PARKED_MAX", "PARKED_BYTES_MAX"])
+def test_rule_11_producers_that_wait_for_a_hand_over_are_bounded(
+    host: Host, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(handover, bound, 10 if bound == "PARKED_MAX" else 10 * len(batch()))
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    for _ in range(2):  # what the first has let go leaves its room to the second
+        assert host.live.transfer(PEER_A)
+        for _ in range(10):
+            host.produce()
+        with pytest.raises(SmqError) as e:
+            host.produce()
+        assert e.value.code is ErrorCode.LEADER_UNAVAILABLE
+        host.settle(ms=2 * handover.PAUSE_MS_MAX)
+
+
+def test_rule_11_a_stopping_node_tells_who_waits_for_a_hand_over_that_nothing_was_stored(host: Host) -> None:
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    assert host.live.transfer(PEER_A)
+    waiting = host.produce()
+    host.live.close(SmqError(ErrorCode.SHUTTING_DOWN, "stopping"))
+    host.settle()
+    assert waiting.error == "SHUTTING_DOWN"

@@ -1,0 +1,240 @@
+"""Fetches serve what is committed and right, wait for more, and say "out of range" only after a barrier."""
+
+from collections.abc import Callable
+
+import pytest
+
+from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import LogIndex, Offset
+from smq.records import NewRecord, encode_batch
+from smq.replication.api import Fetched, TimeKind
+from smq.replication.log.codec import BatchDamaged, StoredValue
+from smq.replication.partition.reads import REPAIRS_A_POLL_MAX, Poll, Reads, find_time
+from smq.replication.partition.repair import Outcome
+from smq.replication.partition.replica import Replica
+from tests.unit.replication.support import ME, PEER_A, Host, batch
+
+
+class HeldBarriers:
+    """Read points that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[LogIndex | SmqError], None]] = []
+
+    def wait(self, _timeout_ms: int, done: Callable[[LogIndex | SmqError], None]) -> None:
+        self.waiting.append(done)
+
+    def release(self, result: LogIndex | SmqError) -> None:
+        waiting, self.waiting = self.waiting, []
+        for done in waiting:
+            done(result)
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.host = Host()
+        self.host.create_partition()
+        self.barriers = HeldBarriers()
+        self.reads = Reads(self.host, self.barriers, self.host.repairs)  # type: ignore[arg-type]  # the part of Barriers that Reads uses
+        self.results: list[Fetched | SmqError] = []
+
+    def commit(self, *batches: bytes) -> None:
+        for data in batches:
+            self.host.produce(data)
+        self.host.settle()
+        self.host.advance(self.host.live.log.appended_end)
+        self.reads.wake(self.host.live)
+        self.host.settle(1)
+
+    def fetch(self, offset: int, *, max_bytes: int = 1 << 20, max_wait_ms: int = 0, min_bytes: int = 1) -> Poll:
+        deadline_ns = self.host.clock.monotonic_ns() + max_wait_ms * 1_000_000
+        poll = Poll(self.host.live, Offset(offset), max_bytes, min_bytes, deadline_ns, self.results.append)
+        self.reads.fetch(poll)
+        self.host.settle(1)
+        return poll
+
+    @property
+    def bases(self) -> list[int]:
+        (result,) = self.results
+        assert isinstance(result, Fetched), result
+        return [b.base_offset for b in result.batches]
+
+    @property
+    def error(self) -> SmqError:
+        (result,) = self.results
+        assert isinstance(result, SmqError), result
+        return result
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+def test_a_fetch_begins_with_the_batch_that_holds_the_offset(reader: Reader) -> None:
+    reader.commit(batch(count=5), batch(count=3))
+    reader.fetch(3)
+    assert reader.bases == [0, 5]
+
+
+def test_max_bytes_is_honoured_but_the_first_batch_always_comes(reader: Reader) -> None:
+    reader.commit(batch(b"x" * 1000), batch(b"y" * 1000))
+    reader.fetch(0, max_bytes=1)
+    assert reader.bases == [0]
+
+
+def test_what_is_not_committed_is_not_served(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.host.produce(batch())
+    reader.host.settle()
+    reader.fetch(0)
+    assert reader.bases == [0]
+
+
+def test_at_the_mark_a_fetch_waits_and_is_woken_by_the_next_commit(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.fetch(1, max_wait_ms=60_000)
+    assert reader.results == []
+    reader.commit(batch())
+    assert reader.bases == [1]
+
+
+def test_at_the_mark_a_fetch_is_empty_after_its_wait(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.fetch(1, max_wait_ms=100)
+    reader.host.settle(300)
+    assert reader.bases == []
+
+
+def test_a_cancelled_poll_is_never_answered(reader: Reader) -> None:
+    poll = reader.fetch(0, max_wait_ms=60_000)
+    reader.reads.cancel(poll)
+    reader.commit(batch())
+    assert reader.results == []
+
+
+def test_min_bytes_waits_for_more(reader: Reader) -> None:
+    reader.commit(batch(b"x" * 100))
+    reader.fetch(0, max_wait_ms=60_000, min_bytes=1_000)
+    assert reader.results == []
+    reader.commit(batch(b"x" * 1_000))
+    assert reader.bases == [0, 1]
+
+
+@pytest.mark.parametrize("offset", [-1, 3, 99])
+def test_rule_13_out_of_range_is_said_only_after_a_barrier_and_names_the_range(reader: Reader, offset: int) -> None:
+    reader.commit(batch(count=5))
+    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(4)))
+    reader.fetch(offset)
+    assert reader.results == []
+    reader.barriers.release(LogIndex(9))
+    reader.host.settle(1)
+    assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert (reader.error.details.lo, reader.error.details.hi) == (4, 5)
+
+
+def test_rule_13_a_node_that_was_behind_serves_after_the_barrier(reader: Reader) -> None:
+    reader.host.produce(batch(count=5))
+    reader.host.settle()
+    reader.host.elect(PEER_A)  # follows now, and knows nothing beyond its mark
+    reader.host.elect(ME)
+    reader.fetch(3, max_wait_ms=60_000)
+    assert reader.results == []
+    reader.commit(batch(count=5))
+    reader.barriers.release(LogIndex(9))
+    reader.host.settle(1)
+    assert reader.bases == [0]
+
+
+def test_out_of_range_without_a_quorum_is_a_retriable_error(reader: Reader) -> None:
+    reader.fetch(7)
+    reader.barriers.release(SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known"))
+    reader.host.settle(1)
+    assert reader.error.code is ErrorCode.NO_QUORUM
+
+
+def test_a_log_start_that_passes_a_parked_fetch_is_told(reader: Reader) -> None:
+    reader.commit(batch(count=5))
+    reader.host.elect(PEER_A)
+    reader.fetch(5, max_wait_ms=60_000)
+    reader.host.advance(8)
+    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(8)))
+    reader.reads.wake(reader.host.live)
+    reader.barriers.release(LogIndex(9))
+    reader.host.settle(1)
+    assert reader.error.details.lo == 8
+
+
+def test_deleting_the_topic_ends_its_polls(reader: Reader) -> None:
+    reader.fetch(0, max_wait_ms=60_000)
+    reader.reads.fail_all(reader.host.part.pid, SmqError(ErrorCode.UNKNOWN_TOPIC, "gone"))
+    reader.host.settle(1)
+    assert reader.error.code is ErrorCode.UNKNOWN_TOPIC
+
+
+def test_a_look_up_by_create_time_is_exact_to_the_record(reader: Reader) -> None:
+    records = [NewRecord(None, b"v", ms) for ms in (10, 30, 20, 40)]
+    reader.commit(encode_batch(records[:2]), encode_batch(records[2:]))
+    offsets = [find_time(reader.host.live, TimeKind.TIMESTAMP_MS, ms).offset for ms in (0, 10, 11, 30, 31, 40, 41)]
+    assert offsets == [0, 0, 1, 1, 3, 3, 4]
+
+
+def test_a_look_up_by_append_time_finds_the_first_batch_at_or_after_it(reader: Reader) -> None:
+    reader.commit(batch(count=2), batch(count=2))
+    first, second = reader.host.live.log.read(Offset(0), Offset(4), 1 << 20)
+    found = [find_time(reader.host.live, TimeKind.TS_NS, ts) for ts in (0, first.ts_ns, first.ts_ns + 1, second.ts_ns)]
+    assert [f.offset for f in found] == [0, 0, 2, 2]
+    after = find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns + 1)
+    assert (after.offset, after.ts_ns) == (4, -1)
+
+
+def test_a_look_up_by_time_sees_nothing_beyond_the_mark(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.host.produce(batch())
+    reader.host.settle()
+    first, second = reader.host.live.log.read(Offset(0), Offset(2), 1 << 20)
+    assert find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns).offset == 1
+    assert find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns).ts_ns == -1
+    assert first.ts_ns < second.ts_ns
+
+
+def test_an_error_that_nobody_foresaw_is_told_to_the_reader_and_not_to_the_node(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def surprise(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    reader.commit(batch())
+    monkeypatch.setattr(type(reader.host.live.log), "read", surprise)
+    reader.fetch(0)
+    assert reader.error.code is ErrorCode.INTERNAL
+
+
+class VainRepairs:
+    """Each puts the batch right as far as it can tell."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def want(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+        self.count += 1
+        assert self.count < 100
+        done(Outcome.REPAIRED)
+
+
+def test_a_batch_that_cannot_be_found_after_repairs_is_told_as_damaged_and_not_sought_for_ever(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader.commit(batch())
+    repairs = VainRepairs()
+    reader.reads = Reads(reader.host, reader.barriers, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
+
+    def read(*_: object, **__: object) -> list[StoredValue]:
+        raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")
+
+    monkeypatch.setattr(reader.host.live.log, "read", read)
+    reader.fetch(0)
+    assert reader.error.code is ErrorCode.DATA_DAMAGED
+    assert "empty it" in str(reader.error)
+    assert repairs.count == REPAIRS_A_POLL_MAX + 1

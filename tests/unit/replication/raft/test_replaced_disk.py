@@ -1,0 +1,247 @@
+"""Rule 18, the part of Raft: a node that comes back with an empty disk is no voter until the log says so."""
+
+import pytest
+
+from chaos_tests.sim.raft import planted
+from chaos_tests.sim.raft.group import Host, Violation, World, registration
+from smq.raft_state.ids import DiskId, NodeId
+from smq.replication.raft.voters import Voters
+from tests.unit.replication.raft.test_engine import calm, commands, commit, elected, followers, isolate, propose, wait
+from tests.unit.replication.raft.test_roles import ANOTHER, DISK, ME, A, B, leading, success
+
+OLD_COPY = DiskId(b"o" * 16)
+NO_ELECTION_MS = 3_000  # five of the longest election time-outs
+
+
+def registered(nodes: int = 3, *, snapshot_entries: int = 5000) -> tuple[World, Host, list[Host]]:
+    """A group in which every disk is registered, its leader and its followers."""
+    world = calm(nodes, snapshot_entries=snapshot_entries)
+    leader = elected(world)
+    for host in world.hosts.values():
+        commit(world, leader, registration(host))
+    wait(world, lambda: all(len(host.history.disks()) == nodes for host in world.hosts.values()))
+    world.run_ms(20)  # the last answers reach the leader
+    return world, leader, followers(world, leader)
+
+
+def replaced(host: Host) -> None:
+    """Its machine comes back with an empty disk."""
+    host.crash(silently=False)
+    host.replace_disk()
+    host.start()
+
+
+def histories_after_a_vote_by_a_replaced_disk() -> list[list[str]]:
+    """B acknowledged, with A, what C never got. B's disk is replaced, A is away: B and C are two of three."""
+    world, a, (b, c) = registered()
+    isolate(world, c)
+    commit(world, a, "acked")
+    a.crash(silently=False)
+    b.crash(silently=False)
+    b.replace_disk()
+    world.network.heal_all()
+    b.start()
+    world.run_ms(NO_ELECTION_MS)
+    propose(c, "other")
+    world.run_ms(100)
+    a.start()
+    world.run_ms(NO_ELECTION_MS)
+    return [commands(host) for host in world.hosts.values()]
+
+
+def test_rule_18_a_replaced_disk_does_not_elect_a_leader_without_what_was_acknowledged() -> None:
+    assert all("acked" in history for history in histories_after_a_vote_by_a_replaced_disk())
+
+
+def test_a_vote_of_a_replaced_disk_that_counts_is_found() -> None:
+    with planted.BUGS["vote-of-a-replaced-disk"]():
+        assert not any("acked" in history for history in histories_after_a_vote_by_a_replaced_disk())
+
+
+def vote_again_in_a_term_of_which_the_disk_is_gone() -> World:
+    """B votes for A, which leads and commits. B's disk is replaced: C, which heard nothing of that term, asks B."""
+    world, c, _ = registered()
+    isolate(world, c)
+    wait(world, lambda: world.leader() not in (None, c) and not c.engine.is_leader)
+    a = world.leader()
+    assert a is not None
+    b = next(host for host in world.hosts.values() if host not in (a, c))
+    commit(world, a, "acked")
+    a.crash(silently=False)  # with all it has underway to C
+    replaced(b)
+    world.network.heal_all()
+    world.run_ms(NO_ELECTION_MS)
+    propose(c, "other")
+    world.run_ms(100)
+    a.start()
+    world.run_ms(NO_ELECTION_MS)
+    return world
+
+
+def test_rule_18_a_vote_that_is_forgotten_with_the_disk_is_not_given_again() -> None:
+    world = vote_again_in_a_term_of_which_the_disk_is_gone()
+    assert all("acked" in commands(host) for host in world.hosts.values())
+
+
+def test_a_vote_given_twice_by_two_disks_is_found() -> None:
+    with planted.BUGS["vote-of-a-replaced-disk"](), pytest.raises(Violation, match="votes twice"):
+        vote_again_in_a_term_of_which_the_disk_is_gone()
+
+
+def commit_in_a_term_that_is_over() -> World:
+    """C hands over to A, which B elects, but neither A's answers nor B reach C any more. B's disk is replaced, and
+    with it went that it had promised to take nothing more of C's term. A leads the next; C must commit nothing."""
+    world, c, (a, b) = registered()
+    assert a.process is not None
+    network = world.network
+    for src, dst in ((a, c), (b, c), (c, b)):
+        network.cut(src.node, dst.node)
+    c.engine.transfer_leadership(a.node)
+    wait(world, lambda: a.engine.is_leader, 400)
+    a.process.pause()
+    for src, dst in ((b, c), (c, b)):
+        network.heal(src.node, dst.node)
+    replaced(b)
+    wait(world, lambda: commands(b) == commands(c), 1_000)
+    world.run_ms(world.plan.timing.election_timeout_min_ms)  # the hand-over is given up
+    answers = propose(c, "of the old term")
+    world.run_ms(300)
+    assert c.engine.is_leader
+    if answers:
+        raise Violation(f"committed in a term that is over: {answers}")
+    network.heal_all()
+    a.process.resume()
+    network.resumed(a.node)
+    wait(world, lambda: a.engine.term == c.engine.term and not (a.engine.is_leader and c.engine.is_leader))
+    commit(world, elected(world), "of a newer term")
+    wait(world, lambda: all(commands(host)[-1] == "of a newer term" for host in world.hosts.values()))
+    return world
+
+
+def test_rule_18_an_acknowledgement_by_a_disk_that_forgot_its_promise_is_not_counted() -> None:
+    commit_in_a_term_that_is_over()
+
+
+def test_an_acknowledgement_of_a_replaced_disk_that_counts_is_found() -> None:
+    with planted.BUGS["ack-of-a-replaced-disk"](), pytest.raises(Violation, match="a term that is over"):
+        commit_in_a_term_that_is_over()
+
+
+def test_rule_18_a_replaced_disk_catches_up_registers_and_counts_then() -> None:
+    world, a, (b, c) = registered()
+    commit(world, a, "before")
+    replaced(b)
+    wait(world, lambda: commands(b) == commands(a))
+    isolate(world, c)
+    pending = propose(a, "two disks of three, but one of them is unknown")
+    world.run_ms(300)
+    assert pending == []
+    world.network.heal_all()
+    wait(world, lambda: bool(pending))
+    leader = elected(world)
+    commit(world, leader, registration(b))
+    commit(world, leader, "behind the registration")
+    wait(world, lambda: commands(b) == commands(leader))
+    other = next(host for host in world.hosts.values() if host not in (leader, b))
+    isolate(world, other)
+    commit(world, leader, "b counts")
+    leader.crash(silently=False)
+    world.network.heal_all()
+    wait(world, lambda: b.engine.is_leader)
+    commit(world, b, "b leads")
+
+
+def test_rule_18_a_node_whose_disk_was_replaced_does_not_stand() -> None:
+    world, a, (b, c) = registered()
+    replaced(b)
+    wait(world, lambda: commands(b) == commands(a))
+    a.crash(silently=False)
+    isolate(world, c)
+    term = b.engine.term
+    world.run_ms(NO_ELECTION_MS)
+    world.network.heal_all()
+    world.run_ms(NO_ELECTION_MS)
+    assert (b.engine.term, b.engine.leader, c.engine.leader) == (term, None, None)
+    a.start()
+    assert elected(world) is not b
+
+
+def test_rule_18_a_replaced_disk_is_brought_up_by_a_snapshot() -> None:
+    world, a, (b, _) = registered(snapshot_entries=20)
+    for n in range(60):
+        commit(world, a, f"{n}")
+    replaced(b)
+    wait(world, lambda: commands(b) == commands(a))
+    assert b.engine.journal.first_index > 1
+    assert not b.engine.voters.may_stand
+    commit(world, a, registration(b))
+    wait(world, lambda: b.engine.voters.is_admitted)
+
+
+def test_rule_18_restarts_on_the_same_disks_elect_at_once() -> None:
+    world, _, _ = registered()
+    for host in world.hosts.values():
+        host.crash(silently=True)
+    for host in world.hosts.values():
+        host.start()
+    elected(world)
+
+
+def test_rule_18_one_of_two_nodes_may_lose_its_disk_for_the_other_has_all_there_is() -> None:
+    world, a, (b,) = registered(2)
+    commit(world, a, "acked")
+    replaced(b)
+    leader = elected(world)
+    commit(world, leader, "after")
+    wait(world, lambda: all(commands(host)[-2:] == ["acked", "after"] for host in world.hosts.values()))
+
+
+# ----------------------------------------------------------------------------------------------------- by the role
+def test_rule_18_what_was_acknowledged_in_an_earlier_session_is_not_counted() -> None:
+    view, lead = leading(1, 1, term=1)
+    lead.on_reply(A, success(view, 1, 3))
+    assert lead.committable_index() == 3
+    lead.forget_session(A)
+    assert lead.committable_index() == 0
+    lead.on_reply(A, success(view, 2, 3))
+    assert lead.committable_index() == 3
+
+
+def test_rule_18_a_leader_counts_the_registered_disk_only() -> None:
+    view, lead = leading(1, 1, term=1)
+    view.disks = {A: ANOTHER, B: DISK}
+    lead.on_reply(A, success(view, 1, 3))
+    assert lead.committable_index() == 0
+    lead.on_reply(B, success(view, 1, 2))
+    assert lead.committable_index() == 2
+    view.disks[A] = DISK
+    assert lead.committable_index() == 3
+
+
+def voters(disks: dict[NodeId, DiskId]) -> Voters:
+    return Voters(ME, (A, B), lambda: DISK, disks.get, lambda _node, disk: disk == OLD_COPY)
+
+
+def test_rule_18_an_unknown_node_counts_and_a_known_one_by_its_disk() -> None:
+    assert voters({}).counts(A, ANOTHER)
+    assert voters({A: ANOTHER}).counts(A, ANOTHER)
+    assert not voters({A: DISK}).counts(A, ANOTHER)
+
+
+def test_rule_18_a_candidate_of_another_disk_is_refused_unless_it_has_been_admitted() -> None:
+    """It may have applied its registration before this node did."""
+    assert not voters({A: DISK}).may_be_elected(A, ANOTHER, is_admitted=False)
+    assert voters({A: DISK}).may_be_elected(A, ANOTHER, is_admitted=True)
+    assert voters({}).may_be_elected(A, ANOTHER, is_admitted=False)
+
+
+@pytest.mark.parametrize("disks", [{}, {A: OLD_COPY}])
+def test_rule_18_an_old_copy_neither_counts_nor_is_elected_though_its_disk_is_registered(
+    disks: dict[NodeId, DiskId],
+) -> None:
+    assert not voters(disks).counts(A, OLD_COPY)
+    assert not voters(disks).may_be_elected(A, OLD_COPY, is_admitted=True)
+
+
+def test_with_two_voters_an_old_copy_counts_for_the_other_has_all_there_is() -> None:
+    assert Voters(ME, (A,), lambda: DISK, lambda _node: None, lambda _node, _disk: True).counts(A, OLD_COPY)

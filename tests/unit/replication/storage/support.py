@@ -1,0 +1,177 @@
+"""What the storage tests share: a clock that is advanced by hand, and one harness for each disk.
+
+A harness runs the disk's loop (`settle`), reopens its data (`reopen`) and makes a commit fail (`submit_failing`),
+so that a test runs unchanged over the real disk and the simulated one.
+"""
+
+import heapq
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+from crc32c import crc32c
+
+from smq.replication.ports import Disk, Put, Table
+from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.testing.disk import DiskImage, FakeDisk
+
+SETTLE_TIMEOUT_S = 60
+
+
+class ManualTimer:
+    def __init__(self, fn: Callable[[], None]) -> None:
+        self.fn: Callable[[], None] | None = fn
+
+    def cancel(self) -> None:
+        self.fn = None
+
+
+class ManualClock:
+    """Time stands still until `run` lets it go on to the next timer."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._count = 0
+        self._timers: list[tuple[int, int, ManualTimer]] = []
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+    def call_later(self, delay_ms: float, fn: Callable[[], None]) -> ManualTimer:
+        self._count += 1
+        timer = ManualTimer(fn)
+        heapq.heappush(self._timers, (self.now_ns + int(delay_ms * 1_000_000), self._count, timer))
+        return timer
+
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        self.call_later(0, fn)
+
+    def step(self) -> bool:
+        """Runs the next timer; False where there is none."""
+        if not self._timers:
+            return False
+        self.now_ns, _, timer = heapq.heappop(self._timers)
+        if timer.fn is not None:
+            timer.fn()
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+
+class Harness(Protocol):
+    fatal: list[BaseException]
+
+    @property
+    def posts(self) -> int:
+        """How many commits were reported."""
+
+    @property
+    def disk(self) -> Disk: ...
+
+    def settle(self) -> None:
+        """Runs the loop until all that was submitted is reported, or the disk has failed."""
+
+    def reopen(self) -> Disk: ...
+
+    def submit_failing(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FakeHarness:
+    def __init__(self, seed: int = 0) -> None:
+        self.clock = ManualClock()
+        self.rng = random.Random(seed)
+        self.fatal: list[BaseException] = []
+        self._open(None)
+
+    def _open(self, image: DiskImage | None) -> None:
+        self.fake = FakeDisk(self.clock, self.rng, image=image, on_fatal=self.fatal.append)
+
+    @property
+    def disk(self) -> FakeDisk:
+        return self.fake
+
+    @property
+    def posts(self) -> int:
+        return self.fake.commits
+
+    def settle(self) -> None:
+        self.clock.run()
+
+    def reopen(self) -> FakeDisk:
+        self.fake.close()
+        self._open(self.fake.image)
+        return self.fake
+
+    def crash(self) -> FakeDisk:
+        """Power loss; the disk that is found afterwards."""
+        self._open(self.fake.crash())
+        return self.fake
+
+    def submit_failing(self) -> None:
+        self.fake.fail_next_commit(OSError(5, "input/output error"))
+        self.fake.submit([Put(Table.RAFT_LOG, b"fails", b"")])
+
+    def close(self) -> None:
+        self.fake.close()
+
+
+class LmdbHarness:
+    def __init__(self, path: Path, map_size: int = 1 << 30) -> None:
+        self.path = path
+        self.map_size = map_size
+        self.fatal: list[BaseException] = []
+        self.posts = 0
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._open()
+
+    def _open(self) -> None:
+        self._lmdb = LmdbDisk(
+            self.path, call_soon_threadsafe=self._calls.put, on_fatal=self.fatal.append, map_size=self.map_size
+        )
+
+    @property
+    def disk(self) -> LmdbDisk:
+        return self._lmdb
+
+    def settle(self) -> None:
+        while self._lmdb.durable_seq < self._lmdb.submitted_seq and not self.fatal:
+            self._calls.get(timeout=SETTLE_TIMEOUT_S)()
+            self.posts += 1
+
+    def run_next(self) -> None:
+        """Waits for the next thing that a thread of the disk asks to be run on the loop, and runs it."""
+        self._calls.get(timeout=SETTLE_TIMEOUT_S)()
+
+    def reopen(self) -> LmdbDisk:
+        self._lmdb.close()
+        self.settle()
+        self._open()
+        return self._lmdb
+
+    def submit_failing(self) -> None:
+        self._lmdb.submit([Put(Table.RAFT_LOG, b"k" * 1000, b"LMDB's keys have at most 511 bytes")])
+
+    def close(self) -> None:
+        self._lmdb.close()
+
+
+def make_batch(
+    count: int = 1,
+    *,
+    created_ms: int = 0,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    payload: bytes = b"records",
+) -> bytes:
+    """A batch with a valid header and CRC whose records nobody looks at. `producer`: id, epoch, sequence."""
+    rest = struct.pack(">hiqqqhii", 0, count - 1, created_ms, created_ms, *producer, count) + payload
+    return struct.pack(">qiibI", 0, len(rest) + 9, -1, 2, crc32c(rest)) + rest

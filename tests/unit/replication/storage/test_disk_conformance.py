@@ -1,0 +1,265 @@
+"""One suite over both disks: what the Disk port promises, the real one and the simulated one keep alike."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from smq.replication.ports import Delete, Op, Put, Table
+from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
+
+T = Table.RAFT_LOG
+FIRST, BEYOND = b"\x00", b"\xff\xff"
+
+
+def put(*keys: bytes, value: bytes = b"v") -> list[Op]:
+    return [Put(T, key, value) for key in keys]
+
+
+def test_submissions_are_numbered_from_one(harness: Harness) -> None:
+    disk = harness.disk
+    assert (disk.submitted_seq, disk.durable_seq) == (0, 0)
+    assert [disk.submit(put(b"a")), disk.submit([]), disk.submit(put(b"b"))] == [1, 2, 3]
+    harness.settle()
+    assert (disk.submitted_seq, disk.durable_seq) == (3, 3)
+
+
+def test_dones_run_in_order_and_never_inside_submit(harness: Harness) -> None:
+    disk = harness.disk
+    seen: list[tuple[int, int]] = []
+    for i in range(1, 301):
+        disk.submit(put(b"%03d" % i), lambda i=i: seen.append((i, disk.durable_seq)))  # type: ignore[misc]  # default binds i
+        if i == 1:
+            assert seen == []
+    harness.settle()
+    assert seen == [(i, i) for i in range(1, 301)]
+
+
+def test_many_submissions_share_a_commit(harness: Harness) -> None:
+    for i in range(500):
+        harness.disk.submit(put(b"%03d" % i))
+    harness.settle()
+    assert 0 < harness.posts < 500
+    assert len(harness.disk.scan_keys(T, FIRST, BEYOND)) == 500
+
+
+def test_ops_of_a_submission_apply_in_order(harness: Harness) -> None:
+    harness.disk.submit([Put(T, b"a", b"1"), Delete(T, b"a", b"b"), Put(T, b"a", b"2"), Put(T, b"b", b"3")])
+    harness.disk.submit([Delete(T, b"b", b"c"), Put(T, b"a", b"4")])
+    harness.settle()
+    assert harness.disk.scan(T, FIRST, BEYOND) == [(b"a", b"4")]
+
+
+def test_delete_takes_start_and_leaves_stop(harness: Harness) -> None:
+    harness.disk.submit(put(b"a", b"b", b"bb", b"c", b"d"))
+    harness.disk.submit([Delete(T, b"b", b"c")])
+    harness.settle()
+    assert harness.disk.scan_keys(T, FIRST, BEYOND) == [b"a", b"c", b"d"]
+    harness.disk.submit([Delete(T, b"", BEYOND)])
+    harness.settle()
+    assert harness.disk.scan_keys(T, FIRST, BEYOND) == []
+
+
+def test_delete_of_nothing_changes_nothing(harness: Harness) -> None:
+    harness.disk.submit(put(b"m"))
+    harness.disk.submit([Delete(T, b"a", b"b"), Delete(T, b"x", b"z"), Delete(T, b"n", b"a"), Delete(T, b"m", b"m")])
+    harness.settle()
+    assert harness.disk.scan_keys(T, FIRST, BEYOND) == [b"m"]
+
+
+def test_tables_do_not_see_each_other(harness: Harness) -> None:
+    harness.disk.submit([Put(table, b"k", table.value.encode()) for table in Table if table is not Table.META])
+    harness.disk.submit([Delete(Table.TIMES, b"a", b"z")])
+    harness.settle()
+    for table in set(Table) - {Table.META}:
+        expected = None if table is Table.TIMES else table.value.encode()
+        assert harness.disk.get(table, b"k") == expected
+
+
+def test_scans_stop_at_bounds_limit_and_bytes(harness: Harness) -> None:
+    disk = harness.disk
+    disk.submit([Put(T, b"%d" % i, bytes(10)) for i in range(10)])
+    harness.settle()
+    keys = [b"%d" % i for i in range(10)]
+    assert disk.scan_keys(T, b"2", b"5") == keys[2:5]
+    assert disk.scan_keys(T, b"2", b"5", reverse=True) == keys[2:5][::-1]
+    assert disk.scan_keys(T, b"", b"\xff", reverse=True, limit=2) == [b"9", b"8"]
+    assert disk.scan_keys(T, b"25", b"45") == [b"3", b"4"]
+    assert disk.scan_keys(T, b"25", b"45", reverse=True) == [b"4", b"3"]
+    assert (
+        disk.scan_keys(T, b"5", b"5") == disk.scan_keys(T, b"6", b"5") == disk.scan_keys(T, b"5", b"9", limit=0) == []
+    )
+    assert [k for k, _ in disk.scan(T, b"0", b"9", bytes_max=25)] == keys[:3]
+    assert [k for k, _ in disk.scan(T, b"0", b"9", bytes_max=20)] == keys[:2]
+    assert [k for k, _ in disk.scan(T, b"0", b"9", bytes_max=1)] == keys[:1]
+    assert [k for k, _ in disk.scan(T, b"0", b"99", reverse=True, bytes_max=11)] == [b"9", b"8"]
+    assert disk.scan(T, b"3", b"4") == [(b"3", bytes(10))]
+
+
+def test_values_of_any_size_come_back_whole(harness: Harness) -> None:
+    sizes = [0, 1, 2000, 4096, 70_000, 3_000_000]
+    harness.disk.submit([Put(T, b"%08d" % n, bytes([n % 251]) * n) for n in sizes])
+    harness.settle()
+    assert harness.disk.scan(T, FIRST, BEYOND) == [(b"%08d" % n, bytes([n % 251]) * n) for n in sizes]
+    assert harness.disk.get(T, b"00003000000") is None
+    assert harness.disk.size_bytes() > 3_000_000
+
+
+def test_queued_bytes_are_the_values_not_yet_durable(harness: Harness) -> None:
+    harness.disk.submit([Put(T, b"a", bytes(100)), Delete(T, b"b", b"c"), Put(T, b"b", bytes(20))])
+    assert harness.disk.queued_bytes == 120
+    harness.settle()
+    assert harness.disk.queued_bytes == 0
+
+
+def test_a_done_may_submit_again(harness: Harness) -> None:
+    disk = harness.disk
+    disk.submit(put(b"a"), lambda: void(disk.submit(put(b"b"), lambda: void(disk.submit(put(b"c"))))))
+    harness.settle()
+    assert disk.durable_seq == 3
+    assert disk.scan_keys(T, FIRST, BEYOND) == [b"a", b"b", b"c"]
+
+
+def void(_: object) -> None:
+    """Drops a result."""
+
+
+def test_reopened_disk_holds_what_was_durable(harness: Harness) -> None:
+    harness.disk.submit(put(b"a", b"b"))
+    harness.settle()
+    disk = harness.reopen()
+    assert disk.scan_keys(T, FIRST, BEYOND) == [b"a", b"b"]
+    assert (disk.submitted_seq, disk.durable_seq) == (0, 0)
+    assert disk.submit(put(b"c")) == 1
+
+
+def test_close_commits_what_is_queued(harness: Harness) -> None:
+    for i in range(100):
+        harness.disk.submit(put(b"%03d" % i))
+    assert len(harness.reopen().scan_keys(T, FIRST, BEYOND)) == 100
+
+
+def test_closed_disk_refuses_submissions(harness: Harness) -> None:
+    harness.disk.close()
+    harness.disk.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        harness.disk.submit(put(b"a"))
+
+
+def test_failed_commit_is_told_once_and_nothing_is_reported_after_it(harness: Harness) -> None:
+    disk = harness.disk
+    disk.submit(put(b"before"))
+    harness.settle()
+    reported: list[str] = []
+    harness.submit_failing()
+    seq = disk.submit(put(b"after"), lambda: reported.append("after"))
+    harness.settle()
+    assert disk.submit(put(b"later"), lambda: reported.append("later")) == seq + 1
+    assert len(harness.fatal) == 1
+    disk.close()
+    assert reported == []
+    assert disk.durable_seq == 1
+    assert harness.reopen().scan_keys(T, FIRST, BEYOND) == [b"before"]
+
+
+# ---------------------------------------------------------------------------- against a dict, at random
+KEYS = st.binary(min_size=1, max_size=3).map(lambda b: bytes(x % 4 for x in b))
+TABLES = st.sampled_from([Table.RAFT_LOG, Table.BATCHES])
+PUTS = st.builds(Put, TABLES, KEYS, st.binary(max_size=40))
+OPS = st.lists(st.one_of(PUTS, PUTS, st.builds(Delete, TABLES, KEYS, KEYS)), max_size=6)
+
+
+class DiskAgainstDict(RuleBasedStateMachine):
+    harness: Harness
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
+        self.settled = True
+
+    @rule(ops=OPS)
+    def submit(self, ops: list[Op]) -> None:
+        self.harness.disk.submit(ops)
+        self.settled = False
+        for op in ops:
+            rows = self.model[op.table]
+            if isinstance(op, Put):
+                rows[op.key] = op.value
+            else:
+                for key in [k for k in rows if op.start <= k < op.stop]:
+                    del rows[key]
+
+    @rule()
+    def settle(self) -> None:
+        self.harness.settle()
+        self.settled = True
+
+    @rule()
+    def reopen(self) -> None:
+        self.harness.reopen()
+        self.settled = True
+
+    @rule(
+        table=TABLES,
+        start=KEYS,
+        stop=KEYS,
+        reverse=st.booleans(),
+        limit=st.integers(0, 5),
+        bytes_max=st.integers(1, 90),
+    )
+    def scan(self, table: Table, start: bytes, stop: bytes, reverse: bool, limit: int, bytes_max: int) -> None:
+        self.settle()
+        rows = [(k, v) for k, v in self.model[table].items() if start <= k < stop]
+        rows.sort(reverse=reverse)
+        expected, total = [], 0
+        for row in rows[:limit]:
+            expected.append(row)
+            total += len(row[1])
+            if total >= bytes_max:
+                break
+        disk = self.harness.disk
+        assert disk.scan(table, start, stop, reverse=reverse, limit=limit, bytes_max=bytes_max) == expected
+        assert disk.scan_keys(table, start, stop, reverse=reverse, limit=limit) == [k for k, _ in rows[:limit]]
+
+    @rule(table=TABLES, key=KEYS)
+    def get(self, table: Table, key: bytes) -> None:
+        self.settle()
+        assert self.harness.disk.get(table, key) == self.model[table].get(key)
+
+    @invariant()
+    def committed_rows_are_the_models_when_settled(self) -> None:
+        if self.settled:
+            for table in (Table.RAFT_LOG, Table.BATCHES):
+                assert dict(self.harness.disk.scan(table, FIRST, BEYOND)) == self.model[table]
+
+    def teardown(self) -> None:
+        self.harness.close()
+
+
+class FakeAgainstDict(DiskAgainstDict):
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness = FakeHarness()
+
+
+class LmdbAgainstDict(DiskAgainstDict):
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path(tempfile.mkdtemp(prefix="smq-test-"))
+        self.harness = LmdbHarness(self.path / "node")
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(self.path)
+
+
+TestFakeAgainstDict = FakeAgainstDict.TestCase
+TestFakeAgainstDict.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLmdbAgainstDict = LmdbAgainstDict.TestCase
+TestLmdbAgainstDict.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,261 @@
+"""What only the real disk has: a directory, its lock, its format version, a map that grows, a process that dies."""
+
+import fcntl
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.replication.storage import disk_lmdb
+from smq.replication.storage.disk_lmdb import (
+    DATA_FILE,
+    FORMAT_KEY,
+    FORMAT_VERSION,
+    LOCK_FILE,
+    DirectoryInUse,
+    DiskOpenError,
+    FormatUnsupported,
+    LmdbDisk,
+)
+from tests.unit.replication.storage.support import LmdbHarness
+
+T = Table.RAFT_LOG
+
+
+def open_disk(path: Path) -> LmdbDisk:
+    return LmdbDisk(path, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
+
+
+def test_the_directory_and_its_files_are_the_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "node-1"
+    old_umask = os.umask(0)
+    try:
+        open_disk(path).close()
+    finally:
+        os.umask(old_umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert {f.name: stat.S_IMODE(f.stat().st_mode) for f in path.iterdir()} == dict.fromkeys(
+        [DATA_FILE, "lock.mdb", LOCK_FILE], 0o600
+    )
+
+
+def test_a_directory_open_to_others_is_closed_to_them(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    open_disk(tmp_path).close()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_a_second_process_is_refused_and_told_who_is_first(tmp_path: Path) -> None:
+    disk = open_disk(tmp_path)
+    code = (
+        "import sys; from smq.replication.storage.disk_lmdb import *\n"
+        "try: LmdbDisk(sys.argv[1], call_soon_threadsafe=print, on_fatal=print)\n"
+        "except DirectoryInUse as e: print(e)"
+    )
+    second = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert f"in use by process {os.getpid()}" in second.stdout
+    with pytest.raises(DirectoryInUse):
+        open_disk(tmp_path)
+    disk.close()
+    open_disk(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(DiskOpenError, match="choose a directory"):
+        open_disk(tmp_path / "file" / "node")
+
+
+def test_every_commit_waits_for_the_disk(tmp_path: Path) -> None:
+    """The power losses of test_crash_images.py are of a recorded trace, and those of a fresh one need strace."""
+    disk = open_disk(tmp_path)
+    flags = disk._env.flags()
+    disk.close()
+    told = {name: flags[name] for name in ("sync", "metasync", "writemap", "map_async")}
+    assert told == {"sync": True, "metasync": True, "writemap": False, "map_async": False}
+
+
+def test_the_format_version_is_written_at_creation(tmp_path: Path) -> None:
+    disk = open_disk(tmp_path)
+    assert disk.get(Table.META, FORMAT_KEY) == FORMAT_VERSION.to_bytes(4, "big")
+    disk.close()
+
+
+def test_another_format_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    harness = LmdbHarness(tmp_path / "node")
+    harness.disk.submit([Put(Table.META, FORMAT_KEY, (99).to_bytes(4, "big"))])
+    harness.settle()
+    harness.close()
+    for _ in range(2):
+        with pytest.raises(FormatUnsupported, match=r"on-disk format 99, .*the version that wrote it.*empty one"):
+            open_disk(tmp_path / "node")
+
+
+def test_somebody_elses_environment_is_refused(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), max_dbs=2, lib_version=0) as env:
+        env.open_db(b"theirs")
+    with pytest.raises(FormatUnsupported, match="not smq's"):
+        open_disk(tmp_path)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / DATA_FILE).write_bytes(b"something else entirely" * 1000)
+    with pytest.raises(FormatUnsupported, match=DATA_FILE):
+        open_disk(tmp_path)
+    with pytest.raises(FormatUnsupported):  # and the lock was given back
+        open_disk(tmp_path)
+
+
+def test_a_full_map_grows_and_nothing_is_lost(tmp_path: Path) -> None:
+    harness = LmdbHarness(tmp_path / "node", map_size=1 << 20)
+    for i in range(64):
+        harness.disk.submit([Put(T, b"%03d" % i, bytes(100_000)), Delete(T, b"x", b"z")])
+        harness.disk.get(T, b"000")
+    harness.settle()
+    assert harness.fatal == []
+    assert len(harness.disk.scan_keys(T, b"0", b"9")) == 64
+    assert len(harness.reopen().scan(T, b"0", b"9")) == 64
+    harness.close()
+
+
+def test_a_map_that_may_not_grow_any_more_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_lmdb, "MAP_BYTES_MAX", 2 << 20)
+    harness = LmdbHarness(tmp_path / "node", map_size=1 << 20)
+    harness.disk.submit([Put(T, b"k", bytes(4 << 20))])
+    harness.settle()
+    assert [type(e) for e in harness.fatal] == [lmdb.MapFullError]
+    harness.close()
+
+
+def test_a_transaction_takes_no_more_than_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_lmdb, "COMMIT_BYTES_MAX", 1000)
+    harness = LmdbHarness(tmp_path / "node")
+    for i in range(20):
+        harness.disk.submit([Put(T, b"%02d" % i, bytes(600))])
+    harness.settle()
+    assert harness.posts == 20  # no two fit into one
+    assert len(harness.disk.scan_keys(T, b"0", b"9")) == 20
+    harness.close()
+
+
+def test_every_call_back_is_posted_to_the_loop(tmp_path: Path) -> None:
+    harness = LmdbHarness(tmp_path / "node")
+    threads: list[threading.Thread] = []
+    harness.disk.submit([Put(T, b"k", b"v")], lambda: threads.append(threading.current_thread()))
+    harness.settle()
+    assert threads == [threading.current_thread()]
+    harness.close()
+
+
+def test_a_closed_loop_stops_the_writer_quietly(tmp_path: Path) -> None:
+    def closed(fn: object) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    disk = LmdbDisk(tmp_path, call_soon_threadsafe=closed, on_fatal=lambda e: None)
+    disk.submit([Put(T, b"k", b"v")])
+    disk.close()
+    disk = open_disk(tmp_path)
+    assert disk.get(T, b"k") == b"v"
+    disk.close()
+
+
+def test_an_unreadable_store_is_damage(tmp_path: Path) -> None:
+    harness = LmdbHarness(tmp_path / "node")
+    harness.close()
+    for read in (lambda: harness.disk.get(T, b"k"), lambda: harness.disk.scan(T, b"a", b"b")):
+        with pytest.raises(DataDamaged, match="raft_log"):
+            read()
+
+
+WRITER = """
+import sys, queue
+from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.ports import Put, Table
+calls = queue.SimpleQueue()
+disk = LmdbDisk(sys.argv[1], call_soon_threadsafe=calls.put, on_fatal=print)
+for i in range(10**9):
+    disk.submit([Put(Table.RAFT_LOG, b"%09d" % i, bytes(500)), Put(Table.TIMES, b"%09d" % i, b"x")],
+                lambda i=i: print(i, flush=True))
+    if i % 20 == 0:
+        calls.get()()
+"""
+
+
+def test_after_kill_9_every_reported_submission_is_there_whole_and_in_order(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        reported = -1
+        while reported < 200:
+            reported = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        for line in writer.stdout.read().splitlines():
+            if line.isdigit():
+                reported = max(reported, int(line))
+    with (tmp_path / LOCK_FILE).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it went with the process
+    disk = open_disk(tmp_path)
+    keys = disk.scan_keys(T, b"0", b":")
+    assert len(keys) > reported
+    assert keys == [b"%09d" % i for i in range(len(keys))]
+    assert disk.scan_keys(Table.TIMES, b"0", b":") == keys
+    disk.close()
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+def test_a_data_file_that_was_cut_is_refused_with_its_name_and_left_as_it_was(tmp_path: Path, kept: float) -> None:
+    harness = LmdbHarness(tmp_path)
+    for i in range(200):
+        harness.disk.submit([Put(T, b"%08d" % i, b"x" * 500)])
+        harness.settle()
+    harness.close()
+    file = tmp_path / DATA_FILE
+    size = int(file.stat().st_size * kept) // 4096 * 4096
+    os.truncate(file, size)
+    with pytest.raises(DiskOpenError, match=re.escape(str(file))):
+        open_disk(tmp_path)
+    assert file.stat().st_size == size
+
+
+def test_a_data_file_whose_missing_end_holds_nothing_is_whole(tmp_path: Path) -> None:
+    """LMDB need not write pages that a transaction took and gave back, so a short file alone proves no damage."""
+    open_disk(tmp_path).close()
+    file = tmp_path / DATA_FILE
+    with lmdb.open(str(tmp_path), max_dbs=8, lib_version=disk_lmdb.LMDB_MAJOR) as env:
+        db = env.open_db(T.value.encode())
+        with env.begin(write=True, db=db) as txn:
+            txn.put(b"gone", b"x" * (1 << 20))
+        with env.begin(write=True, db=db) as txn:
+            txn.delete(b"gone")
+        for i in range(20):  # until all that lives has moved to the pages that became free
+            with env.begin(write=True, db=db) as txn:
+                txn.put(b"kept", b"%d" % i)
+    size = file.stat().st_size
+    os.truncate(file, size - (1 << 19))
+    disk = open_disk(tmp_path)
+    assert disk.get(T, b"kept") == b"19"
+    disk.close()
+    assert file.stat().st_size == size
+
+
+def test_a_header_that_speaks_of_more_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
+    harness = LmdbHarness(tmp_path)
+    harness.disk.submit([Put(T, b"k", b"v")])
+    harness.settle()
+    harness.close()
+    file = tmp_path / DATA_FILE
+    content = bytearray(file.read_bytes())
+    for meta in (0, 4096):  # the last page's number, behind the roots of both trees
+        content[meta + 16 + 24 + 2 * 48 : meta + 16 + 24 + 2 * 48 + 8] = (1 << 58).to_bytes(8, "little")
+    file.write_bytes(content)
+    with pytest.raises(DiskOpenError, match="empty one"):
+        open_disk(tmp_path)

@@ -1,0 +1,215 @@
+"""The scrubber reads every table once a period, finds what has rotted, and goes on where it was after a restart."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import parse_header
+from smq.replication.log.codec import BatchDamaged, base_of_key
+from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.ports import Put, Table
+from smq.replication.raft.journal import RaftJournal, is_whole_row
+from smq.replication.storage import scrub
+from smq.replication.storage.scrub import Scrubber
+from smq.testing.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.disk import DiskImage, FakeDisk
+from tests.unit.replication.storage.support import make_batch
+
+PID = PartitionId(bytes(range(20)))
+PERIOD_S = 1000
+BATCHES = 12
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+class Node:
+    """A scrubber over a disk that holds one partition and a journal."""
+
+    def __init__(self, image: DiskImage | None = None, *, period_s: int = PERIOD_S) -> None:
+        self.scheduler = Scheduler()
+        self.clock = SimClock(Process(self.scheduler, "n", fail), Machine())
+        self.disk = FakeDisk(self.clock, random.Random(1), image=image, on_fatal=fail)
+        self.batches: list[tuple[Offset, bytes | None]] = []
+        self.looked: list[tuple[PartitionId, Offset]] = []
+        self.checkpoints: list[bytes] = []
+        self.raft: list[tuple[Table, bytes]] = []
+        self.scrubber = Scrubber(self, self.disk, period_s)
+        self.scrubber.start()
+
+    def mend_batch(self, damage: BatchDamaged) -> None:
+        self.batches.append((damage.offset, damage.row))
+
+    def look_at(self, pid: PartitionId, offset: Offset) -> bool:
+        self.looked.append((pid, offset))
+        return True
+
+    def mend_checkpoint(self, pid: PartitionId, key: bytes) -> None:
+        self.checkpoints.append(key)
+
+    def mend_raft(self, table: Table, key: bytes) -> None:
+        self.raft.append((table, key))
+
+    def fill(self) -> PartitionLog:
+        log = LogStore(self.disk).create(PID, Offset(0))
+        for i in range(BATCHES):
+            data = make_batch(2)
+            log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(i + 1), done=lambda: None)
+        journal = RaftJournal(self.disk, lambda: None)
+        journal.setCurrentTerm(1, None)
+        for index in range(1, 5):
+            journal.add(b"\x00command", index, 1)
+        journal.flush()
+        self.scheduler.run_for_ms(100)
+        return log
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        for _ in range(int(seconds * 10)):
+            if until():
+                return
+            self.scrubber.on_beat()
+            self.scheduler.run_for_ms(100)
+
+    def a_pass(self) -> None:
+        before = self.scrubber.progress.passes
+        self.run(PERIOD_S * 2, until=lambda: self.scrubber.progress.passes > before)
+        assert self.scrubber.progress.passes == before + 1
+
+
+def flip(node: Node, table: Table, number: int) -> bytes:
+    rows = node.disk.image.tables[table]
+    key: bytes = [key for key in rows if rows[key]][number]
+    rows[key] = rows[key][:-1] + bytes([rows[key][-1] ^ 1])
+    return key
+
+
+def test_a_pass_over_whole_data_finds_nothing_and_reads_all_of_it() -> None:
+    node = Node()
+    node.fill()
+    size = sum(len(v) for t in scrub.TABLES for v in node.disk.image.tables[t].values())
+    node.a_pass()
+    assert (node.batches, node.looked, node.checkpoints, node.raft) == ([], [], [], [])
+    assert node.scrubber.progress.read_bytes == size
+    assert node.scrubber.progress.ended_ms >= node.scrubber.progress.started_ms
+
+
+def test_a_rotten_row_of_every_table_is_found_and_handed_to_who_can_mend_it() -> None:
+    node = Node()
+    node.fill()
+    batch, row = flip(node, Table.BATCHES, 3), flip(node, Table.TIMES, 7)
+    checkpoint, entry = flip(node, Table.CHECKPOINTS, 1), flip(node, Table.RAFT_LOG, 2)
+    vote = flip(node, Table.RAFT_META, 1)
+    node.a_pass()
+    assert sorted(node.batches, key=str) == sorted([(base_of_key(batch), None), (base_of_key(row), row)], key=str)
+    assert node.looked == []  # a batch that has rotted in its place leaves no gap
+    assert node.checkpoints == [checkpoint]
+    assert node.raft == [(Table.RAFT_META, vote), (Table.RAFT_LOG, entry)]
+    assert node.scrubber.progress.found == 5
+
+
+def test_a_missing_index_row_is_found_by_its_neighbours() -> None:
+    node = Node()
+    node.fill()
+    rows = node.disk.image.tables[Table.TIMES]
+    key = [key for key in rows if rows[key]][4]
+    del rows[key]
+    node.a_pass()
+    assert node.batches == [(base_of_key(key), None)]
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 100, 1 << 20])
+def test_a_batch_that_the_walk_does_not_meet_is_looked_at_by_its_offset(
+    monkeypatch: pytest.MonkeyPatch, slice_bytes: int
+) -> None:
+    """As in a tree that is out of order, between two slices or within one."""
+    monkeypatch.setattr(scrub, "SLICE_BYTES", slice_bytes)
+    node = Node()
+    node.fill()
+    rows = node.disk.image.tables[Table.BATCHES]
+    hidden = sorted(rows)[3]
+    del rows[hidden]
+    node.a_pass()
+    assert node.looked == [(PID, base_of_key(hidden))]
+    assert node.scrubber.progress.found == 1
+    assert node.batches == []
+
+
+def test_a_row_that_was_written_anew_meanwhile_is_none_of_its_business() -> None:
+    node = Node()
+    node.fill()
+    rows = node.disk.image.tables[Table.BATCHES]
+    key = next(iter(rows))
+    good = rows[key]
+    flip(node, Table.BATCHES, 0)
+    scrubber, check = node.scrubber, scrub.Check
+    while scrub.TABLES[scrubber._table] is not Table.BATCHES:
+        node.run(0.1)
+    node.disk.examine(Table.BATCHES, b"", b"\xff" * 40, 1 << 20, check(Table.BATCHES), scrubber._on_slice)
+    rows[key] = good
+    node.scheduler.run_for_ms(1)
+    assert node.batches == []
+
+
+def test_after_a_restart_the_pass_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrub, "SLICE_BYTES", 100)
+    monkeypatch.setattr(scrub, "KEEP_SLICES", 1)
+    node = Node()
+    node.fill()
+    node.run(PERIOD_S, until=lambda: scrub.TABLES[node.scrubber._table] is Table.BATCHES)
+    node.scheduler.run_for_ms(10)
+    image = node.disk.crash()
+    again = Node(image)
+    assert scrub.TABLES[again.scrubber._table] is Table.BATCHES
+    flip(again, Table.RAFT_LOG, 0)  # behind it
+    flip(again, Table.BATCHES, BATCHES - 1)  # before it
+    again.a_pass()
+    assert (len(again.batches), again.raft) == (1, [])
+
+
+def test_a_position_that_cannot_be_read_is_a_pass_begun_anew() -> None:
+    node = Node()
+    node.fill()
+    node.disk.submit([Put(Table.META, b"scrub", b"nonsense of no length at all, and of no checksum either")])
+    node.scheduler.run_for_ms(10)
+    again = Node(node.disk.crash())
+    again.a_pass()
+    assert again.scrubber.progress.passes == 1
+
+
+def test_a_pass_begins_once_a_period_and_not_at_all_without_one() -> None:
+    node = Node()
+    node.fill()
+    node.a_pass()
+    node.run(PERIOD_S / 2)
+    assert node.scrubber.progress.passes == 1
+    node.run(PERIOD_S)
+    assert node.scrubber.progress.passes == 2
+    never = Node(node.disk.image, period_s=0)
+    never.run(PERIOD_S)
+    assert never.scrubber.progress.passes == 2, "as the disk told it"
+
+
+def test_the_journal_mends_its_rows_from_memory() -> None:
+    node = Node()
+    node.fill()
+    journal = RaftJournal(node.disk, lambda: None)
+    assert list(journal.load())
+    for table in (Table.RAFT_LOG, Table.RAFT_META):
+        for number in range(len(node.disk.image.tables[table])):
+            key = flip(node, table, number)
+            journal.mend(table, key)
+            node.scheduler.run_for_ms(100)
+            assert is_whole_row(key, node.disk.image.tables[table][key])
+    assert list(RaftJournal(node.disk, lambda: None).load())
+
+
+def test_a_log_mends_its_checkpoints_from_memory() -> None:
+    node = Node()
+    log = node.fill()
+    for number in range(2):
+        log.mend_checkpoint(flip(node, Table.CHECKPOINTS, number))
+        node.scheduler.run_for_ms(100)
+    assert LogStore(node.disk).open_all()[PID].damaged is None

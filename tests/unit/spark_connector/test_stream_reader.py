@@ -1,0 +1,445 @@
+"""The stream reader without Spark: it is called as Spark calls it, over a cluster in this process with its faults."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import Offset
+from smq.spark_connector.errors import DataLossError, OptionError, ReadError
+from smq.spark_connector.planning import SmqSlice
+from smq.spark_connector.stream import reader as stream
+from tests.unit.spark_connector.fake_cluster import FakeCluster, fake_cluster, records
+from tests.unit.spark_connector.stream_query import Query
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Topic t: two partitions of 100 records each, in batches of 10."""
+    with fake_cluster() as cluster:
+        cluster.log.create("t", 2)
+        for partition in range(2):
+            fill(cluster, partition, 100)
+        yield cluster
+
+
+def fill(cluster: FakeCluster, partition: int, count: int, topic: str = "t") -> None:
+    for _ in range(count // 10):
+        cluster.log.append(topic, partition, records(10))
+
+
+def span(partition: int, lo: int, hi: int, topic: str = "t") -> list[tuple[str, int, int]]:
+    return [(topic, partition, offset) for offset in range(lo, hi)]
+
+
+def test_stream_from_earliest_reads_all_and_then_what_comes(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest")
+    assert query.drain() == [200]
+    fill(cluster, 1, 30)
+    assert query.drain() == [30]
+    assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 130)
+
+
+def test_stream_starts_at_latest_by_default(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers)
+    assert query.drain() == [0]  # Spark runs a first micro-batch, whatever is in it
+    fill(cluster, 0, 20)
+    assert query.drain() == [20]
+    assert query.rows == span(0, 100, 120)
+
+
+def test_stream_starts_by_time_and_by_json(cluster: FakeCluster) -> None:
+    assert Query(cluster.servers, startingTimestamp="1700000000005").batch() == 2 * 95
+    mixed = Query(cluster.servers, startingOffsets='{"t":{"0":-1,"1":73}}')
+    assert mixed.drain() == [27]
+    assert mixed.rows == span(1, 73, 100)
+
+
+def test_trap_latest_of_a_replayed_first_batch_is_where_it_first_was(cluster: FakeCluster) -> None:
+    """Trap: initialOffset is asked again when batch 0 is replayed, and by then "latest" has moved."""
+    query = Query(cluster.servers)
+    query.start()
+    fill(cluster, 0, 40)
+    assert query.plan()
+    fill(cluster, 0, 60)
+    query.restart()  # killed before the first micro-batch was committed
+    assert query.run() == span(0, 100, 140)
+    query.rows += query.run()
+    query.commit()
+    query.drain()
+    assert query.rows == span(0, 100, 200)
+
+
+def test_trap_initial_offset_is_asked_twice_and_answers_once(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers)
+    first = query.reader.initialOffset()
+    fill(cluster, 0, 10)
+    assert query.reader.initialOffset() == first
+
+
+def test_trap_empty_first_batch_replayed_reads_nothing(cluster: FakeCluster) -> None:
+    """Trap: a first micro-batch without records is written down as the fresh start itself."""
+    query = Query(cluster.servers)
+    assert query.plan()
+    fill(cluster, 0, 50)
+    query.restart(startingOffsets="earliest")  # so that the start, asked for again, is another place
+    assert query.run() == []
+    query.commit()
+    assert query.drain() == [50]
+    assert query.rows == span(0, 100, 150)
+
+
+def test_trap_nothing_new_is_the_start_to_the_letter(cluster: FakeCluster) -> None:
+    """Trap: Spark compares positions as text; another text of the same position is an endless row of batches."""
+    query = Query(cluster.servers, startingOffsets="earliest")
+    query.drain()
+    end = json.loads(query.offset_log[-1])
+    assert "from" in end
+    assert query.reader.latestOffset(end, ReadAllAvailable()) == end
+    restarted = Query(cluster.servers, startingOffsets="earliest")
+    assert json.dumps(restarted.reader.latestOffset(end, ReadAllAvailable())) == query.offset_log[-1]
+
+
+def test_trap_offsets_above_two_to_the_53_survive(cluster: FakeCluster) -> None:
+    far = 2**53 + 1
+    log = cluster.log.partitions["t", 0]
+    log.batches.clear()
+    log.log_start = log.next_offset = far
+    fill(cluster, 0, 20)
+    query = Query(cluster.servers, startingOffsets="earliest")
+    query.drain()
+    assert [row for row in query.rows if row[1] == 0] == span(0, far, far + 20)
+
+
+def test_replay_reads_the_same_records_whatever_has_come_since(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="60")
+    query.batch()
+    query.plan()
+    first = query.run()
+    fill(cluster, 0, 100)
+    query.restart(maxOffsetsPerTrigger="5")
+    assert query.run() == first
+
+
+# ------------------------------------------------------------------------------------------------ admission
+def test_trap_commit_and_stop_may_come_late_or_never(cluster: FakeCluster) -> None:
+    """Trap: commit comes with the next plan, for the last micro-batch never; stop is not called on query.stop()."""
+    plain = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
+    told = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
+    while plain.batch() >= 0:
+        told.batch()
+        told.reader.commit(json.loads(told.offset_log[0]))
+        told.reader.stop()
+    assert told.offset_log == plain.offset_log
+    assert told.rows == plain.rows
+
+
+def test_offsets_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="64")
+    assert query.drain() == [64, 64, 64, 8]
+    assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
+
+
+def test_bytes_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
+    size = len(cluster.log.partitions["t", 0].batches[0].data)
+    query = Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size))
+    sizes = query.drain()
+    assert len(sizes) >= 4
+    assert max(sizes) <= 60
+    assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
+
+
+def test_all_available_overrides_the_options(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    end = query.reader.latestOffset(query.start(), ReadAllAvailable())
+    assert end["o"] == {"t": {"0": 100, "1": 100}}
+    assert sum(query.reader.latestOffset(query.start(), ReadMaxRows(30))["o"]["t"].values()) == 30
+
+
+def test_min_offsets_wait_for_rows_or_for_the_delay(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    query = Query(cluster.servers, startingOffsets="earliest", minOffsetsPerTrigger="50", maxTriggerDelay="10s")
+    assert query.batch() == 200  # the first comes at once
+    fill(cluster, 0, 40)
+    assert query.batch() == -1
+    fill(cluster, 0, 10)
+    assert query.batch() == 50
+    fill(cluster, 0, 10)
+    now += 9.9
+    assert query.batch() == -1
+    now += 0.2
+    assert query.batch() == 10
+    now += 100
+    assert query.batch() == -1
+
+
+def test_sizes_come_from_another_replica_where_one_does_not_know(cluster: FakeCluster) -> None:
+    def not_a_replica(listed: pb.ListedOffset) -> None:
+        raise SmqError(ErrorCode.NOT_REPLICA, "elsewhere")
+
+    for node in cluster.nodes[:2]:
+        node.on_list = not_a_replica
+    assert Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger="1").batch() == 10
+
+
+def test_retention_between_two_questions_is_asked_about_again(cluster: FakeCluster) -> None:
+    def loses_head(listed: pb.ListedOffset) -> None:
+        log = cluster.log.partitions["t", 0]
+        if log.log_start < 70:
+            log.log_start = 70
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, "gone", ErrorDetails(lo=Offset(70), hi=Offset(100)))
+
+    for node in cluster.nodes:
+        node.on_list = loses_head
+    query = Query(
+        cluster.servers, startingOffsets='{"t":{"0":-2,"1":100}}', maxBytesPerTrigger="1000", failOnDataLoss="false"
+    )
+    query.drain()
+    assert query.rows == span(0, 70, 100)
+
+
+# ------------------------------------------------------------------------------------------------ AvailableNow
+def test_available_now_ends_at_what_was_there_when_it_began(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70")
+    query.reader.prepareForTriggerAvailableNow()
+    fill(cluster, 0, 500)
+    cluster.log.grow("t", 3)
+    fill(cluster, 2, 10)
+    assert query.drain() == [70, 70, 60]
+    assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    assert sum(query.drain()) == 510
+
+
+def test_available_now_waits_for_no_minimum(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", minOffsetsPerTrigger="1000")
+    for expected in ([200], [10]):
+        query.restart()
+        query.reader.prepareForTriggerAvailableNow()
+        assert query.drain() == expected
+        fill(cluster, 0, 10)
+
+
+def test_available_now_says_that_the_cluster_is_away_instead_of_ending(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70", retryTimeoutMs="300")
+    query.reader.prepareForTriggerAvailableNow()
+    query.batch()
+    cluster.stop()
+    with pytest.raises(ReadError, match="could not be asked"):
+        query.plan()
+
+
+# ------------------------------------------------------------------------------------------------ the cluster changes
+def test_trap_cluster_that_is_away_does_not_end_the_query(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trap: any exception of latestOffset kills the query."""
+    monkeypatch.setattr(stream, "LOOK_TIMEOUT_S", 0.2)
+    query = Query(cluster.servers, startingOffsets="earliest")
+    query.drain()
+    cluster.stop()
+    assert query.batch() == -1
+    assert "the query waits" in caplog.text
+
+
+def test_partition_added_during_the_stream_is_read_from_its_beginning(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers)
+    query.drain()
+    cluster.log.grow("t", 3)
+    fill(cluster, 2, 20)
+    query.plan()
+    fill(cluster, 2, 10)
+    query.restart()
+    assert query.run() == span(2, 0, 20)
+    query.rows += query.run()
+    query.commit()
+    query.drain()
+    assert query.rows == span(2, 0, 30)
+
+
+def test_partition_that_is_added_without_records_costs_one_batch(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers)
+    query.drain()
+    cluster.log.grow("t", 3)
+    assert query.drain() == [0]
+
+
+def test_pattern_takes_in_topics_that_come_later(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, subscribePattern="t|new-.*")
+    query.drain()
+    for topic in ("new-1", "other"):
+        cluster.log.create(topic, 1)
+        fill(cluster, 0, 10, topic)
+    query.drain()
+    assert query.rows == span(0, 0, 10, "new-1")
+
+
+def test_pattern_that_matches_nothing_yet_waits(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, subscribePattern="new-.*")
+    assert query.drain() == [0]
+    cluster.log.create("new-1", 1)
+    fill(cluster, 0, 10, "new-1")
+    assert query.drain() == [10]
+
+
+def test_assign_stays_with_its_partitions(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers)
+    query.options.pop("subscribe")
+    query.restart(assign='{"t":[1]}', startingOffsets="earliest")
+    cluster.log.grow("t", 3)
+    fill(cluster, 2, 10)
+    query.drain()
+    assert query.rows == span(1, 0, 100)
+
+
+def test_restart_with_other_topics_drops_those_and_begins_these(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest")
+    query.drain()
+    cluster.log.create("u", 1)
+    fill(cluster, 0, 10)
+    fill(cluster, 0, 20, "u")
+    query.rows.clear()
+    query.restart(subscribe="u")
+    query.drain()
+    assert query.rows == span(0, 0, 20, "u")
+
+
+def test_topic_that_is_not_there_is_refused_before_anything_runs(cluster: FakeCluster) -> None:
+    with pytest.raises(OptionError, match="no topic 'u'"):
+        Query(cluster.servers, subscribe="t,u").start()
+
+
+# ------------------------------------------------------------------------------------------------ data loss
+def lose_head(cluster: FakeCluster, upto: int) -> None:
+    cluster.log.partitions["t", 0].log_start = upto
+
+
+def test_retention_that_passes_a_slow_query_is_data_loss(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="20")
+    query.batch()
+    lose_head(cluster, 70)
+    with pytest.raises(DataLossError, match=r"offsets \[10, 70\) of t-0 are gone.*failOnDataLoss"):
+        query.plan()
+
+
+def test_retention_that_passes_a_slow_query_is_skipped_where_accepted(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="20", failOnDataLoss="false")
+    query.batch()
+    lose_head(cluster, 70)
+    query.drain()
+    assert sorted(query.rows) == span(0, 0, 10) + span(0, 70, 100) + span(1, 0, 100)
+    assert "offsets [10, 70) of t-0 are gone" in caplog.text
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_retention_that_passes_a_planned_batch(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.plan()
+    lose_head(cluster, 70)
+    if fail == "true":
+        with pytest.raises(DataLossError, match=r"offsets \[0, 70\) of t-0"):
+            query.run()
+    else:
+        assert sorted(query.run()) == span(0, 70, 100) + span(1, 0, 100)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_log_that_ends_before_a_planned_batch_does(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.plan()
+    log = cluster.log.partitions["t", 0]
+    log.next_offset = 60
+    log.batches = log.batches[:6]
+    if fail == "true":
+        with pytest.raises(DataLossError, match="t-0 ends at 60, before offset 100 that a micro-batch"):
+            query.run()
+    else:
+        assert sorted(query.run()) == span(0, 0, 60) + span(1, 0, 100)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_topic_that_was_made_anew_has_nothing_of_a_planned_batch(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.plan()
+    cluster.log.delete("t")
+    cluster.log.create("t", 2)
+    fill(cluster, 0, 100)
+    if fail == "true":
+        with pytest.raises(DataLossError, match="topic 't' has been deleted and created anew"):
+            query.run()
+    else:
+        assert query.run() == []
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_topic_that_was_made_anew_is_not_taken_for_the_old_one(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.drain()
+    cluster.log.delete("t")
+    cluster.log.create("t", 2)
+    for partition in range(2):
+        fill(cluster, partition, 120)
+    if fail == "true":
+        with pytest.raises(DataLossError, match="topic 't' has been deleted and created anew"):
+            query.plan()
+    else:
+        assert query.drain() == [240]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_topic_that_is_deleted(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.drain()
+    cluster.log.delete("t")
+    if fail == "true":
+        with pytest.raises(DataLossError, match="t-0 is gone: the topic has been deleted"):
+            query.plan()
+    else:
+        assert query.drain() == [0]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_log_that_is_shorter_than_the_query_has_read(cluster: FakeCluster, fail: str) -> None:
+    """A cluster that was restored from an older backup."""
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.drain()
+    log = cluster.log.partitions["t", 0]
+    log.next_offset = 60
+    log.batches = log.batches[:6]
+    if fail == "true":
+        with pytest.raises(DataLossError, match="t-0 ends at 60, before offset 100"):
+            query.plan()
+    else:
+        query.drain()
+        fill(cluster, 0, 10)
+        query.rows.clear()
+        query.drain()
+        assert query.rows == span(0, 60, 70)
+
+
+def test_report_of_the_latest_offset_shows_the_lag(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="50")
+    assert query.reader.reportLatestOffset() is None
+    query.batch()
+    latest = query.reader.reportLatestOffset()
+    assert latest is not None
+    assert latest["o"] == {"t": {"0": 100, "1": 100}}
+    query.reader.commit(query.start())
+    query.reader.stop()
+    assert query.batch() == 50
+
+
+def test_tasks_are_cut_as_the_options_say(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", minPartitions="8")
+    query.plan()
+    slices = query.reader.partitions(query.start(), json.loads(query.offset_log[0]))
+    assert len(slices) >= 8
+    assert all(isinstance(part, SmqSlice) and len(part.ranges) == 1 for part in slices)

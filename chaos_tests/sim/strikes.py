@@ -13,9 +13,9 @@ from chaos_tests.sim.faults import Fault
 from chaos_tests.sim.rpc import Script
 from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
+from smq.replication.marks import Mark, unpack_marks
 from smq.replication.membership.identity import DISK_KEY
 from smq.replication.ports import Channel, Table
-from smq.replication.raft.disk_marks import Mark, unpack_marks
 from smq.replication.raft.journal import MARKS_KEY, marks_of
 from smq.testing.clock import NS_PER_MS, Process
 from smq.testing.disk import DiskImage

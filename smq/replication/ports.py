@@ -6,13 +6,13 @@ read of committed data is the one exception). Callbacks are never made from insi
 """
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from smq.raft_state.commands import Applied
 from smq.raft_state.ids import LogIndex, NodeId, Term
-from smq.replication.raft.disk_marks import DiskMarks
+from smq.replication.marks import Mark
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -236,6 +236,22 @@ class StateMachine(Protocol):
         applied and no snapshot taken before the end, at which all has been settled."""
 
 
+class Marks(Protocol):
+    """What the disks of all nodes have reported that they remember of Raft (rule 18)."""
+
+    @property
+    def own(self) -> Mark:
+        """Of this node's disk, as of now."""
+
+    @property
+    def known(self) -> tuple[Mark, ...]:
+        """Of the others' disks."""
+
+    def hear(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
+        """Takes in a peer's own mark and those that it knows. Returns one of this node's disk that the disk does not
+        remember: then this directory is an old copy."""
+
+
 class Engine(Protocol):
     """Raft. It persists before it speaks (through the Disk given to it) and is woken by events; `tick` is for
     time-outs only. The node feeds it CONTROL sessions and the messages that are its own."""
@@ -283,7 +299,7 @@ class Engine(Protocol):
         """Best effort; nothing happens where this node does not lead or the target lags."""
 
     @property
-    def marks(self) -> DiskMarks:
+    def marks(self) -> Marks:
         """What the disks of all nodes have said that they remember. The node carries it between them."""
 
     def flush_marks(self) -> None:

@@ -6,10 +6,10 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.raft_state.ids import NodeId
+from smq.replication.marks import Mark
 from smq.replication.membership.identity import DISK_KEY
 from smq.replication.net import wire
 from smq.replication.ports import Table
-from smq.replication.raft.disk_marks import Mark
 
 
 def told_that_it_forgot(simulation: Simulation, host: SimHost, teller: NodeId) -> None:

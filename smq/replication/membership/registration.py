@@ -14,10 +14,10 @@ from smq.raft_state.commands import Barrier, RegisterNode, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, Incarnation
 from smq.replication.host import NodeView
+from smq.replication.marks import Mark
 from smq.replication.membership.identity import claim_identity, replace_disk_id, replacement, replacement_over
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Disk, Engine, Op, Rng
-from smq.replication.raft.disk_marks import Mark
 from smq.replication.raft.journal import RaftDamaged, forget_set_aside, set_aside
 
 _log = structlog.get_logger("smq.node")

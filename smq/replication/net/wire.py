@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.replication.marks import Mark, pack_marks, unpack_marks
 from smq.replication.ports import Buffer
-from smq.replication.raft.disk_marks import Mark, pack_marks, unpack_marks
 
 RAFT: Final = 0  # the rest of the message belongs to the engine
 _PID_BYTES: Final = 20

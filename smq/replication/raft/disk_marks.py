@@ -4,33 +4,14 @@ A directory that is put back from an old copy has its disk id, and has forgotten
 acknowledged. So each disk counts its writes of Raft's memory, tells the others the count once it is durable, and they
 keep it beside their own. Owns what was told, and the judgement. It must never tell a count that is not on disk, nor
 replace what it knows by what a process says that does not remember it. The argument is in ARCHITECTURE.md, "An old copy
-is a replaced disk". The engine, its voters and the wire format import it.
+is a replaced disk". The engine and its voters import it.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.raft_state.limits import DISK_ID_BYTES, NODES_MAX
-
-START_BYTES: Final = 8
-DISKS_KEPT_MAX: Final = 4  # of a node, the latest: an older one is another disk than the registered one by its id
-MARKS_MAX: Final = NODES_MAX * DISKS_KEPT_MAX
-_MARK: Final = struct.Struct(f">i{DISK_ID_BYTES}s{START_BYTES}sQQ")
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Of a node's disk: `writes` were durable when its process `start` (random bytes) told so, `base` of them when that
-    process began."""
-
-    node: NodeId
-    disk: DiskId
-    start: bytes
-    base: int
-    writes: int
+from smq.replication.marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
 
 
 class Memory(Protocol):
@@ -141,16 +122,3 @@ class DiskMarks:
 def has_forgotten(told: Mark, start: bytes, base: int) -> bool:
     """Whether the process `start`, which found `base` writes on this disk, lacks some that another had told of."""
     return told.start != start and told.writes > base
-
-
-def pack_marks(marks: Iterable[Mark]) -> bytes:
-    return b"".join(_MARK.pack(m.node, m.disk, m.start, m.base, m.writes) for m in marks)
-
-
-def unpack_marks(data: bytes | memoryview) -> tuple[Mark, ...]:
-    """Inverse of `pack_marks`. ValueError for anything else."""
-    if len(data) % _MARK.size or len(data) > (MARKS_MAX + 1) * _MARK.size:
-        raise ValueError(f"{len(data)} bytes of marks")
-    return tuple(
-        Mark(NodeId(n), DiskId(d), start, base, writes) for n, d, start, base, writes in _MARK.iter_unpack(data)
-    )

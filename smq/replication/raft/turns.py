@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
+from smq.replication.marks import START_BYTES
 from smq.replication.ports import (
     Buffer,
     Clock,
@@ -25,7 +26,7 @@ from smq.replication.ports import (
     StateMachine,
     Table,
 )
-from smq.replication.raft.disk_marks import START_BYTES, DiskMarks
+from smq.replication.raft.disk_marks import DiskMarks
 from smq.replication.raft.journal import RaftJournal, Snapshot, damaged_marks
 from smq.replication.raft.messages import COMMAND_BYTES_MAX, MalformedMessage, Message, decode
 from smq.replication.raft.outbox import Outbox

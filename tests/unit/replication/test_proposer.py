@@ -11,9 +11,8 @@ from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejec
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
 from smq.replication.net import wire
-from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone, Table
+from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
-from smq.replication.raft.disk_marks import DiskMarks
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.clock import Machine as Hardware
 from smq.testing.clock import Process, Scheduler, SimClock
@@ -56,7 +55,7 @@ class ScriptedEngine:
         self.handed_to = to
 
     @property
-    def marks(self) -> DiskMarks:
+    def marks(self) -> Marks:
         raise AssertionError("proposals have nothing to do with disks")
 
     def flush_marks(self) -> None: ...

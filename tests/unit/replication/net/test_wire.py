@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
 from smq.raft_state.limits import DISK_ID_BYTES
+from smq.replication.marks import START_BYTES, Mark
 from smq.replication.net import wire
-from smq.replication.raft.disk_marks import START_BYTES, Mark
 
 PIDS = st.binary(min_size=20, max_size=20).map(PartitionId)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -6,7 +6,8 @@ from random import Random
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.raft.disk_marks import DISKS_KEPT_MAX, DiskMarks, Mark, has_forgotten, pack_marks, unpack_marks
+from smq.replication.marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
+from smq.replication.raft.disk_marks import DiskMarks, has_forgotten
 
 A, B, C = NodeId(1), NodeId(2), NodeId(3)
 DISK = DiskId(b"b" * 16)

@@ -14,6 +14,7 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.raft_state.commands import Applied, HwmsAdvanced, LeaderElected
 from smq.raft_state.ids import LogIndex, NodeId
+from smq.replication.applied import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
@@ -93,7 +94,7 @@ class Observer:
                     return
 
     def note_digest(self, node: "WatchedNode", index: LogIndex) -> None:
-        self.recorder.note("digest", n=node.node_id, i=index, d=node.state_digest())
+        self.recorder.note("digest", n=node.node_id, i=index, d=node.watched.digest())
 
     # ------------------------------------------------------------------------------------------ samples
     def sample(self) -> None:
@@ -105,7 +106,7 @@ class Observer:
 
     def _sample_node(self, host: SimHost) -> None:
         node = host.api
-        if damage := node.care.repairs.counts.found:
+        if damage := node.replicas.repairs.counts.found:
             self._damage[host.node, host.starts] = damage
             self.counts["damage_met"] = sum(self._damage.values())
         if node.engine.is_leader:
@@ -113,7 +114,7 @@ class Observer:
             if self._leaders.setdefault(term, host.node) != host.node:
                 self.recorder.note("lead", n=self._leaders[term], term=term)
                 self.recorder.note("lead", n=host.node, term=term)
-        index = int(node.state_index)
+        index = int(node.applied.index)
         for topic in node.state.topics.values():
             for part in topic.partitions:
                 mark = (part.hwm, part.log_start, part.epoch)
@@ -169,8 +170,32 @@ class Observer:
         return {f"{topic.name}/{part.index}": int(part.epoch) for topic in topics for part in topic.partitions}
 
 
+class WatchedState(AppliedState):
+    """The production state, with every apply, snapshot and restore reported to the observer."""
+
+    node: "WatchedNode"  # set by it
+
+    def apply(self, index: LogIndex, command: bytes) -> Applied:
+        applied = super().apply(index, command)
+        self.node.observer.on_applied(self.node, index, command, applied)
+        return applied
+
+    def snapshot(self) -> Iterator[bytes]:
+        self.node.observer.counts["snapshots_taken"] += 1
+        return super().snapshot()
+
+    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
+        if self.node.engine.applied_index:  # otherwise it is the node's own: the engine has just begun
+            self.node.observer.counts["snapshot_installs"] += 1
+        yield from super().restore(index, snapshot)
+        self.node.observer.note_digest(self.node, index)
+
+    def digest(self) -> str:
+        return self._machine.digest()
+
+
 class WatchedNode(Node):
-    """The production node, with the observer told of every apply, snapshot and restore."""
+    """The production node with a watched state."""
 
     def __init__(
         self,
@@ -183,38 +208,24 @@ class WatchedNode(Node):
         on_fatal: Callable[[BaseException], None],
         observer: Observer,
     ) -> None:
-        self._observer = observer
+        self.observer = observer
         self.groups: GroupCoordinator | None = None
-        super().__init__(config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal)
+        self.watched = WatchedState(clock)
+        self.watched.node = self
+        super().__init__(
+            config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched
+        )
 
     def start(self) -> None:
-        """With a coordinator of groups where the scenario has members of groups."""
+        """With a coordinator of groups if the scenario has members of groups."""
         super().start()
         if self.config.kafka_address:
             self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=GROUP_DELAY_MS)
             self.groups.start()
 
-    def state_digest(self) -> str:
-        return self._machine.digest()
-
     def replica_status(self, pid: Any) -> Any:
-        replica = self._replicas.get(pid)
+        replica = self.replicas.get(pid)
         return replica.status() if replica is not None else None
-
-    def apply(self, index: LogIndex, command: bytes) -> Applied:
-        applied = super().apply(index, command)
-        self._observer.on_applied(self, index, command, applied)
-        return applied
-
-    def snapshot(self) -> Iterator[bytes]:
-        self._observer.counts["snapshots_taken"] += 1
-        return super().snapshot()
-
-    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
-        if self.engine.applied_index:  # else it is the node's own: the engine has just begun
-            self._observer.counts["snapshot_installs"] += 1
-        yield from super().restore(index, snapshot)
-        self._observer.note_digest(self, index)
 
 
 _truncations: Counter[str] = Counter()

@@ -181,8 +181,8 @@ BUGS: tuple[PlantedBug, ...] = (
             Mutation(_REPLICA + "is_appointed", "and self.part.leader_incarnation == self._host.incarnation", ""),
             # A fresh process has not heard from anybody, and would resign for that (rule 20): a second guard.
             Mutation(
-                "smq.replication.core:NodeCore._look_after",
-                "if not has_majority(replica.part, self.node_id, reachable):",
+                "smq.replication.partition.replicas:Replicas._visit",
+                "if not has_majority(replica.part, self._host.node_id, reachable):",
                 "if False:",
             ),
         ),
@@ -320,7 +320,11 @@ BUGS: tuple[PlantedBug, ...] = (
         name="stale-range",
         rule="DESIGN 6: linearizable reads pass a barrier",
         mutations=(
-            Mutation("smq.replication.node:Node._after_barrier", "self.barrier(timeout_ms, read)", "read(LogIndex(0))"),
+            Mutation(
+                "smq.replication.lookup:Lookup.after_barrier",
+                "self._barriers.wait(clipped(timeout_ms), read)",
+                "read(LogIndex(0))",
+            ),
         ),
         scenario="partitions",
         anomalies=frozenset({"stale-hwm", "stale-commit", "wrong-time-offset"}),
@@ -465,7 +469,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="DESIGN 3: snapshot and restore are exact",
         mutations=(
             Mutation(
-                "smq.replication.core:NodeCore.restore",
+                "smq.replication.applied:AppliedState.restore",
                 "self._machine = yield from Machine.restoring(snapshot)",
                 "self._machine = yield from Machine.restoring(snapshot)\n    self._machine.state.groups.clear()",
             ),

@@ -329,7 +329,7 @@ class Simulation:
         unready = [host.node for host in hosts if not host.api.is_ready]
         if unready:
             return f"nodes {unready} are not ready"
-        leaving = [host.node for host in hosts if host.api.is_leaving(host.node, host.api.incarnation)]
+        leaving = [host.node for host in hosts if host.api.liveness.is_leaving(host.node, host.api.incarnation)]
         if leaving:
             return f"nodes {leaving} have been told to stop, and are about to"
         for known in self.world.partitions:
@@ -357,7 +357,7 @@ class Simulation:
         if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
             self._run_script(self._read_all(), "the final read")
             for host in self.cluster.up():
-                self.observer.note_digest(host.api, host.api.state_index)
+                self.observer.note_digest(host.api, host.api.applied.index)
 
     def _run_script(self, script: Script, what: str) -> bool:
         ended: list[bool] = []

@@ -2,7 +2,7 @@
 
 Owns who waits for it and how far it is. It is of a state that stood still: where an entry moves the state on the way,
 it begins anew, and the node lets no further entry in until it is done (`holds_state`). It must never change the state,
-nor hold it back without an end in sight: its steps follow each other by themselves. Only the node's core imports it.
+nor hold it back without an end in sight: its steps follow each other by themselves. Only the applied state imports it.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Digests:
         self._waiting: list[DigestDone] = []
         self.holds_state = False
 
-    def want(self, done: DigestDone) -> None:
+    def request(self, done: DigestDone) -> None:
         """`done` gets the digest, and the index that the state is of by then: no older than when this was called."""
         if len(self._waiting) >= WAITING_MAX:
             done(SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} others wait for the digest", _RETRY))

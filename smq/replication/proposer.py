@@ -18,7 +18,8 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
 from smq.replication.api import DoneFn
 from smq.replication.net import wire
-from smq.replication.ports import Clock, Committed, Engine, ProposalLost, Rng
+from smq.replication.net.links import Links
+from smq.replication.ports import Channel, Clock, Committed, Engine, ProposalLost, Rng
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 PENDING_MAX: Final = 20_000  # proposals of one node under way: each is a waiting caller, a few hundred bytes
@@ -59,7 +60,7 @@ class Proposer:
         clock: Clock,
         rng: Rng,
         deadlines: Deadlines,
-        send: Callable[[NodeId, wire.Message], bool],
+        links: Links,
         deliver: Callable[[Callable[[], None]], None],
         replies_counted: Callable[[], int],
         raft_leader: Callable[[], NodeId | None],
@@ -71,7 +72,7 @@ class Proposer:
         self._clock = clock
         self._rng = rng
         self._deadlines = deadlines
-        self._send = send
+        self._links = links
         self._deliver = deliver
         # Starts at a random number, so that an answer meant for this node's last process is never taken for ours.
         self._next_number = int.from_bytes(rng.randbytes(7), "big")
@@ -135,7 +136,8 @@ class Proposer:
         elif leader is not None and leader != self._node_id:
             self._next_number = (self._next_number + 1) & 0xFFFF_FFFF_FFFF_FFFF
             number, command = self._next_number, pending.command
-            if self._send(leader, wire.ReadIndex(number) if command is None else wire.Propose(number, command)):
+            message = wire.ReadIndex(number) if command is None else wire.Propose(number, command)
+            if self._links.send(leader, Channel.CONTROL, message):
                 pending.sent_to = leader
                 pending.was_sent = True
                 pending.sends += 1
@@ -242,26 +244,28 @@ class Proposer:
         except CodecError as e:
             raise wire.WireError(f"a proposal that does not decode: {e}") from e
 
-        def answer(outcome: Committed | ProposalLost) -> None:
+        def reply_with(outcome: Committed | ProposalLost) -> None:
             if isinstance(outcome, Committed):
                 reply = encode_reply(outcome.applied.reply)
-                self._send(peer, wire.Proposed(message.request, wire.COMMITTED, outcome.index, reply))
+                answer = wire.Proposed(message.request, wire.COMMITTED, outcome.index, reply)
             else:
                 code = wire.NOT_LEADER if outcome is ProposalLost.NOT_LEADER else wire.UNKNOWN
-                self._send(peer, wire.Proposed(message.request, code, LogIndex(0), b""))
+                answer = wire.Proposed(message.request, code, LogIndex(0), b"")
+            self._links.send(peer, Channel.CONTROL, answer)
 
-        self._engine.propose(message.command, answer)
+        self._engine.propose(message.command, reply_with)
 
     def on_read_index(self, peer: NodeId, message: wire.ReadIndex) -> None:
         """Another node reads: this node may be the Raft leader."""
 
-        def answer(outcome: LogIndex | ProposalLost) -> None:
+        def reply_with(outcome: LogIndex | ProposalLost) -> None:
             if isinstance(outcome, ProposalLost):
-                self._send(peer, wire.Proposed(message.request, wire.NOT_LEADER, LogIndex(0), b""))
+                answer = wire.Proposed(message.request, wire.NOT_LEADER, LogIndex(0), b"")
             else:
-                self._send(peer, wire.Proposed(message.request, wire.COMMITTED, outcome, encode_reply(_READ)))
+                answer = wire.Proposed(message.request, wire.COMMITTED, outcome, encode_reply(_READ))
+            self._links.send(peer, Channel.CONTROL, answer)
 
-        self._engine.read_index(answer)
+        self._engine.read_index(reply_with)
 
     def on_proposed(self, message: wire.Proposed) -> None:
         pending = self._by_number.pop(message.request, None)

@@ -16,7 +16,7 @@ def told_that_it_forgot(simulation: Simulation, host: SimHost, teller: NodeId) -
     """By the heartbeat of a peer that was away until now."""
     own, peer = host.api.engine.marks.own, simulation.cluster.hosts[teller].api
     evidence = Mark(host.node, own.disk, b"earlier.", 0, own.writes + 1)
-    host.api._on_heartbeat(teller, wire.Heartbeat(peer.incarnation, peer.engine.marks.own, (evidence,)))
+    host.api.heartbeats.on_heartbeat(teller, wire.Heartbeat(peer.incarnation, peer.engine.marks.own, (evidence,)))
 
 
 @pytest.mark.parametrize("crashes_before_it_is_durable", [False, True])
@@ -30,10 +30,10 @@ def test_it_leads_nothing_any_more_and_is_let_in_by_the_others(
     hosts = simulation.cluster.hosts
     (host,) = [host for host in hosts.values() if host.api.engine.is_leader]
     teller = next(node for node in hosts if node != host.node)
-    before, incarnation = host.api.registration.disk_id, host.api.incarnation
+    before, incarnation = host.api.identity.disk, host.api.incarnation
     told_that_it_forgot(simulation, host, teller)
     assert not host.api.engine.is_leader
-    assert host.api.led() == []
+    assert host.api.replicas.led() == []
     assert not host.api.is_ready
     if crashes_before_it_is_durable:
         monkeypatch.setattr("smq.testing.disk.TORN", 0.0)
@@ -65,4 +65,4 @@ def test_a_heartbeat_that_speaks_for_another_node_is_refused() -> None:
     one, two, three = (host.api for host in simulation.cluster.hosts.values())
     beat = wire.Heartbeat(two.incarnation, three.engine.marks.own, ())
     with pytest.raises(wire.WireError, match="speaks of itself as node"):
-        one._on_heartbeat(two.node_id, beat)
+        one.heartbeats.on_heartbeat(two.node_id, beat)

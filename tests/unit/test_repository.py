@@ -262,6 +262,13 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
         ("smq/raft_state/ids.py", "import time", "raft_state is a function"),
         ("smq/replication/ports.py", "import pysyncobj", "pysyncobj is in quarantine"),
         ("smq/replication/ports.py", "import smq.coordinator", "Imports run one way only"),
+        ("smq/replication/ports.py", "import smq.replication.raft.disk_marks", "Inside replication, imports"),
+        (
+            "smq/replication/partition/replica.py",
+            "import smq.replication.partition.repair",
+            "One partition knows nothing",
+        ),
+        ("smq/replication/membership/liveness.py", "import smq.replication.membership.drain", "Inside membership"),
         ("smq/records.py", "import chaos_tests", "Nothing imports the chaos tests"),
         ("smq/clients/__init__.py", "import smq.raft_state.commands", "clients know ids and errors only"),
     ],

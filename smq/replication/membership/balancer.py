@@ -10,8 +10,10 @@ from typing import Final
 
 from smq.raft_state.ids import Incarnation, NodeId, PartitionId
 from smq.raft_state.state import NodeState, PartitionState
-from smq.replication.host import ControllerHost
+from smq.replication.host import Host
+from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
+from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel
 
 TRANSFERS_MAX: Final = 64  # leaderships moved in one round: each costs its partition a short pause
@@ -22,11 +24,11 @@ ASKED_NS: Final = 5_000_000_000  # a leader that did not hand over when asked is
 WAIT_FACTOR_MAX: Final = 16  # a node that keeps coming and going waits up to so many rebalance intervals
 
 
-def is_heard(host: ControllerHost, node: NodeState, now_ns: int) -> bool:
+def is_heard(host: Host, liveness: Liveness, node: NodeState, now_ns: int) -> bool:
     """Whether this process of the node was heard of within the last beats."""
     if node.node == host.node_id:
         return node.incarnation == host.incarnation
-    heard_ns = host.heard_ns(node.node, node.incarnation)
+    heard_ns = liveness.heard_ns(node.node, node.incarnation)
     return heard_ns > 0 and now_ns - heard_ns < 4 * host.config.heartbeat_interval_ms * 1_000_000
 
 
@@ -56,8 +58,10 @@ class _Health:
 
 
 class Balancer:
-    def __init__(self, host: ControllerHost) -> None:
+    def __init__(self, host: Host, liveness: Liveness, replicas: Replicas) -> None:
         self._host = host
+        self._liveness = liveness
+        self._replicas = replicas
         self._next_ns = 0
         self._raft_next_ns = 0
         self._health: dict[NodeId, _Health] = {}  # one a node
@@ -78,8 +82,10 @@ class Balancer:
 
     def on_tick(self, now_ns: int) -> None:
         for node in self._host.state.nodes.values():
-            is_well = not node.fenced and not self._is_leaving(node) and is_heard(self._host, node, now_ns)
-            is_well = is_well and not self._host.is_full_node(node.node)
+            is_well = (
+                not node.fenced and not self._is_leaving(node) and is_heard(self._host, self._liveness, node, now_ns)
+            )
+            is_well = is_well and not self._liveness.is_full(node.node)
             health = self._health.setdefault(node.node, _Health())
             health.see(node.incarnation, is_well, now_ns, self._interval_ns)
         if now_ns < self._next_ns:
@@ -90,7 +96,7 @@ class Balancer:
         self._leave_raft(now_ns)
 
     def _is_leaving(self, node: NodeState) -> bool:
-        return self._host.is_leaving(node.node, node.incarnation)
+        return self._liveness.is_leaving(node.node, node.incarnation)
 
     def _moves(self, now_ns: int) -> Iterator[tuple[PartitionState, NodeId]]:
         """Up to TRANSFERS_MAX partitions that another node should lead."""
@@ -128,9 +134,9 @@ class Balancer:
             return False  # an election is due, not a hand-over
         self._asked[part.pid] = now_ns
         if part.leader == self._host.node_id:
-            self._host.transfer(part.pid, part.epoch, target)
+            self._replicas.transfer(part.pid, part.epoch, target)
         else:
-            self._host.send(part.leader, Channel.CONTROL, wire.Transfer(part.pid, part.epoch, target))
+            self._host.links.send(part.leader, Channel.CONTROL, wire.Transfer(part.pid, part.epoch, target))
         return True
 
     def _leave_raft(self, now_ns: int) -> None:

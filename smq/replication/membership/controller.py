@@ -15,9 +15,11 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.limits import default_init
 from smq.raft_state.state import NodeState, PartitionState
-from smq.replication.host import ControllerHost
+from smq.replication.host import Host
 from smq.replication.membership.balancer import Balancer, is_heard
+from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
+from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel
 
 REPORT_WAIT_NS: Final = 150_000_000  # for the reports of replicas that are alive but slow
@@ -42,8 +44,10 @@ class _Round:
 
 
 class Controller:
-    def __init__(self, host: ControllerHost, log_warning: Callable[..., None]) -> None:
+    def __init__(self, host: Host, liveness: Liveness, replicas: Replicas, log_warning: Callable[..., None]) -> None:
         self._host = host
+        self._liveness = liveness
+        self._replicas = replicas
         self._warn = log_warning
         self._led_since_ns: int | None = None
         self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
@@ -55,7 +59,7 @@ class Controller:
         self._in_flight = 0  # elections proposed and not answered
         self._query = 0
         self._scan_ns = 0
-        self._balancer = Balancer(host)
+        self._balancer = Balancer(host, liveness, replicas)
         self._is_woken = False
         self._told_stuck: set[PartitionId] = set()
 
@@ -146,25 +150,34 @@ class Controller:
                 self._propose_once("unfence", node.node, UnfenceNode(node=node.node, incarnation=node.incarnation))
 
     def _is_leaving(self, node: NodeState) -> bool:
-        return self._host.is_leaving(node.node, node.incarnation)
+        return self._liveness.is_leaving(node.node, node.incarnation)
 
     def _is_silent(self, node: NodeState, now_ns: int) -> bool:
         timeout_ms = self._host.config.session_timeout_ms
-        if not self._host.is_open(node.node, Channel.CONTROL):
+        if not self._host.links.is_open(node.node, Channel.CONTROL):
             if self._is_leaving(node):
                 return True  # it said so
             timeout_ms //= 3  # its connection is gone as well: that is seldom a pause
-        since_ns = max(self._host.heard_ns(node.node, node.incarnation), self._led_since_ns or 0)
+        since_ns = max(self._liveness.heard_ns(node.node, node.incarnation), self._led_since_ns or 0)
         return now_ns - since_ns > timeout_ms * 1_000_000
 
     def _is_heard(self, node: NodeState, now_ns: int) -> bool:
-        return is_heard(self._host, node, now_ns)
+        return is_heard(self._host, self._liveness, node, now_ns)
 
     def _is_live(self, node: NodeId, incarnation: Incarnation | None = None) -> bool:
         state = self._host.state.nodes.get(node)
         return state is not None and not state.fenced and incarnation in (None, state.incarnation)
 
     # -------------------------------------------------------------------------------------- elections
+    def resign(self, pid: PartitionId, epoch: Epoch) -> None:
+        """Reports to the Raft leader, be it this node, that this node will not go on leading the epoch."""
+        message = wire.Resign(((pid, epoch),))
+        leader = self._host.engine.leader
+        if self._host.engine.is_leader:
+            self.on_resign(self._host.node_id, message, self._host.clock.monotonic_ns())
+        elif leader is not None:
+            self._host.links.send(leader, Channel.CONTROL, message)
+
     def on_resign(self, peer: NodeId, message: wire.Resign, now_ns: int) -> None:
         for pid, epoch in message.partitions:
             part = self._host.state.partition(pid)
@@ -224,10 +237,10 @@ class Controller:
     def _ask(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...], now_ns: int) -> None:
         self._query += 1
         if node == self._host.node_id:
-            ends = self._host.election_ends(partitions)
+            ends = self._replicas.election_ends(partitions)
             self.on_report(node, wire.ElectionReport(self._query, self._host.incarnation, ends), now_ns)
         else:
-            self._host.send(node, Channel.CONTROL, wire.ElectionQuery(self._query, partitions))
+            self._host.links.send(node, Channel.CONTROL, wire.ElectionQuery(self._query, partitions))
 
     def on_report(self, peer: NodeId, report: wire.ElectionReport, now_ns: int) -> None:
         for pid, end in report.ends:
@@ -276,7 +289,7 @@ class Controller:
         """A node that is about to leave, has just resigned, is drained or full leads only what nobody else can."""
         state, resigned = self._host.state.nodes[node], self._resigned.get(pid)
         has_resigned = resigned is not None and resigned[1] == node and now_ns - resigned[2] < RESIGNED_NS
-        return self._is_leaving(state) or has_resigned, state.drained, self._host.is_full_node(node)
+        return self._is_leaving(state) or has_resigned, state.drained, self._liveness.is_full(node)
 
     def _tell_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
         """Rule 20: unavailable, and says why; never an unsafe election."""

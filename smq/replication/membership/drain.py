@@ -7,13 +7,14 @@ not be handed over fails over as after a kill. It must never touch a log. Used b
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from smq.raft_state.commands import FenceNode
 from smq.raft_state.ids import NodeId
-from smq.replication.host import NodeView
+from smq.replication.host import Host
+from smq.replication.membership.liveness import Liveness
 from smq.replication.partition.replica import Replica
-from smq.replication.ports import Engine
+from smq.replication.partition.replicas import Replicas
 
 AT_ONCE_MAX: Final = 64  # partitions whose producers wait at a time: more would share, and lengthen, one pause
 STEP_MS: Final = 5
@@ -21,20 +22,13 @@ FENCE_MS_MAX: Final = 500
 LINGER_MS: Final = 20  # the last messages leave
 
 
-class DrainHost(NodeView, Protocol):
-    @property
-    def engine(self) -> Engine: ...
-
-    def led(self) -> list[Replica]:
-        """The replicas that this process leads."""
-
-    def is_candidate(self, node: NodeId) -> bool:
-        """Whether a leadership may be given to another node: it is well, and is not leaving itself."""
-
-
 class Drain:
-    def __init__(self, host: DrainHost, timeout_ms: int, done: Callable[[], None]) -> None:
+    def __init__(
+        self, host: Host, replicas: Replicas, liveness: Liveness, timeout_ms: int, done: Callable[[], None]
+    ) -> None:
         self._host = host
+        self._replicas = replicas
+        self._liveness = liveness
         self._done = done
         self._deadline_ns = host.clock.monotonic_ns() + timeout_ms * 1_000_000
         self._given: Counter[NodeId] = Counter()
@@ -45,7 +39,7 @@ class Drain:
 
     def _hand_over_partitions(self) -> None:
         host = self._host
-        led = [replica for replica in host.led() if self._candidates(replica)]
+        led = [replica for replica in self._replicas.led() if self._candidates(replica)]
         if not led or host.clock.monotonic_ns() >= self._deadline_ns:
             self._fence()
             return
@@ -59,7 +53,7 @@ class Drain:
 
     def _candidates(self, replica: Replica) -> list[NodeId]:
         me = self._host.node_id
-        return [node for node in replica.part.replicas if node != me and self._host.is_candidate(node)]
+        return [node for node in replica.part.replicas if node != me and self._liveness.is_candidate(node)]
 
     def _begin(self, replica: Replica) -> bool:
         for target in sorted(self._candidates(replica), key=lambda node: self._given[node]):
@@ -70,7 +64,7 @@ class Drain:
 
     def _fence(self) -> None:
         host = self._host
-        if not any(host.is_candidate(node) for node in host.state.nodes if node != host.node_id):
+        if not any(self._liveness.is_candidate(node) for node in host.state.nodes if node != host.node_id):
             self._hand_over_raft()  # nobody could take over what is left
             return
         command = FenceNode(node=host.node_id, incarnation=host.incarnation)

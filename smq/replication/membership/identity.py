@@ -28,12 +28,12 @@ class StartRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Claim:
     incarnation: Incarnation
     disk: DiskId
 
 
-def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done: Callable[[], None]) -> Identity:
+def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done: Callable[[], None]) -> Claim:
     """The directory's disk id, made at its first use, and a new incarnation: above every earlier one of this
     directory, and at least `at_least`.
 
@@ -55,7 +55,7 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
         Put(Table.META, INCARNATION_KEY, _INT.pack(incarnation)),
     ]
     disk.submit(ops, done)
-    return Identity(incarnation=incarnation, disk=disk_id)
+    return Claim(incarnation=incarnation, disk=disk_id)
 
 
 def _disk_id(disk: Disk, rng: Rng, *, is_first: bool) -> DiskId:

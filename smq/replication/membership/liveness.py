@@ -1,17 +1,29 @@
-"""Who has been heard of, and when.
+"""Which nodes have been heard, when, and what they last said of themselves.
 
-Owns four facts a peer: the last heartbeat of each process (for the controller, one way is enough) and the last
-answer to a ping on the DATA channel (for a leader, who needs both ways; rule 20); and which have said that they are
-leaving, or that their disks are full. Holds no judgement.
+Owns four facts per peer: its last heartbeat (one way is enough for the controller), its last answer to a ping on DATA
+(a leader needs both ways; rule 20), whether it is leaving, and whether its disk is full. It must never propose
+anything: the controller and the balancer judge.
 """
 
+from collections.abc import Callable
+
 from smq.raft_state.ids import Incarnation, NodeId
-from smq.replication.ports import Clock
+from smq.replication.config import NodeConfig
+from smq.replication.host import Applied
+from smq.replication.ports import Clock, Engine
 
 
 class Liveness:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, config: NodeConfig, *, clock: Clock, applied: Applied, engine: Engine, is_full: Callable[[], bool]
+    ) -> None:
+        """`is_full`: whether this node's own disk is."""
+        self._config = config
         self._clock = clock
+        self._applied = applied
+        self._engine = engine
+        self._is_self_full = is_full
+        self.is_self_leaving = False  # from the beginning of a drain on
         self._heard: dict[NodeId, tuple[Incarnation, int]] = {}
         self._answered_ns: dict[NodeId, int] = {}
         self._leaving: dict[NodeId, Incarnation] = {}
@@ -26,28 +38,43 @@ class Liveness:
         else:
             self._full.discard(peer)
 
-    def is_leaving(self, peer: NodeId, incarnation: Incarnation) -> bool:
-        """Whether this process of the peer has said that it will end."""
-        return self._leaving.get(peer) == incarnation
-
-    def is_full(self, peer: NodeId) -> bool:
-        """Whether its disk had no room for records when it was last heard of."""
-        return peer in self._full
-
     def on_answer(self, peer: NodeId) -> None:
         self._answered_ns[peer] = self._clock.monotonic_ns()
 
+    def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
+        """Whether this process, of this node or another, is about to end."""
+        return self.is_self_leaving if node == self._config.node_id else self._leaving.get(node) == incarnation
+
+    def is_full(self, node: NodeId) -> bool:
+        """Whether the node's disk is down to its reserve, as of its last heartbeat."""
+        return self._is_self_full() if node == self._config.node_id else node in self._full
+
     def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
-        """When this process of the peer was last heard of; 0 for never, or for another process."""
+        """When this process of the peer was last heard; 0 for never, or for another process."""
         heard = self._heard.get(peer)
         return heard[1] if heard is not None and heard[0] == incarnation else 0
 
-    def is_heard(self, peer: NodeId, within_ms: int) -> bool:
-        """Whether any process of the peer was heard of recently."""
+    def is_heard(self, peer: NodeId) -> bool:
+        """Whether any process of the peer was heard within the session timeout."""
         heard = self._heard.get(peer)
-        return heard is not None and self._clock.monotonic_ns() - heard[1] < within_ms * 1_000_000
+        within_ns = self._config.session_timeout_ms * 1_000_000
+        return heard is not None and self._clock.monotonic_ns() - heard[1] < within_ns
 
-    def answering(self, within_ms: int) -> frozenset[NodeId]:
-        """The peers that answered a ping recently."""
-        since_ns = self._clock.monotonic_ns() - within_ms * 1_000_000
+    def is_candidate(self, node: NodeId) -> bool:
+        """Whether a leadership may be given to another node: it is healthy, and is not leaving itself."""
+        known = self._applied.state.nodes.get(node)
+        if known is None or known.fenced or known.drained or self.is_leaving(node, known.incarnation):
+            return False
+        return self.is_heard(node)
+
+    def raft_leader(self) -> NodeId | None:
+        """While it is heard. The engine goes on naming one that died with a majority, as no other is elected."""
+        leader = self._engine.leader
+        if leader is None or leader == self._config.node_id or self.is_heard(leader):
+            return leader
+        return None
+
+    def reachable(self) -> frozenset[NodeId]:
+        """The peers that answered a ping for records within `leader_isolation_ms`."""
+        since_ns = self._clock.monotonic_ns() - self._config.leader_isolation_ms * 1_000_000
         return frozenset(peer for peer, at_ns in self._answered_ns.items() if at_ns > since_ns)

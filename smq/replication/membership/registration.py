@@ -6,18 +6,17 @@ that is the journal's and `disk_marks`'. Only the node's core imports it.
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from smq.raft_state.commands import Barrier, RegisterNode, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import DiskId, Incarnation
-from smq.replication.host import NodeView
+from smq.raft_state.ids import DiskId
+from smq.replication.host import Host
 from smq.replication.marks import Mark
 from smq.replication.membership.identity import claim_identity, replace_disk_id, replacement, replacement_over
-from smq.replication.partition.replica import Replica
-from smq.replication.ports import Disk, Engine, Op, Rng
+from smq.replication.ports import Op, Rng
 from smq.replication.raft.journal import RaftDamaged, forget_set_aside, set_aside
 
 _log = structlog.get_logger("smq.node")
@@ -26,27 +25,15 @@ REGISTER_MS_MAX: Final = 2_000
 REGISTER_RETRY_MS: Final = 50
 
 
-class RegistrationHost(NodeView, Protocol):
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def is_running(self) -> bool: ...
-
-    def led(self) -> list[Replica]: ...
-
-    def drop_orphans(self) -> None: ...
-
-    def beat_peers(self) -> None: ...
-
-
 class Registration:
-    def __init__(self, host: RegistrationHost, disk: Disk, rng: Rng) -> None:
+    def __init__(self, host: Host, rng: Rng, on_registered: Callable[[], None]) -> None:
+        """`on_registered` is called when the registration has been applied here."""
         self._host = host
-        self._disk = disk
+        self._identity = host.identity
+        self._disk = host.disk
         self._rng = rng
-        self.incarnation = Incarnation(0)
-        self.disk_id = DiskId(b"")  # from claim on
+        self._on_registration = on_registered
+        self._is_stopped = False
         self.is_registered = False
         self._replaced = ""  # why this directory had to become another disk
         self._may_register = False  # disk id and incarnation are on disk, and none is about to follow them
@@ -56,13 +43,13 @@ class Registration:
         """A new incarnation, durable before anybody sees it. Raises DataDamaged, StartRefused."""
 
         def claimed() -> None:
-            self.incarnation = identity.incarnation
-            if not self.disk_id:  # else it stays, or has been replaced meanwhile
-                self.disk_id = identity.disk
+            self._identity.incarnation = claim.incarnation
+            if not self._identity.disk:  # else it stays, or has been replaced meanwhile
+                self._identity.disk = claim.disk
                 self._may_register = True
             done()
 
-        identity = claim_identity(self._disk, self._host.config, self._rng, at_least, claimed)
+        claim = claim_identity(self._disk, self._host.config, self._rng, at_least, claimed)
 
     def recover(self) -> None:
         """What a process before this one knew. Raises DataDamaged."""
@@ -81,7 +68,7 @@ class Registration:
     def replace_old_copy(self, told: Mark) -> None:
         """This directory was put back from an old copy, so it is another disk, too. Its journal is kept: it holds what
         the disk held once, which is a beginning. Only what was promised since is gone."""
-        host, own = self._host, self._host.engine.marks.own
+        own = self._host.engine.marks.own
         why = (
             f"its data directory is an old copy, of write {min(own.base, own.writes)} of Raft's data, of a disk that "
             f"had told of write {told.writes} (where a majority of nodes says so, all were put back from copies: stop "
@@ -89,16 +76,12 @@ class Registration:
         )
         self.is_registered = False
         self._replace(why, [], self._claim_anew)
-        host.engine.renounce()
-        for replica in host.led():
-            replica.resign()
-        host.beat_peers()
 
     def _replace(self, why: str, ops: list[Op], done: Callable[[], None]) -> None:
         _log.error("rejoining as a replaced disk", node=self._host.node_id, why=why)
         self._replaced = why
         self._may_register = False
-        self.disk_id = replace_disk_id(self._disk, self._rng, why, ops, done)
+        self._identity.disk = replace_disk_id(self._disk, self._rng, why, ops, done)
 
     def _claim_anew(self) -> None:
         """The incarnation of this process may be one that the disk has had before."""
@@ -107,8 +90,11 @@ class Registration:
             self._may_register = True
             self.register()
 
-        if self._host.is_running:
-            self.claim(max(self._host.clock.wall_ns(), self.incarnation + 1), claimed)
+        if not self._is_stopped:
+            self.claim(max(self._host.clock.wall_ns(), self._identity.incarnation + 1), claimed)
+
+    def stop(self) -> None:
+        self._is_stopped = True
 
     def warnings(self) -> list[str]:
         if not self._replaced:
@@ -118,12 +104,12 @@ class Registration:
 
     # ---------------------------------------------------------------------------------------- registration
     def register(self) -> None:
-        if not self._host.is_running or self.is_registered or not self._may_register:
+        if self._is_stopped or self.is_registered or not self._may_register:
             return
-        config, disk = self._host.config, self.disk_id
+        config, disk = self._host.config, self._identity.disk
         command = RegisterNode(
             node=self._host.node_id,
-            incarnation=self.incarnation,
+            incarnation=self._identity.incarnation,
             disk=disk,
             grpc_address=config.grpc_address,
             http_address=config.http_address,
@@ -133,10 +119,10 @@ class Registration:
         self._host.propose(command, REGISTER_MS_MAX, lambda reply: self._on_registered(disk, reply))
 
     def _on_registered(self, disk: DiskId, reply: Reply | SmqError) -> None:
-        if disk != self.disk_id:
+        if disk != self._identity.disk:
             return  # the new one is registered by whoever made it
         if not isinstance(reply, SmqError):
-            self._host.drop_orphans()
+            self._on_registration()
             self._confirm(disk)
         elif reply.code is ErrorCode.STALE_INCARNATION:
             registered = self._host.state.nodes[self._host.node_id].incarnation
@@ -148,11 +134,11 @@ class Registration:
     def _confirm(self, disk: DiskId) -> None:
         """One entry behind the registration: whoever stores it stores that the registration is committed, too. Else
         a power loss of all nodes could leave a replaced disk that nobody remembers to be a voter (rule 18)."""
-        if self._host.is_running and disk == self.disk_id:
+        if not self._is_stopped and disk == self._identity.disk:
             self._host.propose(Barrier(), REGISTER_MS_MAX, lambda reply: self._on_confirmed(disk, reply))
 
     def _on_confirmed(self, disk: DiskId, reply: Reply | SmqError) -> None:
-        if disk != self.disk_id:
+        if disk != self._identity.disk:
             return
         if isinstance(reply, SmqError):
             self._host.clock.call_later(REGISTER_RETRY_MS, lambda: self._confirm(disk))

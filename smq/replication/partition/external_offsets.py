@@ -26,9 +26,9 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.limits import ASSIGN_ITEMS_MAX
 from smq.replication.api import DoneFn
-from smq.replication.ports import Clock
-from smq.replication.proposer import Proposer, rejection
-from smq.replication.runtime.deadlines import Deadline, Deadlines
+from smq.replication.host import Host
+from smq.replication.proposer import rejection
+from smq.replication.runtime.deadlines import Deadline
 
 WAITING_MAX: Final = 20_000  # callers of one node: as many as may wait for other proposals
 ATTEMPT_MS_MAX: Final = 1_000  # of one command; the callers' own deadlines are what ends their waiting
@@ -58,18 +58,14 @@ class SharedCommand(Generic[Item, Result]):
 
     def __init__(
         self,
+        host: Host,
         *,
-        proposer: Proposer,
-        clock: Clock,
-        deadlines: Deadlines,
-        deliver: Callable[[Callable[[], None]], None],
+        late: Callable[[], SmqError],
         command_of: Callable[[tuple[Item, ...]], Command],
         result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
     ) -> None:
-        self._proposer = proposer
-        self._clock = clock
-        self._deadlines = deadlines
-        self._deliver = deliver
+        self._host = host
+        self._late = late
         self._command_of = command_of
         self._result_of = result_of
         self._waiting: deque[_Caller[Item, Result]] = deque()
@@ -80,15 +76,15 @@ class SharedCommand(Generic[Item, Result]):
         if len(self._waiting) >= WAITING_MAX:
             details = ErrorDetails(retry_after_ms=100)
             error = SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} callers wait for offsets on this node", details)
-            self._deliver(lambda: done(error))
+            self._host.deliver(lambda: done(error))
             return
         caller = _Caller[Item, Result](item, done)
-        at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
-        caller.deadline = self._deadlines.add(at_ns, lambda: caller.answer(self._proposer.late()))
+        at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
+        caller.deadline = self._host.deadlines.add(at_ns, lambda: caller.answer(self._late()))
         self._waiting.append(caller)
         if not self._in_flight and not self._is_scheduled:
             self._is_scheduled = True  # when the current callback has ended: more may come with it
-            self._clock.call_soon(self._launch)
+            self._host.clock.call_soon(self._launch)
 
     def _launch(self) -> None:
         self._is_scheduled = False
@@ -100,7 +96,7 @@ class SharedCommand(Generic[Item, Result]):
         self._in_flight = bool(batch)
         if batch:
             command = self._command_of(tuple(caller.item for caller in batch))
-            self._proposer.propose(command, ATTEMPT_MS_MAX, lambda reply: self._on_reply(batch, reply))
+            self._host.propose(command, ATTEMPT_MS_MAX, lambda reply: self._on_reply(batch, reply))
 
     def _on_reply(self, batch: list[_Caller[Item, Result]], reply: Reply | SmqError) -> None:
         self._in_flight = False
@@ -125,26 +121,14 @@ class SharedCommand(Generic[Item, Result]):
 class ExternalOffsets:
     """Both kinds of command, each with its own callers."""
 
-    def __init__(
-        self,
-        *,
-        proposer: Proposer,
-        clock: Clock,
-        deadlines: Deadlines,
-        deliver: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, host: Host, late: Callable[[], SmqError]) -> None:
+        """`late`: the error of a caller whose deadline has passed."""
+
         def shared(
             command_of: Callable[[tuple[Item, ...]], Command],
             result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
         ) -> SharedCommand[Item, Result]:
-            return SharedCommand(
-                proposer=proposer,
-                clock=clock,
-                deadlines=deadlines,
-                deliver=deliver,
-                command_of=command_of,
-                result_of=result_of,
-            )
+            return SharedCommand(host, late=late, command_of=command_of, result_of=result_of)
 
         self._assignments: SharedCommand[Assignment, OffsetsAssigned] = shared(
             lambda items: AssignOffsets(items=items), lambda result: cast(OffsetsAssigned, result)

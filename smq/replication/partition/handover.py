@@ -17,7 +17,7 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, NodeId
 from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, DoneFn, Produced
-from smq.replication.host import ReplicaHost
+from smq.replication.host import Host
 from smq.replication.log.store import PartitionLog
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer, DataDamaged
@@ -52,7 +52,7 @@ class _Parked:
 
 
 class HandOver:
-    def __init__(self, host: ReplicaHost, replica: Leading) -> None:
+    def __init__(self, host: Host, replica: Leading) -> None:
         self._host = host
         self._replica = replica
         self._to: NodeId | None = None

@@ -14,7 +14,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.records import BatchCorrupt, parse_header
 from smq.replication.api import DoneFn, Fetched, SizedRun, StoredBatch, TimeKind, TimeOffset
-from smq.replication.host import ReplicaHost
+from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, BatchInfo
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.partition.repair import Outcome, Repairs, told
@@ -60,7 +60,7 @@ def read_failure(error: Exception) -> SmqError:
 class Reads:
     """All fetches of a node. Parked polls are bounded by the node's `fetch_waiters_max`."""
 
-    def __init__(self, host: ReplicaHost, barriers: Barriers, repairs: Repairs) -> None:
+    def __init__(self, host: Host, barriers: Barriers, repairs: Repairs) -> None:
         self._host = host
         self._repairs = repairs
         self._barriers = barriers
@@ -73,7 +73,7 @@ class Reads:
         try:
             self._try(poll)
         except BatchDamaged as e:
-            self._repairs.want(poll.replica, e, partial(self._after_repair, poll, e))
+            self._repairs.request(poll.replica, e, partial(self._after_repair, poll, e))
         except Exception as e:  # noqa: BLE001  # a read changes nothing: whatever it was, the node lives on
             self.finish(poll, read_failure(e))
 

@@ -15,7 +15,7 @@ import structlog
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset, PartitionId
-from smq.replication.host import ReplicaHost
+from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.net import wire
 from smq.replication.partition.replica import Replica
@@ -64,14 +64,15 @@ class _Repair:
 
 
 class Repairs:
-    def __init__(self, host: ReplicaHost) -> None:
+    def __init__(self, host: Host, mark_durable: Callable[[PartitionId], None]) -> None:
         self._host = host
+        self._mark_durable = mark_durable
         self._under_way: dict[tuple[PartitionId, Offset], _Repair] = {}
         self._request = 0
         self._repaired: dict[tuple[PartitionId, Offset], tuple[int, int]] = {}  # how often, and when last; REPAIRS_MAX
         self.counts = Damage()
 
-    def want(self, replica: Replica, damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+    def request(self, replica: Replica, damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
         """Begins to put the batch right, or joins who waits for it. `done` is called later, once."""
         offset = max(damage.offset, replica.log.log_start)
         key = (damage.pid, offset)
@@ -133,7 +134,7 @@ class Repairs:
             self._request += 1
             repair.request, repair.asked = self._request, peer
             message = wire.FetchBatch(repair.damage.pid, repair.request, repair.offset)
-            if host.is_open(peer, Channel.DATA) and host.send(peer, Channel.DATA, message):
+            if host.links.is_open(peer, Channel.DATA) and host.links.send(peer, Channel.DATA, message):
                 at_ns = host.clock.monotonic_ns() + ANSWER_NS_MAX
                 repair.deadline = host.deadlines.add(at_ns, partial(self._expire, repair, repair.request))
                 return
@@ -175,7 +176,7 @@ class Repairs:
         self.counts.repaired += 1
         self._note_repaired((repair.damage.pid, repair.offset), repair.damage)
         _log.info("damage repaired", node=self._host.node_id, what=str(repair.damage))
-        self._host.mark_durable(repair.damage.pid)
+        self._mark_durable(repair.damage.pid)
         self._finish(repair, Outcome.REPAIRED)
 
     def _finish(self, repair: _Repair, outcome: Outcome) -> None:
@@ -196,10 +197,10 @@ class Repairs:
                 found = replica.log.read(message.offset, Offset(message.offset + 1), 1)
                 value = found[0].value if found and found[0].end <= replica.durable_verified_end else b""
             except BatchDamaged as e:
-                self.want(replica, e, lambda _outcome: None)
+                self.request(replica, e, lambda _outcome: None)
             except DataDamaged:
                 pass  # told by the empty answer
-        self._host.send(peer, Channel.DATA, wire.FoundBatch(message.partition, message.request, value))
+        self._host.links.send(peer, Channel.DATA, wire.FoundBatch(message.partition, message.request, value))
 
 
 def told(damage: BatchDamaged, outcome: Outcome) -> SmqError:

@@ -7,9 +7,10 @@ node and its simulation; reads for consumers live in `reads`.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from smq.raft_state.commands import HwmAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -17,8 +18,8 @@ from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsN
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
 from smq.replication.api import Acks, DoneFn, Produced, ReplicaStatus
-from smq.replication.host import ReplicaHost
-from smq.replication.log.codec import StoredValue, parse_value
+from smq.replication.host import Host
+from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.log.lineage import verified_end
 from smq.replication.log.store import PartitionLog
 from smq.replication.net import wire
@@ -55,11 +56,50 @@ def leader_error(asked: NodeId, state: ClusterState, part: PartitionState) -> Sm
     return SmqError(ErrorCode.NOT_LEADER, f"node {leader.node} leads the partition", details)
 
 
+def full_elsewhere(node: NodeId) -> SmqError:
+    message = f"node {node} has no room for records, and too few replicas are left for a majority: free its disk"
+    return SmqError(ErrorCode.STORAGE_FULL, message)
+
+
+class RecordSpace(Protocol):
+    """The room for records on this node's disk."""
+
+    @property
+    def is_full(self) -> bool:
+        """The disk is down to its reserve."""
+
+    def admits(self, size: int) -> bool:
+        """Whether this many bytes of records may be appended."""
+
+    def refusal(self, node: int) -> SmqError: ...
+
+
+class ReplicaOwner(Protocol):
+    """What a replica asks of the node's replicas, which own it."""
+
+    @property
+    def space(self) -> RecordSpace: ...
+
+    def mark_due(self, replica: "Replica") -> None:
+        """The partition's high water mark may move."""
+
+    @property
+    def resign(self) -> Callable[[PartitionId, Epoch], None]:
+        """Reports to the Raft leader that this node will not go on leading the epoch."""
+
+    def mark_durable(self, pid: PartitionId) -> None:
+        """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
+
+    def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
+        """Has a damaged batch fetched again. `done` is called later, with whether the batch is whole."""
+
+
 class Replica:
     """Lives as long as the partition does on this node. `part` is the machine's own record: read-only here."""
 
-    def __init__(self, host: ReplicaHost, part: PartitionState, log: PartitionLog) -> None:
+    def __init__(self, host: Host, owner: ReplicaOwner, part: PartitionState, log: PartitionLog) -> None:
         self._host = host
+        self._owner = owner
         self.part = part
         self.pid: PartitionId = part.pid
         self.log = log
@@ -162,7 +202,7 @@ class Replica:
         start = self.part.history[-1].start
         is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers
         if self._judged_end < start or not is_whole:
-            self._host.resign(self.pid, self.part.epoch)  # rule 12
+            self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
         rotten = self.log.first_rotten(start)
         if self.log.damaged is not None or rotten is not None:
@@ -170,12 +210,12 @@ class Replica:
             self.log.truncate(rotten if rotten is not None else self.log.appended_end)
             self._judged_end = self.log.appended_end
             if self._judged_end < start:
-                self._host.resign(self.pid, self.part.epoch)
+                self._owner.resign(self.pid, self.part.epoch)
                 return
         self.leading = self.part.epoch
         for node in self.part.replicas:
             if node != self._host.node_id:
-                stream = FollowerStream(self._host, self.pid, self.leading, node, self.log)
+                stream = FollowerStream(self._host, self.pid, self.leading, node, self.log, self._owner.repair)
                 self._streams[node] = stream
                 stream.probe()
 
@@ -189,7 +229,7 @@ class Replica:
         if self.leading is not None:
             epoch = self.leading
             self._stop_leading()
-            self._host.resign(self.pid, epoch)
+            self._owner.resign(self.pid, epoch)
 
     def close(self, error: SmqError) -> None:
         """The partition or the node is going away: everybody who waits is told."""
@@ -250,18 +290,18 @@ class Replica:
             raise self.not_leader()
 
     def _check_has_room(self) -> None:
-        over = self._host.queued_bytes() > self._host.config.append_inflight_bytes_max
+        over = self._host.disk.queued_bytes > self._host.config.append_inflight_bytes_max
         waiting = len(self._waiters) + len(self._leader_waiters) + len(self._repeated)
         if over or waiting >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
     def _check_space(self, size: int) -> None:
         """STORAGE_FULL where this disk, or those of so many followers that no majority is left, take no records."""
-        if not self._host.admits(size):
-            raise self._host.full_error(self._host.node_id)
+        if not self._owner.space.admits(size):
+            raise self._owner.space.refusal(self._host.node_id)
         full = [s.peer for s in self._streams.values() if s.is_full]
         if len(self.part.replicas) - len(full) <= len(self.part.replicas) // 2:
-            raise self._host.full_error(full[0])
+            raise full_elsewhere(full[0])
 
     def _validated(self, batch: Buffer, limit: int) -> BatchHeader:
         if len(batch) > limit:
@@ -331,7 +371,7 @@ class Replica:
     # -------------------------------------------------------------------------------------- leading
     def on_durable(self) -> None:
         """A submission of this log has reached the disk."""
-        self._host.mark_durable(self.pid)
+        self._owner.mark_durable(self.pid)
 
     def after_durable(self) -> None:
         """Rule 7: what this log holds now is told or counted as a state, not as events."""
@@ -363,7 +403,7 @@ class Replica:
 
     def _recount(self) -> None:
         if self._majority_end() > self.part.hwm:
-            self._host.mark_due(self.pid)
+            self._owner.mark_due(self)
 
     def hwm_advance(self) -> HwmAdvance | None:
         """Rule 9: what to propose now, or None if nothing would move."""
@@ -398,7 +438,7 @@ class Replica:
             s.acked_end is not None and s.acked_end >= self.part.hwm for s in self._streams.values()
         ):
             self.resign()  # a follower needs bytes that are damaged here: let one that has them lead
-        if self._host.is_full and self.leading is not None:
+        if self._owner.space.is_full and self.leading is not None:
             roomy = [s.peer for s in self._streams.values() if s.acked_end is not None and not s.is_full]
             any(self.transfer(peer) for peer in roomy)  # to the first that is near enough
 
@@ -437,7 +477,7 @@ class Replica:
         if self._judged_end != self.log.appended_end:
             return  # the log holds newer epochs than are applied here: wait for them
         self._stream_seen = append.stream
-        if not self._host.admits(sum(len(value) for value in append.values)):
+        if not self._owner.space.admits(sum(len(value) for value in append.values)):
             self._send_ack(resync=True)
             return
         for raw in append.values:
@@ -466,7 +506,7 @@ class Replica:
         except ValueError as e:
             raise wire.WireError(f"producers that cannot be adopted: {e}") from e
         self._stream_seen = message.stream
-        self._host.mark_durable(self.pid)
+        self._owner.mark_durable(self.pid)
 
     def _fits(self, value: StoredValue) -> bool:
         """Only a right batch (rule 3) that starts at the end of the log."""
@@ -489,9 +529,9 @@ class Replica:
             self._stream_seen,
             resync,
             self._lacks_producers,
-            self._host.is_full,
+            self._owner.space.is_full,
         )
-        self._host.send(self.part.leader, Channel.DATA, ack)
+        self._host.links.send(self.part.leader, Channel.DATA, ack)
 
     # -------------------------------------------------------------------------------------- telling
     def election_end(self, epoch: Epoch) -> Offset | None:

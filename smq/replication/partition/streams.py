@@ -6,10 +6,11 @@ makes the follower ask to start again. Must never count an acknowledgement of an
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
-from smq.replication.host import ReplicaHost
+from smq.replication.host import Host
 from smq.replication.log.store import BatchDamaged, PartitionLog
 from smq.replication.net import wire
 from smq.replication.ports import Channel, DataDamaged
@@ -21,8 +22,18 @@ PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower cost
 class FollowerStream:
     """Created anew for every epoch that this node leads."""
 
-    def __init__(self, host: ReplicaHost, pid: PartitionId, epoch: Epoch, peer: NodeId, log: PartitionLog) -> None:
+    def __init__(
+        self,
+        host: Host,
+        pid: PartitionId,
+        epoch: Epoch,
+        peer: NodeId,
+        log: PartitionLog,
+        repair: Callable[[BatchDamaged, Callable[[bool], None]], None],
+    ) -> None:
+        """`repair` has a damaged batch fetched again, and reports later whether it is whole."""
         self._host = host
+        self._repair = repair
         self._pid = pid
         self._epoch = epoch
         self._log = log
@@ -43,7 +54,7 @@ class FollowerStream:
         """Asks the follower for its position; what was in flight no longer counts as such."""
         self._restart(None)
         self._probed_ns = self._host.clock.monotonic_ns()
-        self._host.send(self.peer, Channel.DATA, wire.Probe(self._pid, self._epoch, self._stream))
+        self._host.links.send(self.peer, Channel.DATA, wire.Probe(self._pid, self._epoch, self._stream))
 
     def _restart(self, at: Offset | None) -> None:
         self._stream += 1
@@ -61,7 +72,7 @@ class FollowerStream:
         waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
         interval_ns = PROBE_INTERVAL_NS if self._next is None else 5 * PROBE_INTERVAL_NS
-        if waits and quiet_ns > interval_ns and self._host.is_open(self.peer, Channel.DATA):
+        if waits and quiet_ns > interval_ns and self._host.links.is_open(self.peer, Channel.DATA):
             self.probe()
 
     def on_ack(self, ack: wire.Ack) -> bool:
@@ -98,7 +109,7 @@ class FollowerStream:
             self._restart(None)
             return
         message = wire.Producers(self._pid, self._epoch, self._stream, at, table)
-        if not self._host.send(self.peer, Channel.DATA, message):
+        if not self._host.links.send(self.peer, Channel.DATA, message):
             self._restart(None)
 
     @property
@@ -114,7 +125,7 @@ class FollowerStream:
         """Sends what the follower lacks, within the window."""
         window = self._host.config.replica_inflight_bytes_max
         while self._next is not None and self._next < self._log.appended_end and not self.is_full:
-            if self._in_flight_bytes >= window or self._host.backlog_bytes(self.peer, Channel.DATA) >= window:
+            if self._in_flight_bytes >= window or self._host.links.backlog_bytes(self.peer, Channel.DATA) >= window:
                 return
             if self._next < self._log.log_start:
                 self._restart(None)  # it will hear of the new log start from Raft, and a probe then finds it there
@@ -123,13 +134,13 @@ class FollowerStream:
                 values = self._log.read(self._next, self._log.appended_end, APPEND_BYTES_MAX, durable_only=False)
             except BatchDamaged as e:
                 self._restart(None)  # producers must not suffer for it: the probe after the repair goes on here
-                self._host.repair(e, self._on_repair)
+                self._repair(e, self._on_repair)
                 return
             self.is_unreadable = False
             if not values:
                 return
             message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in values])
-            if not self._host.send(self.peer, Channel.DATA, message):
+            if not self._host.links.send(self.peer, Channel.DATA, message):
                 self._restart(None)
                 return
             size = sum(len(v.value) for v in values)

@@ -1,7 +1,8 @@
 """One replica under a microscope: a real machine, a real log store on a simulated disk, a recorded network."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from smq.raft_state.commands import (
     AdvanceHwms,
@@ -19,13 +20,16 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch
-from smq.replication.api import Acks, DoneFn, Produced
+from smq.replication.api import Acks, Produced
 from smq.replication.config import NodeConfig
+from smq.replication.host import Host as NodeHost
+from smq.replication.host import Identity
 from smq.replication.log.store import BatchDamaged, LogStore
 from smq.replication.net import wire
+from smq.replication.net.links import Links
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
-from smq.replication.ports import Channel
+from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.space import SpaceGuard
@@ -54,8 +58,31 @@ def batch(
     )
 
 
+class RecordedNetwork:
+    """Every session is open, and every message goes to the test."""
+
+    def __init__(self, on_sent: Callable[[NodeId, wire.Message], None]) -> None:
+        self._on_sent = on_sent
+        self.backlog = 0  # bytes queued for every peer
+        self.disconnected: set[NodeId] = set()
+
+    def start(self, handler: NetworkHandler) -> None: ...
+
+    def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
+        self._on_sent(peer, wire.decode(memoryview(b"".join(parts))))
+        return True
+
+    def is_open(self, peer: NodeId, channel: Channel) -> bool:
+        return peer not in self.disconnected
+
+    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
+        return self.backlog
+
+    def close(self) -> None: ...
+
+
 class Host:
-    """A ReplicaHost whose every outgoing message is kept, and whose Raft is applied by the test itself."""
+    """The owner of one replica. Every outgoing message is kept, and Raft is applied by the test itself."""
 
     def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION) -> None:
         self.scheduler = Scheduler()
@@ -63,16 +90,15 @@ class Host:
         self.hardware = Hardware()
         self.clock = SimClock(self.process, self.hardware)
         self.disk = FakeDisk(self.clock, random.Random(1), on_fatal=self._fatal)
-        self.node_id = node
-        self.incarnation = incarnation
+        self.identity = Identity(incarnation, DiskId(b""))
         self.config = NodeConfig(node_id=node, cluster_id="c", peers={})
         self.deadlines = Deadlines()
+        self.sent: list[tuple[NodeId, wire.Message]] = []
+        self.network = RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))
         self.machine = Machine()
         self.store = LogStore(self.disk)
-        self.backlog = 0  # bytes queued for every peer
-        self.repairs = Repairs(self)
+        self.repairs = Repairs(self.node_host(), self.mark_durable)
         self.space = SpaceGuard(self.disk, 0)
-        self.sent: list[tuple[NodeId, wire.Message]] = []
         self.due: list[PartitionId] = []
         self.resigned: list[tuple[PartitionId, Epoch]] = []
         self.proposed: list[Command] = []
@@ -85,53 +111,39 @@ class Host:
     def _fatal(self, error: BaseException) -> None:
         raise error
 
-    # ---- ReplicaHost
+    def node_host(self) -> NodeHost:
+        """Of the present process: `reopen` makes another."""
+        return NodeHost(
+            config=self.config,
+            identity=self.identity,
+            applied=self,
+            clock=self.clock,
+            deadlines=self.deadlines,
+            disk=self.disk,
+            links=Links(self.network),
+            engine=cast(Engine, None),  # replicas have nothing to do with it
+            propose=lambda command, _timeout_ms, _done: self.proposed.append(command),
+            deliver=self.clock.call_soon,
+        )
+
+    # ---- ReplicaOwner
     @property
     def state(self) -> ClusterState:
         return self.machine.state
 
-    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool:
-        payload = b"".join(wire.encode(message))
-        self.sent.append((peer, wire.decode(memoryview(payload))))
-        return True
-
-    def is_open(self, peer: NodeId, channel: Channel) -> bool:
-        return True
-
-    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
-        return self.backlog
-
-    def queued_bytes(self) -> int:
-        return self.disk.queued_bytes
-
-    @property
-    def is_full(self) -> bool:
-        return self.space.is_full
-
-    def admits(self, size: int) -> bool:
-        return self.space.admits(size)
-
-    def full_error(self, node: NodeId) -> SmqError:
-        return self.space.refusal(node)
-
-    def deliver(self, fn: Callable[[], None]) -> None:
-        self.clock.call_soon(fn)
-
-    def mark_due(self, pid: PartitionId) -> None:
-        self.due.append(pid)
+    def mark_due(self, replica: Replica) -> None:
+        assert replica is self.replica
+        self.due.append(replica.pid)
 
     def mark_durable(self, pid: PartitionId) -> None:
         if self.replica is not None:
             self.clock.call_soon(self.replica.after_durable)
 
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
-        self.repairs.want(self.live, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
+        self.repairs.request(self.live, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
 
     def resign(self, pid: PartitionId, epoch: Epoch) -> None:
         self.resigned.append((pid, epoch))
-
-    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        self.proposed.append(command)
 
     # ---- the test's hands
     @property
@@ -165,7 +177,7 @@ class Host:
                 created_ms=0,
             )
         )
-        self.replica = Replica(self, self.part, self.store.create(self.part.pid, self.part.log_start))
+        self.replica = Replica(self.node_host(), self, self.part, self.store.create(self.part.pid, self.part.log_start))
         self.replica.on_applied()
         return self.replica
 
@@ -174,10 +186,10 @@ class Host:
         crashed = self.disk.crash()
         image = image if image is not None else crashed
         self.disk = FakeDisk(self.clock, random.Random(2), image=image, on_fatal=self._fatal)
-        self.incarnation = Incarnation(incarnation)
+        self.identity = Identity(Incarnation(incarnation), DiskId(b""))
         self.store = LogStore(self.disk)
         log = self.store.open_all()[self.part.pid]
-        self.replica = Replica(self, self.part, log)
+        self.replica = Replica(self.node_host(), self, self.part, log)
         self.replica.on_applied()
         return self.replica
 

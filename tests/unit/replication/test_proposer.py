@@ -11,11 +11,13 @@ from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejec
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
 from smq.replication.net import wire
+from smq.replication.net.links import Links
 from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.clock import Machine as Hardware
 from smq.testing.clock import Process, Scheduler, SimClock
+from tests.unit.replication.support import RecordedNetwork
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
 COMMIT = CommitOffsets(group="g", items=(), committed_ms=0)
@@ -80,7 +82,7 @@ class World:
             clock=self.clock,
             rng=random.Random(1),
             deadlines=self.deadlines,
-            send=self._send,
+            links=Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
             deliver=lambda fn: fn(),
             replies_counted=lambda: self.replies_counted,
             raft_leader=lambda: self.engine.leader if self.is_leader_heard else None,
@@ -88,10 +90,6 @@ class World:
 
     def _raise(self, error: BaseException) -> None:
         raise error
-
-    def _send(self, peer: NodeId, message: wire.Message) -> bool:
-        self.sent.append((peer, message))
-        return True
 
     def propose(self, command: Command = COMMIT, timeout_ms: int = 1_000) -> None:
         self.proposer.propose(command, timeout_ms, self.answers.append)

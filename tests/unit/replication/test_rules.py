@@ -93,8 +93,8 @@ def test_rule_02_a_restarted_process_does_not_go_on_leading(host: Host) -> None:
 def test_rule_02_a_restarted_process_leads_the_epoch_given_to_it(host: Host) -> None:
     host.settle()
     replica = host.reopen()
-    host.apply(register(ME, host.incarnation))
-    host.elect(ME, host.incarnation)
+    host.apply(register(ME, host.identity.incarnation))
+    host.elect(ME, host.identity.incarnation)
     assert replica.leading == 1
 
 
@@ -328,15 +328,11 @@ def test_rule_09_a_proposal_carries_epoch_mark_next_offset_and_time(host: Host) 
 
 def test_rule_09_one_proposal_at_a_time_and_one_without_an_answer_is_made_again(host: Host) -> None:
     proposed: list[tuple[AdvanceHwms, int, DoneFn[Reply]]] = []
-    advancer = Advancer(
-        clock=host.clock,
-        propose=lambda command, timeout_ms, done: proposed.append((command, timeout_ms, done)),
-        advance_of=lambda _pid: host.live.hwm_advance(),
-    )
+    advancer = Advancer(host.clock, lambda *proposal: proposed.append(proposal))
     host.produce()
     host.settle()
     host.ack(PEER_A, 1)
-    advancer.mark(host.part.pid)
+    advancer.mark_due(host.live)
     host.settle(100)
     [(command, timeout_ms, done)] = proposed
     assert timeout_ms > 0, "it has a deadline"
@@ -344,7 +340,7 @@ def test_rule_09_one_proposal_at_a_time_and_one_without_an_answer_is_made_again(
     host.settle(100)
     [_, (again, _, done)] = proposed
     assert again == command
-    advancer.mark(host.part.pid)
+    advancer.mark_due(host.live)
     host.settle(100)
     assert len(proposed) == 2
     host.apply(command)
@@ -437,8 +433,8 @@ def test_rule_12_an_appointed_leader_whose_log_is_short_does_not_lead() -> None:
 
 def test_rule_12_an_appointed_leader_whose_log_holds_newer_epochs_does_not_lead() -> None:
     host = behind(epoch=0)
-    host.apply(register(ME, host.incarnation))
-    host.elect(ME, host.incarnation)
+    host.apply(register(ME, host.identity.incarnation))
+    host.elect(ME, host.identity.incarnation)
     assert host.live.leading is None
     assert host.resigned == [(host.part.pid, 1)]
 

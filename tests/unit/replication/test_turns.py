@@ -76,10 +76,10 @@ class World:
 
     def apply(self, command: Command) -> None:
         self.index += 1
-        self.node.apply(LogIndex(self.index), encode_command(command))
+        self.node.applied.apply(LogIndex(self.index), encode_command(command))
 
     def settle(self) -> None:
-        while not self.node.settle():
+        while not self.node.applied.settle():
             pass
 
     def populate(self) -> None:
@@ -119,7 +119,7 @@ def test_the_streams_to_a_peer_that_has_come_are_probed_some_at_a_time() -> None
     world = World().start()
     world.populate()
     world.network.is_up = True
-    world.process.soon(lambda: world.node.on_session_open(TWO, Channel.DATA))
+    world.process.soon(lambda: world.node.dispatcher.on_session_open(TWO, Channel.DATA))
     assert 0 < world.most_at_once(lambda: world.network.count, 10) <= slices.PARTS_MAX
     assert world.network.count == PARTITIONS // 3
 
@@ -128,8 +128,8 @@ def test_a_peer_that_goes_again_is_probed_no_further() -> None:
     world = World().start()
     world.populate()
     world.network.is_up = True
-    world.node.on_session_open(TWO, Channel.DATA)
-    world.node.on_session_close(TWO, Channel.DATA)
+    world.node.dispatcher.on_session_open(TWO, Channel.DATA)
+    world.node.dispatcher.on_session_close(TWO, Channel.DATA)
     world.network.is_up = False
     before = world.network.count
     world.scheduler.run_for_ms(10)
@@ -144,7 +144,7 @@ class Asked:
 
 
 def of_now(world: World) -> tuple[LogIndex, str]:
-    return LogIndex(world.index), sha256(b"".join(world.node.snapshot())).hexdigest()
+    return LogIndex(world.index), sha256(b"".join(world.node.applied.snapshot())).hexdigest()
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
     world = World().start()
     world.populate()
     read = 0
-    pieces = world.node.snapshot
+    pieces = world.node.applied.snapshot
 
     def counted() -> Iterator[bytes]:
         nonlocal read
@@ -165,11 +165,11 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
             read += 1
             yield piece
 
-    monkeypatch.setattr(world.node._digests, "_new_pieces", counted)
+    monkeypatch.setattr(world.node.applied.digests, "_new_pieces", counted)
     asked = Asked(world)
     assert world.most_at_once(lambda: read, 10) == digests.PIECES_A_STEP < read
     assert asked.answers == [of_now(world)]
-    assert world.node.settle()
+    assert world.node.applied.settle()
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -182,7 +182,7 @@ def test_an_entry_that_moves_the_state_begins_its_digest_anew_and_the_next_entry
 
     def engine() -> None:
         """As it does: it asks until the entry is settled."""
-        is_settled.append(world.node.settle())
+        is_settled.append(world.node.applied.settle())
         if not is_settled[-1]:
             world.process.soon(engine)
 

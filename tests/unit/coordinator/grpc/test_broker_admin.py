@@ -138,7 +138,7 @@ def test_a_fetch_that_makes_no_sense_is_refused(tmp_path: Path, request_: pb.Fet
 def test_a_client_that_withdraws_its_poll_leaves_no_waiter(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        reads = served.server.node._reads
+        reads = served.server.node.replicas.reads
         calls = [served.broker.Fetch(pb.FetchRequest(partitions=[part()], max_wait_ms=60_000)) for _ in range(20)]
         await _until(lambda: reads._parked_count == 20)
         for call in calls:

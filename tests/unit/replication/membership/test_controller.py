@@ -1,6 +1,8 @@
 """The Raft leader's watch: who is fenced and when, who is asked, who is proposed, who is moved back."""
 
+import random
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -15,21 +17,25 @@ from smq.raft_state.commands import (
     SetNodeDrained,
     UnfenceNode,
 )
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
-from smq.replication.core import has_majority
+from smq.replication.host import Host, Identity
 from smq.replication.membership import controller as controller_module
 from smq.replication.membership.controller import Controller
+from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
-from smq.replication.ports import Channel
+from smq.replication.net.links import Links
+from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.proposer import rejection
+from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.clock import Machine as Hardware
 from smq.testing.clock import Process, Scheduler, SimClock
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, register
+from smq.testing.disk import FakeDisk
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, register
 from tests.unit.replication.test_proposer import ScriptedEngine
 from tests.unit.replication.test_turns import World as NodeWorld
 
@@ -45,8 +51,6 @@ class World:
     def __init__(self, *, is_initialised: bool = True) -> None:
         self.scheduler = Scheduler()
         self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
-        self.node_id = ME
-        self.incarnation = INCARNATION
         self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
         self.engine = ScriptedEngine()
         self.engine.leader = ME
@@ -57,13 +61,27 @@ class World:
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.full: set[NodeId] = set()
         self.silent: set[NodeId] = set()
-        self.disconnected: set[NodeId] = set()
+        self.network = RecordedNetwork(self._on_sent)
         self.heard: dict[NodeId, int] = {}
         self.ends: dict[NodeId, int] = {ME: 0, PEER_A: 0, PEER_B: 0}
         self.transferred: list[NodeId] = []
         self.leaving: set[NodeId] = set()
         self.warnings: list[str] = []
-        self.controller = Controller(self, lambda event, **_: self.warnings.append(event))
+        host = Host(
+            config=self.config,
+            identity=Identity(INCARNATION, DiskId(b"")),
+            applied=self,
+            clock=self.clock,
+            deadlines=Deadlines(),
+            disk=FakeDisk(self.clock, random.Random(1), on_fatal=self._raise),
+            links=Links(self.network),
+            engine=self.engine,
+            propose=self.propose,
+            deliver=self.clock.call_soon,
+        )
+        self.controller = Controller(
+            host, cast(Liveness, self), cast(Replicas, self), lambda event, **_: self.warnings.append(event)
+        )
         if is_initialised:
             self.apply(default_init("c"))
             for node in (ME, PEER_A, PEER_B):
@@ -72,8 +90,8 @@ class World:
     def _raise(self, error: BaseException) -> None:
         raise error
 
-    # ---- ControllerHost
-    def is_full_node(self, node: NodeId) -> bool:
+    # ---- what a controller uses of Liveness and Replicas
+    def is_full(self, node: NodeId) -> bool:
         return node in self.full
 
     @property
@@ -83,16 +101,12 @@ class World:
     def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
         return self.heard.get(peer, 0) if incarnation == INCARNATION else 0
 
-    def is_open(self, peer: NodeId, channel: Channel) -> bool:
-        return peer not in self.disconnected
-
-    def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool:
+    def _on_sent(self, peer: NodeId, message: wire.Message) -> None:
         self.sent.append((peer, message))
         if isinstance(message, wire.ElectionQuery) and peer not in self.silent:
             ends = tuple((pid, Offset(self.ends[peer])) for pid, _ in message.partitions)
             report = wire.ElectionReport(message.query, INCARNATION, ends)
             self.clock.call_soon(lambda: self.controller.on_report(peer, report, self.clock.monotonic_ns()))
-        return True
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         self.proposed.append(command)
@@ -177,7 +191,7 @@ def test_a_silent_node_is_fenced_after_the_session_timeout_and_not_before(world:
 
 def test_a_silent_node_whose_connection_is_gone_is_fenced_sooner(world: World) -> None:
     world.silent.add(PEER_A)
-    world.disconnected.add(PEER_A)
+    world.network.disconnected.add(PEER_A)
     world.run(world.config.session_timeout_ms // 3 + 2 * STEP_MS)
     assert len(world.made(FenceNode)) == 1
 
@@ -281,7 +295,7 @@ def test_a_leaving_node_is_fenced_when_its_connection_ends_and_not_before(world:
     world.leaving.add(PEER_A)
     world.run(500)
     assert world.made(FenceNode) == []
-    world.disconnected.add(PEER_A)
+    world.network.disconnected.add(PEER_A)
     world.run(100)
     assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
 
@@ -393,12 +407,12 @@ def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_repor
     world.populate()
     node, isolation_ms = world.node, world.node.config.leader_isolation_ms
     node.liveness.on_answer(PEER_A)
-    led = node.led()
+    led = node.replicas.led()
     asked = tuple((replica.pid, replica.part.epoch) for replica in led)
     assert len(asked) > 100
     world.scheduler.run_for_ms(isolation_ms / 2)
-    assert node.led() == led
-    assert {pid for pid, _ in node.election_ends(asked)} == {pid for pid, _ in asked}
+    assert node.replicas.led() == led
+    assert {pid for pid, _ in node.replicas.election_ends(asked)} == {pid for pid, _ in asked}
     world.scheduler.run_for_ms(isolation_ms)
-    assert node.led() == []
-    assert node.election_ends(asked) == ()
+    assert node.replicas.led() == []
+    assert node.replicas.election_ends(asked) == ()

@@ -7,7 +7,7 @@ import pytest
 
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
-from smq.replication.membership.identity import DISK_KEY, INCARNATION_KEY, Identity, StartRefused, claim_identity
+from smq.replication.membership.identity import DISK_KEY, INCARNATION_KEY, Claim, StartRefused, claim_identity
 from smq.replication.ports import DataDamaged, Op, Table
 from smq.testing.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.disk import DiskImage, FakeDisk
@@ -20,11 +20,11 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def claim(image: DiskImage, config: NodeConfig = CONFIG, at_least: int = 5) -> Identity:
+def claim(image: DiskImage, config: NodeConfig = CONFIG, at_least: int = 5) -> Claim:
     """As a process that starts on this disk, up to where it may speak."""
     scheduler = Scheduler()
     disk = FakeDisk(SimClock(Process(scheduler, "node", fail), Machine()), RNG, image=image, on_fatal=fail)
-    told: list[Identity] = []
+    told: list[Claim] = []
     identity = claim_identity(disk, config, RNG, at_least, lambda: told.append(identity))
     assert scheduler.run_for_ms(1_000, stop=lambda: bool(told))
     return identity

@@ -155,7 +155,7 @@ def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_op
     host.advance(3)
     restart_with_rot(host, 1, with_row=False)
     outcomes: list[Outcome] = []
-    host.repairs.want(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
     host.settle(2_000)  # the leader does not answer
     assert answer_fetches(host, {}, peers=(PEER_B,)) == [PEER_B]
     assert outcomes == [Outcome.UNKNOWN]
@@ -170,7 +170,7 @@ def test_a_batch_that_is_put_right_in_vain_is_not_fetched_for_ever() -> None:
 
     def again() -> None:
         nonlocal asked
-        host.repairs.want(host.live, BatchDamaged(host.part.pid, Offset(1), "missing"), outcomes.append)
+        host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "missing"), outcomes.append)
         asked += len(answer_fetches(host, {1: values[1]}))
         host.sent.clear()
 

@@ -197,9 +197,9 @@ def test_a_follower_with_a_full_disk_takes_nothing_says_so_and_goes_on_where_it_
 def test_a_follower_whose_link_was_busy_with_others_is_served_without_another_record() -> None:
     host = leader()
     probe = next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
-    host.backlog = 1 << 30
+    host.network.backlog = 1 << 30
     ack = wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
     host.live.on_ack(PEER_A, ack)
-    host.backlog = 0
+    host.network.backlog = 0
     host.live.on_tick(host.clock.monotonic_ns())
     assert [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]

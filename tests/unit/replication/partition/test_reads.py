@@ -36,7 +36,7 @@ class Reader:
         self.host = Host()
         self.host.create_partition()
         self.barriers = HeldBarriers()
-        self.reads = Reads(self.host, self.barriers, self.host.repairs)  # type: ignore[arg-type]  # the part of Barriers that Reads uses
+        self.reads = Reads(self.host.node_host(), self.barriers, self.host.repairs)  # type: ignore[arg-type]  # the part of Barriers that Reads uses
         self.results: list[Fetched | SmqError] = []
 
     def commit(self, *batches: bytes) -> None:
@@ -217,7 +217,7 @@ class VainRepairs:
     def __init__(self) -> None:
         self.count = 0
 
-    def want(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+    def request(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
         self.count += 1
         assert self.count < 100
         done(Outcome.REPAIRED)
@@ -228,7 +228,7 @@ def test_a_batch_that_cannot_be_found_after_repairs_is_told_as_damaged_and_not_s
 ) -> None:
     reader.commit(batch())
     repairs = VainRepairs()
-    reader.reads = Reads(reader.host, reader.barriers, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
+    reader.reads = Reads(reader.host.node_host(), reader.barriers, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
 
     def read(*_: object, **__: object) -> list[StoredValue]:
         raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")

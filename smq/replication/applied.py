@@ -1,0 +1,94 @@
+"""The replicated state of this node, and everything that follows a change of it.
+
+Owns the machine, the index of the last entry that it holds, and the order of what follows an entry: the controller is
+woken, the replicas follow, then the waiting proposals are answered. No proposal is answered before the replicas have
+followed its entry. The engine drives it; the parts of the node only read `state`.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from smq.raft_state.codec import decode_proposal
+from smq.raft_state.commands import (
+    AddPartitions,
+    Applied,
+    CreateTopic,
+    ElectLeader,
+    FenceNode,
+    RegisterNode,
+    SetNodeDrained,
+    UnfenceNode,
+)
+from smq.raft_state.ids import DiskId, LogIndex, NodeId
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState
+from smq.replication.digests import Digests
+from smq.replication.membership.controller import Controller
+from smq.replication.partition.replicas import Replicas
+from smq.replication.ports import Clock
+from smq.replication.proposer import Proposer
+
+_MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
+
+
+class AppliedState:
+    """Implements the StateMachine port."""
+
+    _controller: Controller
+    _replicas: Replicas
+    _proposer: Proposer
+
+    def __init__(self, clock: Clock) -> None:
+        self._machine = Machine()
+        self.index = LogIndex(0)  # in the state; the engine calls an entry applied only once this node has followed it
+        self.digests = Digests(clock, self.snapshot, lambda: self.index)
+
+    def connect(self, controller: Controller, replicas: Replicas, proposer: Proposer) -> None:
+        """To the parts that follow the state. They read it too, so they are made after it."""
+        self._controller, self._replicas, self._proposer = controller, replicas, proposer
+
+    @property
+    def state(self) -> ClusterState:
+        return self._machine.state
+
+    def registered_disk(self, node: NodeId) -> DiskId | None:
+        known = self.state.nodes.get(node)
+        return known.disk if known is not None else None
+
+    # ---------------------------------------------------------------------------------------- StateMachine
+    def apply(self, index: LogIndex, command: bytes) -> Applied:
+        decoded, not_before = decode_proposal(command)
+        applied = self._machine.apply(index, decoded, not_before)
+        if isinstance(decoded, _MAY_NEED_ELECTION):
+            self._controller.wake()
+        elif isinstance(decoded, SetNodeDrained):
+            self._controller.rebalance_soon()
+        self.index = index
+        self.digests.on_state_moved()
+        self._replicas.touch(applied.touched)
+        return applied
+
+    def pass_over(self, index: LogIndex) -> None:
+        self.index = index
+
+    def settle(self) -> bool:
+        """Also holds the next entry back while a digest is computed that the last one has disturbed."""
+        if not self._replicas.follow() or self.digests.holds_state:
+            return False
+        self._proposer.on_applied(self.index)
+        return True
+
+    def snapshot(self) -> Iterator[bytes]:
+        return self._machine.snapshot_pieces()
+
+    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
+        """The new state replaces the old one in one step. Until a replica is settled, it goes on with the old record of
+        its partition, as on a node that is behind. No barrier ends before all replicas are settled."""
+        self._machine = yield from Machine.restoring(snapshot)
+        self.index = index
+        self.digests.on_state_moved()
+        self._replicas.touch_all()
+        self._controller.wake()
+        while not self._replicas.follow():
+            yield
+        self._proposer.on_applied(index)

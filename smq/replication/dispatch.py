@@ -1,0 +1,117 @@
+"""What arrives from peers: each session and message goes to the part that it is for.
+
+Owns the way in; `net.links` owns the way out. It holds no rule. It must never let a message that does not decode, or
+bytes that fail their CRC, do more than a log line. The node hands it to the network.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from smq.raft_state.ids import NodeId, PartitionId
+from smq.replication.host import Host
+from smq.replication.membership.controller import Controller
+from smq.replication.membership.heartbeats import Heartbeats
+from smq.replication.net import wire
+from smq.replication.partition.replica import Replica
+from smq.replication.partition.replicas import Replicas
+from smq.replication.ports import Channel, DataDamaged
+from smq.replication.proposer import Proposer
+
+_log = structlog.get_logger("smq.node")
+
+
+class Dispatcher:
+    """Implements the NetworkHandler port."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        heartbeats: Heartbeats,
+        proposer: Proposer,
+        controller: Controller,
+        replicas: Replicas,
+    ) -> None:
+        self._host = host
+        self._heartbeats = heartbeats
+        self._proposer = proposer
+        self._controller = controller
+        self._replicas = replicas
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """The node takes no more messages."""
+        self._is_stopped = True
+
+    # ---------------------------------------------------------------------------------------- NetworkHandler
+    def on_session_open(self, peer: NodeId, channel: Channel) -> None:
+        if channel is Channel.CONTROL:
+            self._heartbeats.send(peer)  # first: a vote is counted only from a disk whose memory is known (rule 18)
+            self._host.engine.on_session_open(peer)
+            self._proposer.on_session_open(peer)
+        else:
+            self._heartbeats.ping(peer, self._host.clock.monotonic_ns())
+            self._replicas.on_session_open(peer)
+
+    def on_session_close(self, peer: NodeId, channel: Channel) -> None:
+        if channel is Channel.CONTROL:
+            self._host.engine.on_session_close(peer)
+            self._proposer.on_session_close(peer)
+            self._controller.wake()
+        else:
+            self._replicas.on_session_close(peer)
+
+    def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+        if self._is_stopped:
+            return
+        if channel is Channel.CONTROL and payload and payload[0] == wire.RAFT:
+            self._host.engine.on_message(peer, payload[1:])
+            return
+        try:
+            if not payload:
+                raise wire.WireError("an empty message")
+            self._dispatch(peer, wire.decode(payload))
+        except (wire.WireError, DataDamaged) as e:
+            _log.warning("message refused", peer=peer, channel=channel.name, reason=str(e))
+
+    def _dispatch(self, peer: NodeId, message: wire.Message) -> None:
+        now_ns = self._host.clock.monotonic_ns
+        match message:
+            case wire.Append():
+                self._to_replica(message.partition, lambda r: r.on_append(peer, message))
+            case wire.Ack():
+                self._to_replica(message.partition, lambda r: r.on_ack(peer, message))
+            case wire.Producers():
+                self._to_replica(message.partition, lambda r: r.on_producers(peer, message))
+            case wire.Probe():
+                self._to_replica(message.partition, lambda r: r.on_probe(peer, message))
+            case wire.FetchBatch():
+                self._replicas.repairs.on_fetch(peer, self._replicas.get(message.partition), message)
+            case wire.FoundBatch():
+                self._replicas.repairs.on_found(peer, message)
+            case wire.Ping():
+                self._heartbeats.on_ping(peer, message)
+            case wire.Heartbeat():
+                self._heartbeats.on_heartbeat(peer, message)
+            case wire.Propose():
+                self._proposer.on_propose(peer, message)
+            case wire.ReadIndex():
+                self._proposer.on_read_index(peer, message)
+            case wire.Proposed():
+                self._proposer.on_proposed(message)
+            case wire.ElectionQuery(query, partitions):
+                ends = self._replicas.election_ends(partitions)
+                report = wire.ElectionReport(query, self._host.incarnation, ends)
+                self._host.links.send(peer, Channel.CONTROL, report)
+            case wire.ElectionReport():
+                self._controller.on_report(peer, message, now_ns())
+            case wire.Resign():
+                self._controller.on_resign(peer, message, now_ns())
+            case wire.Transfer(pid, epoch, target):
+                self._replicas.transfer(pid, epoch, target)
+
+    def _to_replica(self, pid: PartitionId, use: Callable[[Replica], None]) -> None:
+        replica = self._replicas.get(pid)
+        if replica is not None:
+            use(replica)

@@ -1,0 +1,60 @@
+"""Heartbeats and pings between nodes, and what follows from a peer's.
+
+Owns what this node says of itself: its incarnation, the marks of disks, whether it is leaving or full. A heartbeat must
+be the first message of every CONTROL session: a vote is counted only from a disk whose memory is known (rule 18).
+"""
+
+from smq.raft_state.ids import NodeId
+from smq.replication.host import Host
+from smq.replication.membership.liveness import Liveness
+from smq.replication.membership.registration import Registration
+from smq.replication.net import wire
+from smq.replication.partition.replicas import Replicas
+from smq.replication.ports import Channel
+
+
+class Heartbeats:
+    def __init__(self, host: Host, liveness: Liveness, registration: Registration, replicas: Replicas) -> None:
+        self._host = host
+        self._liveness = liveness
+        self._registration = registration
+        self._replicas = replicas
+        self._peers = sorted(n for n in host.config.peers if n != host.node_id)
+
+    def send_all(self) -> None:
+        now_ns = self._host.clock.monotonic_ns()
+        for peer in self._peers:
+            self.send(peer)
+            self.ping(peer, now_ns)
+
+    def send(self, peer: NodeId) -> None:
+        marks, node_id = self._host.engine.marks, self._host.node_id
+        is_leaving, is_full = self._liveness.is_self_leaving, self._liveness.is_full(node_id)
+        beat = wire.Heartbeat(self._host.incarnation, marks.own, marks.known, is_leaving, is_full)
+        self._host.links.send(peer, Channel.CONTROL, beat)
+
+    def ping(self, peer: NodeId, number: int) -> None:
+        self._host.links.send(peer, Channel.DATA, wire.Ping(number, False))
+
+    def on_ping(self, peer: NodeId, ping: wire.Ping) -> None:
+        if ping.is_answer:
+            self._liveness.on_answer(peer)
+        else:
+            self._host.links.send(peer, Channel.DATA, wire.Ping(ping.number, True))
+
+    def on_heartbeat(self, peer: NodeId, beat: wire.Heartbeat) -> None:
+        if beat.mark.node != peer:
+            raise wire.WireError(f"node {peer} speaks of itself as node {beat.mark.node}")
+        self._liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, is_full=beat.is_full)
+        forgotten = self._host.engine.marks.hear(peer, beat.mark, beat.known)
+        if forgotten is not None:
+            self._registration.replace_old_copy(forgotten)
+            self._host.engine.renounce()
+            for replica in self._replicas.led():
+                replica.resign()
+            self.send_all()
+
+    def leave(self) -> None:
+        """The peers learn that this process is about to end."""
+        self._liveness.is_self_leaving = True
+        self.send_all()

@@ -1,0 +1,236 @@
+"""The node's replicas and logs, and the work that is due on them.
+
+Owns which partitions this node holds: it makes and drops replicas and logs as the applied state says. Owns the pace of
+work that may touch thousands of replicas: following the applied state, greeting a new session, the visits per beat.
+It holds no rule of one partition: those are in `replica`. Membership, storage and the node import it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
+from smq.raft_state.state import EpochStart, PartitionState
+from smq.replication.host import Host
+from smq.replication.log.codec import BatchDamaged
+from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.partition.advancer import Advancer
+from smq.replication.partition.reads import Reads
+from smq.replication.partition.repair import Outcome, Repairs
+from smq.replication.partition.replica import RecordSpace, Replica
+from smq.replication.proposer import Barriers
+from smq.replication.runtime.slices import Slices
+
+WORK_PER_LOG: Final = 8  # of making or dropping one, in units of `settle_work_max`
+VISITS_MAX: Final = 200  # replicas visited per tick: below a millisecond
+
+
+class Replicas:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        space: RecordSpace,
+        barriers: Barriers,
+        slices: Slices,
+        reachable: Callable[[], frozenset[NodeId]],
+        resign: Callable[[PartitionId, Epoch], None],
+    ) -> None:
+        """`reachable`: the peers that answer on DATA. `resign` reports to the Raft leader that this node will not go on
+        leading an epoch."""
+        self._host = host
+        self._slices = slices
+        self._reachable = reachable
+        self._store = LogStore(host.disk)
+        self._logs: dict[PartitionId, PartitionLog] = {}
+        self._by_pid: dict[PartitionId, Replica] = {}
+        self._unsettled: deque[PartitionId] = deque()  # moved by the state, and not followed yet
+        self._durable: dict[PartitionId, None] = {}  # more of their logs has just become durable
+        self._to_visit: deque[PartitionId] = deque()  # in this round
+        self._to_greet: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
+        self.space = space
+        self.resign = resign
+        self.repairs = Repairs(host, self.mark_durable)
+        self.reads = Reads(host, barriers, self.repairs)
+        self.mark_due = Advancer(host.clock, host.propose).mark_due
+
+    # ---------------------------------------------------------------------------------------- the table
+    def open_logs(self) -> Iterator[None]:
+        """One log between two yields. Raises DataDamaged."""
+        yield from self._store.opening(self._logs)
+
+    def get(self, pid: PartitionId) -> Replica | None:
+        return self._by_pid.get(pid)
+
+    def log(self, pid: PartitionId) -> PartitionLog | None:
+        return self._logs.get(pid)
+
+    def all(self) -> list[Replica]:
+        return list(self._by_pid.values())
+
+    def led(self) -> list[Replica]:
+        return [r for r in self._by_pid.values() if r.leading is not None]
+
+    @property
+    def log_count(self) -> int:
+        return len(self._logs)
+
+    def drop_orphans(self) -> None:
+        """Drops logs of topics that were deleted while this node was away. Only once this node's own registration has
+        been applied: then every topic that it ever knew is either in the state or deleted."""
+        state = self._host.state
+        orphans = deque(p for p in self._logs if p not in self._by_pid and state.partition(p) is None)
+        self._slices.each(orphans, self._drop_orphan)
+
+    def _drop_orphan(self, pid: PartitionId) -> None:
+        if pid not in self._by_pid and self._logs.pop(pid, None) is not None:
+            self._store.drop(pid)
+
+    def close(self, error: SmqError) -> None:
+        """The node is stopping: every waiting producer and reader is answered."""
+        for pid, replica in self._by_pid.items():
+            replica.close(error)
+            self.reads.fail_all(pid, error)
+
+    # ---------------------------------------------------------------------------------------- applied state
+    def touch(self, pids: Iterable[PartitionId]) -> None:
+        """The applied state of these has moved."""
+        self._unsettled.extend(pids)
+
+    def touch_all(self) -> None:
+        """The whole state has been replaced, and what was unsettled with it."""
+        present = [part.pid for topic in self._host.state.topics.values() for part in topic.partitions]
+        self._unsettled = deque([*self._by_pid, *(p for p in present if p not in self._by_pid)])
+
+    def follow(self) -> bool:
+        """Brings the next replicas in line with the state, a few milliseconds' work. True once none is left."""
+        work = 0
+        while self._unsettled:
+            if work >= self._host.config.settle_work_max:
+                return False
+            work += self._reconcile(self._unsettled.popleft())
+        return True
+
+    def _reconcile(self, pid: PartitionId) -> int:
+        """Brings this node's replica of a partition in line with the state. Returns the work, in units of 10 us."""
+        part = self._host.state.partition(pid)
+        replica = self._by_pid.get(pid)
+        if part is None:
+            if replica is not None:
+                self._forget(replica)
+            return WORK_PER_LOG
+        if self._host.node_id not in part.replicas:
+            return 1
+        is_new = replica is None
+        if replica is None:
+            log = self._logs.get(pid)
+            log = log if log is not None else self._create_log(part)
+            replica = self._by_pid[pid] = Replica(self._host, self, part, log)
+        replica.part = part
+        replica.on_applied()
+        self.reads.wake(replica)
+        return WORK_PER_LOG if is_new else 1
+
+    def _create_log(self, part: PartitionState) -> PartitionLog:
+        # Its producers are known if no record has ever been deleted; otherwise the leader sends them (rule 16).
+        is_first = part.history[0] == EpochStart(Epoch(0), part.log_start)
+        log = self._logs[part.pid] = self._store.create(part.pid, part.log_start, has_producers=is_first)
+        return log
+
+    def _forget(self, replica: Replica) -> None:
+        gone = SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted")
+        replica.close(gone)
+        self.reads.fail_all(replica.pid, gone)
+        self.repairs.forget(replica.pid)
+        del self._by_pid[replica.pid]
+        del self._logs[replica.pid]
+        self._store.drop(replica.log)
+
+    # ---------------------------------------------------------------------------------------- what is due
+    def mark_durable(self, pid: PartitionId) -> None:
+        """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
+        if not self._durable:
+            self._host.clock.call_soon(self._flush_durable)
+        self._durable[pid] = None
+
+    def _flush_durable(self) -> None:
+        durable, self._durable = self._durable, {}
+        for pid in durable:
+            replica = self._by_pid.get(pid)
+            if replica is not None:
+                replica.after_durable()
+                self.reads.wake(replica)
+
+    def on_beat(self) -> None:
+        """Begins a new round of visits, unless one is still under way: with thousands of replicas, one takes longer."""
+        if not self._to_visit:
+            self._to_visit = deque(self._by_pid)
+
+    def visit(self, now_ns: int) -> None:
+        """Visits the next few replicas of the round."""
+        due = [self._to_visit.popleft() for _ in range(min(VISITS_MAX, len(self._to_visit)))]
+        reachable = self._reachable() if due else frozenset()
+        for pid in due:
+            replica = self._by_pid.get(pid)
+            if replica is not None:
+                self._visit(replica, reachable, now_ns)
+
+    def _visit(self, replica: Replica, reachable: frozenset[NodeId], now_ns: int) -> None:
+        if replica.log.rotten:  # found by recovery: one at a time per partition, and again with the next visit
+            damage = BatchDamaged(replica.pid, min(replica.log.rotten), "its bytes do not match its CRC-32C")
+            self.repair(damage, lambda _is_whole: None)
+        if replica.leading is not None:
+            replica.on_tick(now_ns)
+            if not has_majority(replica.part, self._host.node_id, reachable):
+                replica.resign()  # rule 20
+        elif replica.is_appointed:
+            self.resign(replica.pid, replica.part.epoch)
+
+    def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
+        """Has a damaged batch fetched again. `done` is called later, with whether the batch is whole."""
+        replica = self._by_pid.get(damage.pid)
+        if replica is None:
+            self._host.deliver(lambda: done(False))
+        else:
+            self.repairs.request(replica, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
+
+    # ---------------------------------------------------------------------------------------- sessions, elections
+    def on_session_open(self, peer: NodeId) -> None:
+        waiting = self._to_greet[peer] = deque(self._by_pid)
+        self._slices.each(waiting, lambda pid: self._greet(pid, peer))
+
+    def _greet(self, pid: PartitionId, peer: NodeId) -> None:
+        replica = self._by_pid.get(pid)
+        if replica is not None:
+            replica.on_session_open(peer)
+
+    def on_session_close(self, peer: NodeId) -> None:
+        self._to_greet.pop(peer, deque()).clear()
+        for replica in self._by_pid.values():
+            replica.on_session_close(peer)
+
+    def election_ends(
+        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
+    ) -> tuple[tuple[PartitionId, Offset], ...]:
+        """This node's report for elections. It leaves out a partition if this node reaches no majority for its records:
+        elected, it would only resign again (rule 20), and every epoch is kept until the log start has passed it."""
+        reachable = self._reachable()
+        ends: list[tuple[PartitionId, Offset]] = []
+        for pid, epoch in partitions:
+            replica = self._by_pid.get(pid)
+            end = replica.election_end(epoch) if replica is not None else None
+            if end is not None and replica is not None and has_majority(replica.part, self._host.node_id, reachable):
+                ends.append((pid, end))
+        return tuple(ends)
+
+    def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
+        """Hands over a partition that this node itself leads."""
+        replica = self._by_pid.get(pid)
+        if replica is not None and replica.leading == epoch:
+            replica.transfer(target)
+
+
+def has_majority(part: PartitionState, me: NodeId, reachable: frozenset[NodeId]) -> bool:
+    """Whether a majority of the partition's replicas can be reached for records, this node counted."""
+    return 2 * sum(node == me or node in reachable for node in part.replicas) > len(part.replicas)

@@ -1,0 +1,255 @@
+"""The requests of services to a node: producing, fetching, looking up, offsets.
+
+Owns what a request needs before and after the part that does the work: the look-up of its partition, the bounds of its
+timeout, the errors for a node that holds no replica. An answer is never given from inside the call that asked for it.
+The node offers these methods as its own (`NodeApi`, where they are described).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from smq.raft_state.commands import (
+    Assignment,
+    Command,
+    CommitOffsets,
+    ExternalAdvance,
+    OffsetCommit,
+    OffsetsAssigned,
+    Reply,
+)
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionIndex, RequestId
+from smq.raft_state.limits import REQUEST_ID_BYTES
+from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import max_message_bytes
+from smq.replication.api import (
+    Acks,
+    Cancel,
+    DoneFn,
+    Fetched,
+    PartitionRange,
+    Produced,
+    SizedRun,
+    TimeKind,
+    TimeOffset,
+)
+from smq.replication.host import Host
+from smq.replication.log.codec import BatchDamaged
+from smq.replication.lookup import Lookup, clipped
+from smq.replication.membership.liveness import Liveness
+from smq.replication.membership.registration import REGISTER_MS_MAX
+from smq.replication.partition.external_offsets import ExternalOffsets
+from smq.replication.partition.reads import Poll, find_sized_run, find_time, read_failure
+from smq.replication.partition.repair import Outcome, told
+from smq.replication.partition.replica import leader_error
+from smq.replication.partition.replicas import Replicas
+from smq.replication.ports import Buffer
+from smq.replication.proposer import Barriers
+
+
+def check_has_records(part: PartitionState, topic: str) -> None:
+    if part.is_external:
+        raise SmqError(ErrorCode.WRONG_STORAGE, f"topic {topic!r} keeps its records elsewhere (storage=external)")
+
+
+class Requests:
+    def __init__(
+        self, host: Host, replicas: Replicas, liveness: Liveness, barriers: Barriers, external: ExternalOffsets
+    ) -> None:
+        self._host = host
+        self._replicas = replicas
+        self._liveness = liveness
+        self._barriers = barriers
+        self._external = external
+        self._lookup = Lookup(host, barriers)
+
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self._host.propose(command, clipped(timeout_ms), done)
+
+    def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        self._barriers.wait(clipped(timeout_ms), done)
+
+    def produce(
+        self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+    ) -> None:
+        def use(part: PartitionState) -> None:
+            replica = self._replicas.get(part.pid)
+            if replica is None:
+                check_has_records(part, topic)
+                raise leader_error(self._host.node_id, self._host.state, part)
+            limit = max_message_bytes(self._host.state.topics[topic].config)
+            replica.produce(batch, acks, clipped(timeout_ms), limit, done)
+
+        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        done: DoneFn[Fetched],
+        min_bytes: int = 1,
+    ) -> Cancel:
+        deadline_ns = self._host.clock.monotonic_ns() + clipped(max_wait_ms) * 1_000_000
+        poll: Poll | None = None
+        is_cancelled = False
+
+        def use(part: PartitionState) -> None:
+            nonlocal poll
+            if is_cancelled:
+                return
+            replica = self._replicas.get(part.pid)
+            if replica is None:
+                check_has_records(part, topic)
+                raise self._not_replica(part)
+            size = min(max_bytes, self._host.config.fetch_bytes_max)
+            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done)
+            self._replicas.reads.fetch(poll)
+
+        def cancel() -> None:
+            nonlocal is_cancelled
+            is_cancelled = True
+            if poll is not None:
+                self._replicas.reads.cancel(poll)
+
+        self._lookup.with_partition(topic, partition, max(max_wait_ms, REGISTER_MS_MAX), done, use)
+        return cancel
+
+    def _not_replica(self, part: PartitionState) -> SmqError:
+        if self._host.node_id in part.replicas:
+            return leader_error(self._host.node_id, self._host.state, part)
+        names = ", ".join(str(n) for n in part.replicas)
+        hint = self._host.state.nodes.get(part.leader)
+        details = ErrorDetails(leader=part.leader, leader_address=hint.grpc_address if hint is not None else None)
+        return SmqError(ErrorCode.NOT_REPLICA, f"the partition's replicas are on nodes {names}", details)
+
+    def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
+        def answer(part: PartitionState) -> PartitionRange:
+            return PartitionRange(
+                topic=topic,
+                partition=PartitionIndex(partition),
+                pid=part.pid,
+                log_start=part.log_start,
+                lso=part.lso,
+                hwm=part.hwm,
+                next_offset=part.next_offset,
+                leader=part.leader,
+                epoch=part.epoch,
+                replicas=part.replicas,
+            )
+
+        self._lookup.after_barrier(timeout_ms, done, lambda: answer(self._lookup.find(topic, partition)))
+
+    def offset_for_time(
+        self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
+    ) -> None:
+        def look_up() -> TimeOffset:
+            part = self._lookup.find(topic, partition)
+            replica = self._replicas.get(part.pid)
+            if replica is None:
+                check_has_records(part, topic)
+                raise self._not_replica(part)
+            return find_time(replica, kind, value)
+
+        def after_look_up(result: TimeOffset | SmqError | BatchDamaged) -> None:
+            if not isinstance(result, BatchDamaged):
+                done(result)
+                return
+            replica = self._replicas.get(result.pid)
+            if replica is None:
+                done(SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
+                return
+            damage = result
+            self._replicas.repairs.request(replica, damage, lambda outcome: after_repair(damage, outcome))
+
+        def after_repair(damage: BatchDamaged, outcome: Outcome) -> None:
+            if outcome is Outcome.REPAIRED:
+                self._lookup.after_barrier(timeout_ms, after_look_up, look_up_or_damage)
+            else:
+                done(told(damage, outcome))
+
+        def look_up_or_damage() -> TimeOffset | BatchDamaged:
+            try:
+                return look_up()
+            except BatchDamaged as e:
+                return e
+
+        self._lookup.after_barrier(timeout_ms, after_look_up, look_up_or_damage)
+
+    def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
+        replica = self._replicas.get(partition)
+        if replica is None or replica.leading is None:
+            return {}
+        return {n: end for n, end in replica.follower_ends().items() if self._liveness.is_candidate(n)}
+
+    def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
+        part = self._lookup.find(topic, partition)
+        replica = self._replicas.get(part.pid)
+        if replica is None:
+            raise self._not_replica(part)
+        try:
+            return find_sized_run(replica, Offset(offset), bytes_max)
+        except BatchDamaged as e:
+            self._replicas.repairs.request(replica, e, lambda _outcome: None)
+            raise told(e, Outcome.UNKNOWN) from e
+        except Exception as e:
+            raise read_failure(e) from e
+
+    def commit_offsets(
+        self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]
+    ) -> None:
+        now_ms = self._host.clock.wall_ns() // 1_000_000
+        command = CommitOffsets(request_id=RequestId(request_id), group=group, items=tuple(items), committed_ms=now_ms)
+        self.propose(command, timeout_ms, done)
+
+    def assign_offsets(
+        self,
+        topic: str,
+        partition: int,
+        count: int,
+        *,
+        request_id: bytes,
+        not_before: int | None,
+        timeout_ms: int,
+        done: DoneFn[OffsetsAssigned],
+    ) -> None:
+        if len(request_id) != REQUEST_ID_BYTES:  # what does not fit a command must not spoil one that others share
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"request_id has {len(request_id)} bytes, not {REQUEST_ID_BYTES}")
+
+        def use(part: PartitionState) -> None:
+            item = Assignment(
+                request_id=RequestId(request_id),
+                partition=part.pid,
+                count=count,
+                not_before=part.next_offset if not_before is None else Offset(not_before),
+            )
+            self._external.assign(item, clipped(timeout_ms), done)
+
+        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def advance_external_hwm(
+        self, topic: str, partition: int, offset: int, timeout_ms: int, done: DoneFn[Offset]
+    ) -> None:
+        def use(part: PartitionState) -> None:
+            item = ExternalAdvance(partition=part.pid, offset=Offset(offset))
+            self._external.advance(item, clipped(timeout_ms), done)
+
+        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def fetch_offsets(
+        self,
+        group: str,
+        pids: Sequence[PartitionId] | None,
+        timeout_ms: int,
+        done: DoneFn[dict[PartitionId, tuple[Offset, str]]],
+    ) -> None:
+        def look_up() -> dict[PartitionId, tuple[Offset, str]]:
+            state = self._host.state.groups.get(group)
+            if state is None:
+                return {}
+            wanted = state.offsets if pids is None else [pid for pid in pids if pid in state.offsets]
+            return {pid: (state.offsets[pid].offset, state.offsets[pid].metadata) for pid in wanted}
+
+        self._lookup.after_barrier(timeout_ms, done, look_up)

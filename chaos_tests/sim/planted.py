@@ -27,7 +27,7 @@ _NOTHING_IS_FORGOTTEN = Mutation(
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="commit-of-another-generation",
-        rule="DESIGN 9: every commit of a member is fenced by its generation",
+        rule="every commit of a member is fenced by its generation",
         mutations=(
             Mutation(
                 "smq.raft_state.groups:commit_member_offsets",
@@ -318,7 +318,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="stale-range",
-        rule="DESIGN 6: linearizable reads pass a barrier",
+        rule="linearizable reads pass a barrier",
         mutations=(
             Mutation(
                 "smq.replication.lookup:Lookup.after_barrier",
@@ -332,7 +332,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="read-index-unconfirmed",
-        rule="raft.md 12: a leader gives a read index once a majority has answered what it sent after the read began",
+        rule="finding 12: a leader gives a read index once a majority has answered what it sent after the read began",
         mutations=(
             Mutation(
                 "smq.replication.raft.leader:Leader.confirmed_by_majority",
@@ -352,7 +352,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="raft-votes-not-durable",
-        rule="DESIGN 4: persist, then speak",
+        rule="persist, then speak",
         mutations=(
             Mutation(
                 "smq.replication.raft.outbox:Outbox.barrier_seq",
@@ -366,7 +366,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="raft-leader-counts-unsynced",
-        rule="raft.md 2: the leader counts itself only once its entries are on its own disk",
+        rule="finding 2: the leader counts itself only once its entries are on its own disk",
         mutations=(
             Mutation(
                 "smq.replication.raft.leader:Leader.own_durable_index",
@@ -402,7 +402,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="time-outs-called-definite",
-        rule="DESIGN 11.4: in doubt, an error is indefinite",
+        rule="in doubt, an error is indefinite",
         mutations=(Mutation(_REPLICA + "_expire", "ErrorCode.TIMED_OUT", "ErrorCode.APPEND_LOST"),),
         scenario="partitions",
         anomalies=frozenset({"aborted-read", "duplicate"}),
@@ -466,7 +466,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="snapshot-forgets-commits",
-        rule="DESIGN 3: snapshot and restore are exact",
+        rule="snapshot and restore are exact",
         mutations=(
             Mutation(
                 "smq.replication.applied:AppliedState.restore",
@@ -480,7 +480,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="no-reply-cache",
-        rule="DESIGN 3: a retried command answers as the first did",
+        rule="a retried command answers as the first did",
         mutations=(Mutation("smq.raft_state.machine:Machine.apply", "if request_id == NO_REQUEST:", "if True:"),),
         scenario="partitions",
         anomalies=RAFT,
@@ -515,7 +515,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="rot-served",
-        rule="DESIGN 5: every value carries a CRC that is checked on every read",
+        rule="every value carries a CRC that is checked on every read",
         mutations=(
             Mutation(
                 "smq.replication.log.reader:parse_stored", "parse_value(value)", "parse_value(value, verify=False)"
@@ -527,7 +527,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="rot-not-repaired",
-        rule="DESIGN 4: a replica whose bytes fail their CRC fetches them again from another replica",
+        rule="a replica whose bytes fail their CRC fetches them again from another replica",
         mutations=(Mutation(_REPAIRS + "_ask_next", "while repair.untold:", "while False:"),),
         scenario="rot",
         anomalies=BROKEN,
@@ -535,7 +535,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="full-for-ever",
-        rule="DESIGN 5: a full disk is an error to producers, until there is room again",
+        rule="a full disk is an error to producers, until there is room again",
         mutations=(Mutation(_SPACE + "look", "self.is_full = outside", "self.is_full |= outside"),),
         scenario="full_disk",
         anomalies=frozenset({"no-progress"}),
@@ -543,7 +543,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="records-use-the-reserve",
-        rule="DESIGN 5: the reserve of the disk is Raft's; records are refused before a commit meets a full disk",
+        rule="the reserve of the disk is Raft's; records are refused before a commit meets a full disk",
         mutations=(
             Mutation(
                 _SPACE + "look",

@@ -25,6 +25,7 @@ GENERATED = (
     "LICENSE",
     "docs/errors.md",
     "docs/kafka.md",
+    "docs/tree.md",
     "smq/coordinator/kafka/messages/",
 )
 ROOMS = (
@@ -44,6 +45,16 @@ ROOMS = (
     "tests/spark",
 )
 FILES = ("pyproject.toml", "requirements.lock", "Makefile", ".ci/run", "README.md", "ARCHITECTURE.md", "LICENSE")
+CITING = (
+    "smq/",
+    "chaos_tests/",
+    "tests/",
+    "benchmarks/",
+    "examples/",
+    "docs/",
+    "deploy/",
+    *(f for f in FILES if "." in f),
+)
 CARD = (
     "coordinator",
     "raft_state",
@@ -210,13 +221,59 @@ def test_every_make_target_that_a_page_names_exists() -> None:
     assert {"setup", "demo", "test", "test-full", "check", "sim", "bench", "proto"} <= _targets()
 
 
-def test_every_page_that_code_cites_is_in_the_repository() -> None:
+def test_every_page_that_is_cited_is_in_the_repository() -> None:
+    """A page is cited by its path from the root, from the citing file's folder, or from docs/."""
     cited = [(place, page) for place, line in _lines() for page in re.findall(r"[\w./-]+\.md\b", line)]
-    cited = [(place, page) for place, page in cited if place.startswith("smq/")]
+    cited = [(place, page) for place, page in cited if place.startswith(CITING)]
+    assert {place.split("/")[0] for place, _ in cited} >= {"smq", "tests", "chaos_tests", "docs"}
+    missing = [
+        f"{place} {page}"
+        for place, path in cited
+        for page in [path.removeprefix("/opt/smq/")]  # where the service is installed
+        if not any((base / page).is_file() for base in (ROOT, (ROOT / place).parent, ROOT / "docs"))
+    ]
+    assert missing == []
+    unpublished = re.compile(r"\bDES" + r"IGN\b|\bnotes(?:/|: (?!dict\b))|\b[Ii]ssue (#?\d+|asks)")
+    assert [place for place, line in _lines() if place.startswith(CITING) and unpublished.search(line)] == []
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    names = tuple(f"/{_name(path)}" for path in _tracked())
+    named = {
+        (_name(path), module)
+        for path in _tracked()
+        if path.suffix == ".md" and not _is_generated(path)
+        for module in re.findall(r"`([\w./-]+\.py)`", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert {(page, module) for page, module in named if not any(name.endswith(f"/{module}") for name in names)} == set()
+
+
+def test_every_rule_finding_and_promise_that_is_cited_is_on_the_page_of_rules() -> None:
+    page = (ROOT / "docs/rules.md").read_text()
+    rules = set(re.findall(r"^(\d+)\. \*\*", page, re.MULTILINE))
+    findings = set(re.findall(r"^\| (\d+) \|", page, re.MULTILINE))
+    promises = set(re.findall(r"^(\d+)\. \w", page.partition("\n## Promises\n")[2], re.MULTILINE))
+    assert all((rules, findings, promises))
+    unknown = []
+    for place, line in _lines():
+        for kind, numbers in re.findall(r"\b(rules?|findings?) (\d+(?:(?:, | and | to )\d+)*)", line, re.IGNORECASE):
+            known = rules if kind.lower().startswith("rule") else findings
+            unknown += [f"{place} {kind} {number}" for number in re.findall(r"\d+", numbers) if number not in known]
+        unknown += [f"{place} P{number}" for number in re.findall(r"\(P(\d)\b", line) if number not in promises]
+    assert unknown == []
+
+
+def test_every_heading_of_the_architecture_that_is_cited_is_there() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    cited = [
+        (_name(path), " ".join(re.sub(r"\n\s*#?", " ", heading).split()))
+        for path in _tracked()
+        if path.suffix in (".py", ".md") and not _is_generated(path)
+        for heading in re.findall(r'ARCHITECTURE\.md, "([^"{]+)"', path.read_text(encoding="utf-8"))
+    ]
     assert cited
-    assert [place for place, page in cited if not (ROOT / page).is_file()] == []
-    unpublished = re.compile(r"\bDES" + r"IGN\b|\bnotes[:/]")
-    assert [place for place, line in _lines() if place.startswith("smq/") and unpublished.search(line)] == []
+    assert [(name, cite) for name, cite in cited if not any(h.startswith(cite) for h in headings)] == []
 
 
 def test_every_command_that_code_or_a_page_names_exists() -> None:
@@ -238,7 +295,7 @@ def test_gate_runs_check_and_test() -> None:
     assert "set -e" in gate
 
 
-@pytest.mark.parametrize("page", ["errors", "kafka"])
+@pytest.mark.parametrize("page", ["errors", "kafka", "tree"])
 def test_generated_page_is_what_the_code_gives(page: str) -> None:
     script = ROOT / f"docs/generate_{page}.py"
     code = f"import runpy; print(runpy.run_path({str(script)!r}, run_name='page')['render'](), end='')"

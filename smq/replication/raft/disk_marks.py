@@ -4,7 +4,7 @@ A directory that is put back from an old copy has its disk id, and has forgotten
 acknowledged. So each disk counts its writes of Raft's memory, tells the others the count once it is durable, and they
 keep it beside their own. Owns what was told, and the judgement. It must never tell a count that is not on disk, nor
 replace what it knows by what a process says that does not remember it. The argument is in ARCHITECTURE.md, "An old copy
-is a replaced disk". The engine and its voters import it.
+of a disk counts as a replaced disk". The engine and its voters import it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

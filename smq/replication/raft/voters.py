@@ -3,7 +3,7 @@
 Raft counts on a voter remembering what it voted and acknowledged. A node that comes back with an empty disk does
 not, so what it says counts for nothing until the others have agreed, through the log, that it runs on another
 disk now. Owns that judgement, by the disk ids of the applied state, and by the doubts that a disk is what it was.
-Nothing here changes anything. The argument is in ARCHITECTURE.md, "A replaced disk is another voter". Only the engine
+Nothing here changes anything. The argument is in ARCHITECTURE.md, "A replaced disk is a new voter". Only the engine
 and its roles import it.
 """
 

@@ -1,6 +1,6 @@
 """Writes docs/errors.md from the table of error codes, so that the two cannot differ.
 
-Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
+Run by `make docs`; tests/unit/test_repository.py fails if the committed page is not what this renders.
 """
 
 from pathlib import Path
@@ -14,13 +14,13 @@ _HEAD = """\
 
 Generated from `smq/raft_state/errors.py` by `make docs`; do not edit.
 
-Every interface answers with the same codes. gRPC calls carry an `ErrorDetail` in the trailing metadata
-`smq-error-bin`; `PublishRecord` puts it into the answer of the one request that failed.
+Every interface uses the same codes. gRPC calls carry an `ErrorDetail` in the trailing metadata `smq-error-bin`;
+`PublishRecord` puts it into the answer to the failed request.
 
-- **Definite: yes** means that the operation did not happen and will not. **No** means that it may have happened, or may
-  yet: repeat it with the same request id, or the same producer id and sequence, and it takes effect once.
-- **Retry: yes** means that the same request may succeed later, perhaps at another node. smq's own clients do this
-  by themselves until their deadline.
+- **Definite: yes** means that the operation did not happen and will not. **No** means that it may have happened, or
+  still may: repeat it with the same request id, or the same producer id and sequence, and it takes effect once.
+- **Retry: yes** means that the same request may succeed later, perhaps at another node. smq's own clients retry by
+  themselves until their deadline.
 
 | number | code | definite | retry | what to do |
 |---|---|---|---|---|

@@ -1,7 +1,7 @@
-"""Writes docs/kafka.md from the tables of the Kafka listener and from what the client matrix has shown
+"""Writes docs/kafka.md from the tables of the Kafka listener and from the results of the client matrix
 (kafka-clients.json, written by tests/kafka/test_foreign.py), so that page and code cannot differ.
 
-Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
+Run by `make docs`; tests/unit/test_repository.py fails if the committed page is not what this renders.
 """
 
 import json
@@ -22,17 +22,16 @@ _HEAD = """\
 Generated from `smq/coordinator/kafka` by `make docs`; do not edit.
 
 Every node speaks the Kafka protocol on its own port, on the log's own offsets: there is no gateway process, no offset
-mapping and no translation. What a Kafka client writes, gRPC and Spark read byte for byte, and the other way round.
+mapping and no translation. gRPC and Spark read byte for byte what a Kafka client writes, and vice versa.
 
     smq dev                                             # Kafka on 127.0.0.1:9092
     smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file and the output name them
 
-In `node.toml`, `kafka_address` opens the listener (`smq serve` has none without it), and `kafka_auto_create = true`
-lets clients that name an unknown topic create it, with one partition. `smq dev` and `smq cluster` set both.
-`rack` says where the node stands (`smq cluster --racks a,b,c`); it can change when the node restarts. Set none before
-all nodes run a version that knows racks (docs/operations.md, "Upgrade").
-`request_bytes_max` bounds a request and the records of a response; `kafka_group_initial_delay_ms` is how long an empty
-group waits for more members before its first generation.
+In `node.toml`, `kafka_address` opens the listener (without it, `smq serve` has none), and `kafka_auto_create = true`
+lets clients create an unknown topic by naming it, with one partition. `smq dev` and `smq cluster` set both. `rack` is
+the node's location (`smq cluster --racks a,b,c`);  it can change when the node restarts. `request_bytes_max` bounds a
+request and the records of a response. `kafka_group_initial_delay_ms` is how long an empty group waits for more members
+before its first generation.
 
 ```python
 from confluent_kafka import Producer
@@ -45,31 +44,31 @@ producer.flush()
 ## What a client may rely on
 
 - `acks=all` is answered when a majority of replicas has the batch on disk and Raft has committed the high water mark;
-  `acks=1` when the leader has it on disk; `acks=0` never, and a batch that is refused then closes the connection.
-- An idempotent producer's retry is stored once, also over the death of a leader and the restart of all nodes.
+  `acks=1` when the leader has it on disk; `acks=0` never, and a refused batch then closes the connection.
+- An idempotent producer's retry is stored once, even after the death of a leader or a restart of all nodes.
 - Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
-- A consumer reads in its own rack (KIP-392): where `client.rack` is the `rack` of a node that holds a replica, and the
-  leader stands elsewhere, the leader names that node, of several the one that holds most. It must hold the offset, be
-  alive, and not be drained. It serves what it knows to be committed, a network delay behind the leader; where it lacks
-  it, or has lost the cluster, it answers OFFSET_NOT_AVAILABLE, and the client asks the leader again.
+- A consumer reads in its own rack (KIP-392). If `client.rack` is the `rack` of a node with a replica, and the leader is
+  in another rack, the leader names that node; of several, the one that holds most. It must hold the offset, be alive,
+  and not be drained. It serves what it knows to be committed, one network delay later than the leader. If it lacks the
+  offset or has lost the cluster, it answers OFFSET_NOT_AVAILABLE, and the client asks the leader again.
 - ListOffsets by time is exact to the record; earliest, latest and the largest timestamp too. All are linearizable.
 - Errors name the new leader and its address (KIP-951) in Produce from version 10 and Fetch from version 16.
-- Groups are those of Kafka's classic protocol, with the assignors of the clients, static members and incremental
-  rebalancing. Every group has one coordinator at any time, chosen by the replicated state; members, generation and
-  assignment are replicated, so the coordinator's death, or a rolling restart of all nodes, makes nobody rebalance.
-- A commit is a Raft commit, fenced by the member's generation and the coordinator's epoch. Without members, anybody may
-  commit, at the coordinator, too.
+- Groups use Kafka's classic protocol, with the assignors of the clients, static members and incremental rebalancing.
+  The replicated state chooses one coordinator per group at any time. Members, generation and assignment are replicated,
+  so neither the coordinator's death nor a rolling restart of all nodes causes a rebalance.
+- A commit is a Raft commit, fenced by the member's generation and the coordinator's epoch. In a group without members
+  any client may commit, but likewise only at the coordinator.
 - Group `g` is group `kafka-cg-g` for gRPC and the command line, with the same offsets.
 
 ## What is not there yet
 
-Transactions, the new group protocol of KIP-848, SASL and ACLs. Keys that are not in the table below are not advertised;
-using one closes the connection.
+Transactions, the new group protocol of KIP-848, SASL and ACLs. Keys not in the table below are not advertised; using
+one closes the connection.
 
 ## Configuration
 
-Of topics, by CreateTopics, AlterConfigs and IncrementalAlterConfigs; other keys are refused with INVALID_CONFIG. A
-node's own settings can be described, not altered: they are read from its node.toml.
+CreateTopics, AlterConfigs and IncrementalAlterConfigs set a topic's configuration; other keys are refused with
+INVALID_CONFIG. A node's own settings can be described, not altered: they come from its node.toml.
 
 | key | default | |
 |---|---|---|
@@ -85,8 +84,8 @@ _KEYS = """
 _CLIENTS = """
 ## Clients
 
-What each was seen to do, unchanged, against three nodes: `pytest -m full tests/kafka/test_foreign.py`. Each
-creates its topic, writes it in every codec named, and reads what the others have written.
+What each unmodified client did against three nodes in `pytest -m full tests/kafka/test_foreign.py`. Each creates its
+topic, writes it in every codec named, and reads what the others wrote.
 
 | client | version | writes | reads what was written by | groups: commit, resume | seeks by time |
 |---|---|---|---|---|---|
@@ -95,8 +94,8 @@ creates its topic, writes it in every codec named, and reads what the others hav
 _CODES = """
 ## Error codes
 
-What [errors.md](errors.md) calls by smq's names arrives under these of Kafka's. A batch's error is never told as "not
-stored" where it may have been.
+The Kafka codes for smq's errors in [errors.md](errors.md). A batch that may have been stored is never reported as "not
+stored".
 
 | smq | Kafka |
 |---|---|

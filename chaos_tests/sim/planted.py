@@ -528,7 +528,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="rot-not-repaired",
         rule="a replica whose bytes fail their CRC fetches them again from another replica",
-        mutations=(Mutation(_REPAIRS + "_ask_next", "while repair.untold:", "while False:"),),
+        mutations=(Mutation(_REPAIRS + "_ask_next", "while repair.unasked:", "while False:"),),
         scenario="rot",
         anomalies=BROKEN,
         seeds=8,

@@ -1,8 +1,8 @@
 """What a node offers to the services above it: request and result shapes, and the NodeApi protocol.
 
-The one door of the coordinator (gRPC, Kafka, CLI) and of the simulation's clients into the replication layer.
-Every method takes a `done` that is called exactly once, on the node's loop, with the result or an SmqError;
-it may be called before the method returns only for errors found at once. Timeouts are milliseconds.
+The only way of the coordinator (gRPC, Kafka, CLI) and of the simulation's clients into the replication layer. A `done`
+is called exactly once, on the node's loop, with the result or an SmqError. It may be called before the method returns
+only for errors found immediately. Timeouts are in milliseconds.
 """
 
 import enum
@@ -21,9 +21,9 @@ DoneFn: TypeAlias = Callable[[T | SmqError], None]
 
 
 class Acks(enum.IntEnum):
-    NONE = 0  # answered (base and last -1) before it is appended; its failure is not told
+    NONE = 0  # answered (base and last -1) before it is appended; its failure is not reported
     LEADER = 1  # answered after the leader's own durable append; may be lost with the leader
-    ALL = -1  # answered when a majority of replicas hold it durably and Raft has committed the HWM
+    ALL = -1  # answered when a majority of replicas holds it durably and Raft has committed the HWM
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Produced:
     last_offset: Offset
     ts_ns: TsNs
     epoch: Epoch
-    duplicate: bool  # the batch was there already (idempotent retry)
+    duplicate: bool  # the batch was already there (idempotent retry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class StoredBatch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """`batches` is empty where nothing came within max_wait. The first batch may begin below the asked offset
-    (batches are not cut) and comes whole whatever max_bytes says."""
+    """`batches` is empty if nothing came within max_wait. The first batch may begin below the requested offset (batches
+    are not cut) and comes whole, whatever max_bytes is."""
 
     batches: list[StoredBatch]
     log_start: Offset
     hwm: Offset
     lso: Offset
-    readable_end: Offset  # what this replica can serve now ends here
+    readable_end: Offset  # the end of what this replica can serve now
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,16 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class TimeOffset:
-    """First record at or after a time. offset == the asker's `hi` where there is none."""
+    """First record at or after a time. If there is none, offset == the reader's `hi`."""
 
     offset: Offset
-    ts_ns: TsNs  # -1 where there is none
-    timestamp_ms: int  # -1 where there is none
+    ts_ns: TsNs  # -1 if there is none
+    timestamp_ms: int  # -1 if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class SizedRun:
-    """Whole batches one after the other: where they end, and what their stored values take."""
+    """Consecutive whole batches: their end, and the size of their stored values."""
 
     end: Offset
     size_bytes: int
@@ -94,7 +94,7 @@ class SizedRun:
 class TimeKind(enum.Enum):
     TS_NS = "ts_ns"  # the leader's append time, nanoseconds
     TIMESTAMP_MS = "timestamp_ms"  # the producer's create time, milliseconds
-    MAX_TIMESTAMP = "max_timestamp"  # the first record with the largest create time; the value asked for is ignored
+    MAX_TIMESTAMP = "max_timestamp"  # the first record with the largest create time; the requested value is ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStatus:
-    """A node's own disk. Counters are of this process, but for the scrubber's passes."""
+    """A node's own disk. Counters are of this process, except the scrubber's passes."""
 
     free_bytes: int  # on its file system
     reusable_bytes: int  # freed inside its file
@@ -123,8 +123,8 @@ class StorageStatus:
     damage_repaired: int
     damage_unrepaired: int  # repairs that ended without the batch
     scrub_found: int  # damaged rows of any table
-    scrub_bytes: int  # read in the present pass
-    scrub_passes: int  # over everything, since the directory was made
+    scrub_bytes: int  # read in the current pass
+    scrub_passes: int  # over all tables, since the directory was created
     scrub_ended_ms: int  # of the last whole pass, Unix time; 0 before the first
 
 
@@ -138,12 +138,12 @@ class NodeStatus:
     applied_index: LogIndex
     commit_index: LogIndex
     storage: StorageStatus
-    warnings: tuple[str, ...] = ()  # what an operator should do something about, in plain words
+    warnings: tuple[str, ...] = ()  # for an operator to act on, in plain words
 
 
 class Cancel(Protocol):
     def __call__(self) -> None:
-        """Withdraws a long poll; `done` is not called any more."""
+        """Withdraws a long poll; `done` is no longer called."""
 
 
 class NodeApi(Protocol):
@@ -158,7 +158,7 @@ class NodeApi(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Registered, caught up with Raft, and there is a quorum as far as this node knows."""
+        """Registered, caught up with Raft, and as far as this node knows there is a quorum."""
 
     @property
     def state(self) -> ClusterState:
@@ -167,28 +167,28 @@ class NodeApi(Protocol):
     def status(self) -> NodeStatus: ...
 
     def digest(self, done: DoneFn[tuple[LogIndex, str]]) -> None:
-        """Of the replicated state, with the index that it is of: equal on all nodes at one index. While it is computed
-        this node may apply one more entry, and then waits with the next."""
+        """Of the replicated state, with its index: equal on all nodes at one index. While it is computed, this node may
+        apply one more entry, and then waits with the next."""
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
-        """Of each replica that this node had when this was called; made one by one, for there may be thousands."""
+        """Of each replica that this node had when this was called; made one by one, as there may be thousands."""
 
     def queued_bytes(self) -> int:
-        """Bytes submitted to this node's disk and not yet durable: past append_inflight_bytes_max produce answers
-        OVERLOADED, so whoever can wait holds back well before."""
+        """Bytes submitted to this node's disk and not yet durable. Beyond append_inflight_bytes_max, produce answers
+        OVERLOADED; a caller that can wait holds back long before."""
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        """Runs a command through Raft, from any node (forwarded to the Raft leader, retried while the deadline
-        lasts where the command bears a request id or is naturally idempotent). A Rejected reply arrives as
-        SmqError. When `done` is called this node has applied it too."""
+        """Runs a command through Raft, from any node: forwards it to the Raft leader, and retries it until the deadline
+        (every command has a request id or is naturally idempotent). A Rejected reply arrives as SmqError. When `done`
+        is called, this node has applied the command too."""
 
     def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
-        """Linearizable read point: afterwards this node's state holds all that was committed before the call."""
+        """Linearizable read point: afterwards this node's state holds everything committed before the call."""
 
     def produce(
         self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
-        """Appends one RecordBatch v2 at the partition's leader (else NOT_LEADER with the leader)."""
+        """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader)."""
 
     def fetch(
         self,
@@ -202,8 +202,8 @@ class NodeApi(Protocol):
         min_bytes: int = 1,
     ) -> Cancel:
         """Reads committed batches from this node's replica, from the batch that contains `offset`; long-polls up to
-        max_wait_ms while there is nothing. With `max_bytes` 0 it waits alike, and brings nothing. OFFSET_OUT_OF_RANGE
-        (lo, hi) below log_start or past the log end, only ever after a barrier (rule 13)."""
+        max_wait_ms while there is nothing. With `max_bytes` 0 it waits in the same way, and returns no batches.
+        OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only after a barrier (rule 13)."""
 
     def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
         """After a barrier."""
@@ -215,13 +215,13 @@ class NodeApi(Protocol):
         record for TIMESTAMP_MS."""
 
     def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
-        """The batches from the one that contains `offset` on that fit into `bytes_max`, one at least; `end` == offset
-        where this node's replica has none. At once and as this node knows it: raises SmqError (NOT_REPLICA elsewhere,
-        OFFSET_OUT_OF_RANGE below log_start as of this node)."""
+        """The batches that fit into `bytes_max`, from the one that contains `offset`, at least one; `end` == offset if
+        this node's replica has none. Answers immediately, from this node's state: call it after a look-up of the
+        partition. Raises SmqError (NOT_REPLICA elsewhere, OFFSET_OUT_OF_RANGE below log_start as of this node)."""
 
     def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
-        """Of a partition that this process leads: how far the followers' logs reach, as they last told. Only those that
-        are heard, and that would be let lead, are in it. Empty where another node leads."""
+        """Of a partition that this process leads: how far the followers' logs reach, by their last reports. Contains
+        only followers that are heard and that may be given the leadership. Empty if another node leads."""
 
     def commit_offsets(
         self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]
@@ -238,8 +238,8 @@ class NodeApi(Protocol):
         timeout_ms: int,
         done: DoneFn[OffsetsAssigned],
     ) -> None:
-        """`count` offsets of a topic with storage=external, at any node. Repeated under its request id it is answered
-        as at first; `not_before` is a next_offset from before the first attempt (None: this is the first)."""
+        """`count` offsets of a topic with storage=external, at any node. A repetition under the same request id gets
+        the first answer; `not_before` is a next_offset from before the first attempt (None: this is the first)."""
 
     def advance_external_hwm(
         self, topic: str, partition: int, offset: int, timeout_ms: int, done: DoneFn[Offset]
@@ -258,6 +258,6 @@ class NodeApi(Protocol):
     def topic_id(self, topic: str) -> TopicId | None: ...
 
     def drain(self, timeout_ms: int, done: Callable[[], None]) -> None:
-        """SIGTERM: hands every leadership over (best effort), then calls done."""
+        """SIGTERM: hands over every leadership (best effort), then calls done."""
 
     def stop(self) -> None: ...

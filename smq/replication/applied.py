@@ -82,8 +82,8 @@ class AppliedState:
         return self._machine.snapshot_pieces()
 
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
-        """The new state replaces the old one in one step. Until a replica is settled, it goes on with the old record of
-        its partition, as on a node that is behind. No barrier ends before all replicas are settled."""
+        """The new state replaces the old one in one step. Until a replica is settled, it continues with the old record
+        of its partition, as on a node that lags. No barrier ends before all replicas are settled."""
         self._machine = yield from Machine.restoring(snapshot)
         self.index = index
         self.digests.on_state_moved()

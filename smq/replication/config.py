@@ -1,6 +1,6 @@
-"""The settings of one node: identities, peers and time-outs. Read once at start, never replicated.
+"""The settings of one node: identities, peers and timeouts. Read once at start, never replicated.
 
-Nothing in here may change the outcome of a command: what does is in the replicated state.
+No setting here may change the outcome of a command: those that do are in the replicated state.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ class NodeConfig:
     rack: str = ""
 
     heartbeat_interval_ms: int = 100
-    session_timeout_ms: int = 1500  # a silent node is fenced after this; a third of it when its connection is gone
-    tick_interval_ms: int = 20  # time-outs only: nothing that a user waits for is driven by it
-    election_timeout_min_ms: int = 300  # Raft's; 300-600 gave fail-overs of 328-480 ms and no false elections
+    session_timeout_ms: int = 1500  # a silent node is fenced after this; after a third of it if its connection is gone
+    tick_interval_ms: int = 20  # timeouts only: nothing that a user waits for depends on it
+    election_timeout_min_ms: int = 300  # Raft's; 300-600 gave failovers of 328-480 ms and no false elections
     election_timeout_max_ms: int = 600
     raft_heartbeat_ms: int = 50
-    leader_isolation_ms: int = 2000  # rule 20: without a majority of followers this long, a leader resigns
-    rebalance_interval_ms: int = 5000  # how long a node has to be well before it gets its leaderships back
+    leader_isolation_ms: int = 2000  # rule 20: a leader without a majority of followers for this long resigns
+    rebalance_interval_ms: int = 5000  # how long a node must be healthy before it gets its leaderships back
     raft_snapshot_entries: int = 5000  # journal entries between two snapshots
-    settle_work_max: int = 300  # units of 10 us: how long replicas may follow the applied state at a stretch
+    settle_work_max: int = 300  # units of 10 us: how long replicas may follow the applied state without a pause
 
-    replies_max: int = REPLIES_MAX_DEFAULT  # of a cluster that this node founds: kept in the replicated state
+    replies_max: int = REPLIES_MAX_DEFAULT  # of a cluster that this node founds; kept in the replicated state
 
-    append_inflight_bytes_max: int = 64 << 20  # a node's appends that are not yet durable: beyond it OVERLOADED
-    # Below it no records are appended. Twice what may be in flight, with the pages that go with it, must fit.
+    append_inflight_bytes_max: int = 64 << 20  # a node's appends not yet durable: beyond it OVERLOADED
+    # Below it no records are appended. Twice the bytes that may be in flight, and their pages, must fit into it.
     disk_reserve_bytes: int = 256 << 20
-    scrub_period_s: int = 7 * 24 * 3600  # everything on disk is read and checked once in this time; 0: never
+    scrub_period_s: int = 7 * 24 * 3600  # everything on disk is read and checked once per period; 0: never
     replica_inflight_bytes_max: int = 8 << 20  # sent to one follower of one partition and not yet acknowledged
     fetch_bytes_max: int = 8 << 20
     fetch_waiters_max: int = 20_000  # long polls parked on a node

@@ -1,8 +1,8 @@
 """The four ports through which a node meets the world: Clock, Rng, Network, Disk, and the port of the engine.
 
-Production gives the node the real ones, the simulation its own; the code between is the same. Everything runs
-on one thread, the node's loop: no port may call back from another thread, and no call here may block (a disk
-read of committed data is the one exception). Callbacks are never made from inside the call that asked for them.
+Production gives the node the real ones, the simulation its own; the code between is the same. Everything runs on one
+thread, the node's loop: no port may call back from another thread, and no call here may block (a disk read of committed
+data is the one exception). A callback is never made from inside the call that requested it.
 """
 
 import enum
@@ -27,7 +27,7 @@ class Clock(Protocol):
         """Never goes back; says nothing about the time of day."""
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970 as this machine believes; may jump either way."""
+        """Nanoseconds since 1970 by this machine's clock; may jump either way."""
 
     def call_later(self, delay_ms: float, fn: Callable[[], None]) -> Timer:
         """Runs fn on the node's loop after `delay_ms`."""
@@ -53,22 +53,22 @@ class Channel(enum.IntEnum):
 
 class NetworkHandler(Protocol):
     def on_session_open(self, peer: NodeId, channel: Channel) -> None:
-        """A fresh session: nothing of an older one will be delivered any more, in either direction."""
+        """A new session: messages of an older one are no longer delivered, in either direction."""
 
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
-        """Whatever was sent and not yet delivered may be lost."""
+        """Messages sent and not yet delivered may be lost."""
 
     def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
-        """In the order sent, at most once. The memory is the receiver's to keep (never reused)."""
+        """In the order sent, at most once. The receiver may keep the memory: it is never reused."""
 
 
 class Network(Protocol):
-    """Length-framed, FIFO, at-most-once messages within a session; sessions are re-made by the network itself."""
+    """Length-framed, FIFO, at-most-once messages within a session; the network itself opens sessions again."""
 
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        """Queues one message given as parts (gather). False, and nothing sent, where no session is open."""
+        """Queues one message given as parts (gather). False, and nothing sent, if no session is open."""
 
     def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
 
@@ -111,7 +111,7 @@ Op: TypeAlias = Put | Delete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What may still be written: on the file system, and in pages that the store has freed and not used again."""
+    """Space to write to: on the file system, and in pages that the store has freed and not used again."""
 
     free_bytes: int
     reusable_bytes: int
@@ -119,8 +119,8 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """One slice of a table: the keys that failed the check, the size of what was read, and the key to go on with (None
-    at the end)."""
+    """One slice of a table: the keys that failed the check, the bytes read, and the next slice's first key (None at the
+    end)."""
 
     damaged: list[bytes]
     size: int
@@ -131,12 +131,12 @@ class Disk(Protocol):
     """An ordered key-value store with one FIFO writer and group commit.
 
     Submissions are committed in order, each whole or not at all, any number of them in one synced transaction.
-    A failed commit is fatal: `on_fatal` (given at construction) is called once and nothing is reported durable
-    any more. Reads see what has been committed, which may be more than what has been reported.
+    A failed commit is fatal: `on_fatal` (given at construction) is called once, and nothing more is reported durable.
+    Reads see all committed data, which may be more than has been reported.
     """
 
     def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
-        """Queues ops; returns their sequence number (from 1, +1 a call). `done` runs on the loop once they are
+        """Queues ops; returns their sequence number (from 1, +1 per call). `done` runs on the loop once they are
         on disk, in order of submission."""
 
     @property
@@ -145,15 +145,15 @@ class Disk(Protocol):
 
     @property
     def durable_seq(self) -> int:
-        """Everything submitted with this number or a lower one is on disk, as the loop has been told."""
+        """Everything submitted with this number or a lower one is on disk, as reported to the loop."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing may be submitted any more. Reports of what was submitted before may still come."""
+        """Whether submissions have ended. Reports of earlier submissions may still come."""
 
     @property
     def queued_bytes(self) -> int:
-        """Size of the values that are submitted and not yet durable."""
+        """Size of the values submitted and not yet durable."""
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
@@ -184,15 +184,15 @@ class Disk(Protocol):
         check: Callable[[bytes, bytes], bool],
         done: Callable[[Examined], None],
     ) -> None:
-        """Reads committed rows as `scan` does and hands key and value of each to `check`, on a thread of the disk's own
-        where it has one: `check` must be pure. `done` runs on the loop. One slice at a time. A table that cannot be
-        walked is fatal, as a failed commit is."""
+        """Reads committed rows as `scan` does and gives key and value of each to `check`, on the disk's own thread if
+        it has one: `check` must be pure. `done` runs on the loop. One slice at a time. A table that cannot be walked is
+        fatal, as a failed commit is."""
 
     def space(self) -> Space:
-        """Of this moment."""
+        """As of now."""
 
     def size_bytes(self) -> int:
-        """What the store occupies on disk."""
+        """The store's size on disk."""
 
     def close(self) -> None:
         """Commits what is queued, then releases the directory."""
@@ -215,25 +215,25 @@ ReadIndexDone: TypeAlias = Callable[[LogIndex | ProposalLost], None]
 
 
 class StateMachine(Protocol):
-    """What the engine drives. An exception from any of these ends the process."""
+    """Driven by the engine. An exception from any of these ends the process."""
 
     def apply(self, index: LogIndex, command: bytes) -> Applied:
-        """Changes the state at once; what follows from it on this node is for `settle`."""
+        """Changes the state immediately; `settle` does what follows from it on this node."""
 
     def settle(self) -> bool:
-        """One more step of what follows from the last `apply`; true once nothing is left. Only then the entry counts as
-        applied, is the next one applied, or a snapshot taken."""
+        """One more step of what follows from the last `apply`; true once no step is left. Only then does the entry
+        count as applied, and may the next one be applied or a snapshot be taken."""
 
     def pass_over(self, index: LogIndex) -> None:
-        """In the place of `apply`, for an entry that holds no command."""
+        """In place of `apply`, for an entry that holds no command."""
 
     def snapshot(self) -> Iterator[bytes]:
-        """The state's bytes in pieces, each a step of work. Nothing is applied or restored between two of them, but
-        for a restore after which the rest is never asked for."""
+        """The state's bytes in pieces, each a step of work. Nothing is applied or restored between two of them, except
+        a restore after which the rest is never requested."""
 
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
-        """Replaces the state, and what has yet to be settled of it, a step of work between two yields. Nothing is
-        applied and no snapshot taken before the end, at which all has been settled."""
+        """Replaces the state and settles it, with one step of work between two yields. Nothing is applied and no
+        snapshot is taken before the end."""
 
 
 class Marks(Protocol):
@@ -253,19 +253,19 @@ class Marks(Protocol):
 
 
 class Engine(Protocol):
-    """Raft. It persists before it speaks (through the Disk given to it) and is woken by events; `tick` is for
-    time-outs only. The node feeds it CONTROL sessions and the messages that are its own."""
+    """Raft. It persists (through the Disk given to it) before it sends, and is woken by events; `tick` is for timeouts
+    only. The node gives it the CONTROL sessions and its own messages."""
 
     @property
     def term(self) -> Term: ...
 
     @property
     def leader(self) -> NodeId | None:
-        """As this node last heard. May be stale."""
+        """The last leader that this node has heard. May be stale."""
 
     @property
     def is_leader(self) -> bool:
-        """May be stale; a proposal is what proves it."""
+        """May be stale; only a proposal proves it."""
 
     @property
     def applied_index(self) -> LogIndex: ...
@@ -274,15 +274,16 @@ class Engine(Protocol):
     def commit_index(self) -> LogIndex: ...
 
     def start(self) -> Iterator[None]:
-        """Loads snapshot and journal, a step of work between two yields, and takes part from the end on. Raises
-        DataDamaged where either fails its CRC."""
+        """Loads snapshot and journal, with one step of work between two yields, and then takes part. Raises DataDamaged
+        if either fails its CRC."""
 
     def propose(self, command: bytes, done: ProposalDone) -> None:
         """`done` is called exactly once, unless the process stops. Callers set their own deadline."""
 
     def read_index(self, done: ReadIndexDone) -> None:
-        """`done` gets an index: who has applied it has applied everything that was committed, on any node, when this
-        was called. Nothing is written. Called once, as a proposal's; NOT_LEADER where the leadership ended first."""
+        """`done` gets an index: a node that has applied it has applied everything that was committed, on any node, at
+        the time of the call. Nothing is written. `done` is called once, as for a proposal; NOT_LEADER if the leadership
+        ended first."""
 
     def on_session_open(self, peer: NodeId) -> None: ...
 
@@ -293,20 +294,20 @@ class Engine(Protocol):
     def tick(self) -> None: ...
 
     def mend(self, table: Table, key: bytes) -> None:
-        """Writes a row of its tables again whose bytes on disk have rotted."""
+        """Rewrites a row of its tables whose bytes on disk are damaged."""
 
     def transfer_leadership(self, to: NodeId | None) -> None:
-        """Best effort; nothing happens where this node does not lead or the target lags."""
+        """Best effort; nothing happens if this node does not lead or the target lags."""
 
     @property
     def marks(self) -> Marks:
-        """What the disks of all nodes have said that they remember. The node carries it between them."""
+        """What the disks of all nodes have reported that they remember. The node carries it between them."""
 
     def flush_marks(self) -> None:
-        """Keeps what was heard, where no write of the journal has yet. For once a beat."""
+        """Saves the marks heard, if no write of the journal has yet. To be called once per heartbeat."""
 
     def renounce(self) -> None:
-        """Ends a leadership or a candidacy of this node: its disk is another than that which was elected."""
+        """Ends a leadership or a candidacy of this node: its disk is no longer the one that stood for it."""
 
     def stop(self) -> None: ...
 

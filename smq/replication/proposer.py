@@ -1,9 +1,9 @@
 """Carries commands to the Raft leader, wherever it is, and brings their replies back.
 
-Owns the retrying of proposals: every command either bears a request id, which makes the state machine answer a
-repetition as it did the first, or is harmless when repeated. So an attempt whose outcome is unknown is simply
-made again, until the caller's deadline. It must never report success before this node has applied the command.
-A read index is asked for in the same way: a question to the leader, without a command. Used by the node only.
+Owns the retries of proposals: every command either has a request id, under which the state machine answers a repetition
+as it did the first, or is harmless when repeated. So an attempt with an unknown outcome is simply made again, until the
+caller's deadline. It must never report success before this node has applied the command. A read index is requested in
+the same way: from the leader, without a command. Every part that proposes uses it.
 """
 
 import heapq
@@ -22,28 +22,30 @@ from smq.replication.net.links import Links
 from smq.replication.ports import Channel, Clock, Committed, Engine, ProposalLost, Rng
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
-PENDING_MAX: Final = 20_000  # proposals of one node under way: each is a waiting caller, a few hundred bytes
+PENDING_MAX: Final = 20_000  # pending proposals per node: each is a waiting caller, a few hundred bytes
 COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it
-_BARRIER_MS_MAX: Final = 1_000  # of one attempt; the waiters' own deadlines are what ends their waiting
-_READ: Final = Done()  # what there is to say once a read index has been applied
-_RETRY_MS: Final = 20  # after a definite "not leader": the election it waits for takes hundreds
+_BARRIER_MS_MAX: Final = 1_000  # per attempt; each caller waits until its own deadline
+_READ: Final = Done()  # the reply once a read index has been applied
+_RETRY_MS: Final = 20  # after a definite "not leader": the election that it waits for takes hundreds
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    command: bytes | None  # None: a read index is asked for
+    command: bytes | None  # None: a read index is requested
     done: DoneFn[Reply]
     deadline: Deadline | None = None
-    sent_to: NodeId | None = None  # where the current attempt is; None while it waits for a leader
+    sent_to: NodeId | None = None  # the current attempt's node; None while it waits for a leader
     attempt: int = 0  # answers of older attempts are ignored
-    was_sent: bool = False  # once it may have reached a log, a time-out is indefinite
+    was_sent: bool = False  # once it may have reached a log, a timeout is indefinite
     sends: int = 0  # how often it may have reached a log
-    renewed: Callable[[], bytes] | None = None  # the command as of now, where nobody else can have proposed it
+    renewed: Callable[[], bytes] | None = (
+        None  # the command with its present age, if only this node can have proposed it
+    )
     numbers: list[int] = field(default_factory=list)  # request numbers given to the Raft leader
 
 
 def rejection(reply: Rejected) -> SmqError:
-    """The exception that a caller meets for a rejected command."""
+    """The exception for the caller of a rejected command."""
     lo = None if reply.lo < 0 else Offset(reply.lo)
     hi = None if reply.hi < 0 else Offset(reply.hi)
     return SmqError(reply.code, reply.message, ErrorDetails(lo=lo, hi=hi))
@@ -74,14 +76,14 @@ class Proposer:
         self._deadlines = deadlines
         self._links = links
         self._deliver = deliver
-        # Starts at a random number, so that an answer meant for this node's last process is never taken for ours.
+        # Starts at a random number, so that an answer to this node's previous process is never taken for one to this.
         self._next_number = int.from_bytes(rng.randbytes(7), "big")
         self._by_number: dict[int, _Pending] = {}
         self._pending: dict[_Pending, None] = {}
         self._unapplied: list[tuple[LogIndex, int, _Pending, Reply]] = []  # heap: committed, not yet applied here
         self._tie = 0
         self._retry_scheduled = False
-        self._closed: SmqError | None = None  # what everybody is told once the node is stopping
+        self._closed: SmqError | None = None  # for all callers, once the node is stopping
 
     # ------------------------------------------------------------------------------------------- callers
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
@@ -96,7 +98,7 @@ class Proposer:
         self._begin(_Pending(data, done, renewed=partial(self._encoded, command) if is_ours else None), timeout_ms)
 
     def read_index(self, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        """`done` is told once this node has applied all that was committed anywhere when this was called."""
+        """`done` is called once this node has applied everything that was committed on any node at this call."""
         self._begin(_Pending(None, done), timeout_ms)
 
     def _begin(self, pending: _Pending, timeout_ms: int) -> None:
@@ -114,7 +116,7 @@ class Proposer:
         self._attempt(pending)
 
     def _encoded(self, command: Command) -> bytes:
-        """With the age of its request, so that it is refused where it comes to be proposed again too late to tell."""
+        """With the age of its request: a retry that is too late to be recognised is refused."""
         data = encode_command(command, self._replies_counted() if is_boundable(command) else None)
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"the request makes a command of {len(data)} bytes; {COMMAND_BYTES_MAX} is the most")
@@ -167,7 +169,7 @@ class Proposer:
             self._conclude(pending, self.late())
 
     def late(self) -> SmqError:
-        """What a caller is told whose deadline has passed: it may have happened all the same."""
+        """For a caller whose deadline has passed: the command may have been committed all the same."""
         if self._raft_leader() is None:
             return SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known, or heard of")
         return SmqError(ErrorCode.TIMED_OUT, "the Raft leader did not answer in time")
@@ -183,8 +185,8 @@ class Proposer:
         self._finish_with(pending.done, rejection(result) if isinstance(result, Rejected) else result)
 
     def _renew(self, pending: _Pending) -> bool:
-        """Of a request that was proposed once, by this node alone, the refusal says that it never ran: this node was
-        behind when it accepted it, or very many others came before it. It is as good as new."""
+        """If a request was proposed once, by this node alone, its refusal means that it never ran: this node's state
+        was old when it accepted the request, or very many others came first. So it may be proposed as a new one."""
         if pending.renewed is None or pending.sends > 1:
             return False
         pending.command = pending.renewed()
@@ -197,7 +199,7 @@ class Proposer:
         self._deliver(lambda: done(result))
 
     def close(self, error: SmqError) -> None:
-        """The node is stopping: everybody who waits is told. What was sent may still be committed."""
+        """The node is stopping: every waiting caller is answered. A command that was sent may still be committed."""
         self._closed = error
         for pending in list(self._pending):
             lost = SmqError(ErrorCode.TIMED_OUT, error.message) if pending.was_sent else error
@@ -240,7 +242,7 @@ class Proposer:
     def on_propose(self, peer: NodeId, message: wire.Propose) -> None:
         """Another node's proposal: this node may be the Raft leader."""
         try:
-            decode_command(message.command)  # what does not decode must never enter the log
+            decode_command(message.command)  # a command that does not decode must never enter the log
         except CodecError as e:
             raise wire.WireError(f"a proposal that does not decode: {e}") from e
 
@@ -302,10 +304,9 @@ class _BarrierWaiter:
 
 
 class Barriers:
-    """Linearizable read points, coalesced: one read index in flight, everybody who came meanwhile shares the next.
+    """Linearizable read points, coalesced: one read index in flight; callers that arrive meanwhile share the next.
 
-    Each waiter keeps its own deadline, however long the read index that it waits for takes. Bounded by the callers'
-    requests.
+    Each waiter keeps its own deadline, however long its read index takes. Bounded by the callers' requests.
     """
 
     def __init__(self, *, proposer: Proposer, engine: Engine, clock: Clock, deadlines: Deadlines) -> None:

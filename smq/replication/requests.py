@@ -39,7 +39,7 @@ from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.reads import Poll, find_sized_run, find_time, read_failure
-from smq.replication.partition.repair import Outcome, told
+from smq.replication.partition.repair import Outcome, repair_error
 from smq.replication.partition.replica import leader_error
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Buffer
@@ -168,7 +168,7 @@ class Requests:
             if outcome is Outcome.REPAIRED:
                 self._lookup.after_barrier(timeout_ms, after_look_up, look_up_or_damage)
             else:
-                done(told(damage, outcome))
+                done(repair_error(damage, outcome))
 
         def look_up_or_damage() -> TimeOffset | BatchDamaged:
             try:
@@ -193,7 +193,7 @@ class Requests:
             return find_sized_run(replica, Offset(offset), bytes_max)
         except BatchDamaged as e:
             self._replicas.repairs.request(replica, e, lambda _outcome: None)
-            raise told(e, Outcome.UNKNOWN) from e
+            raise repair_error(e, Outcome.UNKNOWN) from e
         except Exception as e:
             raise read_failure(e) from e
 

@@ -1,1 +1,1 @@
-"""Which nodes there are, which of them live, and which of them lead: registration, liveness, elections, balance."""
+"""Which nodes exist, which are alive, and which lead: registration, liveness, elections, balance."""

@@ -1,8 +1,8 @@
-"""What the Raft leader does besides leading Raft: watch, fence, elect, rebalance.
+"""The Raft leader's other work: watch, fence, elect, rebalance.
 
-Owns liveness and the choice of partition leaders (rules 11, 18, 20). Runs on every node and does nothing on those
-that do not lead Raft. It only proposes: apply re-checks everything, so a stale controller can do no harm. It
-must never touch a log or a high water mark.
+Owns fencing and the choice of partition leaders (rules 11, 18, 20). It runs on every node and does nothing on a node
+that does not lead Raft. It only proposes: apply checks everything again, so a stale controller can do no harm. It must
+never touch a log or a high water mark.
 """
 
 from collections import deque
@@ -22,14 +22,14 @@ from smq.replication.net import wire
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel
 
-REPORT_WAIT_NS: Final = 150_000_000  # for the reports of replicas that are alive but slow
-ROUND_NS_MAX: Final = 500_000_000  # a round of reports without a decision is begun again
+REPORT_WAIT_NS: Final = 150_000_000  # for the reports of live but slow replicas
+ROUND_NS_MAX: Final = 500_000_000  # after this time a round without a decision starts again
 PROPOSAL_MS_MAX: Final = 2_000
-SCAN_INTERVAL_NS: Final = 1_000_000_000  # all partitions are looked at this often, and when something happened
-ELECTIONS_AT_ONCE: Final = 256  # proposed and not answered: of thousands at once each would hold the loop up
-DECISIONS_MAX: Final = 100  # looked at in one turn of the loop: some 5 ms where each ends in a proposal
-QUERY_MAX: Final = 500  # partitions in one query, and asked about in one turn of the loop: some 5 ms here and there
-RESIGNED_NS: Final = 2_000_000_000  # how long another leader is preferred to one that resigned
+SCAN_INTERVAL_NS: Final = 1_000_000_000  # between two scans of all partitions; events cause further ones
+ELECTIONS_MAX: Final = 256  # proposed and not answered: thousands together would block the loop
+DECISIONS_MAX: Final = 100  # per turn of the loop: some 5 ms if each ends in a proposal
+QUERY_MAX: Final = 500  # partitions per query, and per turn of the loop: some 5 ms at either end
+RESIGNED_NS: Final = 2_000_000_000  # how long other replicas are preferred to one that resigned
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Round:
 
     epoch: Epoch
     started_ns: int
-    asked_after: int  # the last query before it: a late answer to that one judged its log by an older epoch
+    after_query: int  # the last one before it: a late answer to that query judged its log by an older epoch
     reports: dict[NodeId, tuple[Incarnation, Offset]] = field(default_factory=dict)
     proposed: bool = False
 
@@ -51,32 +51,32 @@ class Controller:
         self._warn = log_warning
         self._led_since_ns: int | None = None
         self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
-        self._to_decide: deque[PartitionId] = deque()  # what a report has come for; a few times the partitions at most
-        self._to_ask: deque[tuple[NodeId, list[PartitionId]]] = deque()  # queries of the rounds, in parts
-        self._is_going_on = False  # with these two
+        self._to_decide: deque[PartitionId] = deque()  # those with a new report; at most a few times the partitions
+        self._queries: deque[tuple[NodeId, list[PartitionId]]] = deque()  # of the rounds, not sent yet
+        self._is_continuing = False  # a further turn for these two is scheduled
         self._resigned: dict[PartitionId, tuple[Epoch, NodeId, int]] = {}  # bounded by the partitions
-        self._under_way: set[tuple[str, NodeId]] = set()  # fencing proposals without an answer; two a node
+        self._under_way: set[tuple[str, NodeId]] = set()  # fencing proposals without an answer; two per node
         self._in_flight = 0  # elections proposed and not answered
-        self._query = 0
+        self._last_query = 0
         self._scan_ns = 0
         self._balancer = Balancer(host, liveness, replicas)
-        self._is_woken = False
-        self._told_stuck: set[PartitionId] = set()
+        self._is_check_scheduled = False
+        self._reported_stuck: set[PartitionId] = set()
 
     # -------------------------------------------------------------------------------------- events
     def wake(self) -> None:
-        """Something that elections depend on has changed: nodes, epochs, Raft's leader. Looks at once."""
+        """Something that elections depend on has changed: nodes, epochs, Raft's leader. Checks immediately."""
         self._scan_ns = 0
-        if not self._is_woken and self._host.engine.is_leader:
-            self._is_woken = True
-            self._host.clock.call_soon(self._look)
+        if not self._is_check_scheduled and self._host.engine.is_leader:
+            self._is_check_scheduled = True
+            self._host.clock.call_soon(self._check)
 
     def rebalance_soon(self) -> None:
         """A node has been drained or undrained."""
-        self._balancer.hurry()
+        self._balancer.expedite()
 
-    def _look(self) -> None:
-        self._is_woken = False
+    def _check(self) -> None:
+        self._is_check_scheduled = False
         self.on_tick(self._host.clock.monotonic_ns())
 
     def on_leader_change(self) -> None:
@@ -103,26 +103,26 @@ class Controller:
             self._scan(now_ns)
         if not self._to_decide:
             self._to_decide.extend(p for p, r in self._rounds.items() if not r.proposed)
-        self._decide_some(now_ns)
+        self._decide_next(now_ns)
         self._balancer.on_tick(now_ns)
 
     def _forget_rounds(self) -> None:
         self._rounds.clear()
         self._to_decide.clear()
-        self._to_ask.clear()
+        self._queries.clear()
 
-    def _go_on_soon(self) -> None:
-        if not self._is_going_on:
-            self._is_going_on = True
-            self._host.clock.call_soon(self._go_on)
+    def _continue_soon(self) -> None:
+        if not self._is_continuing:
+            self._is_continuing = True
+            self._host.clock.call_soon(self._continue)
 
-    def _go_on(self) -> None:
-        """With what was too much for one turn of the loop."""
-        self._is_going_on = False
+    def _continue(self) -> None:
+        """The work that was too much for one turn of the loop."""
+        self._is_continuing = False
         if self._host.engine.is_leader:
             now_ns = self._host.clock.monotonic_ns()
-            self._ask_some(now_ns)
-            self._decide_some(now_ns)
+            self._send_queries(now_ns)
+            self._decide_next(now_ns)
 
     def _init_cluster(self) -> None:
         config = self._host.config
@@ -130,7 +130,7 @@ class Controller:
         self._propose_once("init", self._host.node_id, init)
 
     def _propose_once(self, kind: str, node: NodeId, command: Command) -> None:
-        """At most one proposal of a kind and node at a time; whatever comes of it, the next tick looks again."""
+        """At most one proposal per kind and node at a time. Whatever its result, the next tick checks again."""
         key = (kind, node)
         if key not in self._under_way:
             self._under_way.add(key)
@@ -156,8 +156,8 @@ class Controller:
         timeout_ms = self._host.config.session_timeout_ms
         if not self._host.links.is_open(node.node, Channel.CONTROL):
             if self._is_leaving(node):
-                return True  # it said so
-            timeout_ms //= 3  # its connection is gone as well: that is seldom a pause
+                return True  # it announced that
+            timeout_ms //= 3  # its connection is gone too: seldom a mere pause
         since_ns = max(self._liveness.heard_ns(node.node, node.incarnation), self._led_since_ns or 0)
         return now_ns - since_ns > timeout_ms * 1_000_000
 
@@ -170,7 +170,7 @@ class Controller:
 
     # -------------------------------------------------------------------------------------- elections
     def resign(self, pid: PartitionId, epoch: Epoch) -> None:
-        """Reports to the Raft leader, be it this node, that this node will not go on leading the epoch."""
+        """Reports to the Raft leader, which may be this node, that this node stops leading the epoch."""
         message = wire.Resign(((pid, epoch),))
         leader = self._host.engine.leader
         if self._host.engine.is_leader:
@@ -200,7 +200,7 @@ class Controller:
         return found
 
     def _scan(self, now_ns: int) -> None:
-        wanted: dict[NodeId, list[PartitionId]] = {}
+        to_query: dict[NodeId, list[PartitionId]] = {}
         seen: set[PartitionId] = set()
         for part in self._leaderless():
             pid = part.pid
@@ -208,62 +208,62 @@ class Controller:
             current = self._rounds.get(pid)
             if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
                 continue
-            self._rounds[pid] = _Round(part.epoch, now_ns, self._query)
+            self._rounds[pid] = _Round(part.epoch, now_ns, self._last_query)
             for node in part.replicas:
-                wanted.setdefault(node, []).append(pid)
+                to_query.setdefault(node, []).append(pid)
         self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
         self._resigned = {pid: r for pid, r in self._resigned.items() if pid in seen}
-        self._told_stuck &= seen
-        for start in range(0, max(map(len, wanted.values()), default=0), QUERY_MAX):
-            self._to_ask.extend((node, wanted[node][start : start + QUERY_MAX]) for node in sorted(wanted))
-        self._ask_some(now_ns)
+        self._reported_stuck &= seen
+        for start in range(0, max(map(len, to_query.values()), default=0), QUERY_MAX):
+            self._queries.extend((node, to_query[node][start : start + QUERY_MAX]) for node in sorted(to_query))
+        self._send_queries(now_ns)
         if seen:
-            self._scan_ns = now_ns - SCAN_INTERVAL_NS + ROUND_NS_MAX  # soon again, while anything is open
+            self._scan_ns = now_ns - SCAN_INTERVAL_NS + ROUND_NS_MAX  # scan again soon while anything is open
 
-    def _ask_some(self, now_ns: int) -> None:
-        """The next queries, each of what has a round by now: with the epoch of that very round, for an answer is taken
-        to judge its log by that."""
+    def _send_queries(self, now_ns: int) -> None:
+        """Sends the next queries, for the partitions that still have a round. Each names the epoch of that same round,
+        because its answer must judge the log by that epoch."""
         left = QUERY_MAX
-        while self._to_ask and left > 0:
-            node, pids = self._to_ask.popleft()
+        while self._queries and left > 0:
+            node, pids = self._queries.popleft()
             rounds = [(pid, self._rounds.get(pid)) for pid in pids]
             asked = tuple((pid, r.epoch) for pid, r in rounds if r is not None and not r.proposed)
             left -= len(asked)
             if asked:
-                self._ask(node, asked, now_ns)
-        if self._to_ask:
-            self._go_on_soon()
+                self._send_query(node, asked, now_ns)
+        if self._queries:
+            self._continue_soon()
 
-    def _ask(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...], now_ns: int) -> None:
-        self._query += 1
+    def _send_query(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...], now_ns: int) -> None:
+        self._last_query += 1
         if node == self._host.node_id:
             ends = self._replicas.election_ends(partitions)
-            self.on_report(node, wire.ElectionReport(self._query, self._host.incarnation, ends), now_ns)
+            self.on_report(node, wire.ElectionReport(self._last_query, self._host.incarnation, ends), now_ns)
         else:
-            self._host.links.send(node, Channel.CONTROL, wire.ElectionQuery(self._query, partitions))
+            self._host.links.send(node, Channel.CONTROL, wire.ElectionQuery(self._last_query, partitions))
 
     def on_report(self, peer: NodeId, report: wire.ElectionReport, now_ns: int) -> None:
         for pid, end in report.ends:
             current = self._rounds.get(pid)
-            if current is not None and not current.proposed and report.query > current.asked_after:
+            if current is not None and not current.proposed and report.query > current.after_query:
                 current.reports[peer] = (report.incarnation, end)
                 self._to_decide.append(pid)
-        self._decide_some(now_ns)
+        self._decide_next(now_ns)
 
-    def _decide_some(self, now_ns: int) -> None:
-        """None while as many elections as may be are under way: their ends go on with the rest."""
+    def _decide_next(self, now_ns: int) -> None:
+        """Decides none while ELECTIONS_MAX are in flight: their replies continue with the rest."""
         for _ in range(min(DECISIONS_MAX, len(self._to_decide))):
-            if self._in_flight >= ELECTIONS_AT_ONCE:
+            if self._in_flight >= ELECTIONS_MAX:
                 return
             pid = self._to_decide.popleft()
             current = self._rounds.get(pid)
             if current is not None and not current.proposed:
                 self._decide(pid, current, now_ns)
         if self._to_decide:
-            self._go_on_soon()
+            self._continue_soon()
 
     def _decide(self, pid: PartitionId, current: _Round, now_ns: int) -> None:
-        """Proposes the best of the reported logs, once all live replicas have spoken or the wait is over."""
+        """Proposes the best of the reported logs, once all live replicas have reported or the wait is over."""
         part = self._host.state.partition(pid)
         if part is None or part.epoch != current.epoch:
             del self._rounds[pid]
@@ -278,23 +278,23 @@ class Controller:
             if n in current.reports and self._is_live(n, current.reports[n][0]) and current.reports[n][1] >= part.hwm
         ]
         if not eligible:
-            self._tell_stuck(part, current, waited_ns)
+            self._report_stuck(part, current, waited_ns)
         else:
-            # The new epoch starts at the HWM whoever leads it, so a longer log is worth nothing; the order of the
+            # The new epoch starts at the HWM with any leader, so a longer log is worth nothing. The order of the
             # replicas spreads the leaders.
             current.proposed = True
             self._elect(pid, current, min(eligible, key=lambda n: self._reluctance(pid, n, now_ns)))
 
     def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool, bool]:
-        """A node that is about to leave, has just resigned, is drained or full leads only what nobody else can."""
+        """A node that is leaving, has just resigned, is drained or full leads only if no other replica can."""
         state, resigned = self._host.state.nodes[node], self._resigned.get(pid)
         has_resigned = resigned is not None and resigned[1] == node and now_ns - resigned[2] < RESIGNED_NS
         return self._is_leaving(state) or has_resigned, state.drained, self._liveness.is_full(node)
 
-    def _tell_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
-        """Rule 20: unavailable, and says why; never an unsafe election."""
-        if waited_ns >= REPORT_WAIT_NS and part.pid not in self._told_stuck:
-            self._told_stuck.add(part.pid)
+    def _report_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
+        """Rule 20: the partition is unavailable, and the log says why. There is never an unsafe election."""
+        if waited_ns >= REPORT_WAIT_NS and part.pid not in self._reported_stuck:
+            self._reported_stuck.add(part.pid)
             ends = {int(n): int(end) for n, (_, end) in current.reports.items()}
             topic = self._host.state.topic_names[part.topic_id]
             self._warn(
@@ -319,13 +319,13 @@ class Controller:
 
     def _on_elected(self, pid: PartitionId, current: _Round, reply: Reply | SmqError) -> None:
         self._in_flight -= 1
-        if self._in_flight == ELECTIONS_AT_ONCE // 2:
-            self._go_on_soon()
+        if self._in_flight == ELECTIONS_MAX // 2:
+            self._continue_soon()
         if self._rounds.get(pid) is current:
             del self._rounds[pid]
         if isinstance(reply, SmqError):
             self._scan_soon()
 
     def _scan_soon(self) -> None:
-        """A little later: what was rejected now would be rejected again at once."""
+        """A little later: immediately, a rejected proposal would be rejected again."""
         self._scan_ns = self._host.clock.monotonic_ns() - SCAN_INTERVAL_NS + REPORT_WAIT_NS

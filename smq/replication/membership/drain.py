@@ -1,8 +1,9 @@
-"""Leaving on purpose (SIGTERM): every leadership goes to another node first, then the node's own word in Raft.
+"""Leaving on purpose (SIGTERM): every leadership goes to another node first, and the leadership of Raft last.
 
-Owns the order: partitions, a few at a time, each to the well replica that has been given least; then the node fences
-itself, so that whatever is left is elected elsewhere at once; then the leadership of Raft. Bounded in time; what could
-not be handed over fails over as after a kill. It must never touch a log. Used by the node only.
+Owns the order: partitions, a few at a time, each to the healthy replica that has received the fewest; then the node
+fences itself, so that the remaining partitions elect other leaders immediately; then the leadership of Raft. The time
+is bounded; a partition that was not handed over fails over as after a kill. It must never touch a log. Only the node
+uses it.
 """
 
 from collections import Counter
@@ -16,10 +17,10 @@ from smq.replication.membership.liveness import Liveness
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 
-AT_ONCE_MAX: Final = 64  # partitions whose producers wait at a time: more would share, and lengthen, one pause
+HANDOVERS_MAX: Final = 64  # partitions that hand over together: more would lengthen their common pause
 STEP_MS: Final = 5
 FENCE_MS_MAX: Final = 500
-LINGER_MS: Final = 20  # the last messages leave
+LINGER_MS: Final = 20  # until the last messages have left
 
 
 class Drain:
@@ -43,12 +44,12 @@ class Drain:
         if not led or host.clock.monotonic_ns() >= self._deadline_ns:
             self._fence()
             return
-        room = AT_ONCE_MAX - sum(replica.is_handing_over for replica in led)
+        slots = HANDOVERS_MAX - sum(replica.is_handing_over for replica in led)
         for replica in led:
-            if room <= 0:
+            if slots <= 0:
                 break
             if not replica.is_handing_over:
-                room -= self._begin(replica)
+                slots -= self._begin(replica)
         host.clock.call_later(STEP_MS, self._hand_over_partitions)
 
     def _candidates(self, replica: Replica) -> list[NodeId]:
@@ -65,7 +66,7 @@ class Drain:
     def _fence(self) -> None:
         host = self._host
         if not any(self._liveness.is_candidate(node) for node in host.state.nodes if node != host.node_id):
-            self._hand_over_raft()  # nobody could take over what is left
+            self._hand_over_raft()  # no node could take over the rest
             return
         command = FenceNode(node=host.node_id, incarnation=host.incarnation)
         host.propose(command, FENCE_MS_MAX, lambda _reply: self._hand_over_raft())

@@ -1,8 +1,8 @@
-"""Who this data directory belongs to, and which process of its node this is.
+"""Which node and cluster this data directory belongs to, and which process of its node this is.
 
-Owns the META rows of cluster id, node id, disk id and incarnation. A process must not speak before its incarnation
-is on disk (rule 2), and must refuse a directory of another node or cluster. The disk id names the directory itself,
-so that the others notice when it was replaced (rule 18), or when what Raft had on it was lost.
+Owns the META rows of cluster id, node id, disk id and incarnation. A process must not send anything before its
+incarnation is on disk (rule 2), and must refuse a directory of another node or cluster. The disk id names the directory
+itself, so that the others notice if it was replaced (rule 18), or if its Raft data was lost.
 """
 
 import struct
@@ -37,8 +37,8 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
     """The directory's disk id, made at its first use, and a new incarnation: above every earlier one of this
     directory, and at least `at_least`.
 
-    `done` runs once it is on disk. Wall-clock nanoseconds as `at_least` make it grow even where the directory was
-    lost; the stored one makes it grow where the clock went back.
+    `done` runs once it is on disk. Wall-clock nanoseconds as `at_least` make it grow even if the directory was lost;
+    the stored one makes it grow if the clock went back.
     """
     _check(disk, CLUSTER_KEY, config.cluster_id.encode(), "cluster")
     _check(disk, NODE_KEY, str(config.node_id).encode(), "node")
@@ -69,15 +69,15 @@ def _disk_id(disk: Disk, rng: Rng, *, is_first: bool) -> DiskId:
 
 
 def replace_disk_id(disk: Disk, rng: Rng, why: str, ops: list[Op], done: Callable[[], None]) -> DiskId:
-    """What is on this disk is not what it has promised any more: from now on it is another one (rule 18), with `ops` as
-    one submission. `why` stays until `replacement_over`."""
+    """This disk no longer holds everything that it has promised: from now on it is another one (rule 18). Written in
+    one submission together with `ops`. `why` stays until `replacement_over`."""
     disk_id = DiskId(rng.randbytes(DISK_ID_BYTES))
     disk.submit([*ops, Put(Table.META, DISK_KEY, disk_id), Put(Table.META, REPLACED_KEY, why.encode())], done)
     return disk_id
 
 
 def replacement(disk: Disk) -> str:
-    """Why this directory counts as a replaced disk; empty where the others have let it in, or never had to."""
+    """Why this directory counts as a replaced disk; empty if the others have let it in, or never had to."""
     return (disk.get(Table.META, REPLACED_KEY) or b"").decode(errors="replace")
 
 

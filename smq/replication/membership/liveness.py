@@ -68,7 +68,7 @@ class Liveness:
         return self.is_heard(node)
 
     def raft_leader(self) -> NodeId | None:
-        """While it is heard. The engine goes on naming one that died with a majority, as no other is elected."""
+        """While it is heard. If it died with a majority, the engine still names it, because no other is elected."""
         leader = self._engine.leader
         if leader is None or leader == self._config.node_id or self.is_heard(leader):
             return leader

@@ -1,8 +1,8 @@
-"""How a process takes its node's place in the cluster, and how a disk that has forgotten something gets a new one.
+"""How a process takes its node's place in the cluster, and how a disk that has forgotten something becomes a new one.
 
 Owns incarnation and disk id of this process, and whether the others have registered it (rules 2 and 18). It must never
-let an incarnation or a disk id be registered that is not on disk. Holds no judgement of whether a disk has forgotten:
-that is the journal's and `disk_marks`'. Only the node's core imports it.
+let an incarnation or a disk id be registered that is not on disk. It does not judge whether a disk has forgotten: the
+journal and `disk_marks` do. The node and its heartbeats import it.
 """
 
 from collections.abc import Callable
@@ -36,15 +36,15 @@ class Registration:
         self._is_stopped = False
         self.is_registered = False
         self._replaced = ""  # why this directory had to become another disk
-        self._may_register = False  # disk id and incarnation are on disk, and none is about to follow them
+        self._may_register = False  # disk id and incarnation are on disk, and no new one is being written
 
     # ---------------------------------------------------------------------------------------- identity
     def claim(self, at_least: int, done: Callable[[], None]) -> None:
-        """A new incarnation, durable before anybody sees it. Raises DataDamaged, StartRefused."""
+        """Claims a new incarnation, durable before any node sees it. Raises DataDamaged, StartRefused."""
 
         def claimed() -> None:
             self._identity.incarnation = claim.incarnation
-            if not self._identity.disk:  # else it stays, or has been replaced meanwhile
+            if not self._identity.disk:  # otherwise it stays, or has been replaced meanwhile
                 self._identity.disk = claim.disk
                 self._may_register = True
             done()
@@ -52,12 +52,12 @@ class Registration:
         claim = claim_identity(self._disk, self._host.config, self._rng, at_least, claimed)
 
     def recover(self) -> None:
-        """What a process before this one knew. Raises DataDamaged."""
+        """Loads what an earlier process knew. Raises DataDamaged."""
         self._replaced = replacement(self._disk)
 
     def replace_damaged(self, damage: RaftDamaged, done: Callable[[], None]) -> None:
-        """What this disk has voted and acknowledged is not known any more, so it is another disk now (rule 18): it
-        neither votes nor leads before the others have let it in. The records on it are judged as ever."""
+        """The votes and acknowledgements of this disk are no longer known, so it is another disk now (rule 18): it
+        neither votes nor leads before the others have let it in. Its records are judged as always."""
 
         def replaced() -> None:
             self._may_register = True
@@ -65,13 +65,13 @@ class Registration:
 
         self._replace(f"its Raft data was damaged: {damage}", set_aside(self._disk), replaced)
 
-    def replace_old_copy(self, told: Mark) -> None:
-        """This directory was put back from an old copy, so it is another disk, too. Its journal is kept: it holds what
-        the disk held once, which is a beginning. Only what was promised since is gone."""
+    def replace_old_copy(self, claim: Mark) -> None:
+        """This directory was restored from an old copy, so it too is another disk. Its journal is kept: it holds an
+        earlier state of the disk, which is a beginning. Only the promises since then are lost."""
         own = self._host.engine.marks.own
         why = (
             f"its data directory is an old copy, of write {min(own.base, own.writes)} of Raft's data, of a disk that "
-            f"had told of write {told.writes} (where a majority of nodes says so, all were put back from copies: stop "
+            f"had told of write {claim.writes} (where a majority of nodes says so, all were put back from copies: stop "
             "them, put the copies back again, `smq disk forget` each)"
         )
         self.is_registered = False
@@ -84,7 +84,7 @@ class Registration:
         self._identity.disk = replace_disk_id(self._disk, self._rng, why, ops, done)
 
     def _claim_anew(self) -> None:
-        """The incarnation of this process may be one that the disk has had before."""
+        """The disk may have had the incarnation of this process before."""
 
         def claimed() -> None:
             self._may_register = True
@@ -120,7 +120,7 @@ class Registration:
 
     def _on_registered(self, disk: DiskId, reply: Reply | SmqError) -> None:
         if disk != self._identity.disk:
-            return  # the new one is registered by whoever made it
+            return  # the code that made the new one registers it
         if not isinstance(reply, SmqError):
             self._on_registration()
             self._confirm(disk)
@@ -132,8 +132,8 @@ class Registration:
             self._host.clock.call_later(REGISTER_RETRY_MS, self.register)
 
     def _confirm(self, disk: DiskId) -> None:
-        """One entry behind the registration: whoever stores it stores that the registration is committed, too. Else
-        a power loss of all nodes could leave a replaced disk that nobody remembers to be a voter (rule 18)."""
+        """One entry after the registration: a node that stores it also stores that the registration is committed.
+        Otherwise a power loss of all nodes could leave a replaced disk that no node remembers as a voter (rule 18)."""
         if not self._is_stopped and disk == self._identity.disk:
             self._host.propose(Barrier(), REGISTER_MS_MAX, lambda reply: self._on_confirmed(disk, reply))
 

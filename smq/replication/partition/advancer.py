@@ -14,7 +14,7 @@ from smq.replication.partition.replica import Replica
 from smq.replication.ports import Clock
 
 ITEMS_MAX: Final = 1_000  # per command: applying one moves as many replicas, some 10 ms of every node's loop
-PROPOSAL_MS_MAX: Final = 1_000  # rule 9: one that is not answered by then is simply proposed again
+PROPOSAL_MS_MAX: Final = 1_000  # rule 9: a command without an answer by then is simply proposed again
 _RETRY_MS: Final = 20
 
 

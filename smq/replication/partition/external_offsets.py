@@ -1,8 +1,8 @@
-"""Offsets without records, from this node's callers to Raft: whoever waits at a time shares one command.
+"""Offsets without records, from this node's callers to Raft: waiting callers share one command.
 
-Owns the coalescing (one command of a kind in flight; what comes meanwhile shares the next; no timer) and each
-caller's deadline. Every item may be proposed again: an assignment bears a request id, and a mark only grows. It must
-never answer before the command is applied here, nor judge an item: that is the state machine's. Used by the node only.
+Owns the coalescing (one command of each kind in flight; items that arrive meanwhile share the next; no timer) and each
+caller's deadline. Every item may be proposed again: an assignment has a request id, and a mark only grows. It must
+never answer before the command is applied here, nor judge an item: the state machine does. Only the node uses it.
 """
 
 from collections import deque
@@ -30,8 +30,8 @@ from smq.replication.host import Host
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadline
 
-WAITING_MAX: Final = 20_000  # callers of one node: as many as may wait for other proposals
-ATTEMPT_MS_MAX: Final = 1_000  # of one command; the callers' own deadlines are what ends their waiting
+WAITING_MAX: Final = 20_000  # callers per node: as many as may wait for other proposals
+ATTEMPT_MS_MAX: Final = 1_000  # per command; each caller waits until its own deadline
 _UNKNOWN_OUTCOME: Final = (ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM)
 
 Item = TypeVar("Item")
@@ -54,7 +54,7 @@ class _Caller(Generic[Item, Result]):
 
 
 class SharedCommand(Generic[Item, Result]):
-    """The callers of one kind of command. Bounded by WAITING_MAX."""
+    """The callers of one kind of command, bounded by WAITING_MAX."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class SharedCommand(Generic[Item, Result]):
         caller.deadline = self._host.deadlines.add(at_ns, lambda: caller.answer(self._late()))
         self._waiting.append(caller)
         if not self._in_flight and not self._is_scheduled:
-            self._is_scheduled = True  # when the current callback has ended: more may come with it
+            self._is_scheduled = True  # after the current callback: it may bring more
             self._host.clock.call_soon(self._launch)
 
     def _launch(self) -> None:
@@ -113,7 +113,7 @@ class SharedCommand(Generic[Item, Result]):
             self._launch()
 
     def close(self, error: SmqError) -> None:
-        """The node is stopping. Those whose command is on its way are told by the proposer."""
+        """The node is stopping. The proposer answers callers whose command is in flight."""
         while self._waiting:
             self._waiting.popleft().answer(error)
 

@@ -1,9 +1,9 @@
-"""The planned hand-over of one partition: stop numbering, let the successor catch up, commit, propose it (rule 11).
+"""The planned handover of one partition: stop numbering, let the successor catch up, commit, propose it (rule 11).
 
-Owns the pause: producers that come meanwhile are kept waiting, a bounded few for a bounded time, and are then told who
-leads, or taken after all where the hand-over came to nothing. Nothing that was appended before is given up: the
-successor is proposed only when the high water mark has reached the end of the log, so the new epoch begins behind the
-last record. Must never append or count by itself. Used by the replica only.
+Owns the pause: batches that arrive meanwhile are parked, in bounded number for a bounded time. Their producers then
+learn the new leader, or the batches are taken after all if the handover fails. Nothing that was appended before is
+given up: the successor is proposed only when the high water mark has reached the end of the log, so the new epoch
+begins after the last record. It must never append or count by itself. Only the replica uses it.
 """
 
 from collections import deque
@@ -22,14 +22,14 @@ from smq.replication.log.store import PartitionLog
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer, DataDamaged
 
-LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this near, to keep the pause short
-PAUSE_MS_MAX: Final = 1_000  # one that takes longer is given up, and producers are taken on again
-PARKED_MAX: Final = 1_000  # producers' batches that wait for the end of it; more are told to come back
+LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this close, to keep the pause short
+PAUSE_MS_MAX: Final = 1_000  # a longer one is abandoned, and batches are accepted again
+PARKED_MAX: Final = 1_000  # batches; further ones are refused with a retry hint
 PARKED_BYTES_MAX: Final = 8 << 20
 
 
 class Leading(Protocol):
-    """What a hand-over sees of its replica."""
+    """What a handover sees of its replica."""
 
     part: PartitionState
     log: PartitionLog
@@ -55,20 +55,20 @@ class HandOver:
     def __init__(self, host: Host, replica: Leading) -> None:
         self._host = host
         self._replica = replica
-        self._to: NodeId | None = None
+        self._target: NodeId | None = None
         self._is_proposed = False
         self._parked: deque[_Parked] = deque()
         self._parked_bytes = 0
 
     @property
     def is_under_way(self) -> bool:
-        return self._to is not None
+        return self._target is not None
 
     def begin(self, target: NodeId) -> bool:
-        """False where this node does not lead, is at it already, or the target is not known to be near."""
+        """False if this node does not lead, is already handing over, or the target is not known to be close."""
         replica = self._replica
         stream, log, epoch = replica.stream_to(target), replica.log, replica.leading
-        if epoch is None or self._to is not None or stream is None or stream.acked_end is None:
+        if epoch is None or self._target is not None or stream is None or stream.acked_end is None:
             return False
         try:
             lag = log.read(stream.acked_end, log.appended_end, LAG_BYTES_MAX, durable_only=False)
@@ -76,18 +76,18 @@ class HandOver:
             return False
         if lag and lag[-1].end < log.appended_end:
             return False
-        self._to = target
+        self._target = target
         at_ns = self._host.clock.monotonic_ns() + PAUSE_MS_MAX * 1_000_000
-        self._host.deadlines.add(at_ns, partial(self._give_up, epoch))
+        self._host.deadlines.add(at_ns, partial(self._abandon, epoch))
         self.drive()
         return True
 
     def drive(self) -> None:
-        """Proposes the target once it has everything and everything is committed."""
-        if self._to is None or self._is_proposed:
+        """Proposes the target once it has the whole log and the whole log is committed."""
+        if self._target is None or self._is_proposed:
             return
         replica = self._replica
-        stream, log, epoch = replica.stream_to(self._to), replica.log, replica.leading
+        stream, log, epoch = replica.stream_to(self._target), replica.log, replica.leading
         if stream is None or epoch is None or stream.incarnation is None:
             return
         if stream.acked_end == log.appended_end == replica.part.hwm:
@@ -103,22 +103,22 @@ class HandOver:
 
     def _on_result(self, epoch: Epoch, result: Reply | SmqError) -> None:
         if isinstance(result, SmqError):
-            self._give_up(epoch)
+            self._abandon(epoch)
 
-    def _give_up(self, epoch: Epoch) -> None:
-        """Who waited is taken first, in order, before anybody new."""
-        if self._replica.leading != epoch or self._to is None:
+    def _abandon(self, epoch: Epoch) -> None:
+        """Parked batches are taken first, in order, before any new one."""
+        if self._replica.leading != epoch or self._target is None:
             return
-        self._to = None
+        self._target = None
         self._is_proposed = False
-        for waiting in self._take_parked():
+        for parked in self._drain_parked():
             try:
-                self._replica.produce(waiting.batch, waiting.acks, waiting.timeout_ms, waiting.limit, waiting.done)
+                self._replica.produce(parked.batch, parked.acks, parked.timeout_ms, parked.limit, parked.done)
             except SmqError as e:
-                self._tell(waiting.done, e)
+                self._refuse(parked.done, e)
 
     def park(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> bool:
-        """Keeps a producer waiting. False where there is no more room."""
+        """Keeps a producer waiting. False if the bounds are reached."""
         if len(self._parked) >= PARKED_MAX or self._parked_bytes + len(batch) > PARKED_BYTES_MAX:
             return False
         self._parked.append(_Parked(batch, acks, timeout_ms, limit, done))
@@ -126,17 +126,17 @@ class HandOver:
         return True
 
     def end(self, error: Callable[[], SmqError] | None = None) -> None:
-        """This process does not lead any more. Nothing of what waited has been appended."""
-        self._to = None
+        """This process no longer leads. No parked batch has been appended."""
+        self._target = None
         self._is_proposed = False
-        for waiting in self._take_parked():
-            self._tell(waiting.done, (error or self._replica.not_leader)())
+        for parked in self._drain_parked():
+            self._refuse(parked.done, (error or self._replica.not_leader)())
 
-    def _take_parked(self) -> list[_Parked]:
+    def _drain_parked(self) -> list[_Parked]:
         parked = list(self._parked)
         self._parked.clear()
         self._parked_bytes = 0
         return parked
 
-    def _tell(self, done: DoneFn[Produced], error: SmqError) -> None:
+    def _refuse(self, done: DoneFn[Produced], error: SmqError) -> None:
         self._host.deliver(lambda: done(error))

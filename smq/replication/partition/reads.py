@@ -1,7 +1,7 @@
-"""Reading for consumers: fetches, long polls, look-ups by time.
+"""Reading for consumers: fetches, long polls, lookups by time.
 
-Owns rule 13: a batch is served only from the right, durable, committed part of this node's log, and a node says
-OFFSET_OUT_OF_RANGE only after a read barrier, for it may know an older high water mark than the reader does.
+Owns rule 13: a batch is served only from the valid, durable, committed part of this node's log, and a node says
+OFFSET_OUT_OF_RANGE only after a read barrier, because it may know an older high water mark than the reader.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from smq.replication.api import DoneFn, Fetched, SizedRun, StoredBatch, TimeKind
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, BatchInfo
 from smq.replication.log.decoding import decode_bounded
-from smq.replication.partition.repair import Outcome, Repairs, told
+from smq.replication.partition.repair import Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged
 from smq.replication.proposer import Barriers
@@ -25,8 +25,8 @@ from smq.replication.runtime.deadlines import Deadline
 
 _log = structlog.get_logger("smq.reads")
 
-REPAIRS_A_POLL_MAX: Final = 4  # one puts a batch right, unless LMDB's tree hides what is put back
-BARRIER_MS_MAX: Final = 5_000  # a reader that must be told "out of range" waits this long for a quorum to say so
+REPAIRS_PER_POLL_MAX: Final = 4  # one repairs a batch, unless LMDB's tree hides the new bytes
+BARRIER_MS_MAX: Final = 5_000  # how long OFFSET_OUT_OF_RANGE waits for a quorum to confirm it
 
 
 @dataclass(slots=True, eq=False)
@@ -35,20 +35,20 @@ class Poll:
 
     replica: Replica
     offset: Offset
-    max_bytes: int  # 0: only that there is something is told
+    max_bytes: int  # 0: only reports that there is something
     min_bytes: int
     deadline_ns: int
     done: DoneFn[Fetched]
-    repairs: int = 0  # that it has waited for
-    confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be said
+    repairs: int = 0  # those that it has waited for
+    confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be answered
     parked: bool = False
     finished: bool = False
     deadline: Deadline | None = None
 
 
 def read_failure(error: Exception) -> SmqError:
-    """What a reader is told of an error. One that nobody foresaw is logged and told as INTERNAL: were it to end the
-    node, the reader's next try would end the next one."""
+    """The reader's error for an exception. An unforeseen one is logged and answered as INTERNAL: if it ended the node,
+    the reader's next attempt would end the next node."""
     if isinstance(error, SmqError):
         return error
     if isinstance(error, DataDamaged):
@@ -74,7 +74,7 @@ class Reads:
             self._try(poll)
         except BatchDamaged as e:
             self._repairs.request(poll.replica, e, partial(self._after_repair, poll, e))
-        except Exception as e:  # noqa: BLE001  # a read changes nothing: whatever it was, the node lives on
+        except Exception as e:  # noqa: BLE001  # a read changes nothing, so the node survives any exception
             self.finish(poll, read_failure(e))
 
     def _try(self, poll: Poll) -> None:
@@ -88,7 +88,7 @@ class Reads:
             details = ErrorDetails(lo=part.log_start, hi=part.hwm)
             message = f"offset {poll.offset} is outside [{part.log_start}, {part.hwm}]"
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
-        poll.confirmed = False  # what was confirmed was that it is in range: a later doubt needs a barrier of its own
+        poll.confirmed = False  # it is in range: a later doubt needs a barrier of its own
         if poll.max_bytes:
             batches = self._read(replica, poll.offset, poll.max_bytes)
             is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
@@ -100,16 +100,16 @@ class Reads:
             self._park(poll)
 
     def _after_repair(self, poll: Poll, damage: BatchDamaged, outcome: Outcome) -> None:
-        """A repaired batch is read as if nothing had been."""
+        """A repaired batch is read as if nothing had happened."""
         if poll.finished:
             return
         if outcome is not Outcome.REPAIRED:
-            self.finish(poll, told(damage, outcome))
-        elif poll.repairs < REPAIRS_A_POLL_MAX:
+            self.finish(poll, repair_error(damage, outcome))
+        elif poll.repairs < REPAIRS_PER_POLL_MAX:
             poll.repairs += 1
             self.fetch(poll)
         else:
-            self.finish(poll, told(damage, Outcome.IN_VAIN))
+            self.finish(poll, repair_error(damage, Outcome.INEFFECTIVE))
 
     def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
         part = replica.part
@@ -133,7 +133,7 @@ class Reads:
         if isinstance(result, SmqError):
             self.finish(poll, result)
         elif self._host.state.partition(poll.replica.pid) is None:
-            # Deleted meanwhile: what this replica last knew of it is no answer.
+            # Deleted meanwhile: the last state that this replica knew is no answer.
             self.finish(poll, SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
         else:
             self.fetch(poll)
@@ -167,7 +167,7 @@ class Reads:
             self.fetch(poll)
 
     def wake(self, replica: Replica) -> None:
-        """More may be readable, or the log start has moved."""
+        """More may be readable, or the log start may have moved."""
         polls = self._parked.get(replica.pid)
         if not polls:
             return
@@ -196,8 +196,8 @@ class Reads:
 def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
     """First record at or after a time, below the HWM; call it after a barrier.
 
-    Raises NOT_LEADER where this replica does not reach the HWM yet and cannot tell, BatchDamaged where the batch that
-    it points to, or a row on the way, fails its checksum.
+    Raises NOT_LEADER if this replica does not reach the HWM yet and so does not know. Raises BatchDamaged if the batch
+    that it points to, or a row on the way, fails its CRC.
     """
     part, log = replica.part, replica.log
     end = replica.readable_end
@@ -208,7 +208,7 @@ def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
         match = _within(replica, info, kind, value)
         if match is not None:
             return match
-        # Only where log_start cut the batch after its matching record: the next batches decide.
+        # Only if log_start cut the batch after its matching record: the next batches decide.
         info = log.find_timestamp(value, after=info)
     if end < part.hwm:
         raise replica.not_leader()
@@ -229,7 +229,7 @@ def find_sized_run(replica: Replica, offset: Offset, bytes_max: int) -> SizedRun
 
 
 def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:
-    """The record inside a batch. A batch shares one ts_ns; only a look-up by create time decodes it."""
+    """The record inside a batch. A batch shares one ts_ns; only a lookup by create time decodes it."""
     lo = replica.log.log_start
     found = replica.log.read(Offset(max(info.base, lo)), info.end, 1, durable_only=True)
     if not found:
@@ -242,6 +242,6 @@ def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> Ti
             if record.offset >= lo and record.timestamp_ms >= value:
                 return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
     except (BatchCorrupt, SmqError):
-        # Nonsense from its producer, or too much of it: exact to the batch, whose reader will meet the error itself.
+        # Malformed or oversized content: exact to the batch only. Its reader will meet the error itself.
         return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, info.max_timestamp_ms)
     return None

@@ -1,8 +1,9 @@
-"""Batches that have rotted here, fetched again from a replica that has them whole.
+"""Damaged batches, fetched again from a replica that has them intact.
 
-Owns every repair under way on a node: who is asked next, who waits for the outcome, and the counters. A batch is
-taken only after its CRC and its epoch were checked, and only in the place of that very batch (PartitionLog.replace).
-It must never serve, cut or count anything: what has rotted is served by nobody until it is whole on this disk again.
+Owns every repair under way on a node: the replica to ask next, the callers that wait for the outcome, and the counters.
+A batch is accepted only after its CRC and its epoch have been checked, and only in place of that very batch
+(PartitionLog.replace). It must never serve, truncate or count anything: a damaged batch is not served until it is
+intact on this disk again.
 """
 
 import enum
@@ -24,42 +25,42 @@ from smq.replication.runtime.deadlines import Deadline
 
 _log = structlog.get_logger("smq.repair")
 
-ANSWER_NS_MAX: Final = 1_000_000_000  # for one replica's answer, then the next is asked: a batch and a disk read
-REPAIRS_MAX: Final = 1_000  # under way at once; what is damaged beyond is met again by the next read
-RETRY_MS: Final = 200  # what a reader is told, when nobody could be asked
-# What was put right and fails again lies in a tree that is out of order: it is not put right for ever.
-AGAIN_MAX: Final = 5  # times, each within REMEMBERED_NS of the one before
-REMEMBERED_NS: Final = 10_000_000_000  # whoever needs the batch tries once a second, and more often
+ANSWER_NS_MAX: Final = 1_000_000_000  # per replica, then the next is asked: a batch and a disk read
+REPAIRS_MAX: Final = 1_000  # under way together; the next read meets further damage again
+RETRY_MS: Final = 200  # advice to a reader if no replica could be asked
+# A batch that fails again after its repair lies in a tree that is out of order: repairs of it end.
+REPEATS_MAX: Final = 5  # each within REMEMBERED_NS of the one before
+REMEMBERED_NS: Final = 10_000_000_000  # a reader that needs the batch tries once per second, or more often
 
 
 class Outcome(enum.Enum):
-    """What became of a repair."""
+    """The result of a repair."""
 
     REPAIRED = "repaired"
-    NOBODY = "nobody"  # every other replica says that it cannot serve the batch either
+    NO_REPLICA = "no replica"  # every other replica reports that it cannot serve the batch either
     UNKNOWN = "unknown"  # some replica could not be asked
-    IN_VAIN = "in vain"  # it was put right again and again
+    INEFFECTIVE = "ineffective"  # the batch fails again after every repair
 
 
 @dataclass(slots=True)
-class Damage:
+class RepairCounts:
     """Counters since the start of this process."""
 
-    found: int = 0  # batches that failed, each counted once while it is being repaired
+    found: int = 0  # damaged batches, each counted once while it is being repaired
     repaired: int = 0
-    refused: int = 0  # repairs that ended without the batch
+    failed: int = 0  # repairs that ended without the batch
 
 
 @dataclass(slots=True, eq=False)
 class _Repair:
     replica: Replica
     damage: BatchDamaged
-    offset: Offset  # in the batch, and not below log_start: what may be asked for
+    offset: Offset  # in the batch, and not below log_start: may be asked for
     waiting: list[Callable[[Outcome], None]]
-    untold: list[NodeId]  # replicas that have not been asked yet, the next one last
+    unasked: list[NodeId]  # replicas that have not been asked yet, the next one last
     request: int = 0
     deadline: Deadline | None = None
-    is_unsure: bool = False  # some replica did not answer
+    is_uncertain: bool = False  # some replica did not answer
     asked: NodeId | None = field(default=None)
 
 
@@ -69,11 +70,11 @@ class Repairs:
         self._mark_durable = mark_durable
         self._under_way: dict[tuple[PartitionId, Offset], _Repair] = {}
         self._request = 0
-        self._repaired: dict[tuple[PartitionId, Offset], tuple[int, int]] = {}  # how often, and when last; REPAIRS_MAX
-        self.counts = Damage()
+        self._repaired: dict[tuple[PartitionId, Offset], tuple[int, int]] = {}  # count and last time; REPAIRS_MAX
+        self.counts = RepairCounts()
 
     def request(self, replica: Replica, damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
-        """Begins to put the batch right, or joins who waits for it. `done` is called later, once."""
+        """Begins to repair the batch, or joins the repair under way. `done` is called later, once."""
         offset = max(damage.offset, replica.log.log_start)
         key = (damage.pid, offset)
         repair = self._under_way.get(key)
@@ -83,8 +84,8 @@ class Repairs:
         if len(self._under_way) >= REPAIRS_MAX:
             self._host.deliver(partial(done, Outcome.UNKNOWN))
             return
-        if self._is_in_vain(key):
-            self._host.deliver(partial(done, Outcome.IN_VAIN))
+        if self._is_ineffective(key):
+            self._host.deliver(partial(done, Outcome.INEFFECTIVE))
             return
         self.counts.found += 1
         _log.warning("damage found", node=self._host.node_id, what=str(damage))
@@ -95,31 +96,33 @@ class Repairs:
         repair = self._under_way[key] = _Repair(replica, damage, offset, [done], others)
         if damage.row is not None and not damage.offset < replica.log.durable_end:
             replica.log.forget_row(damage.row, partial(self._on_durable, repair))
-        elif not self._take(repair, self._own(repair)):
+        elif not self._accept(repair, self._local_copy(repair)):
             self._ask_next(repair)
 
-    def _is_in_vain(self, key: tuple[PartitionId, Offset]) -> bool:
+    def _is_ineffective(self, key: tuple[PartitionId, Offset]) -> bool:
         count, at_ns = self._repaired.get(key, (0, 0))
         if count and self._host.clock.monotonic_ns() - at_ns >= REMEMBERED_NS:
             del self._repaired[key]
-        return self._repaired.get(key, (0, 0))[0] >= AGAIN_MAX
+        return self._repaired.get(key, (0, 0))[0] >= REPEATS_MAX
 
     def _note_repaired(self, key: tuple[PartitionId, Offset], what: BatchDamaged) -> None:
         count = self._repaired.pop(key, (0, 0))[0] + 1
         self._repaired[key] = count, self._host.clock.monotonic_ns()
         if len(self._repaired) > REPAIRS_MAX:
             del self._repaired[next(iter(self._repaired))]
-        if count == AGAIN_MAX:
-            _log.error("put right in vain: empty this directory", node=self._host.node_id, what=str(what))
+        if count == REPEATS_MAX:
+            _log.error(
+                "repaired repeatedly without effect: empty this directory", node=self._host.node_id, what=str(what)
+            )
 
     def forget(self, pid: PartitionId) -> None:
-        """The partition has gone."""
+        """The partition is gone."""
         for repair in [r for (p, _), r in self._under_way.items() if p == pid]:
             self._finish(repair, Outcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------------------- asking
-    def _own(self, repair: _Repair) -> StoredValue | None:
-        """Where only the index row has rotted, the batch is here."""
+    def _local_copy(self, repair: _Repair) -> StoredValue | None:
+        """If only the index row is damaged, the batch is here."""
         log, offset = repair.replica.log, repair.offset
         try:
             found = log.read(offset, Offset(offset + 1), 1) if repair.damage.row is not None else []
@@ -129,8 +132,8 @@ class Repairs:
 
     def _ask_next(self, repair: _Repair) -> None:
         host = self._host
-        while repair.untold:
-            peer = repair.untold.pop()
+        while repair.unasked:
+            peer = repair.unasked.pop()
             self._request += 1
             repair.request, repair.asked = self._request, peer
             message = wire.FetchBatch(repair.damage.pid, repair.request, repair.offset)
@@ -138,17 +141,17 @@ class Repairs:
                 at_ns = host.clock.monotonic_ns() + ANSWER_NS_MAX
                 repair.deadline = host.deadlines.add(at_ns, partial(self._expire, repair, repair.request))
                 return
-            repair.is_unsure = True
+            repair.is_uncertain = True
         repair.asked = None
-        self._finish(repair, Outcome.UNKNOWN if repair.is_unsure else Outcome.NOBODY)
+        self._finish(repair, Outcome.UNKNOWN if repair.is_uncertain else Outcome.NO_REPLICA)
 
     def _expire(self, repair: _Repair, request: int) -> None:
         if repair.request == request and repair.asked is not None:
-            repair.is_unsure = True
+            repair.is_uncertain = True
             self._ask_next(repair)
 
     def on_found(self, peer: NodeId, message: wire.FoundBatch) -> None:
-        """Bytes that fail their CRC, or are another batch, are as good as none."""
+        """Bytes that fail their CRC, or are of another batch, count as no answer."""
         for repair in self._under_way.values():
             if repair.asked == peer and repair.request == message.request:
                 break
@@ -163,10 +166,10 @@ class Repairs:
                 value = parse_value(bytes(message.value))
             except DataDamaged as e:
                 _log.warning("a replica sent damaged bytes", peer=peer, what=str(e))
-        if not self._take(repair, value):
+        if not self._accept(repair, value):
             self._ask_next(repair)
 
-    def _take(self, repair: _Repair, value: StoredValue | None) -> bool:
+    def _accept(self, repair: _Repair, value: StoredValue | None) -> bool:
         if value is None or not value.base <= repair.offset < value.end:
             return False
         log = repair.replica.log
@@ -184,13 +187,13 @@ class Repairs:
             return
         repair.asked = None
         if outcome is not Outcome.REPAIRED:
-            self.counts.refused += 1
+            self.counts.failed += 1
         for done in repair.waiting:
             self._host.deliver(partial(done, outcome))
 
     # ---------------------------------------------------------------------------------------- answering
     def on_fetch(self, peer: NodeId, replica: Replica | None, message: wire.FetchBatch) -> None:
-        """Another replica has lost a batch: only what is right, whole and durable here is given."""
+        """Another replica has lost a batch: sends it only if it is valid, intact and durable here."""
         value = b""
         if replica is not None:
             try:
@@ -199,15 +202,15 @@ class Repairs:
             except BatchDamaged as e:
                 self.request(replica, e, lambda _outcome: None)
             except DataDamaged:
-                pass  # told by the empty answer
+                pass  # the empty answer reports it
         self._host.links.send(peer, Channel.DATA, wire.FoundBatch(message.partition, message.request, value))
 
 
-def told(damage: BatchDamaged, outcome: Outcome) -> SmqError:
-    """What a reader is told whose batch could not be put right."""
-    if outcome is Outcome.NOBODY:
+def repair_error(damage: BatchDamaged, outcome: Outcome) -> SmqError:
+    """For a reader whose batch could not be repaired."""
+    if outcome is Outcome.NO_REPLICA:
         return SmqError(ErrorCode.DATA_DAMAGED, f"{damage}; no other replica has it whole")
-    if outcome is Outcome.IN_VAIN:
+    if outcome is Outcome.INEFFECTIVE:
         message = f"{damage}, and cannot be put right in this node's directory: empty it, and start the node again"
         return SmqError(ErrorCode.DATA_DAMAGED, message)
     message = f"{damage}; it is fetched again as soon as a replica that has it can be reached"

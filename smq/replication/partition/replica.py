@@ -1,9 +1,9 @@
 """One partition on one node: judging its log, leading or following, and answering producers.
 
-Owns the rules 2-8, 10, 12 and 15 of replication for one partition. It judges its log by the epochs stamped on
-the batches against the replicated history, and never serves, counts or reports anything else. It must never
-answer a producer but by rule 10, nor move a high water mark itself: it only says that one is due. Used by the
-node and its simulation; reads for consumers live in `reads`.
+Owns rules 2-8, 10, 12 and 15 of replication for one partition. It judges its log by comparing the epochs stamped on the
+batches with the replicated history, and never serves, counts or reports anything else. It must never answer a producer
+except by rule 10, nor move a high water mark itself: it only marks one as due. `replicas` owns it; reads for consumers
+are in `reads`.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer, Channel
 from smq.replication.runtime.deadlines import Deadline
 
-WAITERS_MAX: Final = 10_000  # batches of one partition whose producers wait: with 1 KB each, 10 MB of records
+WAITERS_MAX: Final = 10_000  # waiting batches per partition: with 1 KB each, 10 MB of records
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class _Waiter:
 
 
 def leader_error(asked: NodeId, state: ClusterState, part: PartitionState) -> SmqError:
-    """NOT_LEADER with the leader, or LEADER_UNAVAILABLE where the epoch's leader is not up to it."""
+    """NOT_LEADER with the leader, or LEADER_UNAVAILABLE if the epoch's leader cannot lead."""
     leader = state.nodes.get(part.leader)
     if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation or leader.node == asked:
         details = ErrorDetails(retry_after_ms=100)
@@ -62,7 +62,7 @@ def full_elsewhere(node: NodeId) -> SmqError:
 
 
 class RecordSpace(Protocol):
-    """The room for records on this node's disk."""
+    """The space for records on this node's disk."""
 
     @property
     def is_full(self) -> bool:
@@ -85,17 +85,17 @@ class ReplicaOwner(Protocol):
 
     @property
     def resign(self) -> Callable[[PartitionId, Epoch], None]:
-        """Reports to the Raft leader that this node will not go on leading the epoch."""
+        """Reports to the Raft leader that this node stops leading the epoch."""
 
     def mark_durable(self, pid: PartitionId) -> None:
         """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
 
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
-        """Has a damaged batch fetched again. `done` is called later, with whether the batch is whole."""
+        """Has a damaged batch fetched again. `done` is called later, with whether the batch is intact."""
 
 
 class Replica:
-    """Lives as long as the partition does on this node. `part` is the machine's own record: read-only here."""
+    """Lives while this node holds the partition. `part` is the state machine's own record: read-only here."""
 
     def __init__(self, host: Host, owner: ReplicaOwner, part: PartitionState, log: PartitionLog) -> None:
         self._host = host
@@ -103,23 +103,24 @@ class Replica:
         self.part = part
         self.pid: PartitionId = part.pid
         self.log = log
-        self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked itself
+        self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked its log
         self._epoch_seen: Epoch | None = None
-        self._judged_end: Offset = log.log_start  # end of the longest right prefix of the appended log
+        self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
         self._streams: dict[NodeId, FollowerStream] = {}
-        # Both ascend: by epoch, then by end, as an epoch's waiters are all settled when it ends. Repeated batches
-        # wait apart, for they may name any epoch.
+        # Both ascend by epoch, then by end: an epoch's waiters are all settled when it ends. Repeated batches wait
+        # separately, because they may name any epoch.
         self._waiters: deque[_Waiter] = deque()
         self._leader_waiters: deque[_Waiter] = deque()  # acks=1
         self._repeated: list[_Waiter] = []
         self._hand_over = HandOver(host, self)
-        self._resync_told = -1  # the stream number that was asked to start again
+        self._resync_requested = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
         self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
 
-    # -------------------------------------------------------------------------------------- the log's worth
+    # -------------------------------------------------------------------------------------- judging the log
     def judge(self) -> None:
-        """Rules 3 and 4: drop everything from the first wrong batch; leave what is newer than the applied state."""
+        """Rules 3 and 4: drops everything from the first invalid batch on; keeps batches newer than the applied
+        state."""
         right, wrong = verified_end(self.log.runs, self.log.log_start, self.log.appended_end, self.part.history)
         if wrong is not None:
             self.log.truncate(wrong)
@@ -128,39 +129,39 @@ class Replica:
 
     @property
     def _lacks_producers(self) -> bool:
-        """Rule 16. The only replica has nobody to ask: it goes on without them."""
+        """Rule 16. A sole replica has no other to ask: it continues without them."""
         return not self.log.has_producers and len(self.part.replicas) > 1
 
     @property
     def durable_verified_end(self) -> Offset:
-        """Rule 7. Nothing, while the log lacks its producers (rule 16): the majority that made the high water mark
-        has them, so neither a count nor an election needs this replica before it has adopted them."""
+        """Rule 7. Zero while the log lacks its producers (rule 16): the majority that made the high water mark has
+        them, so neither a count nor an election needs this replica before it has adopted them."""
         if self._lacks_producers:
             return Offset(0)
         end = Offset(min(self._judged_end, self.log.durable_end))
-        # Rotten below the mark: others have it, and it is fetched from them. Beyond, it counts as what it is: not here.
+        # A damaged batch below the mark is fetched from the others, which have it. Beyond the mark it does not count.
         rotten = self.log.first_rotten(self.part.hwm) if self.log.rotten else None
         return end if rotten is None else min(end, rotten)
 
     @property
     def readable_end(self) -> Offset:
-        """Rule 13: right, durable here, and below the known high water mark."""
+        """Rule 13: valid, durable here, and below the known high water mark."""
         return Offset(min(self.durable_verified_end, self.part.hwm))
 
     @property
     def log_end(self) -> Offset:
-        """The partition's log end as well as this node knows it."""
+        """The partition's log end, as far as this node knows."""
         return self.log.appended_end if self.leading is not None else self.part.next_offset
 
     # -------------------------------------------------------------------------------------- applied state
     def on_applied(self) -> None:
-        """The partition's replicated state may have moved. Settles producers first, then judges, then acts."""
+        """The partition's replicated state may have moved. Settles producers first, then judges the log, then acts."""
         self._settle()
         judged_by = self._epoch_seen
         is_new_epoch = self.part.epoch != judged_by
         if is_new_epoch:
             self._epoch_seen = self.part.epoch
-            self._resync_told = -1
+            self._resync_requested = -1
             self._stop_leading()
             self.judge()
         if self.part.log_start > self.log.log_start:
@@ -174,11 +175,11 @@ class Replica:
             self._hand_over.drive()
 
     def _advance_log_start(self, judged_by: Epoch | None) -> None:
-        """Rules 14 and 16. Producer state that is not whole goes with its batches, for a sequence that is known to be
-        too old, or that never was committed, would refuse its producer for ever. It is not where batches were never
-        seen here, and where a snapshot moved the epoch too and has pruned the end of the newest epoch that this log
-        had been judged by, or holds; then the leader is asked for it. A leader has nobody to ask: it was elected for
-        a log that reached the epoch's start."""
+        """Rules 14 and 16. Incomplete producer state is dropped with its batches: a sequence that is too old, or was
+        never committed, would refuse its producer for ever. It is incomplete if this log never held some batches, or
+        if a snapshot also moved the epoch and has pruned the end of the newest epoch that this log holds or was judged
+        by. Then the leader is asked for it. A leader has no other to ask: it was elected because its log reached the
+        epoch's start."""
         runs, log_start = self.log.runs, self.part.log_start
         newest = max(judged_by if judged_by is not None else NO_EPOCH, runs[-1].epoch) if runs else self.part.epoch
         is_unjudged = newest + 1 < self.part.history[0].epoch
@@ -206,7 +207,7 @@ class Replica:
             return
         rotten = self.log.first_rotten(start)
         if self.log.damaged is not None or rotten is not None:
-            # Rotten bytes beyond the epoch's start: never committed.
+            # Damaged bytes beyond the epoch's start were never committed.
             self.log.truncate(rotten if rotten is not None else self.log.appended_end)
             self._judged_end = self.log.appended_end
             if self._judged_end < start:
@@ -225,17 +226,17 @@ class Replica:
         self._hand_over.end()
 
     def resign(self) -> None:
-        """Stops accepting at once; what waits is settled when the next epoch is applied."""
+        """Stops accepting immediately. Waiting producers are settled when the next epoch is applied."""
         if self.leading is not None:
             epoch = self.leading
             self._stop_leading()
             self._owner.resign(self.pid, epoch)
 
     def close(self, error: SmqError) -> None:
-        """The partition or the node is going away: everybody who waits is told."""
+        """The partition or the node is going away: every waiting producer is answered."""
         self._hand_over.end(lambda: error)
         self._stop_leading()
-        if error.code is ErrorCode.SHUTTING_DOWN:  # definite, but what is appended may yet be committed by the others
+        if error.code is ErrorCode.SHUTTING_DOWN:  # definite, but the others may yet commit appended batches
             error = SmqError(ErrorCode.TIMED_OUT, error.message)
         for waiter in [*self._waiters, *self._leader_waiters, *self._repeated]:
             self._answer(waiter, error)
@@ -245,7 +246,7 @@ class Replica:
 
     # -------------------------------------------------------------------------------------- producing
     def produce(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> None:
-        """Raises SmqError for what is found at once; else `done` is called by rule 10."""
+        """Raises SmqError if refused immediately; otherwise `done` is called by rule 10."""
         self._check_leads()
         if self._hand_over.is_under_way:
             if self._hand_over.park(batch, acks, timeout_ms, limit, done):
@@ -256,7 +257,7 @@ class Replica:
         header = self._validated(batch, limit)
         cached = self.log.producers.check(header)
         if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
-            # This log is right as a whole, so what it remembers below the mark is committed, however old its epoch.
+            # This whole log is valid, so a batch that it remembers below the mark is committed, however old its epoch.
             found = Produced(cached.base_offset, Offset(cached.end - 1), cached.ts_ns, cached.epoch, True)
             self._host.deliver(lambda: done(found))
             return
@@ -296,7 +297,7 @@ class Replica:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
     def _check_space(self, size: int) -> None:
-        """STORAGE_FULL where this disk, or those of so many followers that no majority is left, take no records."""
+        """STORAGE_FULL if this disk takes no records, or if too few followers' disks do for a majority."""
         if not self._owner.space.admits(size):
             raise self._owner.space.refusal(self._host.node_id)
         full = [s.peer for s in self._streams.values() if s.is_full]
@@ -317,7 +318,8 @@ class Replica:
         return leader_error(self._host.node_id, self._host.state, self.part)
 
     def _settle(self) -> None:
-        """Rule 10: success iff the end is below the HWM within its own epoch; failure iff beyond its epoch."""
+        """Rule 10: success iff the HWM has passed the end within the batch's own epoch; failure iff beyond its
+        epoch."""
         for waiters in (self._waiters, self._leader_waiters):
             while waiters:
                 verdict = None if waiters[0].answered else self._verdict(waiters[0])
@@ -346,8 +348,7 @@ class Replica:
         return None
 
     def _epoch_end(self, epoch: Epoch) -> Offset | None:
-        """Where an epoch ended, None for the current one and those to come. For one that was pruned, a bound that
-        it surely did not pass: its own end, or the log start it was pruned by."""
+        """The end of an epoch: None for the current one and later ones, -1 for one that has been pruned."""
         if epoch < self.part.history[0].epoch:
             return Offset(-1)
         for entry in self.part.history:
@@ -374,7 +375,7 @@ class Replica:
         self._owner.mark_durable(self.pid)
 
     def after_durable(self) -> None:
-        """Rule 7: what this log holds now is told or counted as a state, not as events."""
+        """Rule 7: reports or counts the present state of this log, not single events."""
         if self.leading is not None:
             if self._leader_waiters or self._repeated:
                 self._settle()
@@ -392,7 +393,8 @@ class Replica:
             self._hand_over.drive()
 
     def follower_ends(self) -> dict[NodeId, Offset]:
-        """How far the logs of those that have spoken in this epoch reach, as they have told: nothing without one."""
+        """How far the followers' logs reach, by their last reports in this epoch; followers without a report are
+        absent."""
         return {peer: s.acked_end for peer, s in self._streams.items() if s.acked_end is not None}
 
     def _majority_end(self) -> Offset:
@@ -406,7 +408,7 @@ class Replica:
             self._owner.mark_due(self)
 
     def hwm_advance(self) -> HwmAdvance | None:
-        """Rule 9: what to propose now, or None if nothing would move."""
+        """Rule 9: the advance to propose now, or None if nothing would move."""
         if self.leading is None or self.leading != self.part.epoch:
             return None
         hwm = Offset(max(self._majority_end(), self.part.hwm))
@@ -421,7 +423,7 @@ class Replica:
         )
 
     def on_session_open(self, peer: NodeId) -> None:
-        """One that has begun since the session opened goes on."""
+        """A stream that has begun since the session opened continues."""
         stream = self._streams.get(peer)
         if stream is not None and not stream.is_placed:
             stream.probe()
@@ -437,14 +439,14 @@ class Replica:
         if any(s.is_unreadable for s in self._streams.values()) and any(
             s.acked_end is not None and s.acked_end >= self.part.hwm for s in self._streams.values()
         ):
-            self.resign()  # a follower needs bytes that are damaged here: let one that has them lead
+            self.resign()  # a follower needs bytes that are damaged here: one that has them should lead
         if self._owner.space.is_full and self.leading is not None:
-            roomy = [s.peer for s in self._streams.values() if s.acked_end is not None and not s.is_full]
-            any(self.transfer(peer) for peer in roomy)  # to the first that is near enough
+            with_space = [s.peer for s in self._streams.values() if s.acked_end is not None and not s.is_full]
+            any(self.transfer(peer) for peer in with_space)  # to the first that is close enough
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
-        """Begins a planned hand-over (rule 11). False where this node does not lead or the target is too far behind."""
+        """Begins a planned handover (rule 11). False if this node does not lead or the target lags too much."""
         return self._hand_over.begin(target)
 
     @property
@@ -468,14 +470,14 @@ class Replica:
             self.on_probe(self.part.leader, probe)
 
     def on_append(self, peer: NodeId, append: wire.Append) -> None:
-        """Rule 6. Raises DataDamaged for bytes that fail their CRC: nothing of them is kept."""
+        """Rule 6. Raises DataDamaged for bytes that fail their CRC: none of them are kept."""
         if append.epoch > self.part.epoch:
             self._pending_probe = wire.Probe(self.pid, append.epoch, append.stream)
             return
         if append.epoch < self.part.epoch or peer != self.part.leader or self.leading is not None:
             return
         if self._judged_end != self.log.appended_end:
-            return  # the log holds newer epochs than are applied here: wait for them
+            return  # the log holds epochs that are not applied here yet: wait for them
         self._stream_seen = append.stream
         if not self._owner.space.admits(sum(len(value) for value in append.values)):
             self._send_ack(resync=True)
@@ -483,18 +485,18 @@ class Replica:
         for raw in append.values:
             value = parse_value(bytes(raw), verify=True)
             if self._lacks_producers or not self._fits(value):
-                if self._resync_told != append.stream:
-                    self._resync_told = append.stream
+                if self._resync_requested != append.stream:
+                    self._resync_requested = append.stream
                     self._send_ack(resync=True)
                 return
             if self.log.damaged is not None:
-                # The leader has what follows, so the rotten bytes may go: they are fetched again.
+                # The leader has everything that follows, so the damaged bytes may go: they are fetched again.
                 self.log.truncate(self.log.appended_end)
             self.log.append_stored(value, self.on_durable)
             self._judged_end = self.log.appended_end
 
     def on_producers(self, peer: NodeId, message: wire.Producers) -> None:
-        """Rule 16. What no longer fits is asked for again, with the next append or probe."""
+        """Rule 16. A table that no longer fits is requested again, after the next append or probe."""
         log = self.log
         is_current = message.epoch == self.part.epoch and peer == self.part.leader and self.leading is None
         if log.has_producers or not is_current or message.at != log.log_start:
@@ -509,7 +511,7 @@ class Replica:
         self._owner.mark_durable(self.pid)
 
     def _fits(self, value: StoredValue) -> bool:
-        """Only a right batch (rule 3) that starts at the end of the log."""
+        """Only a valid batch (rule 3) that starts at the end of the log."""
         log = self.log
         is_next = value.base == log.appended_end
         contains_start = log.appended_end == log.log_start and value.base <= log.log_start < value.end
@@ -533,9 +535,9 @@ class Replica:
         )
         self._host.links.send(self.part.leader, Channel.DATA, ack)
 
-    # -------------------------------------------------------------------------------------- telling
+    # -------------------------------------------------------------------------------------- reporting
     def election_end(self, epoch: Epoch) -> Offset | None:
-        """The durable verified end, for an election; None where another epoch is applied here."""
+        """The durable verified end, for an election; None if another epoch is applied here."""
         return self.durable_verified_end if self.part.epoch == epoch else None
 
     def status(self) -> ReplicaStatus:

@@ -37,8 +37,8 @@ class Replicas:
         reachable: Callable[[], frozenset[NodeId]],
         resign: Callable[[PartitionId, Epoch], None],
     ) -> None:
-        """`reachable`: the peers that answer on DATA. `resign` reports to the Raft leader that this node will not go on
-        leading an epoch."""
+        """`reachable`: the peers that answer on DATA. `resign` reports to the Raft leader that this node stops leading
+        an epoch."""
         self._host = host
         self._slices = slices
         self._reachable = reachable
@@ -179,7 +179,7 @@ class Replicas:
     def _visit(self, replica: Replica, reachable: frozenset[NodeId], now_ns: int) -> None:
         if replica.log.rotten:  # found by recovery: one at a time per partition, and again with the next visit
             damage = BatchDamaged(replica.pid, min(replica.log.rotten), "its bytes do not match its CRC-32C")
-            self.repair(damage, lambda _is_whole: None)
+            self.repair(damage, lambda _is_repaired: None)
         if replica.leading is not None:
             replica.on_tick(now_ns)
             if not has_majority(replica.part, self._host.node_id, reachable):
@@ -188,7 +188,7 @@ class Replicas:
             self.resign(replica.pid, replica.part.epoch)
 
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
-        """Has a damaged batch fetched again. `done` is called later, with whether the batch is whole."""
+        """Has a damaged batch fetched again. `done` is called later, with whether the batch is intact."""
         replica = self._by_pid.get(damage.pid)
         if replica is None:
             self._host.deliver(lambda: done(False))

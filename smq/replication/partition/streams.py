@@ -1,8 +1,8 @@
 """A leader's stream to one follower of one partition.
 
-Owns what the leader believes of that follower: how far its durable verified log reaches (rule 7), and what is on
-its way. The leader probes, the follower answers with where its log ends, batches follow; whatever does not fit
-makes the follower ask to start again. Must never count an acknowledgement of another epoch or process (rule 8).
+Owns what the leader knows of that follower: how far its durable verified log reaches (rule 7), and which appends are in
+flight. The leader probes, the follower answers with the end of its log, batches follow. If one does not fit, the
+follower asks to start again. It must never count an acknowledgement of another epoch or process (rule 8).
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower cost
 
 
 class FollowerStream:
-    """Created anew for every epoch that this node leads."""
+    """Created for every epoch that this node leads."""
 
     def __init__(
         self,
@@ -31,27 +31,27 @@ class FollowerStream:
         log: PartitionLog,
         repair: Callable[[BatchDamaged, Callable[[bool], None]], None],
     ) -> None:
-        """`repair` has a damaged batch fetched again, and reports later whether it is whole."""
+        """`repair` has a damaged batch fetched again, and reports later whether it succeeded."""
         self._host = host
         self._repair = repair
         self._pid = pid
         self._epoch = epoch
         self._log = log
         self.peer = peer
-        self.acked_end: Offset | None = None  # None until the follower has spoken in this epoch
+        self.acked_end: Offset | None = None  # None until the follower has reported in this epoch
         self._incarnation: Incarnation | None = None
         self._stream = 0
-        self._next: Offset | None = None  # None while the follower's position is not known
+        self._next: Offset | None = None  # None while the follower's position is unknown
         self._in_flight: deque[tuple[Offset, int]] = deque()  # (end, bytes) of appends not yet acknowledged
         self._in_flight_bytes = 0
         self._heard_ns = 0
         self._probed_ns = 0
-        self._lacks_producers = False  # as it said last
-        self.is_full = False  # the follower's disk has no room, as it said last
-        self.is_unreadable = False  # what the follower needs next fails its checksum here
+        self._lacks_producers = False  # by its last report
+        self.is_full = False  # the follower's disk takes no records, by its last report
+        self.is_unreadable = False  # the batch that the follower needs next fails its CRC here
 
     def probe(self) -> None:
-        """Asks the follower for its position; what was in flight no longer counts as such."""
+        """Asks the follower for its position; appends in flight no longer count as such."""
         self._restart(None)
         self._probed_ns = self._host.clock.monotonic_ns()
         self._host.links.send(self.peer, Channel.DATA, wire.Probe(self._pid, self._epoch, self._stream))
@@ -66,8 +66,8 @@ class FollowerStream:
         self._restart(None)
 
     def on_tick(self, now_ns: int) -> None:
-        """Repeats what may have been lost: probes, and appends that nobody answers. Goes on where the link was busy
-        with others when the last answer came."""
+        """Repeats messages that may have been lost: probes, and unanswered appends. Continues if the link was busy with
+        other streams when the last answer came."""
         self.pump()
         waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
@@ -76,7 +76,7 @@ class FollowerStream:
             self.probe()
 
     def on_ack(self, ack: wire.Ack) -> bool:
-        """Takes in the follower's state; True if what it holds may have changed."""
+        """Takes in the follower's state; True if its log may have changed."""
         if self._incarnation is not None and ack.incarnation < self._incarnation:
             return False  # an older process of that node
         if ack.incarnation != self._incarnation:
@@ -96,12 +96,12 @@ class FollowerStream:
         self.pump()
         return True
 
-    def _on_repair(self, is_whole: bool) -> None:
-        """Where nobody could help, the replica decides what that means."""
-        self.is_unreadable = not is_whole
+    def _on_repair(self, is_repaired: bool) -> None:
+        """If no replica could help, this replica decides what to do about it."""
+        self.is_unreadable = not is_repaired
 
     def _send_producers(self, at: Offset) -> None:
-        """Ahead of the first append: a log that never held the batches before `at` cannot know whose they were."""
+        """Before the first append: a log that never held the batches below `at` cannot know their producers."""
         try:
             table = self._log.producers_at(at)
         except DataDamaged:
@@ -128,12 +128,12 @@ class FollowerStream:
             if self._in_flight_bytes >= window or self._host.links.backlog_bytes(self.peer, Channel.DATA) >= window:
                 return
             if self._next < self._log.log_start:
-                self._restart(None)  # it will hear of the new log start from Raft, and a probe then finds it there
+                self._restart(None)  # the follower learns the new log start from Raft; a probe then finds it there
                 return
             try:
                 values = self._log.read(self._next, self._log.appended_end, APPEND_BYTES_MAX, durable_only=False)
             except BatchDamaged as e:
-                self._restart(None)  # producers must not suffer for it: the probe after the repair goes on here
+                self._restart(None)  # producers must not suffer for it: the probe after the repair continues from here
                 self._repair(e, self._on_repair)
                 return
             self.is_unreadable = False

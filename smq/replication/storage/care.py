@@ -1,7 +1,7 @@
-"""What a node does for its own disk: rotten batches fetched again, everything read once in a while, room watched.
+"""What a node does for its own disk: repair what the scrubber finds, and watch the free space.
 
-Owns repairs, scrubber and reserve of one node, and what status and metrics tell of them. It holds no rule: those are in
-`repair`, `scrub` and `space`. The node's core drives it by its beats and hands it the messages of repairs.
+Owns the scrubber of one node, the checks of its free space, and their status and warnings. It holds no rule: those are
+in `partition.repair`, `scrub` and `space`. The node drives it once per heartbeat.
 """
 
 import structlog
@@ -34,7 +34,7 @@ class StorageCare:
     def mend_batch(self, damage: BatchDamaged) -> None:
         replica = self._replicas.get(damage.pid)
         if replica is not None and (damage.row is not None or replica.log.holds(damage.offset)):
-            self._replicas.repair(damage, lambda _is_whole: None)
+            self._replicas.repair(damage, lambda _is_repaired: None)
 
     def look_at(self, pid: PartitionId, offset: Offset) -> bool:
         replica = self._replicas.get(pid)
@@ -49,24 +49,24 @@ class StorageCare:
     def mend_checkpoint(self, pid: PartitionId, key: bytes) -> None:
         log = self._replicas.log(pid)
         if log is not None:
-            _log.warning("damage found", node=self._host.node_id, what=f"a checkpoint of {log!r}: written anew")
+            _log.warning("damage found", node=self._host.node_id, what=f"a checkpoint of {log!r}: rewritten")
             log.mend_checkpoint(key)
 
     def mend_raft(self, table: Table, key: bytes) -> None:
-        _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {key.hex()}: written anew")
+        _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {key.hex()}: rewritten")
         self._host.engine.mend(table, key)
 
-    # ---------------------------------------------------------------------------------------- room
+    # ---------------------------------------------------------------------------------------- space
     def _check_space(self) -> None:
         was_full = self._space.is_full
         self._space.look()
         if self._space.is_full != was_full:
-            tell = _log.error if self._space.is_full else _log.info
-            what = "disk full: no records are appended" if self._space.is_full else "the disk has room again"
+            log = _log.error if self._space.is_full else _log.info
+            what = "disk full: no records are appended" if self._space.is_full else "the disk has space again"
             found = self._space.space
-            tell(what, node=self._host.node_id, free=found.free_bytes, reusable=found.reusable_bytes)
+            log(what, node=self._host.node_id, free=found.free_bytes, reusable=found.reusable_bytes)
 
-    # ---------------------------------------------------------------------------------------- telling
+    # ---------------------------------------------------------------------------------------- reporting
     def status(self) -> StorageStatus:
         counts, progress, space = self._replicas.repairs.counts, self.scrubber.progress, self._space.space
         return StorageStatus(
@@ -75,7 +75,7 @@ class StorageCare:
             is_full=self._space.is_full,
             damage_found=counts.found,
             damage_repaired=counts.repaired,
-            damage_unrepaired=counts.refused,
+            damage_unrepaired=counts.failed,
             scrub_found=progress.found,
             scrub_bytes=progress.read_bytes,
             scrub_passes=progress.passes,
@@ -83,12 +83,12 @@ class StorageCare:
         )
 
     def warnings(self) -> list[str]:
-        """What an operator should do something about."""
-        told = [self._space.refusal(self._host.node_id).message] if self._space.is_full else []
+        """For an operator to act on."""
+        found = [self._space.refusal(self._host.node_id).message] if self._space.is_full else []
         counts = self._replicas.repairs.counts
         if counts.found:
-            told.append(
+            found.append(
                 f"{counts.found} damaged batches found since its start, {counts.repaired} repaired: where it happens "
                 "again and again, replace the disk"
             )
-        return told
+        return found

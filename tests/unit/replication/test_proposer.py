@@ -149,7 +149,7 @@ def test_elsewhere_a_reply_waits_until_this_node_has_applied_the_command(world: 
 
 
 def test_who_waits_for_a_leader_that_is_not_heard_of_any_more_is_told_of_no_quorum(world: World) -> None:
-    """Nobody follows a leader that died with a majority, so the engine goes on to name it."""
+    """No node succeeds a leader that died with a majority, so the engine still names it."""
     world.lead(OTHER)
     world.propose(timeout_ms=100)
     world.pass_ms(200)
@@ -217,7 +217,7 @@ EXPIRED = Rejected(code=ErrorCode.REQUEST_EXPIRED, message="old")
 
 
 def test_a_request_of_this_nodes_own_that_was_refused_as_old_at_once_is_proposed_as_a_new_one(world: World) -> None:
-    """It was made while this node was behind, or very many came before it; it certainly never ran."""
+    """It was made while this node lagged, or very many came before it; it certainly never ran."""
     world.lead(ME)
     world.propose()
     world.engine.queue[0][1](committed(5, EXPIRED))

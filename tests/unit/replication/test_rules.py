@@ -1,7 +1,7 @@
 """The numbered rules of replication, each under its number, on one replica.
 
 What a rule demands of the state machine alone is tested with the state machine; the hand-over of rule 11 in
-test_leading; what a rule demands of several nodes at once, in the simulation.
+test_leading; what a rule demands of several nodes together, in the simulation.
 """
 
 import pytest

@@ -165,9 +165,9 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
             read += 1
             yield piece
 
-    monkeypatch.setattr(world.node.applied.digests, "_new_pieces", counted)
+    monkeypatch.setattr(world.node.applied.digests, "_make_pieces", counted)
     asked = Asked(world)
-    assert world.most_at_once(lambda: read, 10) == digests.PIECES_A_STEP < read
+    assert world.most_at_once(lambda: read, 10) == digests.PIECES_PER_STEP < read
     assert asked.answers == [of_now(world)]
     assert world.node.applied.settle()
 
@@ -177,7 +177,7 @@ def test_an_entry_that_moves_the_state_begins_its_digest_anew_and_the_next_entry
     world = World().start()
     world.populate()
     first = Asked(world)
-    world.process.soon(lambda: world.commit(1))  # behind the digest's first step
+    world.process.soon(lambda: world.commit(1))  # after the digest's first step
     is_settled = list[bool]()
 
     def engine() -> None:

@@ -1,4 +1,4 @@
-"""The Raft leader's watch: who is fenced and when, who is asked, who is proposed, who is moved back."""
+"""The Raft leader's watch: which nodes are fenced and when, which are queried, elected and given leaderships back."""
 
 import random
 from dataclasses import replace
@@ -46,7 +46,8 @@ TOPIC_OF_MANY = CreateTopic(
 
 
 class World:
-    """A controller on node 1, which leads Raft; what it proposes is applied at once. Peers speak as told."""
+    """A controller on node 1, which leads Raft; its proposals are applied immediately. The test decides which peers are
+    heard."""
 
     def __init__(self, *, is_initialised: bool = True) -> None:
         self.scheduler = Scheduler()
@@ -381,7 +382,7 @@ def test_a_node_that_keeps_coming_and_going_gets_its_leaderships_back_later_each
 
 
 def test_few_elections_are_proposed_at_once_and_all_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "ELECTIONS_AT_ONCE", 2)
+    monkeypatch.setattr(controller_module, "ELECTIONS_MAX", 2)
     world.apply(replace(TOPIC_OF_MANY, partition_count=30))
     world.silent.add(PEER_A)
     world.run(4_000)
@@ -398,7 +399,7 @@ def test_few_elections_are_proposed_at_once_and_all_in_the_end(world: World, mon
 def test_rule_20_majority_is_of_the_partitions_replicas_with_this_node(
     world: World, reachable: set[NodeId], has_it: bool
 ) -> None:
-    """Whoever lacks it reports nothing for an election: it would only resign again."""
+    """A node without it reports nothing for an election: elected, it would only resign again."""
     assert has_majority(world.part(), ME, frozenset(reachable)) is has_it
 
 

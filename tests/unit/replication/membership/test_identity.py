@@ -21,7 +21,7 @@ def fail(error: BaseException) -> None:
 
 
 def claim(image: DiskImage, config: NodeConfig = CONFIG, at_least: int = 5) -> Claim:
-    """As a process that starts on this disk, up to where it may speak."""
+    """As a process that starts on this disk, until it may send messages."""
     scheduler = Scheduler()
     disk = FakeDisk(SimClock(Process(scheduler, "node", fail), Machine()), RNG, image=image, on_fatal=fail)
     told: list[Claim] = []

@@ -1,5 +1,5 @@
-"""One replica whose bytes have rotted, whose applied state jumped, or whose process stops: it goes on, and says nothing
-that it does not know."""
+"""One replica with damaged bytes, with a jump of the applied state, or in a stopping process: it continues, and reports
+nothing that it does not know."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from smq.replication.log.codec import BatchDamaged, base_of_key, parse_value
 from smq.replication.log.partition_log import TAIL_BYTES_KEPT
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.net import wire
-from smq.replication.partition.repair import AGAIN_MAX, REMEMBERED_NS, Outcome, told
+from smq.replication.partition.repair import REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
 from smq.replication.ports import Table
 from smq.testing.disk import DiskImage
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
@@ -84,7 +84,7 @@ def test_a_leader_gives_up_rotten_bytes_that_were_never_committed() -> None:
 
 
 def answer_fetches(host: Host, values: dict[int, bytes], peers: tuple[NodeId, ...] = (PEER_A, PEER_B)) -> list[int]:
-    """The others answer what they are asked for, with what is in `values`; whom it asked, in order."""
+    """The others answer requests from `values`. Returns the nodes that were asked, in order."""
     asked: list[int] = []
     seen: set[int] = set()
     while True:
@@ -102,9 +102,9 @@ def answer_fetches(host: Host, values: dict[int, bytes], peers: tuple[NodeId, ..
 
 def want(host: Host, offset: int) -> list[bool]:
     """Asks for a repair; what its outcome was will be in the list."""
-    told: list[bool] = []
-    host.repair(BatchDamaged(host.part.pid, Offset(offset), "rotten"), told.append)
-    return told
+    reported: list[bool] = []
+    host.repair(BatchDamaged(host.part.pid, Offset(offset), "rotten"), reported.append)
+    return reported
 
 
 def test_rotten_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanwhile() -> None:
@@ -112,9 +112,9 @@ def test_rotten_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanw
     host.advance(3)
     restart_with_rot(host, 1, with_row=False)
     assert host.live.durable_verified_end == 3
-    told = want(host, 1)
+    reported = want(host, 1)
     assert answer_fetches(host, {1: values[1]}) == [PEER_A]
-    assert told == [True]
+    assert reported == [True]
     assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
 
 
@@ -141,12 +141,12 @@ def test_bytes_that_fail_or_are_of_another_epoch_are_not_taken_and_the_next_repl
     host, values = follower_with(3)
     host.advance(3)
     restart_with_rot(host, 1, with_row=False)
-    told = want(host, 1)
+    reported = want(host, 1)
     assert answer_fetches(host, {1: stored(batch(b"other"), 1, 7, ts_ns=11)}) == [PEER_A, PEER_B]
-    assert told == [False]
-    told = want(host, 1)
+    assert reported == [False]
+    reported = want(host, 1)
     answer_fetches(host, {1: values[1][:-1] + b"?"})
-    assert told == [False]
+    assert reported == [False]
     assert host.live.log.rotten == {1}
 
 
@@ -162,7 +162,7 @@ def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_op
 
 
 def test_a_batch_that_is_put_right_in_vain_is_not_fetched_for_ever() -> None:
-    """As in a tree that is out of order, where what is written is not found."""
+    """As in a tree that is out of order, in which a written row is not found."""
     host, values = follower_with(3)
     host.advance(3)
     outcomes: list[Outcome] = []
@@ -174,11 +174,14 @@ def test_a_batch_that_is_put_right_in_vain_is_not_fetched_for_ever() -> None:
         asked += len(answer_fetches(host, {1: values[1]}))
         host.sent.clear()
 
-    for _ in range(AGAIN_MAX + 3):
+    for _ in range(REPEATS_MAX + 3):
         again()
-    assert outcomes == [Outcome.REPAIRED] * AGAIN_MAX + [Outcome.IN_VAIN] * 3
-    assert asked == AGAIN_MAX
-    assert told(BatchDamaged(host.part.pid, Offset(1), "missing"), Outcome.IN_VAIN).code is ErrorCode.DATA_DAMAGED
+    assert outcomes == [Outcome.REPAIRED] * REPEATS_MAX + [Outcome.INEFFECTIVE] * 3
+    assert asked == REPEATS_MAX
+    assert (
+        repair_error(BatchDamaged(host.part.pid, Offset(1), "missing"), Outcome.INEFFECTIVE).code
+        is ErrorCode.DATA_DAMAGED
+    )
     host.settle(REMEMBERED_NS // 1_000_000)
     again()
     assert outcomes[-1] is Outcome.REPAIRED
@@ -258,7 +261,7 @@ def test_a_leader_that_was_helped_supplies_the_follower_and_goes_on_leading() ->
 
 def test_a_leader_whose_bytes_nobody_else_has_goes_on_leading() -> None:
     host = leader_with_rot()
-    host.advance(host.part.hwm + 1)  # nobody reaches this mark
+    host.advance(host.part.hwm + 1)  # no node reaches this mark
     host.live.on_tick(host.clock.monotonic_ns())
     answer_fetches(host, {})
     host.live.on_tick(host.clock.monotonic_ns())
@@ -300,7 +303,8 @@ def test_a_rotten_index_row_does_not_keep_a_log_from_being_cut() -> None:
 
 # ---------------------------------------------------------------------------------------------------- jumps
 def jump(host: Host, *, hwm: int, log_start: int) -> None:
-    """What a snapshot does to a replica that was cut off: PEER_A led epoch 1, ME leads epoch 2, all seen at once."""
+    """A snapshot reaches a replica that was cut off: PEER_A led epoch 1, ME leads epoch 2; it learns of both
+    together."""
     replica, host.replica = host.live, None
     host.elect(PEER_A)
     host.advance(hwm)
@@ -434,9 +438,9 @@ def test_a_leader_tells_its_producers_to_a_log_that_jumped() -> None:
     assert isinstance(probe, wire.Probe)
     ack = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(1), probe.stream, True, True)
     host.live.on_ack(PEER_B, ack)
-    told = host.messages(wire.Producers)[-1]
-    assert isinstance(told, wire.Producers)
-    assert (told.at, told.table) == (1, host.live.log.producers.snapshot())
+    reported = host.messages(wire.Producers)[-1]
+    assert isinstance(reported, wire.Producers)
+    assert (reported.at, reported.table) == (1, host.live.log.producers.snapshot())
 
 
 def test_the_log_start_reached_in_the_own_epoch_keeps_the_sequences() -> None:

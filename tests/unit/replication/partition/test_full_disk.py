@@ -1,4 +1,4 @@
-"""A disk that fills: records are refused or wait, everything else goes on, and it all resumes when there is room."""
+"""A full disk: records are refused or wait, all other work continues, and records resume once there is space."""
 
 import pytest
 

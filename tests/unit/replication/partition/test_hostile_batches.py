@@ -1,4 +1,4 @@
-"""A producer's batch whose checksum is right and whose records are nonsense harms nobody but its own readers."""
+"""A batch with a valid checksum and malformed records harms only its own readers."""
 
 import struct
 import zlib

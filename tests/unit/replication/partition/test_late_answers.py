@@ -68,7 +68,7 @@ def test_a_confirmation_is_for_one_judgement() -> None:
     reader.barriers.release(LogIndex(1))  # in range after all: the poll waits
     reader.host.elect(PEER_B, end=2)
     reader.host.settle(1_500)
-    assert reader.results == [], "the first barrier says nothing of what came after it"
+    assert reader.results == [], "the first barrier says nothing of later changes"
     reader.barriers.release(LogIndex(2))
     reader.host.settle(1)
     (result,) = reader.results

@@ -1,4 +1,4 @@
-"""A leader on one replica: what it streams, whom it refuses, and how it hands its lead over (rule 11)."""
+"""A leader on one replica: what it streams, which requests it refuses, and how it hands over (rule 11)."""
 
 import pytest
 

@@ -10,7 +10,7 @@ from smq.raft_state.ids import LogIndex, Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Fetched, TimeKind
 from smq.replication.log.codec import BatchDamaged, StoredValue
-from smq.replication.partition.reads import REPAIRS_A_POLL_MAX, Poll, Reads, find_time
+from smq.replication.partition.reads import REPAIRS_PER_POLL_MAX, Poll, Reads, find_time
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica
 from tests.unit.replication.support import ME, PEER_A, Host, batch
@@ -212,7 +212,7 @@ def test_an_error_that_nobody_foresaw_is_told_to_the_reader_and_not_to_the_node(
 
 
 class VainRepairs:
-    """Each puts the batch right as far as it can tell."""
+    """Each repairs the batch, as far as it knows."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -237,4 +237,4 @@ def test_a_batch_that_cannot_be_found_after_repairs_is_told_as_damaged_and_not_s
     reader.fetch(0)
     assert reader.error.code is ErrorCode.DATA_DAMAGED
     assert "empty it" in str(reader.error)
-    assert repairs.count == REPAIRS_A_POLL_MAX + 1
+    assert repairs.count == REPAIRS_PER_POLL_MAX + 1

@@ -1,7 +1,7 @@
 """Work of thousands of parts, done some at a time, so that others have the loop in between.
 
 Owns how long a slice is. Its users own what a part is, and that the parts may be done at different moments. Only the
-node's core imports it.
+node and its replicas import it.
 """
 
 from collections import deque

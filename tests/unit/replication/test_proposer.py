@@ -148,7 +148,7 @@ def test_elsewhere_a_reply_waits_until_this_node_has_applied_the_command(world: 
     assert world.answers == [Done()]
 
 
-def test_who_waits_for_a_leader_that_is_not_heard_of_any_more_is_told_of_no_quorum(world: World) -> None:
+def test_a_caller_that_waits_for_a_leader_that_is_no_longer_heard_gets_no_quorum(world: World) -> None:
     """No node succeeds a leader that died with a majority, so the engine still names it."""
     world.lead(OTHER)
     world.propose(timeout_ms=100)
@@ -216,7 +216,7 @@ def test_late_answers_of_an_older_attempt_are_ignored(world: World) -> None:
 EXPIRED = Rejected(code=ErrorCode.REQUEST_EXPIRED, message="old")
 
 
-def test_a_request_of_this_nodes_own_that_was_refused_as_old_at_once_is_proposed_as_a_new_one(world: World) -> None:
+def test_a_request_of_this_nodes_own_that_was_refused_as_old_immediately_is_proposed_as_a_new_one(world: World) -> None:
     """It was made while this node lagged, or very many came before it; it certainly never ran."""
     world.lead(ME)
     world.propose()
@@ -262,60 +262,60 @@ def test_another_nodes_proposal_that_does_not_decode_never_reaches_the_engine(wo
     assert world.engine.queue == []
 
 
-def test_barriers_share_one_in_flight_and_the_next_is_for_those_who_came_later(world: World) -> None:
+def test_barriers_share_one_in_flight_and_the_next_is_for_later_callers(world: World) -> None:
     world.lead(ME)
     barriers = world.barriers()
-    told: list[str] = []
+    results: list[str] = []
     for name in ("a", "b", "c"):
-        barriers.wait(1_000, lambda _result, name=name: told.append(name))  # type: ignore[misc]  # bound per loop
+        barriers.wait(1_000, lambda _result, name=name: results.append(name))  # type: ignore[misc]  # bound per loop
     (first,) = world.engine.reads
     first(LogIndex(0))
-    assert told == ["a"]
+    assert results == ["a"]
     (_, second) = world.engine.reads
-    barriers.wait(1_000, lambda _result: told.append("d"))
+    barriers.wait(1_000, lambda _result: results.append("d"))
     second(LogIndex(0))
-    assert told == ["a", "b", "c"], "who came after the second had begun waits for the third"
+    assert results == ["a", "b", "c"], "callers that came after the second had begun wait for the third"
     world.engine.reads[2](LogIndex(0))
-    assert told == ["a", "b", "c", "d"]
+    assert results == ["a", "b", "c", "d"]
     assert world.engine.queue == [], "a read writes nothing"
 
 
 def test_a_read_at_the_leader_waits_until_its_index_has_been_applied(world: World) -> None:
     world.lead(ME)
-    told: list[object] = []
-    world.barriers().wait(1_000, told.append)
+    results: list[object] = []
+    world.barriers().wait(1_000, results.append)
     world.engine.reads[0](LogIndex(3))
     world.proposer.on_applied(LogIndex(2))
-    assert told == []
+    assert results == []
     world.engine.applied_index = LogIndex(3)
     world.proposer.on_applied(LogIndex(3))
-    assert told == [3]
+    assert results == [3]
 
 
 def test_a_read_elsewhere_asks_the_leader_and_waits_until_its_index_has_been_applied_here(world: World) -> None:
     world.lead(OTHER)
-    told: list[object] = []
-    world.barriers().wait(1_000, told.append)
+    results: list[object] = []
+    world.barriers().wait(1_000, results.append)
     ((peer, sent),) = world.sent
     assert peer == OTHER
     assert isinstance(sent, wire.ReadIndex)
     world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(7), encode_reply(Done())))
-    assert told == []
+    assert results == []
     world.engine.applied_index = LogIndex(7)
     world.proposer.on_applied(LogIndex(7))
-    assert told == [7]
+    assert results == [7]
 
 
 def test_a_read_that_its_leader_could_not_confirm_is_asked_of_the_next(world: World) -> None:
     world.lead(ME)
-    told: list[object] = []
-    world.barriers().wait(1_000, told.append)
+    results: list[object] = []
+    world.barriers().wait(1_000, results.append)
     world.engine.reads[0](ProposalLost.NOT_LEADER)
     world.lead(OTHER)
     ((peer, sent),) = world.sent
     assert (peer, type(sent)) == (OTHER, wire.ReadIndex)
     world.engine.reads[0](LogIndex(0))
-    assert told == [], "an answer of the attempt before"
+    assert results == [], "an answer of the attempt before"
 
 
 def test_another_nodes_read_is_answered_with_the_index_or_with_not_leader(world: World) -> None:
@@ -329,25 +329,25 @@ def test_another_nodes_read_is_answered_with_the_index_or_with_not_leader(world:
     ]
 
 
-def test_a_waiter_behind_a_barrier_in_flight_keeps_its_own_deadline(world: World) -> None:
+def test_a_waiter_queued_after_a_barrier_in_flight_keeps_its_own_deadline(world: World) -> None:
     world.lead(ME)
     barriers = world.barriers()
-    told: list[object] = []
-    barriers.wait(5_000, told.append)
-    barriers.wait(100, told.append)
+    results: list[object] = []
+    barriers.wait(5_000, results.append)
+    barriers.wait(100, results.append)
     world.pass_ms(300)
-    (error,) = told
+    (error,) = results
     assert isinstance(error, SmqError)
     assert error.code is ErrorCode.TIMED_OUT
 
 
 def test_a_barrier_without_a_quorum_ends_at_its_own_deadline(world: World) -> None:
     barriers = world.barriers()
-    told: list[object] = []
-    barriers.wait(100, told.append)
-    barriers.wait(500, told.append)
+    results: list[object] = []
+    barriers.wait(100, results.append)
+    barriers.wait(500, results.append)
     world.pass_ms(200)
-    assert len(told) == 1
+    assert len(results) == 1
     world.pass_ms(400)
-    assert len(told) == 2
-    assert all(isinstance(result, SmqError) and result.code is ErrorCode.NO_QUORUM for result in told)
+    assert len(results) == 2
+    assert all(isinstance(result, SmqError) and result.code is ErrorCode.NO_QUORUM for result in results)

@@ -80,7 +80,7 @@ def test_rule_01_a_batch_keeps_the_epoch_it_was_appended_in(host: Host) -> None:
     assert [parse_header(v.batch).epoch for v in values] == [0, 1]
 
 
-def test_rule_02_a_restarted_process_does_not_go_on_leading(host: Host) -> None:
+def test_rule_02_a_restarted_process_stops_leading(host: Host) -> None:
     host.produce()
     host.settle()
     replica = host.reopen()
@@ -147,7 +147,7 @@ def test_rule_03_a_batch_that_begins_before_its_epoch_is_wrong_as_a_whole() -> N
     assert (replica.durable_verified_end, replica.log.appended_end) == (0, 0)
 
 
-def test_rule_04_nothing_is_appended_behind_a_batch_that_waits_unjudged() -> None:
+def test_rule_04_nothing_is_appended_after_a_batch_that_waits_unjudged() -> None:
     host = behind()
     append(host, stored(batch(), 1, 1))
     host.settle()
@@ -304,7 +304,7 @@ def test_rule_08_a_follower_counts_for_what_it_or_its_new_process_said_last(host
     assert host.live.hwm_advance() is None
 
 
-def test_rule_08_counts_begin_anew_with_each_epoch(host: Host) -> None:
+def test_rule_08_counts_restart_with_each_epoch(host: Host) -> None:
     host.produce(batch(b"X"))
     host.settle()
     host.ack(PEER_A, 1)
@@ -455,7 +455,7 @@ def test_rule_13_what_waits_unjudged_is_not_readable() -> None:
     assert host.live.readable_end == 0
 
 
-def tell_producers(host: Host, at: int) -> None:
+def send_producers(host: Host, at: int) -> None:
     """A leader without idempotent producers answers a log that jumped (rule 16)."""
     host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), b""))
     host.settle()
@@ -467,7 +467,7 @@ def test_rule_14_a_log_that_ends_below_the_log_start_is_emptied_and_can_be_elect
     host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(5)))
     host.settle()
     assert (host.live.log.log_start, host.live.log.appended_end) == (5, 5)
-    tell_producers(host, 5)
+    send_producers(host, 5)
     assert host.live.election_end(Epoch(1)) == 5
 
 
@@ -475,7 +475,7 @@ def test_rule_14_an_empty_log_takes_the_batch_that_contains_the_log_start() -> N
     host = follower()
     host.advance(10)
     host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(5)))
-    tell_producers(host, 5)
+    send_producers(host, 5)
     append(host, stored(batch(count=8), 2, 1))
     host.settle()
     assert host.live.durable_verified_end == 10

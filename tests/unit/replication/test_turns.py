@@ -100,7 +100,7 @@ class World:
         request = RequestId(number.to_bytes(16, "big"))
         self.apply(CommitOffsets(request_id=request, group="g", items=(item,), committed_ms=1))
 
-    def most_at_once(self, counter: Callable[[], int], run_ms: float) -> int:
+    def most_per_callback(self, counter: Callable[[], int], run_ms: float) -> int:
         """The most that the counter grew within one callback."""
         most, before = 0, counter()
 
@@ -120,7 +120,7 @@ def test_the_streams_to_a_peer_that_has_come_are_probed_some_at_a_time() -> None
     world.populate()
     world.network.is_up = True
     world.process.soon(lambda: world.node.dispatcher.on_session_open(TWO, Channel.DATA))
-    assert 0 < world.most_at_once(lambda: world.network.count, 10) <= slices.PARTS_MAX
+    assert 0 < world.most_per_callback(lambda: world.network.count, 10) <= slices.PARTS_MAX
     assert world.network.count == PARTITIONS // 3
 
 
@@ -167,13 +167,13 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
 
     monkeypatch.setattr(world.node.applied.digests, "_make_pieces", counted)
     asked = Asked(world)
-    assert world.most_at_once(lambda: read, 10) == digests.PIECES_PER_STEP < read
+    assert world.most_per_callback(lambda: read, 10) == digests.PIECES_PER_STEP < read
     assert asked.answers == [of_now(world)]
     assert world.node.applied.settle()
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_an_entry_that_moves_the_state_begins_its_digest_anew_and_the_next_entry_waits() -> None:
+def test_an_entry_that_moves_the_state_restarts_its_digest_and_the_next_entry_waits() -> None:
     world = World().start()
     world.populate()
     first = Asked(world)
@@ -195,7 +195,7 @@ def test_an_entry_that_moves_the_state_begins_its_digest_anew_and_the_next_entry
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_node_that_stops_tells_who_waits_for_a_digest() -> None:
+def test_a_node_that_stops_answers_the_callers_of_a_digest() -> None:
     world = World().start()
     world.populate()
     asked = Asked(world)
@@ -233,7 +233,7 @@ def test_a_node_opens_its_logs_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(LogStore, "_open", counted)
     world = World(image, lambda process: SlowClock(process, Machine()))
     world.node.start()
-    assert world.most_at_once(lambda: opened, 50) <= slices.SLICE_NS_MAX // 1_000_000
+    assert world.most_per_callback(lambda: opened, 50) <= slices.SLICE_NS_MAX // 1_000_000
     assert opened == PARTITIONS
 
 

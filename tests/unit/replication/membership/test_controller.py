@@ -177,7 +177,7 @@ def test_a_new_cluster_is_initialised_once() -> None:
     assert len(world.made(InitCluster)) == 1
 
 
-def test_nothing_is_proposed_while_all_are_well(world: World) -> None:
+def test_nothing_is_proposed_while_all_nodes_are_healthy(world: World) -> None:
     world.run(10_000)
     assert world.proposed == []
 
@@ -282,7 +282,7 @@ def test_a_node_that_does_not_lead_raft_proposes_nothing(world: World) -> None:
     assert world.proposed == []
 
 
-def test_a_new_raft_leader_gives_everybody_a_whole_session_before_it_fences(world: World) -> None:
+def test_a_new_raft_leader_gives_all_nodes_a_whole_session_before_it_fences(world: World) -> None:
     world.engine.leader = PEER_B
     world.silent.add(PEER_A)
     world.run(5_000)
@@ -309,7 +309,7 @@ def test_a_leaving_node_that_has_fenced_itself_stays_fenced(world: World) -> Non
     assert all(world.part(i).leader != PEER_A for i in range(3))
 
 
-def test_leaderships_leave_a_drained_node_at_once_and_come_back_when_it_is_undrained(world: World) -> None:
+def test_leaderships_leave_a_drained_node_immediately_and_come_back_when_it_is_undrained(world: World) -> None:
     world.run(world.config.rebalance_interval_ms + 500)
     world.apply(SetNodeDrained(node=PEER_A, drained=True))
     world.controller.rebalance_soon()
@@ -326,7 +326,7 @@ def test_leaderships_leave_a_drained_node_at_once_and_come_back_when_it_is_undra
     assert set(back) == {PEER_A}
 
 
-def test_a_drained_node_is_elected_only_where_nobody_else_can_be(world: World) -> None:
+def test_a_drained_node_is_elected_only_if_no_other_can_be(world: World) -> None:
     world.apply(SetNodeDrained(node=PEER_B, drained=True))
     world.silent.add(PEER_A)
     world.run(3_000)
@@ -340,7 +340,7 @@ def test_a_drained_node_is_elected_only_where_nobody_else_can_be(world: World) -
     assert world.part(led).leader == PEER_B
 
 
-def test_a_full_node_is_elected_only_where_nobody_else_can_be(world: World) -> None:
+def test_a_full_node_is_elected_only_if_no_other_can_be(world: World) -> None:
     world.full.add(PEER_B)
     world.silent.add(PEER_A)
     led = next(i for i in range(3) if world.part(i).leader == PEER_A)
@@ -381,7 +381,7 @@ def test_a_node_that_keeps_coming_and_going_gets_its_leaderships_back_later_each
     assert first < second < third
 
 
-def test_few_elections_are_proposed_at_once_and_all_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_elections_are_proposed_together_and_all_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "ELECTIONS_MAX", 2)
     world.apply(replace(TOPIC_OF_MANY, partition_count=30))
     world.silent.add(PEER_A)

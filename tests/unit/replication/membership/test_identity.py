@@ -24,9 +24,9 @@ def claim(image: DiskImage, config: NodeConfig = CONFIG, at_least: int = 5) -> C
     """As a process that starts on this disk, until it may send messages."""
     scheduler = Scheduler()
     disk = FakeDisk(SimClock(Process(scheduler, "node", fail), Machine()), RNG, image=image, on_fatal=fail)
-    told: list[Claim] = []
-    identity = claim_identity(disk, config, RNG, at_least, lambda: told.append(identity))
-    assert scheduler.run_for_ms(1_000, stop=lambda: bool(told))
+    claimed: list[Claim] = []
+    identity = claim_identity(disk, config, RNG, at_least, lambda: claimed.append(identity))
+    assert scheduler.run_for_ms(1_000, stop=lambda: bool(claimed))
     return identity
 
 

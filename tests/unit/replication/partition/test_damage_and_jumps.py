@@ -70,7 +70,7 @@ def test_rot_is_kept_until_the_leader_has_shown_that_it_has_what_follows() -> No
     assert host.live.log.damaged is not None
 
 
-def test_a_leader_gives_up_rotten_bytes_that_were_never_committed() -> None:
+def test_a_leader_gives_up_damaged_bytes_that_were_never_committed() -> None:
     host, _ = follower_with(3)
     host.advance(1)
     restart_with_rot(host, 1)
@@ -107,7 +107,7 @@ def want(host: Host, offset: int) -> list[bool]:
     return reported
 
 
-def test_rotten_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanwhile() -> None:
+def test_damaged_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanwhile() -> None:
     host, values = follower_with(3)
     host.advance(3)
     restart_with_rot(host, 1, with_row=False)
@@ -118,7 +118,7 @@ def test_rotten_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanw
     assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
 
 
-def test_rotten_bytes_beyond_the_mark_count_for_nothing_until_they_are_whole_on_disk() -> None:
+def test_damaged_bytes_beyond_the_mark_count_for_nothing_until_they_are_intact_on_disk() -> None:
     host, values = follower_with(3)
     restart_with_rot(host, 1, with_row=False)
     assert (host.live.durable_verified_end, host.live.log.appended_end) == (1, 3)
@@ -131,7 +131,7 @@ def test_rotten_bytes_beyond_the_mark_count_for_nothing_until_they_are_whole_on_
     assert host.live.durable_verified_end == 3
 
 
-def test_a_rotten_first_batch_beyond_the_mark_leaves_nothing_that_counts() -> None:
+def test_a_damaged_first_batch_beyond_the_mark_leaves_nothing_that_counts() -> None:
     host, _ = follower_with(3)
     restart_with_rot(host, 0, with_row=False)
     assert host.live.durable_verified_end == 0
@@ -196,7 +196,7 @@ def test_a_replica_gives_only_what_is_right_and_whole_and_durable_here() -> None
     assert found == [values[1], b"", b""]
 
 
-def test_an_elected_leader_gives_up_rotten_bytes_beyond_its_start() -> None:
+def test_an_elected_leader_gives_up_damaged_bytes_beyond_its_start() -> None:
     host, _ = follower_with(3)
     host.advance(1)
     restart_with_rot(host, 2, with_row=False)
@@ -240,7 +240,7 @@ def test_rot_at_the_leader_does_not_fail_producers() -> None:
     assert answer.offsets == (end, end)
 
 
-def test_a_leader_that_nobody_can_help_makes_way_for_a_follower_that_is_level() -> None:
+def test_a_leader_that_no_replica_can_help_resigns_for_a_follower_that_is_level() -> None:
     host = leader_with_rot()
     host.live.on_tick(host.clock.monotonic_ns())
     assert host.resigned == [], "it asks first"
@@ -249,7 +249,7 @@ def test_a_leader_that_nobody_can_help_makes_way_for_a_follower_that_is_level() 
     assert host.resigned == [(host.part.pid, Epoch(1))]
 
 
-def test_a_leader_that_was_helped_supplies_the_follower_and_goes_on_leading() -> None:
+def test_a_leader_that_was_helped_supplies_the_follower_and_keeps_leading() -> None:
     host = leader_with_rot()
     ts_ns = parse_value(host.disk.image.tables[Table.BATCHES].values()[0], verify=False).ts_ns
     whole = stored(batch(b"x" * 4_000), 0, 1, ts_ns=ts_ns)
@@ -259,7 +259,7 @@ def test_a_leader_that_was_helped_supplies_the_follower_and_goes_on_leading() ->
     assert [v.value for v in host.live.log.read(Offset(0), Offset(1), 1)] == [whole]
 
 
-def test_a_leader_whose_bytes_nobody_else_has_goes_on_leading() -> None:
+def test_a_leader_whose_bytes_no_other_replica_has_keeps_leading() -> None:
     host = leader_with_rot()
     host.advance(host.part.hwm + 1)  # no node reaches this mark
     host.live.on_tick(host.clock.monotonic_ns())
@@ -273,7 +273,7 @@ def test_a_hand_over_to_a_follower_that_cannot_be_supplied_does_not_begin() -> N
     assert not host.live.transfer(PEER_B)
 
 
-def restart_with_a_rotten_row(host: Host, table: Table, row_number: int) -> None:
+def restart_with_a_damaged_row(host: Host, table: Table, row_number: int) -> None:
     image = host.disk.crash()
     rows = image.tables[table]
     key = [k for k in rows if rows[k]][row_number]
@@ -281,19 +281,19 @@ def restart_with_a_rotten_row(host: Host, table: Table, row_number: int) -> None
     host.reopen(INCARNATION + 1, image)
 
 
-def test_a_rotten_index_row_does_not_keep_the_log_start_from_moving() -> None:
+def test_a_damaged_index_row_does_not_keep_the_log_start_from_moving() -> None:
     host, values = follower_with(6)
     host.advance(6)
-    restart_with_a_rotten_row(host, Table.TIMES, 1)
+    restart_with_a_damaged_row(host, Table.TIMES, 1)
     advance_log_start(host, 4)
     host.settle()
     assert [v.value for v in host.live.log.read(Offset(4), Offset(6), 1 << 20)] == values[4:]
 
 
-def test_a_rotten_index_row_does_not_keep_a_log_from_being_cut() -> None:
+def test_a_damaged_index_row_does_not_keep_a_log_from_being_truncated() -> None:
     host, _ = follower_with(6)
     host.advance(3)
-    restart_with_a_rotten_row(host, Table.TIMES, 1)
+    restart_with_a_damaged_row(host, Table.TIMES, 1)
     host.elect(PEER_B, end=3)
     append(host, stored(batch(b"new"), 3, 2, ts_ns=99), epoch=2, peer=PEER_B)
     host.settle()
@@ -356,7 +356,7 @@ def jumped() -> Host:
     return host
 
 
-def tell_producers(host: Host, at: int) -> None:
+def send_producers(host: Host, at: int) -> None:
     """What a leader says whose log holds sequence 8 at offset 8."""
     table = ProducerTable()
     cached = CachedBatch(Epoch(1), Offset(8), Offset(9), Sequence(8), Sequence(8), TsNs(88))
@@ -371,14 +371,14 @@ def test_a_log_that_jumped_counts_for_nothing_until_it_has_the_producers() -> No
     assert acks(host)[-1].needs_producers
     append(host, stored(idempotent(9), 9, 1))
     assert host.live.log.appended_end == 9, "what follows waits for them, too"
-    tell_producers(host, 9)
+    send_producers(host, 9)
     assert host.live.election_end(Epoch(1)) == 9
     assert not acks(host)[-1].needs_producers
 
 
 def test_a_leader_whose_log_had_jumped_answers_the_repetition_of_a_batch_it_never_held() -> None:
     host = jumped()
-    tell_producers(host, 9)
+    send_producers(host, 9)
     host.elect(ME, end=9)
     answer = host.produce(idempotent(8))
     host.settle(10)
@@ -395,11 +395,11 @@ def test_a_log_that_jumped_does_not_lead_without_the_producers() -> None:
 def test_the_lack_of_producers_outlives_the_process() -> None:
     host = jumped()
     assert not host.reopen().log.has_producers
-    tell_producers(host, 9)
+    send_producers(host, 9)
     assert host.reopen().log.has_producers
 
 
-def test_the_only_replica_leads_on_without_producers_for_nobody_could_tell_them() -> None:
+def test_the_only_replica_keeps_leading_without_producers_as_no_other_has_them() -> None:
     host = jumped()
     host.part.replicas = (ME,)
     host.elect(ME, end=9)
@@ -408,7 +408,7 @@ def test_the_only_replica_leads_on_without_producers_for_nobody_could_tell_them(
 
 def test_producers_of_another_offset_are_not_taken() -> None:
     host = jumped()
-    tell_producers(host, 8)
+    send_producers(host, 8)
     assert not host.live.log.has_producers
 
 

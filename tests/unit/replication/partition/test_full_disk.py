@@ -148,7 +148,7 @@ def full_ack(host: Host, end: int, *, is_full: bool) -> wire.Ack:
     )
 
 
-def test_a_leader_with_room_goes_on_with_a_majority_and_refuses_without_one() -> None:
+def test_a_leader_with_space_accepts_with_a_majority_and_refuses_without_one() -> None:
     host = leader()
     host.live.on_ack(PEER_A, full_ack(host, 1, is_full=True))
     answer = host.produce()
@@ -180,7 +180,7 @@ def test_a_full_follower_is_sent_nothing_until_it_has_room() -> None:
     assert [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
 
 
-def test_a_follower_with_a_full_disk_takes_nothing_says_so_and_goes_on_where_it_stopped() -> None:
+def test_a_follower_with_a_full_disk_takes_nothing_says_so_and_continues_where_it_stopped() -> None:
     host = follower()
     append(host, stored(batch(), 0, 1, ts_ns=10))
     host.settle()

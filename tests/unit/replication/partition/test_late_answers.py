@@ -11,7 +11,7 @@ from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B
 from tests.unit.replication.test_proposer import World as Proposals
 
 
-def test_a_report_that_judged_its_log_by_an_older_epoch_elects_nobody() -> None:
+def test_a_report_that_judged_its_log_by_an_older_epoch_elects_no_node() -> None:
     world = World()
     world.create()
     world.run(300)
@@ -44,7 +44,7 @@ def test_a_report_that_judged_its_log_by_an_older_epoch_elects_nobody() -> None:
     assert part.epoch == Epoch(1)
 
 
-def test_a_reader_that_was_in_range_once_is_not_told_out_of_range_without_a_new_barrier() -> None:
+def test_a_reader_that_was_in_range_once_gets_out_of_range_only_after_a_new_barrier() -> None:
     reader = Reader()
     reader.host.elect(PEER_A)
     reader.host.advance(2, next_offset=10)
@@ -76,7 +76,7 @@ def test_a_confirmation_is_for_one_judgement() -> None:
     assert result.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_whoever_waits_for_a_barrier_is_told_when_the_node_stops() -> None:
+def test_callers_of_a_barrier_are_answered_when_the_node_stops() -> None:
     world = Proposals()
     world.engine.leader = ME
     barriers = world.barriers()

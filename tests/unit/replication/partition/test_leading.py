@@ -39,7 +39,7 @@ def test_a_lost_stream_is_probed_again(host: Host) -> None:
     assert len(host.messages(wire.Probe)) == before + 2
 
 
-def test_acks_leader_is_answered_by_the_own_disk_and_acks_none_at_once(host: Host) -> None:
+def test_acks_leader_is_answered_by_the_own_disk_and_acks_none_immediately(host: Host) -> None:
     host.disk.latency_ms = (50, 50)
     none, leader, every = (host.produce(acks=a) for a in (Acks.NONE, Acks.LEADER, Acks.ALL))
     host.live.on_applied()
@@ -116,7 +116,7 @@ def test_rule_11_a_hand_over_waits_for_the_target_though_all_is_committed_withou
     assert [type(c).__name__ for c in host.proposed] == ["ElectLeader"]
 
 
-def test_rule_11_a_hand_over_to_a_follower_far_behind_does_not_begin(
+def test_rule_11_a_handover_to_a_follower_that_lags_far_does_not_begin(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_rule_11_a_hand_over_to_a_follower_far_behind_does_not_begin(
     assert host.live.transfer(PEER_A)
 
 
-def test_rule_11_a_hand_over_that_takes_too_long_is_given_up_and_who_waited_is_taken(host: Host) -> None:
+def test_rule_11_a_handover_that_takes_too_long_is_abandoned_and_parked_batches_are_taken(host: Host) -> None:
     host.produce()
     host.settle()
     host.ack(PEER_A, 0)
@@ -162,7 +162,7 @@ def test_rule_11_producers_that_wait_for_a_hand_over_are_bounded(
         host.settle(ms=2 * handover.PAUSE_MS_MAX)
 
 
-def test_rule_11_a_stopping_node_tells_who_waits_for_a_hand_over_that_nothing_was_stored(host: Host) -> None:
+def test_rule_11_a_stopping_node_answers_that_nothing_of_a_parked_batch_was_stored(host: Host) -> None:
     host.produce()
     host.settle()
     host.ack(PEER_A, 0)

@@ -134,7 +134,7 @@ def test_rule_13_out_of_range_is_said_only_after_a_barrier_and_names_the_range(r
     assert (reader.error.details.lo, reader.error.details.hi) == (4, 5)
 
 
-def test_rule_13_a_node_that_was_behind_serves_after_the_barrier(reader: Reader) -> None:
+def test_rule_13_a_node_that_lagged_serves_after_the_barrier(reader: Reader) -> None:
     reader.host.produce(batch(count=5))
     reader.host.settle()
     reader.host.elect(PEER_A)  # follows now, and knows nothing beyond its mark
@@ -154,7 +154,7 @@ def test_out_of_range_without_a_quorum_is_a_retriable_error(reader: Reader) -> N
     assert reader.error.code is ErrorCode.NO_QUORUM
 
 
-def test_a_log_start_that_passes_a_parked_fetch_is_told(reader: Reader) -> None:
+def test_a_log_start_that_passes_a_parked_fetch_is_reported(reader: Reader) -> None:
     reader.commit(batch(count=5))
     reader.host.elect(PEER_A)
     reader.fetch(5, max_wait_ms=60_000)
@@ -199,7 +199,7 @@ def test_a_look_up_by_time_sees_nothing_beyond_the_mark(reader: Reader) -> None:
     assert first.ts_ns < second.ts_ns
 
 
-def test_an_error_that_nobody_foresaw_is_told_to_the_reader_and_not_to_the_node(
+def test_an_unforeseen_error_reaches_the_reader_and_not_the_node(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def surprise(*_: object, **__: object) -> None:
@@ -211,7 +211,7 @@ def test_an_error_that_nobody_foresaw_is_told_to_the_reader_and_not_to_the_node(
     assert reader.error.code is ErrorCode.INTERNAL
 
 
-class VainRepairs:
+class IneffectiveRepairs:
     """Each repairs the batch, as far as it knows."""
 
     def __init__(self) -> None:
@@ -223,11 +223,11 @@ class VainRepairs:
         done(Outcome.REPAIRED)
 
 
-def test_a_batch_that_cannot_be_found_after_repairs_is_told_as_damaged_and_not_sought_for_ever(
+def test_a_batch_that_is_missing_after_repairs_is_reported_as_damaged_and_not_sought_for_ever(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader.commit(batch())
-    repairs = VainRepairs()
+    repairs = IneffectiveRepairs()
     reader.reads = Reads(reader.host.node_host(), reader.barriers, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
 
     def read(*_: object, **__: object) -> list[StoredValue]:

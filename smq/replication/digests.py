@@ -36,7 +36,7 @@ class Digests:
     def request(self, done: DigestDone) -> None:
         """`done` gets the digest and its index, which is no older than the state's at this call."""
         if len(self._waiting) >= WAITING_MAX:
-            done(SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} others wait for the digest", _RETRY))
+            done(SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} other callers wait for the digest", _RETRY))
             return
         self._waiting.append(done)
         if self._pieces is None:

@@ -119,7 +119,7 @@ class Proposer:
         """With the age of its request: a retry that is too late to be recognised is refused."""
         data = encode_command(command, self._replies_counted() if is_boundable(command) else None)
         if len(data) > COMMAND_BYTES_MAX:
-            raise CodecError(f"the request makes a command of {len(data)} bytes; {COMMAND_BYTES_MAX} is the most")
+            raise CodecError(f"the request makes a command of {len(data)} bytes, the limit is {COMMAND_BYTES_MAX}")
         return data
 
     def _attempt(self, pending: _Pending) -> None:
@@ -171,7 +171,7 @@ class Proposer:
     def late(self) -> SmqError:
         """For a caller whose deadline has passed: the command may have been committed all the same."""
         if self._raft_leader() is None:
-            return SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known, or heard of")
+            return SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known and heard")
         return SmqError(ErrorCode.TIMED_OUT, "the Raft leader did not answer in time")
 
     def _conclude(self, pending: _Pending, result: Reply | SmqError) -> None:

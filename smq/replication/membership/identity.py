@@ -64,7 +64,7 @@ def _disk_id(disk: Disk, rng: Rng, *, is_first: bool) -> DiskId:
         return DiskId(rng.randbytes(DISK_ID_BYTES))
     if stored is None or len(stored) != DISK_ID_BYTES:
         what = "is missing" if stored is None else f"has {len(stored)} bytes, not {DISK_ID_BYTES}"
-        raise DataDamaged(f"meta/disk_id {what}: replace this data directory by an empty one")
+        raise DataDamaged(f"meta/disk_id {what}: replace this data directory with an empty one")
     return DiskId(stored)
 
 

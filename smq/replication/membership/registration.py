@@ -71,8 +71,8 @@ class Registration:
         own = self._host.engine.marks.own
         why = (
             f"its data directory is an old copy, of write {min(own.base, own.writes)} of Raft's data, of a disk that "
-            f"had told of write {claim.writes} (where a majority of nodes says so, all were put back from copies: stop "
-            "them, put the copies back again, `smq disk forget` each)"
+            f"had reported write {claim.writes} (if a majority of nodes says so, all were restored from copies: stop "
+            "them, restore the copies again, and run `smq disk forget` on each)"
         )
         self.is_registered = False
         self._replace(why, [], self._claim_anew)
@@ -99,7 +99,7 @@ class Registration:
     def warnings(self) -> list[str]:
         if not self._replaced:
             return []
-        how = "has rejoined" if self.is_registered else "rejoins, and has no vote until the others let it in,"
+        how = "has rejoined" if self.is_registered else "has no vote until the others let it in"
         return [f"{self._replaced}; it {how} as a replaced disk"]
 
     # ---------------------------------------------------------------------------------------- registration

@@ -106,7 +106,7 @@ class SharedCommand(Generic[Item, Result]):
             for caller, result in zip(batch, reply.items, strict=True):
                 caller.answer(rejection(result) if isinstance(result, Rejected) else self._result_of(result))
         else:
-            error = reply if isinstance(reply, SmqError) else SmqError(ErrorCode.INTERNAL, f"{reply} answers nothing")
+            error = reply if isinstance(reply, SmqError) else SmqError(ErrorCode.INTERNAL, f"unexpected reply {reply}")
             for caller in batch:
                 caller.answer(error)
         if self._waiting and not self._in_flight and not self._is_scheduled:

@@ -209,9 +209,9 @@ class Repairs:
 def repair_error(damage: BatchDamaged, outcome: Outcome) -> SmqError:
     """For a reader whose batch could not be repaired."""
     if outcome is Outcome.NO_REPLICA:
-        return SmqError(ErrorCode.DATA_DAMAGED, f"{damage}; no other replica has it whole")
+        return SmqError(ErrorCode.DATA_DAMAGED, f"{damage}; no other replica has it intact")
     if outcome is Outcome.INEFFECTIVE:
-        message = f"{damage}, and cannot be put right in this node's directory: empty it, and start the node again"
+        message = f"{damage}; repairs in this node's directory have no effect: empty it, and start the node again"
         return SmqError(ErrorCode.DATA_DAMAGED, message)
-    message = f"{damage}; it is fetched again as soon as a replica that has it can be reached"
+    message = f"{damage}; it is fetched again once a replica that has it can be reached"
     return SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=RETRY_MS))

@@ -51,13 +51,15 @@ def leader_error(asked: NodeId, state: ClusterState, part: PartitionState) -> Sm
     leader = state.nodes.get(part.leader)
     if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation or leader.node == asked:
         details = ErrorDetails(retry_after_ms=100)
-        return SmqError(ErrorCode.LEADER_UNAVAILABLE, "the partition has no leader at the moment", details)
+        return SmqError(ErrorCode.LEADER_UNAVAILABLE, "the partition has no leader at present", details)
     details = ErrorDetails(leader=leader.node, leader_address=leader.grpc_address)
     return SmqError(ErrorCode.NOT_LEADER, f"node {leader.node} leads the partition", details)
 
 
 def full_elsewhere(node: NodeId) -> SmqError:
-    message = f"node {node} has no room for records, and too few replicas are left for a majority: free its disk"
+    message = (
+        f"node {node} has no space for records, and too few replicas are left for a majority: free space on its disk"
+    )
     return SmqError(ErrorCode.STORAGE_FULL, message)
 
 

@@ -88,7 +88,7 @@ class StorageCare:
         counts = self._replicas.repairs.counts
         if counts.found:
             found.append(
-                f"{counts.found} damaged batches found since its start, {counts.repaired} repaired: where it happens "
-                "again and again, replace the disk"
+                f"{counts.found} damaged batches found since its start, {counts.repaired} repaired: if it happens "
+                "again, replace the disk"
             )
         return found

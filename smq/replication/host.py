@@ -26,7 +26,7 @@ class Identity:
     disk: DiskId  # empty until then
 
 
-class Applied(Protocol):
+class StateView(Protocol):
     @property
     def state(self) -> ClusterState:
         """As this node has applied it: read-only."""
@@ -36,7 +36,7 @@ class Applied(Protocol):
 class Host:
     config: NodeConfig
     identity: Identity
-    applied: Applied
+    applied: StateView
     clock: Clock
     deadlines: Deadlines
     disk: Disk

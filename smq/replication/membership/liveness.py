@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from smq.raft_state.ids import Incarnation, NodeId
 from smq.replication.config import NodeConfig
-from smq.replication.host import Applied
+from smq.replication.host import StateView
 from smq.replication.ports import Clock, Engine
 
 
 class Liveness:
     def __init__(
-        self, config: NodeConfig, *, clock: Clock, applied: Applied, engine: Engine, is_full: Callable[[], bool]
+        self, config: NodeConfig, *, clock: Clock, applied: StateView, engine: Engine, is_full: Callable[[], bool]
     ) -> None:
         """`is_full`: whether this node's own disk is."""
         self._config = config

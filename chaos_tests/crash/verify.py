@@ -40,8 +40,8 @@ def _log_verdict(disk: Disk, acked: Acked) -> str:
     log = LogStore(disk).open_all().get(PID)
     if log is None:
         return "the partition is not there"
-    if log.damaged is not None or log.rotten:
-        return f"the log is damaged: {log.damaged or log.rotten}"
+    if log.tail_damage is not None or log.damaged_batches:
+        return f"the log is damaged: {log.tail_damage or log.damaged_batches}"
     if log.durable_end < acked.log_end or log.log_start < acked.log_start:
         return f"the log is {log!r}, {acked} was acknowledged"
     at = log.log_start

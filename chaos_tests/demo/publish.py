@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chaos_tests.demo.flights import Flights
-from smq.clients.bulk import BatchMetadata
+from smq.clients.delivery import BatchMetadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producer import Producer
 from smq.raft_state.ids import key_partition

@@ -1,6 +1,7 @@
-"""Spark's Python worker processes: what is set in them once.
+"""The garbage collector of Spark's Python workers: loaded modules are exempt from it.
 
-Owns a worker's garbage collector. Light: the data source imports it wherever any source is looked up.
+Owns that setting, made in worker processes only. Cheap to import: the data source imports it on the look-up of any
+source.
 """
 
 import gc
@@ -8,13 +9,13 @@ import sys
 from typing import Final
 
 _DAEMON: Final = "pyspark.daemon"  # the main module of the processes that Spark forks and reuses
-_TIMES: Final = 3  # a worker's first question still imports what the second finds there
+_TIMES: Final = 3  # a worker still imports modules during its first request
 _times_left = _TIMES
 
 
-def spare_collector() -> None:
-    """Takes what is loaded by now out of the garbage collector's sight: Spark's worker collects after everything that
-    it is asked, which costs 25-45 ms of walking over modules that never go away. Other processes are let alone."""
+def freeze_loaded_modules() -> None:
+    """Exempts everything loaded so far from garbage collection. Spark's worker collects after every request, which
+    takes 25-45 ms to walk over modules that never go away. Does nothing in other processes."""
     global _times_left
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if _times_left and spec is not None and spec.name == _DAEMON:

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from smq.records import NewRecord
-from smq.spark_connector import decode, fetching
+from smq.spark_connector import decode, range_fetcher
 
 # Spark gives its Python ten seconds to start, and no setting changes that; on a busy machine it takes longer. Whoever
 # runs a job starts it again.
@@ -35,6 +35,6 @@ def span(partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
 def small_answers() -> Iterator[None]:
     """Readers of this process ask for little at a time and hand it on at once, so that a short read takes many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetching, "FETCH_BYTES", 20_000)
+        patch.setattr(range_fetcher, "FETCH_BYTES", 20_000)
         patch.setattr(decode, "ROWS_PER_BATCH", 1_000)
         yield

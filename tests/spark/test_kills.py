@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
+from smq.spark_connector.batch_reader import SmqReader
 from smq.spark_connector.options import read_options
-from smq.spark_connector.reader import SmqReader
 from smq.spark_connector.schema import default_schema
 from smq.testing.cluster import Cluster, wait_for
 from smq.testing.node_client import Unanswered

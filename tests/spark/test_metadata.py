@@ -124,7 +124,7 @@ def test_node_that_hangs_is_shown_as_silent(cluster: Cluster, servers: str, new_
 
 
 @pytest.mark.cluster
-def test_topic_that_is_not_there_is_named(servers: str) -> None:
+def test_missing_topic_is_named(servers: str) -> None:
     with pytest.raises(Exception, match="there is no topic 'no-such-topic'"):
         planned(servers, metadata="partitions", subscribe="no-such-topic")
 

@@ -10,9 +10,9 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from smq.spark_connector.batch_reader import SmqReader
 from smq.spark_connector.options import read_options
 from smq.spark_connector.planning import SmqSlice
-from smq.spark_connector.reader import SmqReader
 from smq.spark_connector.schema import default_schema
 from smq.testing.cluster import Cluster
 from tests.spark.support import numbered, offsets, small_answers, span

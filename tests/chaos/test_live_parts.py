@@ -23,12 +23,12 @@ from chaos_tests.live.environment import sockets
 from chaos_tests.live.environment.links import Link, Links, both
 from chaos_tests.live.environment.proxies import ProxyNetwork
 from chaos_tests.live.environment.switch import Switch
+from chaos_tests.live.external_cluster import HooksError, read_hooks
 from chaos_tests.live.faults import network as network_faults
 from chaos_tests.live.faults.kinds import Arena, has_whole_tree, hostile
 from chaos_tests.live.load.groups import TeamMember
 from chaos_tests.live.load.grpc import Ack, Partition, SharedRecorder, World
 from chaos_tests.live.load.kafka import reach
-from chaos_tests.live.own import HooksError, read_hooks
 from chaos_tests.live.report import ledger
 from chaos_tests.live.report.campaign_page import write_index, write_reports
 from chaos_tests.live.report.summary import Struck, failover_ms

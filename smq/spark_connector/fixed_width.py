@@ -120,7 +120,7 @@ def _stretch(rows: Bytes, shape: Shape, first: int) -> Stretch:
     offsets, is_offset = _varints(rows, *shape.offset)
     is_same &= is_offset
     is_same &= offsets == np.arange(first, first + len(rows))
-    words = rows.take(shape.same, axis=1).view(np.uint64)  # eight bytes are compared at once
+    words = rows.take(shape.same, axis=1).view(np.uint64)  # eight bytes per comparison
     for column in range(words.shape[1]):
         is_same &= words[:, column] == words[0, column]
     size = len(rows) if is_same.all() else int(is_same.argmin())

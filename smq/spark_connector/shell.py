@@ -51,7 +51,7 @@ def banner(spark_version: str, servers: str, topics: Mapping[str, int]) -> str:
             f'  {variable} = spark.read.format("smq").options(servers=servers, subscribe="{example}").load()',
             f'  {variable}.selectExpr("partition", "offset", "CAST(value AS STRING)").show()',
             f'  {variable}.createOrReplaceTempView("t"); spark.sql("SELECT count(*), max(offset) FROM t").show()',
-            "A DataFrame keeps the offsets of its first action: load() again to see what came later. Ctrl-D ends.",
+            "A DataFrame keeps the offsets of its first action: load() again to see newer records. Ctrl-D ends.",
         )
     )
 

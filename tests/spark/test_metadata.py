@@ -1,4 +1,4 @@
-"""`.option("metadata", ...)`: the cluster's own facts as DataFrames, against what its nodes tell otherwise."""
+"""`.option("metadata", ...)`: the cluster's metadata as DataFrames, compared with its nodes' other answers."""
 
 import signal
 from collections.abc import Callable

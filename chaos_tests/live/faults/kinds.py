@@ -1,6 +1,7 @@
 """The kinds of faults: how each strikes and is undone.
 
-Owns Arena, Fault and all strikes except those at the network (`faults.network`); `catalogue` names the faults. A strike returns the nodes that it struck; the run continues between it and its undo. The run waits for the cluster,
+Owns Arena, Fault and all strikes except those at the network (`faults.network`); `catalogue` names the faults. A strike
+returns the nodes that it struck; the run continues between it and its undo. Waiting for the cluster is left to the run,
 except where an operator would wait.
 """
 

@@ -393,7 +393,7 @@ class PartitionLog(LogReader):
             self._disk.submit([op])
 
     def replace(self, stored: StoredValue, row: bytes | None, done: Callable[[], None]) -> bool:
-        """Replaces a damaged batch by a verified one, and writes its index row anew (`row`: the key of a damaged one).
+        """Replaces a damaged batch by a verified one, and rewrites its index row (`row`: the key of a damaged one).
         Returns False and does nothing if it is not the same batch.
 
         (epoch, offset) names one batch for ever (rule 1), and the range of each epoch is known without the batches.

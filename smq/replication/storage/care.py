@@ -1,6 +1,6 @@
 """What a node does for its own disk: scrubbing, repairs and free space.
 
-Owns repairs, scrubber and reserve of one node, and what status and metrics tell of them. It holds no rule: those are in
+Owns repairs, scrubber and reserve of one node, and their part of status and metrics. It holds no rule: those are in
 `repair`, `scrub` and `space`. The node's core drives it by its beats and hands it the messages of repairs.
 """
 

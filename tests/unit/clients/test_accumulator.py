@@ -332,7 +332,7 @@ def test_late_answers_change_nothing() -> None:
     [batch] = w.sends()
     w.accumulator.fail_all(SmqError(ErrorCode.UNKNOWN_TOPIC, "deleted"))
     [(_, error)] = w.poll().failed
-    assert error.code is ErrorCode.TIMED_OUT, "it was in flight: nobody knows"
+    assert error.code is ErrorCode.TIMED_OUT, "it was in flight: the outcome is unknown"
     assert not w.accumulator.acked(batch)
     assert w.refuse(batch, BROKEN) is None
 

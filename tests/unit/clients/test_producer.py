@@ -91,7 +91,7 @@ def test_topic_unknown_to_a_lagging_node_is_found() -> None:
 
             def lag(name: str, request: Any) -> None:
                 if name == "DescribeCluster" and not request.linearizable:
-                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, "not heard of")
+                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, "not known yet")
 
             cluster.nodes[1].hook = lag
             assert (await producer.send("t", b"v")).offset == 0
@@ -312,7 +312,7 @@ def test_cancelled_user_does_not_wait_for_an_unavailable_cluster() -> None:
                 await using
             error = sent[0].exception()
             assert isinstance(error, SmqError)
-            assert error.code is ErrorCode.TIMED_OUT, "it was in flight: nobody knows"
+            assert error.code is ErrorCode.TIMED_OUT, "it was in flight: the outcome is unknown"
 
     run(scenario())
 

@@ -40,7 +40,7 @@ CASES = {
         history((1, 0), (2, 6)),
         (6, None),
     ),
-    "behind a wrong batch everything is wrong": (
+    "after a wrong batch everything is wrong": (
         runs((1, 0, 9), (3, 9, 12)),
         0,
         history((1, 0), (2, 6), (3, 9)),

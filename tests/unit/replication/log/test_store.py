@@ -136,7 +136,7 @@ def test_damage_names_partition_and_offset_and_is_never_served(harness: Harness)
     stored = [append(log, 5, payload=bytes(partition_log.TAIL_BYTES_KEPT // 2)) for _ in range(4)]
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 5), flipped(stored[1].value, 1000))
-    assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "what lies before it is served"
+    assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "batches before it are served"
     with pytest.raises(BatchDamaged, match=r"partition 000102030405060708090a0b0c0d0e0f-\d+, offset 5") as raised:
         log.read(Offset(7), ALL, 1 << 30)
     assert (raised.value.pid, raised.value.offset) == (PID, 5)

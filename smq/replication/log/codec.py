@@ -101,7 +101,7 @@ def build_value(batch: Buffer, header: BatchHeader, base: Offset, epoch: Epoch, 
 def parse_header_of(value: bytes, *, verify: bool = True) -> tuple[TsNs, BatchHeader]:
     """(ts_ns, header) of a stored value. DataDamaged if it does not decode or, with `verify`, fails a CRC."""
     if len(value) < ENVELOPE_BYTES + HEADER_BYTES:
-        raise DataDamaged(f"a stored batch of {len(value)} bytes is cut")
+        raise DataDamaged(f"a stored batch of {len(value)} bytes is truncated")
     version, flags, zero, crc, ts_ns = _ENVELOPE.unpack_from(value)
     if version != ENVELOPE_VERSION or zero:
         raise DataDamaged(f"an envelope of version {version} (reserved: {zero}) is unknown")

@@ -76,7 +76,7 @@ def _gunzip(body: memoryview, bytes_max: int) -> bytes:
         if len(out) > bytes_max:
             raise _too_large(bytes_max)
         if not member.eof:
-            raise zlib.error("the stream is cut")
+            raise zlib.error("the stream is truncated")
         rest = member.unused_data
     return bytes(out)
 
@@ -89,7 +89,7 @@ def _unsnappy(body: memoryview, bytes_max: int) -> bytes:
     while at < len(body):
         (size,) = struct.unpack_from(">i", body, at)
         if size < 0 or at + 4 + size > len(body):
-            raise struct.error("a snappy block is cut")
+            raise struct.error("a snappy block is truncated")
         out += _unsnappy_block(body[at + 4 : at + 4 + size], bytes_max - len(out))
         at += 4 + size
     return bytes(out)

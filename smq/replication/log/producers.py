@@ -126,7 +126,7 @@ class ProducerTable:
                 stop = at + count * _BATCH.size
                 batches = tuple(_cached(*row) for row in _BATCH.iter_unpack(snapshot[at:stop]))
                 if len(batches) != count:
-                    raise ValueError("a producer snapshot is cut")
+                    raise ValueError("a producer snapshot is truncated")
                 table._producers[producer_id] = _Producer(producer_epoch, batches)
                 at = stop
         except struct.error as e:

@@ -87,7 +87,7 @@ class LogReader:
         that batch's index row fail."""
         state = self._state_up_to(end)
         if state.end != end:
-            raise BatchDamaged(self.pid, state.end, "neither it nor its row is whole")
+            raise BatchDamaged(self.pid, state.end, "both the batch and its index row are damaged")
         return state
 
     def _state_up_to(self, end: Offset) -> LogState:

@@ -169,8 +169,8 @@ class Acceptor:
             return f"{self._per_address[address]} connections of this address are open, which is the limit"
         if limits.descriptor_max is not None and sock.fileno() >= limits.descriptor_max:
             return (
-                f"all but the last file descriptors are in use, and those are kept for the other nodes and the disk: "
-                f"raise the limit of open files (ulimit -n, LimitNOFILE=) above {limits.descriptor_max}"
+                "all file descriptors are in use except those reserved for the other nodes and the disk: raise the "
+                f"limit of open files (ulimit -n, LimitNOFILE=) above {limits.descriptor_max}"
             )
         return ""
 

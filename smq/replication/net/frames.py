@@ -60,7 +60,7 @@ def decode_hello(payload: memoryview) -> Hello:
     if magic != _MAGIC:
         raise FrameError("the hello does not begin with smq's magic: is this port meant for something else?")
     if version != PROTOCOL_VERSION:
-        raise FrameError(f"the peer speaks version {version} of the protocol, this node {PROTOCOL_VERSION}")
+        raise FrameError(f"the peer speaks protocol version {version}, this node version {PROTOCOL_VERSION}")
     try:
         cluster_id = bytes(payload[_HELLO.size :]).decode()
         purpose = Channel(channel)
@@ -127,9 +127,9 @@ class FrameReader:
             length, kind = HEADER.unpack(self._head)
             self._head.clear()
         if length > self.payload_bytes_max:
-            raise FrameError(f"a frame of {length} bytes is beyond the limit of {self.payload_bytes_max}")
+            raise FrameError(f"a frame of {length} bytes exceeds the limit of {self.payload_bytes_max}")
         try:
             self._kind = FrameKind(kind)
         except ValueError as e:
-            raise FrameError(f"frames of kind {kind} do not exist") from e
+            raise FrameError(f"unknown frame kind {kind}") from e
         return length, view

@@ -128,7 +128,7 @@ class TcpNetwork:
         if session is None or not session.is_alive:
             return False
         if sum(map(len, parts)) > self._settings.frame_bytes_max:
-            raise ValueError(f"a message beyond the frame limit of {self._settings.frame_bytes_max} bytes")
+            raise ValueError(f"the message exceeds the frame limit of {self._settings.frame_bytes_max} bytes")
         if session.backlog_bytes > self._settings.session_buffer_bytes_max:
             self._drop(session, "the peer does not read")
             return False

@@ -367,7 +367,7 @@ def _append(payload: memoryview) -> Message:
         values.append(payload[at : at + length])
         at += length
     if at != len(payload):
-        raise WireError(f"values of {at - body} bytes in {len(payload) - body}")
+        raise WireError(f"values of {at - body} bytes do not fill {len(payload) - body}")
     return Append(PartitionId(pid), Epoch(epoch), stream, values)
 
 

@@ -41,8 +41,8 @@ MAP_BYTES_MAX: Final = 1 << 46  # half of a process's address space; a larger ma
 COMMIT_BYTES_MAX: Final = 16 << 20  # of values per transaction: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
 SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
 REPLACE_ADVICE: Final = (
-    "Move the directory away and start the node with an empty one while the others are up; they hold what was "
-    "acknowledged"
+    "Move the directory away and start the node with an empty one while the others are up; they hold every "
+    "acknowledged record"
 )
 LOCK_FILE: Final = "smq.lock"
 DATA_FILE: Final = "data.mdb"
@@ -136,7 +136,7 @@ class LmdbDisk:
 
     def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
         if self._is_closed:
-            raise RuntimeError("the disk is closed: nothing may be submitted any more")
+            raise RuntimeError("the disk is closed: nothing more may be submitted")
         self._submitted_seq += 1
         if not self._is_failed:
             size = 0
@@ -460,12 +460,12 @@ def _refuse_cut_file(env: lmdb.Environment, path: Path) -> None:
     try:
         os.truncate(file, needed)
     except OSError as e:
-        raise DiskOpenError(f"{file} is damaged: its header speaks of {needed} bytes. {REPLACE_ADVICE}") from e
+        raise DiskOpenError(f"{file} is damaged: its header claims {needed} bytes. {REPLACE_ADVICE}") from e
     code = f"from {__name__} import walk; walk({os.fspath(path)!r})"
     if subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode != 0:
         os.truncate(file, found)
         raise DiskOpenError(
-            f"{file} has {found} bytes where its header speaks of {needed}: it was cut, and cannot be trusted. "
+            f"{file} has {found} bytes, but its header claims {needed}: it was truncated and cannot be trusted. "
             + REPLACE_ADVICE
         )
 

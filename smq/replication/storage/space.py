@@ -48,7 +48,7 @@ class SpaceGuard:
         space = self.space
         message = (
             f"node {node} has {space.free_bytes >> 20} MiB left on its disk and {space.reusable_bytes >> 20} MiB in "
-            f"its file, its reserve is {self.reserve_bytes >> 20} MiB: delete topics or records, or free space on that "
-            "disk; writes then resume by themselves"
+            f"its file, but its reserve is {self.reserve_bytes >> 20} MiB: delete topics or records, or free space on "
+            "that disk; writes then resume by themselves"
         )
         return SmqError(ErrorCode.STORAGE_FULL, message, ErrorDetails(retry_after_ms=RETRY_MS))

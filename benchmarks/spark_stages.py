@@ -17,8 +17,8 @@ from benchmarks.report import Report
 from smq.clients.sync import SyncProducer
 from smq.spark_connector.cluster import Cluster as Connections
 from smq.spark_connector.decode import Decoder, RawBatch
-from smq.spark_connector.fetching import RangeFetcher
 from smq.spark_connector.planning import Range
+from smq.spark_connector.range_fetcher import RangeFetcher
 from smq.spark_connector.schema import arrow_schema, check_projection, default_schema
 from smq.testing.cluster import Cluster
 from tests.cluster.conftest import make_topic

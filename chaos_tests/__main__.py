@@ -1,6 +1,6 @@
-"""The harness's command line: `python -m chaos_tests COMMAND`; its --help lists the commands.
+"""The command line of the harness: `python -m chaos_tests COMMAND`; --help lists the commands.
 
-Owns its arguments. It must work from a clone without installation of anything but the dev extras.
+Owns the arguments. It must work from a clone with only the dev extras installed.
 """
 
 import argparse
@@ -17,20 +17,20 @@ def main(arguments: list[str] | None = None) -> int:
     sim = commands.add_parser("sim", help="run seeds of the deterministic simulation")
     sim.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
     sim.add_argument("--seeds", type=int, default=1, help="how many (default 1)")
-    sim.add_argument("--scenario", help="one scenario by name or file (default: all, by turns)")
+    sim.add_argument("--scenario", help="one scenario by name or file (default: all, in rotation)")
     sim.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
-    sim.add_argument("--trace", action="store_true", help="keep the trace of every message, too")
+    sim.add_argument("--trace", action="store_true", help="also keep the trace of every message")
     sim.add_argument("--keep", type=Path, default=Path("sim-failures"), help="where failing seeds are kept")
-    sim.add_argument("--resume", type=Path, metavar="DIR", help="keep what is done in DIR, and go on from there")
-    sim.add_argument("--shrink", action="store_true", help="cut the faults of a failing --seed down to what it takes")
-    sim.add_argument("--schedule", type=Path, metavar="FILE", help="let these strikes come, as --shrink wrote them")
-    sim.add_argument("--require-rare", action="store_true", help="fail where a rare event was never reached")
+    sim.add_argument("--resume", type=Path, metavar="DIR", help="keep the progress in DIR, and continue from there")
+    sim.add_argument("--shrink", action="store_true", help="reduce the faults of a failing --seed to the needed ones")
+    sim.add_argument("--schedule", type=Path, metavar="FILE", help="use these strikes, as written by --shrink")
+    sim.add_argument("--require-rare", action="store_true", help="fail if a rare event was never reached")
     check = commands.add_parser("judge", help="judge a history in JSON lines")
     check.add_argument("history", type=Path)
     planted = commands.add_parser("planted", help="hunt for planted bugs and print the table")
     planted.add_argument("names", nargs="*", help="only these (default: all)")
     planted.add_argument("--write", type=Path, help="write the table to this file")
-    planted.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="cut schedules down in so many runs")
+    planted.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="shrink schedules in at most RUNS runs")
     live = commands.add_parser("run", help="live histories: real processes, real faults, a report")
     _live_arguments(live)
     report = commands.add_parser("report", help="make a run's report.html again, or those of a directory of runs")
@@ -39,12 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     ledger.add_argument(
         "--keep", type=Path, help="directory of live histories, of `sim --resume`, or of `images` and `flips`"
     )
-    images = commands.add_parser("images", help="crash images of a node's file: power lost in the middle of commits")
+    images = commands.add_parser("images", help="crash images of a node's file: power loss in the middle of commits")
     images.add_argument("--count", type=int, default=10_000, help="how many (default 10000)")
-    images.add_argument("--out", type=Path, default=Path("crash-images"), help="where run.json is left")
-    flips = commands.add_parser("flips", help="damages of a node's file that a simulated cluster has to survive")
+    images.add_argument("--out", type=Path, default=Path("crash-images"), help="directory for run.json")
+    flips = commands.add_parser("flips", help="damage to a node's file that a simulated cluster must survive")
     flips.add_argument("--count", type=int, default=1_000, help="how many (default 1000)")
-    flips.add_argument("--out", type=Path, default=Path("bit-flips"), help="where run.json is left")
+    flips.add_argument("--out", type=Path, default=Path("bit-flips"), help="directory for run.json")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
     if options.command == "run":
@@ -81,13 +81,13 @@ def _live_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sim(options: argparse.Namespace) -> int:
-    # Only here: judging a history needs neither a cluster nor its dependencies.
+    # Imported here because judging a history needs neither a cluster nor its dependencies.
     from chaos_tests.sim.campaign import RARE_SEEDS_MIN, Order, campaign
     from chaos_tests.sim.ledger import Ledger, LedgerError, code_commit
     from chaos_tests.sim.scenario import ScenarioError
 
     if options.seeds < 1 or options.jobs < 1:
-        print("--seeds and --jobs are at least 1", file=sys.stderr)
+        print("--seeds and --jobs must be at least 1", file=sys.stderr)
         return 2
     if options.shrink or options.schedule is not None:
         return _one_schedule(options)
@@ -111,7 +111,7 @@ def _sim(options: argparse.Namespace) -> int:
 
 
 def _one_schedule(options: argparse.Namespace) -> int:
-    """One seed: its schedule cut down, or another schedule in the place of its own."""
+    """One seed: shrinks its schedule, or replaces its schedule by another."""
     from chaos_tests.sim.campaign import replay_line, save
     from chaos_tests.sim.run import simulate
     from chaos_tests.sim.scenario import ScenarioError, find, load_all, scenario_of
@@ -148,7 +148,7 @@ def _long_run(options: argparse.Namespace) -> int:
     from chaos_tests.sim.long_runs import bit_flips, crash_images
 
     if options.count < 1:
-        print("--count is at least 1", file=sys.stderr)
+        print("--count must be at least 1", file=sys.stderr)
         return 2
     try:
         return (crash_images if options.command == "images" else bit_flips)(options.count, options.out)
@@ -163,8 +163,8 @@ def _planted(options: argparse.Namespace) -> int:
     catches = []
     for catch in hunt_all(options.names, shrink_runs=options.shrink):
         catches.append(catch)
-        told = f"seed {catch.seed}: {', '.join(catch.anomalies)}" if catch.seed is not None else "NOT FOUND"
-        print(f"{catch.bug.name}: {told}", flush=True)
+        outcome = f"seed {catch.seed}: {', '.join(catch.anomalies)}" if catch.seed is not None else "NOT FOUND"
+        print(f"{catch.bug.name}: {outcome}", flush=True)
         for line in catch.schedule or ():
             print(f"  {line}", flush=True)
     if options.write is not None:

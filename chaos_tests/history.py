@@ -1,4 +1,4 @@
-"""Histories: what clients asked, what they were told, and which faults struck, as JSON lines on one clock.
+"""Histories: the clients' requests, the answers, and the faults, as JSON lines on one clock.
 
 Owns the format, its writer and its reader; simulation and live runs write it, the checkers read it. It must never
 judge, and knows neither the simulation nor a cluster.
@@ -14,19 +14,19 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | time   | k, ts, n                             | o, ts_found (-1: none)                                   |
 | trim   | k, o                                 |                                                          |
 | commit | g, k, o, tag, gen?                   |                                                          |
-| fetch  | g, k, n                              | o, tag (-1 and "" where there is no commit)              |
+| fetch  | g, k, n                              | o, tag (-1 and "" if there is no commit)                 |
 | assign | k, c (count)                         | o (base)                                                 |
 | kpoll  | c (consumer), g? (group)             | r ([[k, o, v], ...]), by? (one assignment of c)          |
-| gjoin  | g                                    | gen, leader (None: not told), members                    |
+| gjoin  | g                                    | gen, leader (None: not reported), members                |
 | gsync  | g, gen                               | who, parts ([k, ...])                                    |
 | create, drop, alloc | name                    |                                                          |
 
-An invoke with `may_fail` may stay without success also in a cluster that has settled.
-A `fail` carries `err`, and `lo`/`hi` where the error does. Observations (p -1, ty info): `fault` (what, ...),
+An invoke with `may_fail` may fail even in a cluster that has settled.
+A `fail` carries `err`, and `lo`/`hi` if the error does. Observations (p -1, ty info): `fault` (what, ...),
 `lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,
 epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `topic` (k: known partition), `gdrained`
-(g, ends: {k: offset}: the group has read what lies below), `found` (why: an anomaly
-that an observer met by itself).
+(g, ends: {k: offset}: the group has read everything below), `found` (why: an anomaly
+that an observer saw itself).
 """
 
 import json
@@ -49,7 +49,7 @@ class HistoryError(ValueError):
 
 
 class Recorder:
-    """Appends events; to a stream too, where one is given (a live run that may die)."""
+    """Appends events; also to a stream, if one is given (a live run may die)."""
 
     def __init__(self, now_ns: Callable[[], int], sink: TextIO | None = None) -> None:
         self.events: list[Event] = []
@@ -75,7 +75,7 @@ class Recorder:
         return self.add(process, "ok", function, fields)
 
     def fail(self, process: int, function: str, **fields: Any) -> Event:
-        """Definite: it did not and will not happen."""
+        """Definite: the operation did not and will not take effect."""
         return self.add(process, "fail", function, fields)
 
     def info(self, process: int, function: str, **fields: Any) -> Event:
@@ -88,7 +88,7 @@ class Recorder:
 
 @dataclass(slots=True)
 class Op:
-    """One operation. `end_ns` is NEVER_NS and `kind` "info" where its outcome never became known."""
+    """One operation. `end_ns` is NEVER_NS and `kind` "info" if its outcome never became known."""
 
     process: int
     function: str
@@ -126,7 +126,7 @@ class History:
 
 
 def pair(events: Iterable[Event]) -> History:
-    """Matches completions with invocations. HistoryError where a process breaks the rules."""
+    """Matches completions with invocations. HistoryError if a process breaks the rules."""
     ops: dict[str, list[Op]] = {}
     notes: dict[str, list[Event]] = {}
     open_ops: dict[int, Op] = {}
@@ -164,7 +164,7 @@ def write_jsonl(path: Path, events: Iterable[Event]) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[Event]:
-    """HistoryError names the line that does not parse. A cut last line (the writer was killed) is left out."""
+    """HistoryError names the line that does not parse. An incomplete last line (the writer was killed) is ignored."""
     with path.open(encoding="utf-8") as f:
         for number, line in enumerate(f, 1):
             if not line.endswith("\n"):

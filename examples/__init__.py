@@ -1,1 +1,1 @@
-"""Programs that use smq as its users do. Nothing imports them but their tests."""
+"""Programs that use smq as its users do. Only their tests import them."""

@@ -2,5 +2,5 @@
 
 
 def extra_advice(extra: str) -> str:
-    """How to come by the packages of an extra. Not by `pip`'s index, whose `smq` is another project."""
+    """How to install the packages of an extra. Not from PyPI, where `smq` is another project."""
     return f"pip install '.[{extra}]' in a clone of smq, or its wheel with [{extra}]"

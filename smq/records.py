@@ -1,8 +1,8 @@
 """The record batch: Kafka's v2 header layout, its CRC, patching, validation, and the codec around aiokafka's.
 
 Owns the one place that knows the bytes of a RecordBatch. Works per batch, over memoryviews; only `encode_batch`,
-`open_batch` and `decode_batch` look at records, and they alone import the compiled codec (lazily). Knows no other
-layer; everybody may import it. Layout: the Kafka protocol guide, "Record Batch".
+`open_batch` and `decode_batch` look at records, and only they import the compiled codec (lazily). It must never import
+another layer; every layer may import it. Layout: the Kafka protocol guide, "Record Batch".
 """
 
 import struct
@@ -17,7 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # base offset, length, leader epoch, magic, crc, attributes, last offset delta, base timestamp, max timestamp,
 # producer id, producer epoch, base sequence, records count
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-_PREFIX: Final = struct.Struct(">qii")  # base offset, length, leader epoch: what patching rewrites
+_PREFIX: Final = struct.Struct(">qii")  # base offset, length, leader epoch: the fields that patching rewrites
 HEADER_BYTES: Final = _HEADER.size  # 61
 CRC_START: Final = 21  # the CRC covers everything from the attributes on
 LENGTH_OVERHEAD: Final = 12  # base offset and length themselves are not counted by length
@@ -31,19 +31,19 @@ CONTROL_MASK: Final = 0x20
 CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 CODEC_NAMES: Final = {number: name for name, number in CODECS.items()}
 INT32_MAX: Final = 2**31 - 1
-RECORD_BYTES_MIN: Final = 7  # length, attributes, two deltas, three empty lengths: a byte each
-# How many bytes one byte may become, at the very best of each format: deflate's 258 bytes for two bits, snappy's 64 for
-# three bytes, lz4's 255, zstd's block of 128 KiB for four. So much a producer's word for its record count is worth.
+RECORD_BYTES_MIN: Final = 7  # length, attributes, two deltas, three empty lengths: one byte each
+# The largest expansion of one byte in each format: deflate's 258 bytes for two bits, snappy's 64 for three bytes, lz4's
+# 255, zstd's block of 128 KiB for four. It bounds the record count that a producer may claim.
 _EXPANSION_MAX: Final = {0: 1, 1: 1_032, 2: 22, 3: 255, 4: 1 << 15}
-_RECORDS_MAX: Final = (128 << 20) // RECORD_BYTES_MIN  # what would take more, uncompressed, is meant to harm
+_RECORDS_MAX: Final = (128 << 20) // RECORD_BYTES_MIN  # a batch with more is taken for a decompression bomb
 
 
 class BatchError(ValueError):
-    """The bytes are not a batch that may be stored; the message says what is wrong."""
+    """The bytes are not a storable batch; the message says why."""
 
 
 class BatchCorrupt(BatchError):
-    """The CRC or the framing does not match: bytes were damaged or cut."""
+    """The CRC or the framing does not match: bytes were damaged or are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class BatchHeader:
 
 
 def parse_header(batch: Buffer) -> BatchHeader:
-    """The header of the batch at the start of `batch`. BatchCorrupt where it is too short to be one."""
+    """The header of the batch at the start of `batch`. BatchCorrupt if it is too short."""
     if len(batch) < HEADER_BYTES:
         raise BatchCorrupt(f"a record batch has at least {HEADER_BYTES} bytes, this has {len(batch)}")
     return BatchHeader(*_HEADER.unpack_from(batch))
 
 
 def check_crc(batch: Buffer, header: BatchHeader) -> None:
-    """BatchCorrupt where length or CRC-32C do not match the bytes. `batch` is exactly one batch."""
+    """BatchCorrupt if the length or the CRC-32C does not match the bytes. `batch` is exactly one batch."""
     if header.size != len(batch):
         raise BatchCorrupt(f"the header says {header.size} bytes, there are {len(batch)}")
     if crc32c(memoryview(batch)[CRC_START:]) != header.crc:
@@ -111,10 +111,10 @@ def check_crc(batch: Buffer, header: BatchHeader) -> None:
 
 
 def validate_produced(batch: Buffer) -> BatchHeader:
-    """Checks all that can be checked of a producer's batch without looking at its records.
+    """Checks everything about a producer's batch that can be checked without looking at its records.
 
-    Raises BatchCorrupt for framing and CRC, BatchError for the rest. Magic is checked before the CRC, whose
-    place depends on it.
+    Raises BatchCorrupt for framing and CRC, BatchError for the rest. Magic is checked before the CRC, because the
+    place of the CRC depends on it.
     """
     header = parse_header(batch)
     if header.magic != MAGIC:
@@ -130,14 +130,14 @@ def validate_produced(batch: Buffer) -> BatchHeader:
         raise BatchError("control batches are written by the log itself")
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise BatchError("an idempotent batch needs a producer epoch and a sequence >= 0")
-    room = (header.size - HEADER_BYTES) * _EXPANSION_MAX[header.codec]
-    if header.count > min(room // RECORD_BYTES_MIN, _RECORDS_MAX):
+    bytes_max = (header.size - HEADER_BYTES) * _EXPANSION_MAX[header.codec]
+    if header.count > min(bytes_max // RECORD_BYTES_MIN, _RECORDS_MAX):
         raise BatchError(f"{header.count} records cannot lie in {header.size} bytes")
     return header
 
 
 def patched_prefix(base_offset: int, header: BatchHeader, epoch: int) -> bytes:
-    """The first 16 bytes of the batch with its offset and epoch; the CRC does not cover them."""
+    """The first 16 bytes of the batch, with its offset and epoch; the CRC does not cover them."""
     return _PREFIX.pack(base_offset, header.length, epoch)
 
 
@@ -145,7 +145,7 @@ PREFIX_BYTES: Final = _PREFIX.size
 
 
 def split_batches(data: Buffer) -> Iterator[memoryview]:
-    """The batches that lie one behind another in `data`. BatchCorrupt where the last is cut."""
+    """The consecutive batches in `data`. BatchCorrupt if the last is incomplete."""
     view = memoryview(data)
     while view:
         if len(view) < LENGTH_OVERHEAD:
@@ -174,7 +174,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record on its way in."""
+    """A record to be written."""
 
     key: bytes | None
     value: bytes | None
@@ -213,7 +213,7 @@ def encode_batch(
 
 
 class OpenBatch(Protocol):
-    """A batch that takes records one by one, encoded as they come: what a producer fills until it is due."""
+    """A batch that a producer fills until it is due; each record is encoded as it is added."""
 
     def append(
         self,
@@ -223,7 +223,7 @@ class OpenBatch(Protocol):
         value: bytes | None,
         headers: list[tuple[str, bytes | None]],
     ) -> object | None:
-        """None where the record no longer fits; the first one always does. `offset` counts from 0."""
+        """None if the record no longer fits; the first one always does. `offset` counts from 0."""
 
     def set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None: ...
 
@@ -259,7 +259,7 @@ _CRC_FIELD: Final = 17
 
 
 def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
-    """The same records under another producer id, epoch and sequence, with the CRC made anew."""
+    """The same records under another producer id, epoch and sequence, with a new CRC."""
     out = bytearray(batch)
     _PRODUCER.pack_into(out, _PRODUCER_START, producer_id, producer_epoch, base_sequence)
     _CRC.pack_into(out, _CRC_FIELD, crc32c(memoryview(out)[CRC_START:]))
@@ -267,15 +267,15 @@ def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequ
 
 
 def decode_batch(batch: Buffer) -> Iterator[Record]:
-    """The records of one batch, in order, decompressed. BatchCorrupt where they do not decode."""
+    """The records of one batch, in order, decompressed. BatchCorrupt if they do not decode."""
     import zlib
 
     from aiokafka.errors import CorruptRecordException
     from aiokafka.record.default_records import DefaultRecordBatch
     from cramjam import DecompressionError
 
-    # The CRC says only that the bytes are the producer's: what they decompress to is for its codec to say, and each
-    # codec has its own way to refuse (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error).
+    # The CRC proves only that the bytes are the producer's. Whether they decompress is up to the codec, and each codec
+    # raises its own errors (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error).
     refusals = (CorruptRecordException, DecompressionError, zlib.error, struct.error, EOFError, OSError)
     try:
         for r in DefaultRecordBatch(batch):

@@ -1,1 +1,1 @@
-"""Crash images: what a disk may hold after a power loss in the middle of real LMDB commits."""
+"""Crash images: possible contents of a disk after a power loss in the middle of real LMDB commits."""

@@ -1,9 +1,9 @@
-"""Bits flipped in a real LMDB file: a simulated node's disk is written as one, damaged, and read again as a node would.
+"""Flips bits in a real LMDB file: writes a simulated node's disk as one, damages it, and reads it as a node would.
 
     python -m chaos_tests.crash.flips DIRECTORY     (the reading: rows on standard output)
 
-Owns the way there and back, and the names of what came of it. The reading is a process of its own, for LMDB has no
-checksums: a damaged tree may end whoever walks it by a signal.
+Owns the conversion in both directions, and the names of the outcomes. The reading is a process of its own: LMDB has no
+checksums, so a damaged tree may end the process that walks it by a signal.
 """
 
 import json
@@ -22,13 +22,12 @@ from smq.replication.storage.disk_lmdb import DATA_FILE, FORMAT_KEY, DiskOpenErr
 from smq.testing.disk import DiskImage
 
 PAGE_BYTES: Final = 4096
-REFUSED: Final = 3  # exit code: the directory is refused with a message, as a node would
+REFUSED: Final = 3  # exit code: the directory is refused with a message, as by a node
 WALK_S: Final = 30
 
 
 def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
-    """The image after some bits of its file have flipped, or the file was cut; None where a node would not run on it.
-    And what came of it."""
+    """(the image after bit flips in its file or a truncation, or None if a node would not run on it; the outcome)."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "node"
         _write(image, directory)
@@ -37,7 +36,7 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
         try:
             ended = subprocess.run(reading, check=False, capture_output=True, timeout=WALK_S)
         except subprocess.TimeoutExpired:
-            return None, f"{kind}: goes in circles"
+            return None, f"{kind}: never ends"
     if ended.returncode == REFUSED:
         return None, f"{kind}: refused with a message"
     if ended.returncode != 0:

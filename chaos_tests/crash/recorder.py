@@ -1,9 +1,9 @@
-"""Records the system calls by which a process writes its LMDB file, with strace.
+"""Records, with strace, the system calls with which a process writes its LMDB file.
 
     python -m chaos_tests.crash.recorder OUT SUBMISSIONS [LMDB_OPTION=VALUE ...]
 
-Owns the reading of its output. A call that it does not understand on that file is an error, so that no write can be
-overlooked. It needs strace, and no root: a process may trace its own child.
+Owns the reading of strace's output. An unknown call on that file is an error, so that no write can be missed. It needs
+strace, but not root: a process may trace its own child.
 """
 
 import re
@@ -22,7 +22,7 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
 class RecordingError(Exception):
-    """strace is missing, or said something that is not understood."""
+    """strace is missing, or its output is not understood."""
 
 
 def record(submissions: int, options: tuple[str, ...] = ()) -> Trace:

@@ -1,8 +1,8 @@
-"""A recorded trace: the writes to one file, its syncs and what was acknowledged between them, as text.
+"""A recorded trace: the writes to one file, its syncs and the acknowledgements between them, as text.
 
-Owns the format, one event a line, and the images that a power loss at any event may leave. A write that was not synced
-may be on the disk, or not, or some of its sectors; in any order. It must never look into the file's contents. In a
-file the lines are packed by xz and written as base64, so that it stays text.
+Owns the format, one event per line, and the images that a power loss at any event may leave. An unsynced write may be
+on the disk completely, in part (some sectors) or not at all, in any order. It must never look into the file's contents.
+A stored trace is compressed by xz and encoded in base64, so that it stays text.
 
     d ID BASE64      bytes that writes name (each once)
     w OFFSET ID      a write; durable after the next sync
@@ -49,7 +49,7 @@ class Trace:
     events: list[Event] = field(default_factory=list)
 
     def without_syncs(self) -> "Trace":
-        """As a store would write that never waits for its disk."""
+        """The trace of a store that never waits for its disk."""
         spoilt: list[Event] = []
         for event in self.events:
             if isinstance(event, Write):
@@ -98,14 +98,14 @@ def parse(lines: Iterable[str]) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What is found after the power loss, and the last acknowledgement before it."""
+    """The contents of the file after the power loss, and the last acknowledgement before it."""
 
     data: bytes
     acked: Acked
 
 
 def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
-    """`count` images, their moments spread evenly over the trace from the first acknowledgement on."""
+    """`count` images at random moments of the trace, from the first acknowledgement on."""
     rng = Random(seed)
     first = next(i for i, event in enumerate(trace.events) if isinstance(event, Acked))
     moments = sorted(rng.randrange(first + 1, len(trace.events)) for _ in range(count))
@@ -133,7 +133,7 @@ def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
 
 
 def _torn(durable: bytearray, pending: list[Write], rng: Random) -> bytearray:
-    """Some of the unsynced writes, or some of their sectors, are there."""
+    """Applies some of the unsynced writes, or some of their sectors."""
     image = bytearray(durable)
     sector, kept = rng.choice(SECTORS), rng.choice((0.05, 0.3, 0.5, 0.7, 0.95))
     is_whole = rng.random() < 0.4

@@ -1,6 +1,6 @@
-"""Opens a crash image as a node would, and looks for everything that was acknowledged.
+"""Opens a crash image as a node would, and checks that it holds everything acknowledged.
 
-Owns the judgement of one image. It uses the production store throughout.
+Owns the verdict on one image. It uses the production store throughout.
 """
 
 import queue
@@ -17,7 +17,7 @@ from smq.replication.storage.disk_lmdb import DATA_FILE, DiskOpenError, LmdbDisk
 
 
 def verdict(directory: Path, image: bytes, acked: Acked) -> str:
-    """Empty where the image opens and holds what was acknowledged; else what is wrong with it."""
+    """Empty if the image opens and holds everything acknowledged; otherwise the problem."""
     directory.mkdir(mode=0o700, exist_ok=True)
     for old in directory.iterdir():
         old.unlink()
@@ -39,11 +39,11 @@ def verdict(directory: Path, image: bytes, acked: Acked) -> str:
 def _log_verdict(disk: Disk, acked: Acked) -> str:
     log = LogStore(disk).open_all().get(PID)
     if log is None:
-        return "the partition is not there"
-    if log.damaged is not None or log.rotten:
-        return f"the log is damaged: {log.damaged or log.rotten}"
+        return "the partition is missing"
+    if log.tail_damage is not None or log.damaged_batches:
+        return f"the log is damaged: {log.tail_damage or log.damaged_batches}"
     if log.durable_end < acked.log_end or log.log_start < acked.log_start:
-        return f"the log is {log!r}, {acked} was acknowledged"
+        return f"the log is {log!r}, but {acked} was acknowledged"
     at = log.log_start
     while found := log.read(at, log.durable_end, 1 << 20):
         for stored in found:
@@ -58,6 +58,6 @@ def _journal_verdict(disk: Disk, acked: Acked) -> str:
     for _ in journal.load():
         pass
     if not len(journal) or journal.last_index < acked.journal_index:
-        return f"the journal is too short, {acked} was acknowledged"
+        return f"the journal is too short: {acked} was acknowledged"
     wrong = [index for entry, index, _ in journal.entries_from(1, count_max=1 << 30) if entry != command(index)]
     return f"the journal holds another entry at {wrong[0]}" if wrong else ""

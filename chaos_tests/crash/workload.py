@@ -1,9 +1,9 @@
-"""A process that writes as a node does, and says what it was told is on disk. Recorded by `recorder`.
+"""A process that writes as a node does, and prints what the disk has acknowledged. Recorded by `recorder`.
 
     python -m chaos_tests.crash.workload DIRECTORY SUBMISSIONS [LMDB_OPTION=VALUE ...]
 
-Owns what is written (all of it follows from its number) and the lines of acknowledgement on its standard output:
-`log start, log end, last journal index`. The options spoil LMDB's settings, to prove that the images would tell.
+Owns the written data (all derived from its number) and the acknowledgements on standard output: `log start, log end,
+last journal index`. The options break LMDB's settings, to prove that the images would reveal it.
 """
 
 import queue
@@ -23,14 +23,14 @@ from smq.replication.storage import disk_lmdb
 from smq.replication.storage.disk_lmdb import LmdbDisk
 
 PID: Final = PartitionId(b"crash-images........")
-SIZES: Final = (50, 300, 1_500, 5_000, 14_000)  # inline in a leaf, and on pages of its own
-TRIM_EVERY: Final = 7  # submissions; freed pages are what a wrong order of writes would spoil
+SIZES: Final = (50, 300, 1_500, 5_000, 14_000)  # inline in a leaf, and on overflow pages
+TRIM_EVERY: Final = 7  # submissions; a wrong order of writes would corrupt freed pages
 
 
 def batch(number: int) -> bytes:
     """The batch with this number: its size and its bytes."""
     rng = random.Random(number)
-    payload = rng.randbytes(10) * (rng.choice(SIZES) // 10)  # so that a trace can be packed
+    payload = rng.randbytes(10) * (rng.choice(SIZES) // 10)  # so that a trace compresses well
     rest = struct.pack(">hiqqqhii", 0, 0, number, number, -1, -1, -1, 1) + payload
     return struct.pack(">qiibI", 0, len(rest) + 9, -1, 2, crc32c(rest)) + rest
 

@@ -1,1 +1,1 @@
-"""`make demo`: real flights, a killed leader, and everything back through Spark."""
+"""`make demo`: publishes real flights, kills a leader, and reads everything back with Spark."""

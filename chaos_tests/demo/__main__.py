@@ -1,7 +1,7 @@
-"""`make demo`: real flights into a real cluster whose leader is killed on the way, and all of it back by Spark.
+"""`make demo`: publishes real flights to a real cluster, kills a leader on the way, and reads all back with Spark.
 
 Owns the story and its verdict: exit code 0 only if every comparison held. Processes and data are gone afterwards,
-unless --keep-data asks for them.
+unless --keep-data is given.
 """
 
 import argparse
@@ -38,10 +38,10 @@ from smq.testing.smq_cluster import Cluster, live_cluster
 TOPIC: Final = "flights"
 PARTITIONS: Final = 6
 NODES: Final = 3
-SHARE_MIN: Final = 0.3  # of the rows acknowledged when the one leader is killed
+SHARE_MIN: Final = 0.3  # of the rows must be acknowledged when the leader is killed
 SHARE_MAX: Final = 0.6
 LOG_TAIL_CHARACTERS: Final = 3000
-ROWS_MIN: Final = 20_000  # with fewer, nothing is in flight any more when the kill is due
+ROWS_MIN: Final = 20_000  # with fewer, nothing is in flight when the kill is due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Options:
 
 
 class Story:
-    """Prints numbered steps and what each found, with the seconds since the start."""
+    """Prints numbered steps and their results, with the seconds since the start."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -74,10 +74,10 @@ class Story:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where everything agreed, 1 where anything differed, 130 after Ctrl-C."""
+    """0 if everything agreed, 1 if anything differed, 130 after Ctrl-C."""
     options = _parse(arguments)
     console = Console()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the nodes are stopped too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the nodes are stopped, too
     directory = Path(tempfile.mkdtemp(prefix="smq-demo-"))
     try:
         _run(Story(console), options, directory)
@@ -152,7 +152,7 @@ def _publish(story: Story, cluster: Cluster, flights: Flights, kills: int) -> Pu
 
 
 def _check_kills(published: Published, kills: int, rows: int) -> None:
-    """DemoFailure where the kills were not the hard ones that the demo promises."""
+    """DemoFailure unless the kills were as hard as the demo promises."""
     if published.leader_changes < kills:
         raise DemoFailure(f"the producer saw {published.leader_changes} leader changes after {kills} kills")
     if any(not kill.in_flight_rows for kill in published.kills):
@@ -213,8 +213,8 @@ def _read_with_spark(
 
 @contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Java and Python workers write to file descriptor 2 whatever they have to say: it goes into a file, which is
-    shown where the demo fails."""
+    """Redirects file descriptor 2, to which Java and Python workers write, into a file that is shown if the demo
+    fails."""
     sys.stderr.flush()
     kept = os.dup(2)
     with path.open("ab") as log:

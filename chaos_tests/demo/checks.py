@@ -1,6 +1,6 @@
-"""What the demo compares: every replica with every other, and Spark's answers with what pandas and the producer know.
+"""The checks of the demo: every replica against every other, and Spark's answers against pandas and the producer.
 
-Each check returns lines of what it found, or raises DemoFailure with the difference.
+Each check returns lines with its results, or raises DemoFailure with the difference.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ CALL_S: Final = 10.0
 # ------------------------------------------------------------------------------------------------ replicas
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One node's copy of a partition. `epochs` is (base offset, epoch) of each batch."""
+    """One node's replica of a partition. `epochs` is (base offset, epoch) of each batch."""
 
     end: int
     batches: int
@@ -40,7 +40,7 @@ class Replica:
 
 
 def wait_caught_up(cluster: Cluster, topic: str) -> None:
-    """Until every node holds every partition durably up to one high water mark, and all digests are equal."""
+    """Waits until every node holds every partition durably up to one high water mark, and all digests are equal."""
     give_up_at = time.monotonic() + CATCH_UP_S
     while True:
         statuses = [
@@ -61,7 +61,7 @@ def wait_caught_up(cluster: Cluster, topic: str) -> None:
 
 
 def read_replica(cluster: Cluster, node: int, topic: str, partition: int) -> Replica:
-    """All committed batches of one node's copy; CRC, order and gaplessness checked."""
+    """All committed batches of one node's replica; checks CRCs, order and gaplessness."""
     sha = hashlib.sha256()
     position = batches = size = 0
     epochs: list[tuple[int, int]] = []
@@ -95,14 +95,14 @@ def _raw_batches(cluster: Cluster, node: int, topic: str, partition: int) -> Ite
 def check_replicas(
     cluster: Cluster, topic: str, partition_count: int, published: Published
 ) -> tuple[list[str], dict[int, Replica]]:
-    """Every replica against every other, and against what was acknowledged."""
+    """Compares every replica with every other, and with the acknowledgements."""
     copies: dict[int, Replica] = {}
     total = 0
     for partition in range(partition_count):
         replicas = {node: read_replica(cluster, node, topic, partition) for node in cluster.nodes}
         if len({replica.digest for replica in replicas.values()}) != 1:
-            told = {node: (r.end, r.batches, r.digest[:12]) for node, r in replicas.items()}
-            raise DemoFailure(f"{topic}-{partition}: the replicas differ: {told}")
+            found = {node: (r.end, r.batches, r.digest[:12]) for node, r in replicas.items()}
+            raise DemoFailure(f"{topic}-{partition}: the replicas differ: {found}")
         copies[partition] = next(iter(replicas.values()))
         acked = published.partitions.count(partition)
         if copies[partition].end != acked:
@@ -116,7 +116,7 @@ def check_replicas(
 
 
 def failover_seconds(kill: Kill, published: Published, copies: dict[int, Replica]) -> tuple[float, float]:
-    """(first, last): from the kill until a partition that the node led acknowledged what a new leader wrote.
+    """(first, last): from the kill to the first acknowledgement of a new leader in a partition that the node led.
 
     The epoch in the stored batch says who wrote it, so that an acknowledgement that the dead node had still sent
     does not count.
@@ -129,7 +129,7 @@ def failover_seconds(kill: Kill, published: Published, copies: dict[int, Replica
             later = [at_s for at_s in acks if at_s > kill.at_s]
             firsts += [min(later) - kill.at_s] if later else []
     if not firsts:
-        raise DemoFailure(f"no partition that node {kill.node} led was written by a new leader after the kill")
+        raise DemoFailure(f"after the kill no new leader wrote to a partition that node {kill.node} had led")
     return min(firsts), max(firsts)
 
 
@@ -145,7 +145,7 @@ class SparkChecks:
         self._published = published
 
     def whole(self) -> list[str]:
-        """Totals per carrier of the whole topic against pandas."""
+        """Compares totals per carrier of the whole topic with pandas."""
         started = time.monotonic()
         totals = self._totals(self._read())
         seconds = time.monotonic() - started
@@ -157,7 +157,7 @@ class SparkChecks:
         ]
 
     def offsets(self) -> list[str]:
-        """Every record by its offset, against what the producer was told, and 0..hwm-1 of each partition."""
+        """Compares every record's offset with the producer's acknowledgement, and each partition with 0..hwm-1."""
         from pyspark.sql import functions as f
 
         started = time.monotonic()
@@ -175,12 +175,12 @@ class SparkChecks:
             if not np.array_equal(offsets, np.arange(len(offsets))):
                 raise DemoFailure(f"{self._topic}-{partition}: the offsets are not 0..{len(offsets) - 1}")
         return [
-            f"each of {len(read):,} records lies at the offset that its producer was told, with the bytes it sent",
+            f"each of {len(read):,} records is at its acknowledged offset, with the bytes that were sent",
             f"offsets are 0..hwm-1 in each partition, no gap, no duplicate ({len(read) / seconds:,.0f} rows/s, warm)",
         ]
 
     def by_range(self, ends: dict[int, int]) -> list[str]:
-        """The middle half of each partition, by startingOffsets and endingOffsets."""
+        """Reads the middle half of each partition, by startingOffsets and endingOffsets."""
         starts = {p: end // 4 for p, end in ends.items()}
         stops = {p: end - end // 4 for p, end in ends.items()}
         totals = self._totals(

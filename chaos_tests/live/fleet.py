@@ -1,7 +1,7 @@
-"""The nodes of a chaos run: each behind a network, on a disk and under a clock that faults can strike.
+"""The nodes of a chaos run: each on a network, a disk and a clock that faults can strike.
 
-Owns the making of such a cluster and the questions that a run asks of it. `network`, `disks` and `clocks` say where
-nodes meet, what they write to and what time they see; their processes are `Nodes`'.
+Owns the setup of such a cluster and a run's queries to it. `network`, `disks` and `clocks` provide the nodes'
+environment; `Nodes` owns their processes.
 """
 
 import shutil
@@ -25,7 +25,7 @@ class Fleet(Nodes):
     clocks: Clocks | None = None
 
     def start(self) -> None:
-        """Makes the cluster and starts every node; returns when all are ready."""
+        """Creates the cluster and starts every node; returns when all are ready."""
         paths = prepare_cluster(self.root / "nodes", self.size, Ports(grpc=0, http=0, kafka=0))
         self.network.prepare(paths)
         for path in paths:
@@ -53,7 +53,7 @@ class Fleet(Nodes):
         return self.clocks.environment(node) if self.clocks is not None else {}
 
     def heal(self) -> None:
-        """Everything runs, nothing is between the nodes, every clock is right."""
+        """Makes every node run, every link good and every clock correct."""
         self.network.impose(Links())
         if self.clocks is not None:
             for node in self.nodes:
@@ -61,7 +61,7 @@ class Fleet(Nodes):
         super().heal()
 
     def wipe(self, node: int) -> None:
-        """The disk of a node that is down is replaced by an empty one."""
+        """Replaces the disk of a node that is down by an empty one."""
         assert not self.nodes[node].is_alive()
         self.disks.wipe(node)
 
@@ -80,7 +80,7 @@ class Fleet(Nodes):
         return [node for node in self.alive() if not node.is_paused]
 
     def status(self, node: int, *, with_digest: bool = False) -> pb.NodeStatusResponse | None:
-        """What a node says of itself; None where it does not answer."""
+        """A node's own report; None if it does not answer."""
         member = self.nodes[node]
         if not member.is_alive() or member.is_paused:
             return None
@@ -100,7 +100,7 @@ class Fleet(Nodes):
             return None
 
     def raft_leader(self) -> int | None:
-        """Of the highest term that anybody who answers knows."""
+        """The leader of the highest term that any answering node knows."""
         best: tuple[int, int] | None = None
         for member in self.up():
             status = self.status(member.id)
@@ -109,7 +109,7 @@ class Fleet(Nodes):
         return best[1] if best is not None else None
 
     def leaders(self) -> dict[str, int]:
-        """topic/partition -> its leader, as the first node that answers knows it."""
+        """topic/partition -> its leader, according to the first node that answers."""
         for member in self.up():
             described = self.describe(member.id)
             if described is not None:
@@ -117,7 +117,7 @@ class Fleet(Nodes):
         return {}
 
     def disagreement(self) -> str | None:
-        """Why the replicas have not converged yet; None once they have."""
+        """The reason why the replicas have not converged yet; None once they have."""
         statuses = {}
         for node in self.nodes:
             status = self.status(node)

@@ -1,7 +1,7 @@
 """One live history: a cluster, clients, faults one after another, heal, a full read of every replica, the verdict.
 
-Owns the course of a run and what counts as valid. It leaves a directory with the history, the plan, the nodes' logs
-and `summary.json`; `report` makes pictures of it. The judges are those of the simulation.
+Owns the course of a run, and the decision whether it is valid. It leaves a directory with the history, the plan, the
+nodes' logs and `summary.json`, from which `report` makes a page. The checkers are those of the simulation.
 """
 
 import json
@@ -44,39 +44,39 @@ from smq.testing.processes import ClusterError, wait_for
 TOPIC: Final = "chaos"
 SPARK: Final = "spark"  # directory of the streaming query
 PARTITIONS: Final = 3
-WORKLOAD_S: Final = 20.0  # without faults, which give the clients their time otherwise
-WARM_S: Final = 60.0  # until every partition has acknowledged something
-PROGRESS_S: Final = 30.0  # with a majority untouched, every partition acknowledges within this
+WORKLOAD_S: Final = 20.0  # of a run without faults
+WARM_S: Final = 60.0  # until every partition has acknowledged a record
+PROGRESS_S: Final = 30.0  # with an untouched majority, every partition acknowledges within this time
 RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready
 SETTLE_S: Final = 120.0  # after the heal: all replicas agree
 SETTLED_TRIES: Final = 3
-IN_FLIGHT_NS: Final = 200_000_000  # an acknowledgement this soon after a fault may have been on its way before it
+IN_FLIGHT_NS: Final = 200_000_000  # an acknowledgement this soon after a fault may have been under way before it
 ACKED_MIN: Final = 200  # sends; a run with less traffic proves nothing
 FINAL_POLLS_MAX: Final = 20_000
 
 
 def topics_of(topic: str) -> tuple[str, str]:
-    """The topics of a run: one of records, and one whose records smq does not keep."""
+    """The topics of a run: one with records, and one with storage=external."""
     return topic, f"{topic}-offsets"
 
 
 class LateReader(Protocol):
-    """Reads while the faults strike, and on when everybody else has stopped, until it has all."""
+    """Reads during the faults, and continues after all other clients have stopped, until it has read everything."""
 
     group: str
 
     def start(self) -> str | None:
-        """Why it cannot; None once it reads."""
+        """The reason why it cannot start; None once it reads."""
 
     def drain(self, ends: Mapping[str, int], timeout_s: float) -> str | None:
-        """Waits until all below `ends` is read; why not, where it is not in time."""
+        """Waits until everything below `ends` is read; returns the reason if that takes too long."""
 
     def stop(self) -> None:
-        """May be called again."""
+        """May be called more than once."""
 
 
 class HistoryRun:
-    """`say` takes a line of progress."""
+    """`say` gets lines of progress."""
 
     def __init__(
         self,
@@ -94,19 +94,19 @@ class HistoryRun:
         self.fleet = fleet
         self.steps = steps
         self.summary = summary
-        self._tell = say
+        self._print = say
         self._with_kafka = with_kafka
         self._with_spark = with_spark
         self.topic = topic
         self._sink = (directory / "history.jsonl").open("w", encoding="utf-8")
         self.recorder = SharedRecorder(self._sink)
-        self._start_ns: int = self.recorder.note("begin")["t"]  # the zero of the summary's times, in the history, too
+        self._start_ns: int = self.recorder.note("begin")["t"]  # the zero of the summary's times; also in the history
         self._rng = random.Random(f"run/{summary.seed}")
         self._failed: list[str] = []
 
     # ---------------------------------------------------------------------------------------------- the course
     def run(self) -> Summary:
-        """Never raises for what the cluster did: that is a violation. The cluster is gone afterwards."""
+        """Never raises for a failure of the cluster: that is a violation. The cluster is gone afterwards."""
         watcher: Watcher | None = None
         clients: list[Client] = []
         late: list[LateReader] = []
@@ -114,7 +114,7 @@ class HistoryRun:
         try:
             self._say(f"{self.fleet.size} nodes, {self.fleet.network.name}, {self.fleet.disks.name}")
             self.fleet.start()
-            self.summary.nodes = self.fleet.size  # of somebody else's cluster it is known only now
+            self.summary.nodes = self.fleet.size  # of an external cluster it is known only now
             world = self._world()
             watcher = Watcher(self.fleet, self.recorder)
             watcher.start()
@@ -132,7 +132,7 @@ class HistoryRun:
             for step in self.steps:
                 self._strike(world, step, watcher)
             if not self.steps:
-                self._say(f"no faults: the workload alone, for {WORKLOAD_S:g} s")
+                self._say(f"no faults: only the workload, for {WORKLOAD_S:g} s")
                 time.sleep(WORKLOAD_S)
             self._heal(watcher)
             stop(world, clients)
@@ -143,7 +143,7 @@ class HistoryRun:
         except ClusterError as e:
             self.recorder.note("settled", ok=False, why=str(e))
             self._say(f"FAILED: {e}")
-        except Exception as e:  # noqa: BLE001 - of the harness: this run proves nothing, and the next one may
+        except Exception as e:  # noqa: BLE001 - a bug of the harness: this run proves nothing, but the next one may
             self._failed.append(f"the harness has failed: {e!r}")
             self._say(traceback.format_exc())
         finally:
@@ -166,7 +166,7 @@ class HistoryRun:
             self._say("without Kafka clients: not every node has a Kafka port")
         kafka = ",".join(member.kafka for member in self.fleet.nodes.values()) if self._with_kafka else ""
         first = next(iter(raws.values()))
-        # On all nodes: a majority of the nodes that goes on is then a majority of each partition.
+        # Replicated on all nodes: a majority of the nodes is then a majority of each partition.
         records, offsets = topics_of(self.topic)
         first.create_topic(records, PARTITIONS, timeout_ms=20_000, replication_factor=self.fleet.size)
         first.create_topic(offsets, 1, timeout_ms=20_000, config={"storage": "external"})
@@ -213,7 +213,7 @@ class HistoryRun:
             struck.end_s = self._since(ended_ns)
             struck.acks_during = sum(begun_ns <= ack.at_ns <= ended_ns for ack in list(world.acks))
             fault.undo(arena, struck.nodes)
-            struck.flips, struck.told = arena.flips, arena.told
+            struck.flips, struck.told = arena.flips, arena.remarks
             arena.end_helpers()
             self.recorder.note("fault", what=fault.name, phase="end", nodes=struck.nodes)
         self._wait_acks(world, ended_ns, RECOVERY_S, f"after {fault.name}")
@@ -223,15 +223,15 @@ class HistoryRun:
         watcher.expect_deaths = False
         if fault.family in FAILOVERS and struck.led and fault.keeps_majority:
             struck.failover_ms = failover_ms(world.acks, struck, struck_ns, ended_ns)
-        told = f", failover {struck.failover_ms:.0f} ms" if struck.failover_ms is not None else ""
+        failover = f", failover {struck.failover_ms:.0f} ms" if struck.failover_ms is not None else ""
         self._say(
             f"{fault.name} of {struck.nodes}: {struck.end_s - struck.start_s:.1f} s, {struck.acks_during} acks "
-            f"meanwhile{told}, all well {struck.recovery_ms:.0f} ms after it"
+            f"meanwhile{failover}, healthy {struck.recovery_ms:.0f} ms after it"
         )
         time.sleep(step.calm_s)
 
     def _restart_the_dead(self, fault: str) -> None:
-        """A node that ended itself in a fault (a failed commit must end it) is started again, as a supervisor does."""
+        """Restarts nodes that ended themselves in a fault (a failed commit must end a node), as a supervisor does."""
         for node, member in self.fleet.nodes.items():
             if not member.is_alive():
                 code = member.process.poll() if member.process is not None else None
@@ -246,7 +246,7 @@ class HistoryRun:
         watcher.expect_deaths = False
 
     def _drain(self, world: World, late: list[LateReader]) -> None:
-        """Those who read on get to where the log ended when the last producer had stopped."""
+        """Waits until the late readers have reached the log's end as of the last producer's stop."""
         ends: dict[str, int] = {}
         for partition in world.partitions:
             wait_for("a range after the heal", partial(self._knows_end, partition, ends), RECOVERY_S)
@@ -270,7 +270,7 @@ class HistoryRun:
 
     def _settle(self, when: str) -> bool:
         begun = time.monotonic()
-        problem: str | None = "it was not looked at"
+        problem: str | None = "not checked yet"
         while problem is not None and time.monotonic() - begun < SETTLE_S:
             time.sleep(0.1)
             problem = self.fleet.disagreement()
@@ -311,7 +311,7 @@ class HistoryRun:
 
     # ----------------------------------------------------------------------------------------------- measuring
     def _wait_acks(self, world: World, since_ns: int, timeout_s: float, when: str) -> None:
-        """Every partition has acknowledged something since; ClusterError where one has not in time."""
+        """Waits until every partition has acknowledged a record since then; ClusterError if one does not in time."""
         missing = {partition.key for partition in world.partitions}
 
         def have_all() -> bool:
@@ -339,7 +339,7 @@ class HistoryRun:
         summary.invalid += self._failed
         fresh = self.directory / f"{SUMMARY}.new"
         fresh.write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
-        fresh.replace(self.directory / SUMMARY)  # what has a summary is whole, and is not run again
+        fresh.replace(self.directory / SUMMARY)  # a history with a summary is complete, and is not run again
 
     @property
     def _found(self) -> list[str]:
@@ -353,4 +353,4 @@ class HistoryRun:
         return (at_ns - self._start_ns) / 1e9
 
     def _say(self, line: str) -> None:
-        self._tell(f"[{self._since(time.monotonic_ns()):6.1f} s] {line}")
+        self._print(f"[{self._since(time.monotonic_ns()):6.1f} s] {line}")

@@ -1,6 +1,6 @@
-"""Looks at the nodes while a run goes on: who leads Raft, and whose process has ended without a fault.
+"""Watches the nodes during a run: which node leads Raft, and whose process has ended without a fault.
 
-Owns the observations `lead` and `died` of a live history. It asks; it never changes anything.
+Owns the observations `lead` and `died` of a live history. It must never change anything.
 """
 
 import threading
@@ -14,7 +14,7 @@ _EVERY_S: Final = 0.25
 
 
 class Watcher:
-    """A thread. While `expect_deaths`, a fault is under way and a process may end."""
+    """A thread. While `expect_deaths` is set, a fault is under way and a process may end."""
 
     def __init__(self, fleet: Fleet, recorder: SharedRecorder) -> None:
         self.expect_deaths = False

@@ -536,7 +536,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="full-for-ever",
         rule="a full disk is an error to producers, until there is room again",
-        mutations=(Mutation(_SPACE + "look", "self.is_full = outside", "self.is_full |= outside"),),
+        mutations=(Mutation(_SPACE + "refresh", "self.is_full = outside", "self.is_full |= outside"),),
         scenario="full_disk",
         anomalies=frozenset({"no-progress"}),
         seeds=8,
@@ -546,8 +546,8 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="the reserve of the disk is Raft's; records are refused before a commit meets a full disk",
         mutations=(
             Mutation(
-                _SPACE + "look",
-                "self.is_full = outside < wanted",
+                _SPACE + "refresh",
+                "self.is_full = outside < needed",
                 "self.is_full = False",
             ),
         ),

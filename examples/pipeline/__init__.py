@@ -1,1 +1,1 @@
-"""Flights of a topic, counted by day and airport in Spark Structured Streaming, into Parquet: exactly once."""
+"""Counts a topic's flights by day and airport with Spark Structured Streaming, into Parquet, exactly once."""

@@ -1,6 +1,6 @@
 """`make pipeline`: a cluster, real flights, and job.py's query, killed with SIGKILL on the way and checked by pandas.
 
-Owns the story and its verdict: exit code 0 only where the Parquet holds exactly what pandas makes of the same flights.
+Owns the story and its verdict: exit code 0 only if the Parquet files equal pandas' result for the same flights.
 """
 
 import argparse
@@ -24,20 +24,20 @@ from smq.testing.smq_cluster import live_cluster
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
-BATCHES: Final = 8  # about so many micro-batches for all flights
+BATCHES: Final = 8  # about this many micro-batches for all flights
 KILL_AFTER_BATCHES: Final = 3
 WAIT_S: Final = 300.0  # for a step that takes seconds: Java starts slowly on a busy machine
-# A day is written once it is over, and it is over once a later record says so: the clock of a query is its data's.
-# The year's last day therefore needs a record behind it, which belongs to a window that stays open.
+# A day is written once it is over, and it is over once a later record says so: a query's clock is that of its data. So
+# the year's last day needs a record after it, which belongs to a window that stays open.
 HEARTBEAT: Final = b'{"origin": "none", "time_hour": "2014-02-01T00:00:00Z"}'
 
 
 class PipelineFailure(RuntimeError):
-    """The pipeline did not do what it should; the message says what."""
+    """The pipeline failed; the message says how."""
 
 
 class Job:
-    """The streaming job's process, and what it has told so far."""
+    """The streaming job's process, and its output so far."""
 
     def __init__(self, arguments: Sequence[str], log: IO[bytes]) -> None:
         command = [sys.executable, "-m", "examples.pipeline.job", *arguments]
@@ -45,16 +45,16 @@ class Job:
         self._java: int | None = None
 
     def wait_for(self, what: str, is_met: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first line that meets it. PipelineFailure where the job ends before, or WAIT_S is over."""
+        """The first line that meets the condition. PipelineFailure if the job ends before, or WAIT_S is over."""
         give_up_at = time.monotonic() + WAIT_S
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told = json.loads(line)
-            self._java = told.get("java", self._java)
-            if is_met(told):
-                return dict(told)
+            progress = json.loads(line)
+            self._java = progress.get("java", self._java)
+            if is_met(progress):
+                return dict(progress)
             if time.monotonic() > give_up_at:
-                raise PipelineFailure(f"waited {WAIT_S:.0f} s for {what}; the job's last word: {told}")
+                raise PipelineFailure(f"waited {WAIT_S:.0f} s for {what}; the job's last line: {progress}")
         raise PipelineFailure(f"waited for {what}, but the job ended with {self._process.wait()}: see job.log")
 
     def kill(self) -> None:
@@ -74,7 +74,7 @@ class Job:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """0 where everything agreed, 1 where it did not."""
+    """0 if everything agreed, 1 if it did not."""
     parser = argparse.ArgumentParser(prog="python -m examples.pipeline", description=__doc__)
     parser.add_argument("--rows", type=int, help="the first ROWS flights only")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave Parquet, checkpoint and logs there")
@@ -106,14 +106,15 @@ def _run(flights: Flights, directory: Path) -> None:
         options += ["--checkpoint", str(directory / "checkpoint"), "--rows-per-batch", str(max(1, rows // BATCHES))]
         job = Job(options, log)
         try:
-            told = job.wait_for("some micro-batches", lambda line: line.get("batch", -1) >= KILL_AFTER_BATCHES)
+            progress = job.wait_for("some micro-batches", lambda line: line.get("batch", -1) >= KILL_AFTER_BATCHES)
             job.kill()
             print(
-                f"killed Spark with SIGKILL after micro-batch {told['batch']}, {told['lag']:,} records before the end"
+                f"killed Spark with SIGKILL after micro-batch {progress['batch']}, {progress['lag']:,} records "
+                "before the end"
             )
             job = Job(options, log)
-            told = job.wait_for("the end of the topic", lambda line: line.get("lag") == 0)
-            print(f"started again from its checkpoint; micro-batch {told['batch']} reached the end of the topic")
+            progress = job.wait_for("the end of the topic", lambda line: line.get("lag") == 0)
+            print(f"started again from its checkpoint; micro-batch {progress['batch']} reached the end of the topic")
             _close_the_year(cluster.servers)
             wanted = expected(flights.frame)
             _wait_written(output, len(wanted))
@@ -126,13 +127,13 @@ def _run(flights: Flights, directory: Path) -> None:
 
 
 def in_order(flights: Flights) -> list[bytes]:
-    """The flights' values by their hours. Their file has the months in the order of their names (1, 10, 11, 12, 2), and
-    after December the windows of February would be closed: its flights would be late, and dropped."""
+    """The flights' values by hour. Their file sorts the months by name (1, 10, 11, 12, 2). After December the windows
+    of February would be closed, and its flights would be late and dropped."""
     return [value for _, value in sorted(zip(flights.times_ms, flights.values, strict=True), key=itemgetter(0))]
 
 
 def _publish(servers: str, flights: Flights) -> None:
-    """In the order of time, the same share to each partition, so that none is days ahead of another."""
+    """Publishes in order of time, the same share to each partition, so that none is days ahead of another."""
     values = in_order(flights)
     with SyncAdmin(servers) as admin:
         admin.create_topic(TOPIC, PARTITIONS)
@@ -147,7 +148,7 @@ def _close_the_year(servers: str) -> None:
 
 
 def _wait_written(output: Path, windows: int) -> None:
-    """Until the last day has been closed. More windows than there should be are found by the comparison."""
+    """Waits until the last day has been closed. The comparison finds windows that should not exist."""
     give_up_at = time.monotonic() + WAIT_S
     while len(written(output)) < windows:
         if time.monotonic() > give_up_at:

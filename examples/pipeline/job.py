@@ -1,8 +1,7 @@
 """The streaming job: `python -m examples.pipeline.job --servers S --topic T --output D --checkpoint C`.
 
-Owns the query. Each micro-batch's end is one line of JSON on standard output. It may be killed at any moment and
-started again with the same arguments: the checkpoint says where it was, and the file sink takes each batch once.
-SIGTERM ends it.
+Owns the query. It prints one line of JSON per completed micro-batch. It may be killed at any moment and started again
+with the same arguments: the checkpoint holds its position, and the file sink accepts each batch once. SIGTERM ends it.
 """
 
 import argparse
@@ -21,13 +20,13 @@ from smq.spark_connector.local_session import SHORT_LIVED
 from smq.spark_connector.stream.lag import LagListener, QueryLag
 
 FLIGHT = "origin string, time_hour string, distance bigint, arr_delay double"
-# How much later than the newest flight so far another may come and still count. Flights are published in the order
-# of their days, to all partitions alike, so a day covers whatever the partitions are apart.
+# How far a flight may be behind the newest one and still count. Flights are published in order of their days, evenly to
+# all partitions, so one day covers the distance between partitions.
 LATENESS = "1 day"
 
 
 def windows(flights: DataFrame) -> DataFrame:
-    """Flights, miles and minutes of delay by day (UTC) and airport of departure; a day comes once it is over."""
+    """Flights, miles and minutes of delay by day (UTC) and airport of departure; a day appears once it is over."""
     parsed = flights.select(f.from_json(f.col("value").cast("string"), FLIGHT).alias("flight")).select("flight.*")
     timed = parsed.withColumn("at", f.to_timestamp("time_hour")).withWatermark("at", LATENESS)
     counted = timed.groupBy(f.window("at", "1 day").alias("day"), "origin").agg(
@@ -39,7 +38,7 @@ def windows(flights: DataFrame) -> DataFrame:
 
 
 def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
-    """The query, running."""
+    """Starts the query."""
     flights = (
         spark.readStream.format("smq")
         .option("servers", arguments.servers)

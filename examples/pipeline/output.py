@@ -1,7 +1,7 @@
-"""What the job has written, and whether it is what pandas makes of the same flights.
+"""Reads the job's output, and compares it with pandas' result for the same flights.
 
-Owns the reading of the sink's commit log: a batch that was killed half-way leaves files behind that do not count, and
-only Spark itself knows to pass them over. Whoever reads the directory otherwise asks `_spark_metadata`, as here.
+Owns the reading of the sink's commit log: a batch that was killed midway leaves files behind that do not count, and
+only Spark itself ignores them. Any other reader of the directory must consult `_spark_metadata`, as here.
 """
 
 import json
@@ -14,7 +14,7 @@ COLUMNS = ["day", "origin", "flights", "miles", "delay_minutes"]
 
 
 def committed_files(output: Path) -> list[Path]:
-    """The Parquet files of the batches that took place. None before the first."""
+    """The Parquet files of the committed batches. None before the first."""
     log = output / "_spark_metadata"
     if not log.is_dir():
         return []
@@ -38,18 +38,18 @@ def written(output: Path) -> pd.DataFrame:
 
 
 def expected(flights: pd.DataFrame) -> pd.DataFrame:
-    """The same by pandas, from the flights themselves."""
+    """The same, computed by pandas from the flights."""
     day = pd.to_datetime(flights["time_hour"], utc=True).dt.floor("D").rename("day")
     grouped = flights.groupby([day, "origin"])
     table = grouped.agg(miles=("distance", "sum"), delay_minutes=("arr_delay", "sum"))
     table.insert(0, "flights", grouped.size())
-    # Spark's sum of nothing but nulls is null, pandas' is 0.
+    # Spark's sum of only nulls is null, pandas' is 0.
     table.loc[grouped["arr_delay"].count() == 0, "delay_minutes"] = float("nan")
     return _ordered(table.reset_index())
 
 
 def difference(found: pd.DataFrame, wanted: pd.DataFrame) -> str:
-    """What is wrong, in a sentence; empty where nothing is."""
+    """The first difference, as a sentence; empty if there is none."""
     twice = int(found.duplicated(["day", "origin"]).sum())
     if twice:
         return f"{twice} windows were written twice"

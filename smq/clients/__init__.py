@@ -1,7 +1,7 @@
-"""Python producer, consumer and admin, and the wire contract. Carries only grpcio, protobuf and the record codec.
+"""Python producer, consumer and admin, and the wire contract. Needs only grpcio, protobuf and the record codec.
 
-Owns the public names, which are imported when they are first used. It must never import the server, Spark, or
-lmdb, pysyncobj and uvloop: executors and small scripts import it. Users, spark_connector and coordinator may.
+Owns the public names, each imported on first use. It must never import the server, Spark, lmdb, pysyncobj or uvloop:
+executors and small scripts import it. Users, spark_connector and coordinator may import it.
 """
 
 import importlib
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from smq.clients.admin import Admin as Admin
-    from smq.clients.bulk import BatchMetadata as BatchMetadata
     from smq.clients.consumer import Consumer as Consumer
+    from smq.clients.delivery import BatchMetadata as BatchMetadata
     from smq.clients.offset_assigner import OffsetAssigner as OffsetAssigner
     from smq.clients.positions import OFFSET_TYPES as OFFSET_TYPES
     from smq.clients.positions import StartAt as StartAt
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from smq.raft_state.errors import ErrorCode as ErrorCode
     from smq.raft_state.errors import SmqError as SmqError
 
-_HOMES: Final = {
+_MODULES: Final = {
     "Admin": "smq.clients.admin",
-    "BatchMetadata": "smq.clients.bulk",
+    "BatchMetadata": "smq.clients.delivery",
     "Consumer": "smq.clients.consumer",
     "ConsumerRecord": "smq.clients.types",
     "ErrorCode": "smq.raft_state.errors",
@@ -50,13 +50,13 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(home), name)
+    found = getattr(importlib.import_module(module), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

@@ -1,7 +1,7 @@
-"""The asyncio admin client: topics, records to delete, offsets, groups' commits, and views of cluster and nodes.
+"""The asyncio admin client: topics, deletion of records, offsets, group commits, and views of cluster and nodes.
 
-Owns the calls alone. Every change carries a request id that is made once a call, so that its retries, at whichever
-node, take effect once. Users, `sync` and the command line import it.
+Owns the calls and nothing else. Every change carries one request id per call, so that its retries, at any node, take
+effect once. Users, `sync` and the command line import it.
 """
 
 import uuid
@@ -32,11 +32,12 @@ from smq.clients.types import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 
-REPLICATION_DEFAULT = 0  # the server's choice: 3, or the number of nodes where that is fewer
+REPLICATION_DEFAULT = 0  # the server's choice: 3, or the number of nodes if there are fewer
 
 
 class Admin(Lifecycle):
-    """`async with Admin("host:port") as a: await a.create_topic("t", 6)`. `timeout_ms` bounds every call whole."""
+    """`async with Admin("host:port") as a: await a.create_topic("t", 6)`. `timeout_ms` bounds each call, retries
+    included."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class Admin(Lifecycle):
         self._cluster.metadata.forget_topic(name)
 
     async def add_partitions(self, name: str, partition_count: int) -> None:
-        """`partition_count` is the new total. Keys move between partitions where the count changes."""
+        """`partition_count` is the new total. A new count moves keys between partitions."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -130,7 +131,7 @@ class Admin(Lifecycle):
         await self._call(run)
 
     async def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Everything below `before_offset` (-1: the high water mark) goes; the new log start."""
+        """Deletes everything below `before_offset` (-1: the high water mark). Returns the new log start."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
@@ -149,7 +150,7 @@ class Admin(Lifecycle):
     # -- nodes
 
     async def set_node_drained(self, node: int, drained: bool) -> None:
-        """A drained node leads nothing that another replica can, until it is undrained. UNKNOWN_NODE."""
+        """A drained node leads no partition that another replica can lead, until it is undrained. UNKNOWN_NODE."""
         request_id = _new_request_id()
 
         async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -163,7 +164,7 @@ class Admin(Lifecycle):
     # -- views
 
     async def describe_cluster(self, topics: Iterable[str] = (), *, is_linearizable: bool = True) -> ClusterDescription:
-        """Nodes and topics (all where none is named). Not linearizable: as any node knows it, without a quorum."""
+        """Nodes and topics (all if none is named). Not linearizable: as any one node knows them, without a quorum."""
         names = list(topics)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
@@ -176,14 +177,14 @@ class Admin(Lifecycle):
         return sorted((await self.describe_cluster()).topics, key=lambda t: t.name)
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """UNKNOWN_TOPIC where there is none."""
+        """UNKNOWN_TOPIC if there is none."""
         for topic in (await self.describe_cluster([name])).topics:
             if topic.name == name:
                 return topic
         raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {name!r}")
 
     async def node_status(self, node: int | str, *, with_digest: bool = False) -> NodeStatus:
-        """One node's own view, by its id or gRPC address. Not retried at another."""
+        """One node's own view, by its id or gRPC address. Not retried at another node."""
         address = node if isinstance(node, str) else await self._address_of(node)
 
         async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> pb.NodeStatusResponse:
@@ -216,7 +217,7 @@ class Admin(Lifecycle):
         group: str | None = None,
         reset_if_gone: bool = False,
     ) -> dict[TopicPartition, ListedOffset]:
-        """The position that each start means now. OFFSET_OUT_OF_RANGE (lo, hi) where one means none."""
+        """The position that each start means now. OFFSET_OUT_OF_RANGE (lo, hi) if one has no position."""
         parsed = {tp: parse_start(start, group=group) for tp, start in starts.items()}
         return await resolve_starts(
             self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
@@ -225,11 +226,11 @@ class Admin(Lifecycle):
     # -- groups
 
     async def list_groups(self) -> list[GroupSummary]:
-        """In the order of their names."""
+        """All groups, in order of name."""
         return [group_summary_from_message(g) for g in (await self._list_groups()).groups]
 
     async def offsets_retention_ms(self) -> int:
-        """How long a group without members keeps what it has committed; 0 is for ever."""
+        """How long a group without members keeps its committed offsets; 0 means for ever."""
         return (await self._list_groups()).offsets_retention_ms
 
     async def _list_groups(self) -> pb.ListGroupsResponse:
@@ -239,7 +240,7 @@ class Admin(Lifecycle):
         return await self._call(run)
 
     async def describe_group(self, name: str) -> GroupDescription:
-        """UNKNOWN_GROUP where there is none."""
+        """UNKNOWN_GROUP if there is none."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeGroupResponse:
             request = build(pb.DescribeGroupRequest, group=name, timeout_ms=node_ms)
@@ -248,7 +249,7 @@ class Admin(Lifecycle):
         return group_from_message(await self._call(run))
 
     async def delete_group(self, name: str) -> None:
-        """With all it has committed. GROUP_NOT_EMPTY while it has members, UNKNOWN_GROUP where there is none."""
+        """Deletes its committed offsets, too. GROUP_NOT_EMPTY while it has members, UNKNOWN_GROUP if there is none."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -258,7 +259,7 @@ class Admin(Lifecycle):
         await self._call(run)
 
     async def set_offsets_retention(self, retention_ms: int) -> None:
-        """For the whole cluster; 0 keeps committed offsets for ever."""
+        """Applies to the whole cluster; 0 keeps committed offsets for ever."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -277,14 +278,14 @@ class Admin(Lifecycle):
     async def fetch_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Partitions without a commit are absent. None: all that the group has committed."""
+        """Partitions without a commit are absent. None: every partition that the group has committed."""
         return await fetch_offsets(self._cluster, group, partitions, self._timeout_ms)
 
 
 async def commit_offsets(
     cluster: ClusterClient, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset], timeout_ms: float
 ) -> None:
-    """All or none; linearizable once it returns."""
+    """Commits all or none; linearizable once it returns."""
     request_id = _new_request_id()
     items = []
     for (topic, partition), given in offsets.items():

@@ -1,4 +1,4 @@
-"""gRPC channels and stubs by address, and the options that every channel of ours has.
+"""gRPC channels and stubs by address, and the options of every channel.
 
 Owns the channels of one client object and closes them. It must never retry. Only `smq.clients` imports it.
 """
@@ -11,10 +11,10 @@ from grpc import aio
 from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub
 from smq.clients.tls import Tls
 
-if TYPE_CHECKING:  # these exist for the type checker alone
+if TYPE_CHECKING:  # these exist only for the type checker
     from smq.clients.pb.smq_pb2_grpc import AdminAsyncStub, AgentAsyncStub, BrokerAsyncStub
 
-MESSAGE_BYTES_MAX: Final = 128 << 20  # above the server's own largest cap (100 MiB): its answer decides, not ours
+MESSAGE_BYTES_MAX: Final = 128 << 20  # above the server's largest cap (100 MiB), so that the server decides
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -23,8 +23,8 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_http_proxy", 0),  # nodes are addressed directly; a web proxy in the environment is not meant
-    ("grpc.use_local_subchannel_pool", 1),  # one client's broken connection is not another's
+    ("grpc.enable_http_proxy", 0),  # nodes are addressed directly; a web proxy in the environment is not for them
+    ("grpc.use_local_subchannel_pool", 1),  # one client's broken connection does not affect another's
 )
 
 
@@ -37,7 +37,7 @@ class NodeStubs:
 
 
 class Channels:
-    """One channel an address, made on first use. Bounded by the number of nodes of the cluster."""
+    """One channel per address, made on first use. Bounded by the number of nodes of the cluster."""
 
     def __init__(self, tls: Tls | None = None) -> None:
         self._credentials = tls.credentials() if tls is not None else None

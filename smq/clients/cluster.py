@@ -1,7 +1,7 @@
-"""What producer, consumer and admin share: channels, the picture of the cluster, and calls that are retried.
+"""The cluster as all clients use it: channels, metadata, and calls that are retried.
 
-Owns the I/O shell around `metadata` and `retry`. It must never decide by itself whether an error may be retried.
-Only `smq.clients` imports it.
+Owns the I/O around `metadata` and `retry`. It must never decide by itself whether an error may be retried. Only
+`smq.clients` imports it.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from smq.raft_state.errors import ErrorCode, SmqError
 
 T = TypeVar("T")
 
-ATTEMPT_TIMEOUT_MS: Final = 10_000.0  # one node's share of a call's time: one that hangs does not eat it all
+ATTEMPT_TIMEOUT_MS: Final = 10_000.0  # one node's share of a call's time, so that a hanging node does not use it all
 VIEW_TIMEOUT_MS: Final = 2_000.0  # a cluster view comes from a node's memory
 CONNECT_TIMEOUT_MS: Final = 10_000.0
-DEADLINE_GRACE_MS: Final = 500.0  # the node's own typed answer at its deadline shall arrive before gRPC's
+DEADLINE_GRACE_MS: Final = 500.0  # so that the node's own typed answer at its deadline arrives before gRPC's
 
 # run(node, node_ms, call_s): one attempt; the node gives up after node_ms, the call itself a little later
 CallFn = Callable[[NodeStubs, int, float], Awaitable[T]]
@@ -36,7 +36,7 @@ def now_ms() -> float:
 
 
 class ClusterClient:
-    """Not tied to one kind of client. Everything runs on the event loop that it is first used on."""
+    """Shared by all kinds of clients. Everything runs on the event loop on which it is first used."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class ClusterClient:
         self._connect_timeout_ms = connect_timeout_ms
 
     async def start(self) -> None:
-        """Finds the cluster. TIMED_OUT where none of the addresses answers in time."""
+        """Finds the cluster. TIMED_OUT if none of the addresses answers in time."""
         await self.refresh((), timeout_ms=self._connect_timeout_ms)
 
     async def close(self) -> None:
         await self.channels.close()
 
     async def refresh(self, topics: Collection[str], *, timeout_ms: float = VIEW_TIMEOUT_MS) -> frozenset[str]:
-        """Takes a view in (of all topics where none is named). The named topics that certainly do not exist.
+        """Fetches a view (of all topics if none is named). Returns the named topics that certainly do not exist.
 
-        A node that lags may miss a new topic, so only a linearizable view is believed when it says that."""
+        A lagging node may miss a new topic, so only a linearizable view counts as proof that a topic is missing."""
         seen = await self._view(topics, timeout_ms, linearizable=False)
         missing = frozenset(topics) - seen
         if missing:
@@ -82,7 +82,7 @@ class ClusterClient:
         except SmqError as e:
             if e.code is ErrorCode.UNKNOWN_TOPIC and len(topics) == 1:
                 return frozenset()
-            if e.code is ErrorCode.UNKNOWN_TOPIC and topics:  # one of them: a view of all tells which
+            if e.code is ErrorCode.UNKNOWN_TOPIC and topics:  # one of them: a view of all topics shows which
                 return await self._view((), timeout_ms, linearizable=linearizable)
             raise
         self.metadata.update(view_from_message(message))
@@ -102,17 +102,17 @@ class ClusterClient:
         attempt_ms: float = ATTEMPT_TIMEOUT_MS,
         topics: Collection[str] = (),
     ) -> T:
-        """Runs one logical call to success, at whichever node serves it, within `timeout_ms`.
+        """Runs one logical call to success, at any node that serves it, within `timeout_ms`.
 
-        `candidates` lists where to go, best first (default: any node); it is asked anew for every attempt.
-        `topics` are refreshed where an error says that our picture is old.
+        `candidates` lists addresses, best first (default: any node); it is called again for every attempt.
+        `topics` are refreshed if an error says that our metadata is out of date.
         """
         started, attempt, hint = now_ms(), 0, None
         while True:
             attempt += 1
             addresses = [hint] if hint else (candidates or self.any_node)()
             left_ms = timeout_ms - (now_ms() - started)
-            error, hint = _nowhere(topics), None
+            error, hint = _no_node_error(topics), None
             if addresses:
                 node_ms = max(min(left_ms, attempt_ms), 1.0)
                 outcome = await self.attempt(run, addresses[0], node_ms)
@@ -137,7 +137,7 @@ class ClusterClient:
                 await self._refresh_quietly(topics)
 
     async def attempt(self, run: CallFn[T], address: str, node_ms: float) -> tuple[T] | SmqError:
-        """One try at one node: its answer, or what went wrong (`run` may raise an SmqError that it was answered)."""
+        """One attempt at one node: its answer, or the error (`run` may raise an SmqError from the answer)."""
         try:
             answer = await run(self.channels.node(address), int(node_ms), (node_ms + DEADLINE_GRACE_MS) / 1000.0)
         except (grpc.RpcError, SmqError) as e:
@@ -152,9 +152,9 @@ class ClusterClient:
         try:
             await self.refresh(topics)
         except SmqError:
-            pass  # the next attempt meets the same trouble and reports it within its own deadline
+            pass  # the next attempt meets the same error and reports it within its own deadline
 
 
-def _nowhere(topics: Collection[str]) -> SmqError:
-    named = ", ".join(topics)
-    return SmqError(ErrorCode.LEADER_UNAVAILABLE, f"no node is known to serve {named or 'this'} now")
+def _no_node_error(topics: Collection[str]) -> SmqError:
+    names = ", ".join(topics)
+    return SmqError(ErrorCode.LEADER_UNAVAILABLE, f"no node is known to serve {names or 'this'} now")

@@ -1,7 +1,7 @@
 """The asyncio consumer: assigned partitions, positions, iteration, raw batches, and a group's committed offsets.
 
-Owns the I/O around `fetching`: long polls, failover to another replica, look-ups of positions. Groups here only
-keep offsets: partitions are assigned by the caller. Users, `sync` and the command line import it.
+Owns the I/O around `fetch_planner`: long polls, failover to another replica, look-ups of positions. Groups here only
+keep offsets; the caller assigns the partitions. Users, `sync` and the command line import it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
-from smq.clients.fetching import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.fetch_planner import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, StartAt, parse_start, resolve_starts
@@ -30,9 +30,9 @@ class Consumer(Lifecycle):
     """`async with Consumer("host:port") as c: await c.assign([("t", 0)]); async for record in c: ...`
 
     A start position is an offset, the name of an offset type, (type, value), or a StartAt; the default is
-    RESUME_OR_EARLIEST with a group and RESET_TO_EARLIEST without. `from_replica`: read from this node id alone;
-    otherwise leaders first, and another replica where one fails. OFFSET_OUT_OF_RANGE (with lo and hi) is raised
-    unless `auto_offset_reset` is "earliest" or "latest".
+    RESUME_OR_EARLIEST with a group and RESET_TO_EARLIEST without. `from_replica`: read from this node id only;
+    otherwise leaders first, and another replica if one fails. OFFSET_OUT_OF_RANGE (with lo and hi) is raised unless
+    `auto_offset_reset` is "earliest" or "latest".
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Consumer(Lifecycle):
         random_source: RandomFn = random.random,
     ) -> None:
         if auto_offset_reset not in ("none", "earliest", "latest"):
-            told = f"auto_offset_reset must be none, earliest or latest, not {auto_offset_reset!r}"
-            raise SmqError(ErrorCode.INVALID_REQUEST, told)
+            message = f"auto_offset_reset must be none, earliest or latest, not {auto_offset_reset!r}"
+            raise SmqError(ErrorCode.INVALID_REQUEST, message)
         self._group = group
         self._timeout_ms = request_timeout_ms
         self._cluster = ClusterClient(
@@ -68,10 +68,10 @@ class Consumer(Lifecycle):
             only_node=from_replica,
         )
         self._planner = FetchPlanner(settings, self._cluster.metadata, random_source)
-        self._tasks: set[asyncio.Task[None]] = set()  # at most one fetch a partition, and one refresh
+        self._tasks: set[asyncio.Task[None]] = set()  # at most one fetch per partition, and one refresh
         self._refreshing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
         self._decoded: deque[ConsumerRecord] = deque()  # of `_decoding`, for iteration
         self._decoding: RawBatch | None = None
         self._next_partition = 0
@@ -83,8 +83,8 @@ class Consumer(Lifecycle):
         await self._cluster.start()
         node = self._planner.settings.only_node
         if node is not None and self._cluster.metadata.address(node) is None:
-            told = f"from_replica={node}: there is no such node (`smq status` lists them)"
-            raise SmqError(ErrorCode.INVALID_REQUEST, told)
+            message = f"from_replica={node}: there is no such node (`smq status` lists them)"
+            raise SmqError(ErrorCode.INVALID_REQUEST, message)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -94,14 +94,14 @@ class Consumer(Lifecycle):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._news.set()
+        self._updated.set()
         await self._cluster.close()
 
     # -- assignment and positions
 
     async def assign(self, partitions: Assignment, start: Start | None = None) -> dict[TopicPartition, int]:
         """Replaces the assignment: [(topic, partition), ...] that all begin at `start`, or a mapping of starts.
-        The positions. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE; the old assignment stays then."""
+        Returns the positions. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE; the old assignment then stays."""
         default: Start = "RESUME_OR_EARLIEST" if self._group else "RESET_TO_EARLIEST"
         default = default if start is None else start
         if isinstance(partitions, Mapping):
@@ -111,7 +111,7 @@ class Consumer(Lifecycle):
         found = await self._resolve(wanted)
         self._decoded.clear()
         for old in self._planner.assigned.values():
-            old.move(old.position)  # answers that are on their way are for nobody
+            old.move(old.position)  # outstanding answers are discarded
         self._planner.assigned = {tp: PartitionFetch(tp[0], tp[1], found[tp]) for tp in wanted}
         self._pump()
         return found
@@ -131,20 +131,21 @@ class Consumer(Lifecycle):
         return list(self._planner.assigned)
 
     async def seek(self, topic: str, partition: int, start: Start) -> int:
-        """Moves to an offset within [lo, hi] (OFFSET_OUT_OF_RANGE otherwise), or wherever `start` means now."""
+        """Moves to an offset within [lo, hi] (OFFSET_OUT_OF_RANGE otherwise), or to the position that `start` means
+        now."""
         fetch = self._assigned(topic, partition)
         found = await self._resolve({(topic, partition): parse_start(start, group=self._group)})
-        self._put_back()
+        self._discard_decoded()
         fetch.move(found[(topic, partition)])
         self._pump()
         return fetch.position
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset after the last record that was handed out."""
+        """The offset after the last record that was returned."""
         return self._assigned(topic, partition).position
 
     async def lag(self, topic: str, partition: int) -> int:
-        """How many offsets lie between the position and the high water mark that was last heard of."""
+        """How many offsets lie between the position and the last known high water mark."""
         fetch = self._assigned(topic, partition)
         if fetch.hwm < 0:
             latest = await self._resolve({(topic, partition): StartAt(type="RESET_TO_LATEST")})
@@ -152,7 +153,7 @@ class Consumer(Lifecycle):
         return max(fetch.hwm - fetch.position, 0)
 
     def high_water_mark(self, topic: str, partition: int) -> int:
-        """As the last answer told it; -1 before the first."""
+        """As of the last answer; -1 before the first."""
         return self._assigned(topic, partition).hwm
 
     def _assigned(self, topic: str, partition: int) -> PartitionFetch:
@@ -164,7 +165,7 @@ class Consumer(Lifecycle):
     # -- group offsets
 
     async def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        """The group's next offsets: the positions of all assigned partitions, or those given."""
+        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones."""
         group = self._named_group()
         if offsets is None:
             offsets = {tp: f.position for tp, f in self._planner.assigned.items()}
@@ -174,7 +175,8 @@ class Consumer(Lifecycle):
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Of the assigned partitions, or those given. Without a commit: absent."""
+        """Committed offsets of the assigned partitions, or of the given ones. Partitions without a commit are
+        absent."""
         wanted = self.assignment() if partitions is None else list(partitions)
         return await fetch_offsets(self._cluster, self._named_group(), wanted, self._timeout_ms)
 
@@ -189,13 +191,13 @@ class Consumer(Lifecycle):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        """Waits for as long as it takes. SmqError where a partition cannot be read; StopAsyncIteration when closed."""
+        """Waits without a limit. SmqError if a partition cannot be read; StopAsyncIteration after close()."""
         while not self._decoded:
             if self._is_closed:
                 raise StopAsyncIteration
             batch = self._next_batch()
             if batch is None:
-                await self._wait_news(None)
+                await self._wait_for_update(None)
             else:
                 self._decode(batch)
         return self._pop_decoded()
@@ -210,13 +212,13 @@ class Consumer(Lifecycle):
         record = self._decoded.popleft()
         self._planner.assigned[(record.topic, record.partition)].position = record.offset + 1
         if not self._decoded and self._decoding is not None:
-            self._advance(self._decoding)  # past what the log holds no record for
+            self._advance(self._decoding)  # past trailing offsets without a record
         return record
 
     async def getmany(
         self, max_records: int = 10_000, timeout_ms: float = 0.0
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Up to about `max_records` (a batch is handed out whole) by partition; empty where nothing comes in time."""
+        """Up to about `max_records` (a batch is never split) by partition; empty if nothing arrives in time."""
         out: dict[TopicPartition, list[ConsumerRecord]] = {}
         count = 0
         while self._decoded:
@@ -231,9 +233,9 @@ class Consumer(Lifecycle):
         return {tp: records for tp, records in out.items() if records}
 
     async def getbatch(self, timeout_ms: float = 0.0) -> RawBatch | None:
-        """The next RecordBatch as it lies in the log, its position taken as read; None where none comes in time.
-        Records below the position before the call are the caller's to skip."""
-        self._put_back()
+        """The next RecordBatch exactly as it is in the log; the position moves past it. None if none arrives in time.
+        The caller must skip records below the position before the call."""
+        self._discard_decoded()
         batch = await self._batch_within(timeout_ms)
         if batch is not None:
             self._advance(batch)
@@ -242,7 +244,7 @@ class Consumer(Lifecycle):
     async def fetch_range(
         self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
     ) -> FetchedRange:
-        """One fetch of raw batches, without an assignment, at any replica that can serve it."""
+        """One fetch of raw batches, without an assignment, from any replica that can serve it."""
         if self._cluster.metadata.partition(topic, partition) is None:
             await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms)
         item = build(pb.FetchPartition, topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
@@ -282,17 +284,17 @@ class Consumer(Lifecycle):
         fetch = self._planner.assigned[(batch.topic, batch.partition)]
         fetch.position = max(fetch.position, batch.last_offset + 1)
 
-    def _put_back(self) -> None:
-        """Iteration had decoded a batch ahead: the rest of it is fetched again from the position."""
+    def _discard_decoded(self) -> None:
+        """Drops records that iteration has decoded ahead: they are fetched again from the position."""
         for tp in {(r.topic, r.partition) for r in self._decoded}:
             fetch = self._planner.assigned[tp]
             fetch.move(fetch.position)
         self._decoded.clear()
 
-    # -- the pump: fetch what can be fetched
+    # -- the pump: starts every fetch that can be started
 
     def _next_batch(self) -> RawBatch | None:
-        """Partitions take turns, a batch each. Raises the error of a partition that cannot be read."""
+        """Partitions take turns, one batch each. Raises the error of a partition that cannot be read."""
         fetches = list(self._planner.assigned.values())
         for step in range(len(fetches)):
             fetch = fetches[(self._next_partition + step) % len(fetches)]
@@ -303,11 +305,12 @@ class Consumer(Lifecycle):
                 self._pump()
                 return batch
             if fetch.error is not None:
-                raise self._told(fetch)
+                raise self._error_of(fetch)
         return None
 
-    def _told(self, fetch: PartitionFetch) -> SmqError:
-        """The error, once; a passing one is then tried again, the others stay until a seek."""
+    def _error_of(self, fetch: PartitionFetch) -> SmqError:
+        """The partition's error. A retriable one is raised once, then the fetch is retried; others stay until a
+        seek."""
         error = fetch.error or SmqError(ErrorCode.INTERNAL, "no error")
         if error.code.is_retriable:
             fetch.error, fetch.stalled_since_ms = None, None
@@ -321,19 +324,19 @@ class Consumer(Lifecycle):
             left = deadline - now_ms()
             if batch is not None or left <= 0:
                 return batch
-            await self._wait_news(left)
+            await self._wait_for_update(left)
         return None
 
-    async def _wait_news(self, timeout_ms: float | None) -> None:
+    async def _wait_for_update(self, timeout_ms: float | None) -> None:
         if not self._planner.assigned:
             raise SmqError(ErrorCode.INVALID_REQUEST, "nothing is assigned: assign() partitions first")
-        self._news.clear()
+        self._updated.clear()
         self._pump()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000.0):
-                await self._news.wait()
+                await self._updated.wait()
         except TimeoutError:
-            pass  # nothing came: the caller looks at its own clock
+            pass  # nothing arrived: the caller checks its own deadline
 
     def _pump(self) -> None:
         if self._is_closed:
@@ -365,15 +368,15 @@ class Consumer(Lifecycle):
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchResponse:
             return await node.broker.Fetch(plan.request(settings), timeout=call_s)
 
-        # A node that hangs is given up soon after the long poll's own end, and another replica is asked.
+        # A hanging node is given up soon after the end of the long poll, and another replica is asked.
         node_ms = settings.max_wait_ms + self._timeout_ms / 6 + DEADLINE_GRACE_MS
         outcome = await self._cluster.attempt(run, plan.address, node_ms)
         if isinstance(outcome, SmqError):
-            news = self._planner.failed(plan, outcome, now_ms())
+            has_update = self._planner.failed(plan, outcome, now_ms())
         else:
-            news = self._planner.fetched(plan, outcome[0], now_ms())
-        if news:
-            self._news.set()
+            has_update = self._planner.fetched(plan, outcome[0], now_ms())
+        if has_update:
+            self._updated.set()
         self._pump()
 
     async def _reset(self, fetch: PartitionFetch, to: ResetTo) -> None:
@@ -382,7 +385,7 @@ class Consumer(Lifecycle):
         try:
             found = await self._resolve({fetch.key: StartAt(type=kind)})
         except SmqError:
-            return  # the next fetch is out of range again, and asks again
+            return  # the next fetch is out of range again, and resets again
         if fetch.generation == generation:
             fetch.move(found[fetch.key])
             self._pump()
@@ -391,11 +394,11 @@ class Consumer(Lifecycle):
         try:
             missing = await self._cluster.refresh(topics)
         except SmqError:
-            missing = frozenset()  # nobody answers: the partitions' own errors tell, when it lasts
+            missing = frozenset()  # no node answers: if that lasts, the partitions' own errors report it
         for fetch in self._planner.assigned.values():
             if fetch.topic in missing:
-                fetch.error = SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {fetch.topic!r} any more")
-                self._news.set()
+                fetch.error = SmqError(ErrorCode.UNKNOWN_TOPIC, f"topic {fetch.topic!r} no longer exists")
+                self._updated.set()
         await asyncio.sleep(self._planner.settings.backoff.max_ms / 1000.0)
         self._refreshing = None
         self._pump()

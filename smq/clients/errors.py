@@ -1,8 +1,8 @@
-"""SmqError on the gRPC wire: as an ErrorDetail message, as trailing metadata, and back; and for what is never sent,
-because a message cannot hold it.
+"""SmqError on the gRPC wire: as an ErrorDetail message, as trailing metadata, and back. Also the error for a request
+that is never sent, because its message cannot hold a value.
 
-Owns the one translation between the error table of `smq.raft_state.errors` and gRPC. It must never do I/O or
-decide about retries (that is `retry`). The clients and the server's gRPC services may import it.
+Owns the one translation between the error table of `smq.raft_state.errors` and gRPC. It must never do I/O or decide
+about retries (`retry` does). The clients and the server's gRPC services may import it.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,9 +51,9 @@ _BITS: Final = {FieldDescriptor.CPPTYPE_INT32: 32, FieldDescriptor.CPPTYPE_INT64
 
 
 def build(kind: Callable[P, M], /, *args: P.args, **fields: P.kwargs) -> M:
-    """The message of this kind. INVALID_REQUEST, with the range, where a caller's value does not fit its field.
+    """Builds a message of this kind. INVALID_REQUEST, with the range, if a caller's value does not fit its field.
 
-    Every request with a value of the caller's is made here: protobuf's own ValueError names no field."""
+    Every request with a value from the caller is built here: protobuf's own ValueError names no field."""
     try:
         return kind(*args, **fields)
     except UnicodeError as e:
@@ -79,7 +79,7 @@ def status_of(code: ErrorCode) -> grpc.StatusCode:
 
 
 def detail_from_error(error: SmqError) -> pb.ErrorDetail:
-    """The wire form. Details that are None stay absent."""
+    """The wire form. Details that are None are absent."""
     d = error.details
     return pb.ErrorDetail(
         code=error.code.number,
@@ -97,7 +97,7 @@ def detail_from_error(error: SmqError) -> pb.ErrorDetail:
 
 
 def error_from_detail(detail: pb.ErrorDetail) -> SmqError:
-    """Inverse of `detail_from_error`; a code of a newer version becomes INTERNAL and keeps its name in the text."""
+    """Inverse of `detail_from_error`. A code of a newer version becomes INTERNAL and keeps its name in the text."""
     code = ErrorCode.from_number(detail.code)
     message = detail.message
     if code is ErrorCode.INTERNAL and detail.name not in ("", "INTERNAL"):
@@ -113,12 +113,12 @@ def error_from_detail(detail: pb.ErrorDetail) -> SmqError:
 
 
 def trailing_metadata_of(error: SmqError) -> tuple[tuple[str, bytes], ...]:
-    """What the server puts into the trailers of a call that fails with `error`."""
+    """The trailers of a call that fails with `error`."""
     return ((ERROR_METADATA_KEY, detail_from_error(error).SerializeToString()),)
 
 
 def error_from_rpc(failure: grpc.RpcError, address: str) -> SmqError:
-    """What a failed call means to the caller: the server's own SmqError, or what gRPC could tell about `address`.
+    """The SmqError of a failed call: the server's own, or one made from gRPC's status and `address`.
 
     A broken connection is indefinite (TIMED_OUT): the request may have arrived before it broke.
     """
@@ -126,21 +126,21 @@ def error_from_rpc(failure: grpc.RpcError, address: str) -> SmqError:
     if found is not None:
         return error_from_detail(found)
     status = getattr(failure, "code", lambda: None)()
-    told = getattr(failure, "details", lambda: None)() or ""
+    text = getattr(failure, "details", lambda: None)() or ""
     if status is grpc.StatusCode.UNAVAILABLE:
-        return SmqError(ErrorCode.TIMED_OUT, f"no node answers at {address} ({_first_line(told)})")
+        return SmqError(ErrorCode.TIMED_OUT, f"no node answers at {address} ({_first_line(text)})")
     if status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
-        return SmqError(ErrorCode.TIMED_OUT, f"the node at {address} gave no answer in time ({_first_line(told)})")
+        return SmqError(ErrorCode.TIMED_OUT, f"the node at {address} gave no answer in time ({_first_line(text)})")
     if status is grpc.StatusCode.INTERNAL:
-        # Our own INTERNAL comes with a detail. Without one it is gRPC's: a node killed while a message was being
+        # Our own INTERNAL carries a detail. Without one it is gRPC's: a node was killed while a message was being
         # written ("Internal error from Core").
-        return SmqError(ErrorCode.TIMED_OUT, f"the connection to {address} broke ({_first_line(told)})")
+        return SmqError(ErrorCode.TIMED_OUT, f"the connection to {address} broke ({_first_line(text)})")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return SmqError(ErrorCode.LIMIT_EXCEEDED, f"a message is larger than gRPC lets through: {_first_line(told)}")
+        return SmqError(ErrorCode.LIMIT_EXCEEDED, f"a message is larger than gRPC lets through: {_first_line(text)}")
     if status is grpc.StatusCode.UNIMPLEMENTED:
-        return SmqError(ErrorCode.INVALID_REQUEST, f"what listens at {address} is no smq node of this version")
+        return SmqError(ErrorCode.INVALID_REQUEST, f"the server at {address} is not an smq node of this version")
     name = status.name if isinstance(status, grpc.StatusCode) else "unknown"
-    return SmqError(ErrorCode.INTERNAL, f"{address} answered with gRPC status {name}: {_first_line(told)}")
+    return SmqError(ErrorCode.INTERNAL, f"{address} answered with gRPC status {name}: {_first_line(text)}")
 
 
 def _detail_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> pb.ErrorDetail | None:

@@ -1,6 +1,6 @@
-"""`async with` for clients that are started and closed.
+"""`async with` for clients: starts and closes them.
 
-Owns what happens between: one that fails to start is closed before its error goes on. Only this package imports it.
+Owns one rule: a client that fails to start is closed before its error propagates. Only this package imports it.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class Lifecycle(ABC):
     async def __aenter__(self: C) -> C:
         try:
             await self.start()
-        except BaseException:  # a cancelled start, too, leaves no channel open; the error goes on
+        except BaseException:  # even a cancelled start must leave no channel open
             await self.close()
             raise
         return self

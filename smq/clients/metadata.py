@@ -1,7 +1,7 @@
-"""Who leads what, as a client knows it: cluster views, leader hints, and nodes that did not answer.
+"""Cluster metadata as a client knows it: leaders from views and hints, and nodes that did not answer.
 
-Owns the client's picture of the cluster, sans-IO: it is fed with views, hints and failures, and answers where
-to go. It must never connect or read a clock. Everything in `smq.clients` may import it.
+Owns the client's picture of the cluster, sans-IO: it takes views, hints and failures, and says which node to ask. It
+must never connect or read a clock. Everything in `smq.clients` may import it.
 """
 
 import math
@@ -32,7 +32,7 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What one node knows, or several merged by epoch. `addresses` are the nodes' gRPC addresses."""
+    """The knowledge of one node, or of several merged by epoch. `addresses` are the nodes' gRPC addresses."""
 
     cluster_id: str
     addresses: dict[NodeId, str]
@@ -75,14 +75,14 @@ def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class Metadata:
-    """The picture. Views of lagging nodes never push a newer leadership out (epochs only grow)."""
+    """The picture. The view of a lagging node never replaces a newer leadership (epochs only grow)."""
 
     def __init__(self, bootstrap: Sequence[str]) -> None:
         self._bootstrap = tuple(bootstrap)
         self._addresses: dict[NodeId, str] = {}
         self._topics: dict[str, TopicView] = {}
         self._hints: dict[tuple[str, int], NodeId] = {}  # newer than the view; dropped by the next view
-        self._suspects: dict[tuple[str, int], Epoch] = {}  # this leadership was refuted: do not go there again
+        self._suspects: dict[tuple[str, int], Epoch] = {}  # this leadership has been refuted: do not use it again
         self._failed_at_ms: dict[str, float] = {}
         self.cluster_id = ""
         self.leader_changes = 0  # how often a partition's known leader became another node
@@ -90,7 +90,7 @@ class Metadata:
     # -- feeding
 
     def update(self, view: ClusterView) -> None:
-        """Takes a node's view in. Topics that it lacks are kept: `forget_topic` removes one."""
+        """Merges a node's view. Topics that it lacks are kept; `forget_topic` removes one."""
         self.cluster_id = view.cluster_id
         self._addresses.update({node: address for node, address in view.addresses.items() if address})
         for name, seen in view.topics.items():
@@ -99,7 +99,7 @@ class Metadata:
 
     def _merged(self, name: str, known: TopicView, seen: TopicView) -> TopicView:
         if known.topic_id != seen.topic_id:  # deleted and created again
-            self._drop_judgements(name)
+            self._drop_hints_and_suspects(name)
             return seen
         merged = list(seen.partitions)
         for index, old in enumerate(known.partitions):
@@ -119,7 +119,7 @@ class Metadata:
             self.leader_changes += before != new.leader
 
     def hint(self, topic: str, partition: int, leader: NodeId, address: str | None) -> bool:
-        """A node that is not the leader has named who is. False where that is no use."""
+        """A node that is not the leader has named the leader. False if the hint is useless."""
         if address:
             self._addresses[leader] = address
         known = self.partition(topic, partition)
@@ -134,7 +134,7 @@ class Metadata:
         return True
 
     def suspect(self, topic: str, partition: int) -> None:
-        """The known leader is not (or does not answer): wait for a view that names it again, or another."""
+        """The known leader is no leader or does not answer: wait for a view that names it again, or another node."""
         known = self.partition(topic, partition)
         if known is not None:
             self._hints.pop((topic, partition), None)
@@ -148,16 +148,16 @@ class Metadata:
                     self.suspect(topic, partition)
 
     def trust(self, topics: Iterable[str]) -> None:
-        """A fresh view has arrived: whatever it says about these topics may be tried again."""
+        """A fresh view has arrived: the leaders that it names for these topics may be tried again."""
         names = frozenset(topics)
         for key in [k for k in self._suspects if k[0] in names]:
             del self._suspects[key]
 
     def forget_topic(self, topic: str) -> None:
         self._topics.pop(topic, None)
-        self._drop_judgements(topic)
+        self._drop_hints_and_suspects(topic)
 
-    def _drop_judgements(self, topic: str) -> None:
+    def _drop_hints_and_suspects(self, topic: str) -> None:
         for table in (self._hints, self._suspects):
             for key in [k for k in table if k[0] == topic]:
                 del table[key]
@@ -174,7 +174,7 @@ class Metadata:
         return sorted(self._topics)
 
     def partition_count(self, topic: str) -> int | None:
-        """None where the topic is not known (yet)."""
+        """None if the topic is not known (yet)."""
         known = self._topics.get(topic)
         return None if known is None else len(known.partitions)
 
@@ -185,11 +185,11 @@ class Metadata:
         return known.partitions[partition]
 
     def leader_address(self, topic: str, partition: int) -> str | None:
-        """Where to send; None while nobody is known to lead."""
+        """Where to send; None while no leader is known."""
         known = self.partition(topic, partition)
         if known is None:
             return None
-        if not known.replicas:  # its records are not here: any node refuses them as well as another
+        if not known.replicas:  # storage=external: any node can refuse the records
             return next(iter(self._addresses.values()), None)
         key = (topic, partition)
         hinted = self._hints.get(key)
@@ -200,7 +200,7 @@ class Metadata:
         return self._addresses.get(known.leader)
 
     def replica_addresses(self, topic: str, partition: int, now_ms: float) -> list[str]:
-        """Where to read: the leader first, then the other replicas; nodes that failed lately come last."""
+        """Where to read: the leader first, then the other replicas; nodes that failed recently come last."""
         known = self.partition(topic, partition)
         if known is None:
             return []
@@ -212,11 +212,11 @@ class Metadata:
         return self._addresses.get(NodeId(node))
 
     def all_addresses(self, now_ms: float) -> list[str]:
-        """Every node that can be asked anything, the bootstrap list first; nodes that failed lately come last."""
+        """Every known node, the bootstrap list first; nodes that failed recently come last."""
         return self._failed_last(dict.fromkeys((*self._bootstrap, *self._addresses.values())), now_ms)
 
     def _failed_last(self, addresses: Iterable[str], now_ms: float) -> list[str]:
-        def failed_lately(address: str) -> bool:
+        def failed_recently(address: str) -> bool:
             return now_ms - self._failed_at_ms.get(address, -math.inf) < FAILED_NODE_LAST_MS
 
-        return sorted(addresses, key=failed_lately)
+        return sorted(addresses, key=failed_recently)

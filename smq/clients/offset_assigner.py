@@ -1,6 +1,6 @@
 """The asyncio client of offsets without records: ranges of a topic with storage=external, and its high water mark.
 
-Owns what makes a repeated attempt safe: one request id a call, and a bound from before its first attempt. Users,
+Owns what makes a repeated attempt safe: one request id per call, and a bound from before its first attempt. Users,
 `sync` and the command line import it.
 """
 
@@ -19,8 +19,8 @@ from smq.raft_state.errors import ErrorCode, SmqError
 class OffsetAssigner(Lifecycle):
     """`async with OffsetAssigner("host:port") as a: base, last = await a.assign("t", 0, 5)`.
 
-    Any number of tasks may call it at once; those that reach one node together share one round of Raft. `timeout_ms`
-    bounds every call whole, attempts at other nodes included."""
+    Any number of tasks may call it concurrently; calls that reach one node together share one round of Raft.
+    `timeout_ms` bounds each call, attempts at other nodes included."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class OffsetAssigner(Lifecycle):
     ) -> None:
         self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
         self._timeout_ms = timeout_ms
-        self._bounds: dict[tuple[str, int], int] = {}  # a next_offset that has been; one for each partition used
+        self._bounds: dict[tuple[str, int], int] = {}  # a past next_offset of each partition used
 
     async def start(self) -> None:
         await self._cluster.start()
@@ -49,12 +49,12 @@ class OffsetAssigner(Lifecycle):
         request_id: bytes | None = None,
         not_before: int | None = None,
     ) -> tuple[int, int]:
-        """(base, last): `count` offsets that nobody else gets. WRONG_STORAGE, REQUEST_EXPIRED.
+        """(base, last): `count` offsets that no other caller gets. WRONG_STORAGE, REQUEST_EXPIRED.
 
-        A later call with the same `request_id` (16 bytes of the caller's own) is answered with the same offsets; with
-        `not_before`, a next_offset from before the first such call, it is refused rather than given others where the
-        cluster has forgotten it."""
-        key, asked_under = (topic, partition), request_id or uuid.uuid4().bytes
+        A later call with the same `request_id` (16 bytes, chosen by the caller) returns the same offsets. With
+        `not_before`, a next_offset from before the first such call, it is refused if the cluster has forgotten the
+        request; without it, it would then get other offsets."""
+        key, request_id_used = (topic, partition), request_id or uuid.uuid4().bytes
         if key not in self._bounds:
             self._bounds[key] = await self._next_offset(topic, partition)
         bound = not_before if not_before is not None else self._bounds[key]
@@ -62,14 +62,14 @@ class OffsetAssigner(Lifecycle):
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.AssignOffsetsResponse:
             nonlocal is_first
-            known = not_before if is_first else bound  # at a first attempt the node knows a better one
+            known = not_before if is_first else bound  # at the first attempt the node knows a better bound
             is_first = False
             request = build(
                 pb.AssignOffsetsRequest,
                 topic=topic,
                 partition=partition,
                 count=count,
-                request_id=asked_under,
+                request_id=request_id_used,
                 not_before=known,
                 timeout_ms=node_ms,
             )
@@ -77,7 +77,7 @@ class OffsetAssigner(Lifecycle):
 
         given = await self._cluster.call(run, timeout_ms=self._timeout_ms)
         if given.last_offset - given.base_offset + 1 != count:
-            raise SmqError(ErrorCode.INTERNAL, f"{count} offsets were asked for, and {given} answered")
+            raise SmqError(ErrorCode.INTERNAL, f"{count} offsets were requested, but the answer was {given}")
         self._bounds[key] = given.last_offset + 1
         return given.base_offset, given.last_offset
 
@@ -89,8 +89,8 @@ class OffsetAssigner(Lifecycle):
         return await self._cluster.call(run, timeout_ms=self._timeout_ms)
 
     async def advance(self, topic: str, partition: int, offset: int) -> int:
-        """Tells readers that everything below `offset` is there; the mark in force, which never goes back.
-        OFFSET_OUT_OF_RANGE above what has been assigned."""
+        """Declares that everything below `offset` can be read. Returns the mark in force, which never goes back.
+        OFFSET_OUT_OF_RANGE above the assigned offsets."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
             request = build(

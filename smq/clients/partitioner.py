@@ -1,11 +1,12 @@
-"""Which partition a record goes to: Kafka's partitioner for keys, sticky and load-aware for records without one.
+"""The partitioner: Kafka's for records with a key, sticky and load-aware for records without one.
 
-Owns the choice alone. Sans-IO; the random source is injected. Only `batching` imports it.
+Owns the choice of partition and nothing else. Sans-IO; the random source is injected. Only `accumulator` and
+`producer` import it.
 """
 
 from typing import Final
 
-from smq.clients.batch_queue import PartitionQueue
+from smq.clients.partition_queue import PartitionQueue
 from smq.clients.retry import RandomFn
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import key_partition
@@ -14,7 +15,7 @@ KEY_CACHE_MAX: Final = 16_384  # keys whose partition is remembered: murmur2 in 
 
 
 class TopicQueues:
-    """The partitions of one topic. `count` is 0 until the cluster has told how many there are."""
+    """The partitions of one topic. `count` is 0 until the cluster has reported their number."""
 
     __slots__ = ("_key_cache", "_random", "_sticky", "queues", "topic")
 
@@ -30,15 +31,15 @@ class TopicQueues:
         return len(self.queues)
 
     def grow(self, count: int) -> None:
-        """The topic has `count` partitions now. It never has fewer than before under one name and id."""
+        """The topic has `count` partitions now. Under one name and id the count never shrinks."""
         if count > len(self.queues):
             self.queues += [PartitionQueue(self.topic, index) for index in range(len(self.queues), count)]
             self._key_cache.clear()
 
     def explicit(self, partition: int) -> PartitionQueue:
         if not 0 <= partition < len(self.queues):
-            told = f"topic {self.topic!r} has partitions 0 to {len(self.queues) - 1}, not {partition}"
-            raise SmqError(ErrorCode.UNKNOWN_PARTITION, told)
+            message = f"topic {self.topic!r} has partitions 0 to {len(self.queues) - 1}, not {partition}"
+            raise SmqError(ErrorCode.UNKNOWN_PARTITION, message)
         return self.queues[partition]
 
     def for_key(self, given: object) -> PartitionQueue:
@@ -52,14 +53,11 @@ class TopicQueues:
         return found
 
     def sticky(self) -> PartitionQueue:
-        """The same partition until its open batch is gone, so that batches fill; then the shorter of two."""
+        """The same partition until its open batch is gone, so that batches fill; then the shorter queue of two."""
         current = self._sticky
         if current is None or current.open is None:
             current = self._sticky = min(self._pick(), self._pick(), key=lambda q: len(q.sealed))
         return current
-
-    def move_on(self) -> None:
-        self._sticky = None
 
     def _pick(self) -> PartitionQueue:
         return self.queues[int(self._random() * len(self.queues))]

@@ -1,6 +1,6 @@
-"""Where to start reading: the seven offset types by name, and their look-up at a partition's replicas.
+"""Start positions: the seven offset types by name, and their look-up at a partition's replicas.
 
-Owns how a start position is written (`Start`) and resolved. The table of positions itself is the server's. The
+Owns how a start position is written (`Start`) and resolved. The server owns the table of positions itself. The
 consumer, the admin client and the command line import it.
 """
 
@@ -27,8 +27,8 @@ LIST_PARTITIONS_MAX: Final = 500  # of one ListOffsets request: below the server
 class StartAt:
     """`type` is the name of an OffsetType; `value` its offset, or nanoseconds for EXACT_TS_NS.
 
-    `strict` (what a plain integer means): the offset must be within [lo, hi], as a seek. `timestamp_ms` instead
-    of a type: the first record whose create time is at or after it."""
+    `strict` (as for a plain integer): the offset must be within [lo, hi], as in a seek. `timestamp_ms` replaces the
+    type: the first record whose create time is at or after it."""
 
     type: str = "RESET_TO_OFFSET"
     value: int = 0
@@ -51,15 +51,15 @@ def parse_start(start: Start, *, group: str | None) -> StartAt:
         parsed = StartAt(type=start)
     else:
         parsed = StartAt(type=start[0], value=start[1])
-    told = None
+    message = None
     if parsed.type not in OFFSET_TYPES:
-        told = f"offset type {parsed.type!r} is unknown: one of {', '.join(OFFSET_TYPES)}"
+        message = f"offset type {parsed.type!r} is unknown: one of {', '.join(OFFSET_TYPES)}"
     elif isinstance(start, str) and parsed.type in _NEEDS_VALUE:
-        told = f"{parsed.type} needs a value: write ({parsed.type!r}, value)"
+        message = f"{parsed.type} needs a value: write ({parsed.type!r}, value)"
     elif parsed.type in _NEEDS_GROUP and not group:
-        told = f"{parsed.type} resumes a group: name the group"
-    if told is not None:
-        raise SmqError(ErrorCode.INVALID_REQUEST, told)
+        message = f"{parsed.type} resumes a group: name the group"
+    if message is not None:
+        raise SmqError(ErrorCode.INVALID_REQUEST, message)
     return parsed
 
 
@@ -71,7 +71,7 @@ async def resolve_starts(
     reset_if_gone: bool,
     timeout_ms: float,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Every partition's position, or the first SmqError: asked at the leaders, several partitions a call."""
+    """Every partition's position, or the first SmqError. Asks the leaders, several partitions per call."""
     asks = {tp: _ask(tp, start, group, reset_if_gone) for tp, start in starts.items()}
     unknown = sorted({topic for topic, _ in asks if cluster.metadata.partition_count(topic) is None})
     if unknown:
@@ -102,15 +102,15 @@ def _ask(tp: TopicPartition, start: StartAt, group: str | None, reset_if_gone: b
 
 def _check_strict(tp: TopicPartition, start: StartAt, listed: ListedOffset) -> None:
     if start.strict and listed.clamped:
-        told = f"offset {start.value} of {tp[0]}/{tp[1]} is outside the range {listed.lo} to {listed.hi}"
+        message = f"offset {start.value} of {tp[0]}/{tp[1]} is outside the range {listed.lo} to {listed.hi}"
         details = ErrorDetails(lo=Offset(listed.lo), hi=Offset(listed.hi))
-        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, told, details)
+        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
 
 
 async def _ask_together(
     cluster: ClusterClient, asks: Mapping[TopicPartition, pb.ListOffsetsPartition], timeout_ms: float
 ) -> dict[TopicPartition, ListedOffset]:
-    """One call a leader; what fails in a way that a retry may cure is left out."""
+    """One call per leader; partitions with a retriable error are left out."""
     groups: dict[str, list[pb.ListOffsetsPartition]] = {}
     for tp, ask in asks.items():
         for address in cluster.metadata.replica_addresses(*tp, now_ms())[:1]:

@@ -1,7 +1,7 @@
-"""The asyncio producer: records in, futures of their places out.
+"""The asyncio producer: takes records, returns futures of their offsets.
 
-Owns the public interface and the way of records into the accumulator. Sending and answers are `publisher`'s; what is
-sent when, and what an error means, is decided in `batching` and `retry`. Users and `sync` import it.
+Owns the public interface and the way of records into the accumulator. `publisher` sends and handles answers;
+`accumulator` and `retry` decide which batch goes when, and what an error means. Users and `sync` import it.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, Literal, TypeAlias
 
-from smq.clients.batch_queue import PartitionQueue
-from smq.clients.batching import IN_FLIGHT_MAX, BatchingSettings
-from smq.clients.bulk import BatchMetadata as BatchMetadata
-from smq.clients.bulk import BulkDelivery
+from smq.clients.accumulator import IN_FLIGHT_MAX, BatchingSettings
 from smq.clients.cluster import ClusterClient, now_ms
+from smq.clients.delivery import BatchMetadata as BatchMetadata
+from smq.clients.delivery import BulkDelivery
 from smq.clients.delivery import RecordMetadata as RecordMetadata
+from smq.clients.partition_queue import PartitionQueue
 from smq.clients.partitioner import TopicQueues
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.publisher import PRODUCER_BACKOFF, Publisher
@@ -35,10 +35,10 @@ YIELD_EVERY_RECORDS: Final = 4096  # send_many lets the event loop run this ofte
 class Producer:
     """`async with Producer("host:port") as p: await p.send("topic", b"value")`.
 
-    send() hands back a future at once; it is cheap, and fails with OVERLOADED while the buffer is full (await
-    wait_room()). send_many() is the fast way for many records. With `idempotent` (the default) every record is
-    stored once and in order whatever fails; without it a retry may store records twice. `acks="none"` implies
-    idempotent=False. delivery_timeout_ms bounds a record's whole way, request_timeout_ms one attempt.
+    send() returns a future immediately; it is cheap, and fails with OVERLOADED while the buffer is full (await
+    wait_room()). send_many() is the fast way for many records. With `idempotent` (the default) every record is stored
+    once and in order, whatever fails; without it a retry may store records twice. `acks="none"` implies
+    idempotent=False. delivery_timeout_ms bounds all attempts for a record together, request_timeout_ms one attempt.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Producer:
     ) -> None:
         idempotent = idempotent and acks != "none"
         _check(acks, compression, max_in_flight, linger_ms, delivery_timeout_ms)
-        # Without sequences only one batch at a time keeps the order when it has to be sent again.
+        # Without sequences, a resent batch keeps its place only if one batch is in flight at a time.
         in_flight_max = max_in_flight if idempotent or acks == "none" else 1
         self._request_timeout_ms = request_timeout_ms
         self._cluster = ClusterClient(
@@ -84,7 +84,7 @@ class Producer:
     # -- life
 
     async def start(self) -> None:
-        """Finds the cluster. TIMED_OUT where none of the bootstrap addresses answers."""
+        """Finds the cluster. TIMED_OUT if none of the bootstrap addresses answers."""
         self._loop = asyncio.get_running_loop()
         self._publisher.start()
         await self._cluster.start()
@@ -92,7 +92,7 @@ class Producer:
     async def __aenter__(self) -> "Producer":
         try:
             await self.start()
-        except BaseException:  # cancelled, too: nobody calls __aexit__ of what was never entered
+        except BaseException:  # cancellation included: __aexit__ is not called if __aenter__ fails
             await self._cluster.close()
             raise
         return self
@@ -100,12 +100,12 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Who is being cancelled (Ctrl-C) does not want to wait for a cluster that may be down.
+        # A cancelled user (Ctrl-C) does not want to wait for a cluster that may be down.
         await self.close(deliver=kind is None or not issubclass(kind, asyncio.CancelledError))
 
     async def close(self, *, deliver: bool = True) -> None:
-        """Delivers what was sent (within the delivery time-out) unless told not to, then lets go of everything.
-        What is not delivered fails."""
+        """With `deliver`, first delivers all records sent so far (within the delivery timeout). Then releases
+        everything; undelivered records fail."""
         if self._publisher.is_closing:
             return
         try:
@@ -134,7 +134,7 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> "asyncio.Future[RecordMetadata]":
-        """Takes the record; the future gives its place when it is acknowledged, or the SmqError that ended it.
+        """Takes the record. The future gives its offset once it is acknowledged, or the SmqError that ended it.
 
         OVERLOADED (raised here) while the buffer is full: `await wait_room()` and send again.
         """
@@ -156,9 +156,9 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | Sequence[int] | None = None,
     ) -> "asyncio.Future[list[BatchMetadata]]":
-        """The bulk path. Returns when all records are taken in (waiting for room as it must), with a future of
-        their places: one BatchMetadata for every run of records that lie side by side. Records of one partition
-        keep their order. The future fails with the first error once all records are settled."""
+        """The bulk path. Returns once all records are buffered (waiting for space if necessary), with a future of
+        their offsets: one BatchMetadata per run of adjacent records. Records of one partition keep their order. The
+        future fails with the first error once all records are settled."""
         loop = self._usable()
         _check_many(values, keys, timestamp_ms)
         when = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
@@ -203,11 +203,11 @@ class Producer:
                 key = keys[index]
                 queue = fixed or (topic.sticky() if key is None else topic.for_key(key))
                 groups.setdefault(queue, []).append(index)
-            for queue, places in groups.items():
-                some_keys, some_values = [keys[i] for i in places], [values[i] for i in places]
-                times = when if isinstance(when, int) else [when[i] for i in places]
+            for queue, indexes in groups.items():
+                some_keys, some_values = [keys[i] for i in indexes], [values[i] for i in indexes]
+                times = when if isinstance(when, int) else [when[i] for i in indexes]
                 taken = 0
-                while taken < len(places):
+                while taken < len(indexes):
                     taken += await self._add_some(queue, some_keys, some_values, times, taken, bulk)
 
     async def _add_some(
@@ -219,7 +219,7 @@ class Producer:
         start: int,
         bulk: BulkDelivery,
     ) -> int:
-        """Fills one batch at most."""
+        """Fills at most one batch; returns how many records it took."""
         await self.wait_room()
         self._usable()
         taken = self._accumulator.add_run(queue, keys, values, when, start, YIELD_EVERY_RECORDS, bulk, now_ms())
@@ -229,13 +229,13 @@ class Producer:
         return taken
 
     async def wait_room(self) -> None:
-        """Until the buffer has room for at least one record."""
+        """Waits until the buffer has space for at least one record."""
         while self._accumulator.is_full and not self._publisher.is_closing:
-            self._publisher.room.clear()
-            await self._publisher.room.wait()
+            self._publisher.not_full.clear()
+            await self._publisher.not_full.wait()
 
     async def flush(self) -> None:
-        """Until every record sent before is acknowledged or failed. Its errors are in the records' own futures."""
+        """Waits until every record sent before is acknowledged or failed. Errors are in the records' own futures."""
         loop = self._usable(even_if_fatal=True)
         waiting = [t.future if isinstance(t, BulkDelivery) else t for t in self._accumulator.waiting_tokens()]
         marks: list[asyncio.Future[RecordMetadata]] = [t for t in waiting if isinstance(t, asyncio.Future)]
@@ -274,32 +274,32 @@ class Producer:
 
 
 def _check(acks: str, compression: str, max_in_flight: int, linger_ms: float, delivery_timeout_ms: float) -> None:
-    told = None
+    message = None
     if acks not in _ACKS:
-        told = f"acks must be one of {', '.join(_ACKS)}, not {acks!r}"
+        message = f"acks must be one of {', '.join(_ACKS)}, not {acks!r}"
     elif compression not in CODECS:
-        told = f"compression must be one of {', '.join(CODECS)}, not {compression!r}"
+        message = f"compression must be one of {', '.join(CODECS)}, not {compression!r}"
     elif not 1 <= max_in_flight <= IN_FLIGHT_MAX:
-        told = f"max_in_flight must be 1 to {IN_FLIGHT_MAX}: a leader remembers that many batches, not {max_in_flight}"
+        message = f"max_in_flight must be 1 to {IN_FLIGHT_MAX}: a leader remembers so many batches; got {max_in_flight}"
     elif linger_ms < 0 or delivery_timeout_ms <= linger_ms:
-        told = "linger_ms must be >= 0 and below delivery_timeout_ms"
-    if told is not None:
-        raise SmqError(ErrorCode.INVALID_REQUEST, told)
+        message = "linger_ms must be >= 0 and below delivery_timeout_ms"
+    if message is not None:
+        raise SmqError(ErrorCode.INVALID_REQUEST, message)
 
 
 def _check_many(
     values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, times: int | Sequence[int] | None
 ) -> None:
-    """All or nothing: a record that cannot be encoded is found before any is taken in."""
-    told = None
+    """All or nothing: finds a record that cannot be encoded before any is buffered."""
+    message = None
     allowed = {bytes, bytearray, memoryview, type(None)}
     if not values:
-        told = "send_many needs at least one record"
+        message = "send_many needs at least one record"
     elif not set(map(type, values)) <= allowed or (keys is not None and not set(map(type, keys)) <= allowed):
-        told = "keys and values must be bytes or None"
+        message = "keys and values must be bytes or None"
     elif keys is not None and len(keys) != len(values):
-        told = f"there are {len(values)} values and {len(keys)} keys"
+        message = f"there are {len(values)} values and {len(keys)} keys"
     elif times is not None and not isinstance(times, int) and len(times) != len(values):
-        told = f"there are {len(values)} values and {len(times)} timestamps"
-    if told is not None:
-        raise SmqError(ErrorCode.INVALID_REQUEST, told)
+        message = f"there are {len(values)} values and {len(times)} timestamps"
+    if message is not None:
+        raise SmqError(ErrorCode.INVALID_REQUEST, message)

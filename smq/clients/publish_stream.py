@@ -1,7 +1,7 @@
-"""One PublishRecord stream to one node: batches out, answers in, and what becomes of them when it breaks.
+"""One PublishRecord stream to one node: sends batches, receives answers, and returns unanswered batches if it breaks.
 
-Owns the gRPC stream and its two tasks. It must never decide about retries: every batch handed in is handed back
-exactly once, with an answer or with the error that broke the stream. Only the producer imports it.
+Owns the gRPC stream and its two tasks. It must never decide about retries: every submitted batch is handed back
+exactly once, with an answer or with the error that broke the stream. Only the publisher imports it.
 """
 
 import asyncio
@@ -12,20 +12,20 @@ from typing import Final
 import grpc
 from grpc import aio
 
-from smq.clients.batch_queue import Batch
 from smq.clients.channels import NodeStubs
 from smq.clients.errors import error_from_rpc
+from smq.clients.partition_queue import Batch
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 
-ANSWER_GRACE_MS: Final = 2_000.0  # past the request's own time-out a node that lives has answered; then it is given up
+ANSWER_GRACE_MS: Final = 2_000.0  # after the request's timeout: a healthy node has answered by then
 
 AnswerFn = Callable[[Batch, pb.PublishRecordResponse], None]
 BrokenFn = Callable[["PublishStream", list[tuple[Batch, SmqError]]], None]
 
 
 class PublishStream:
-    """Has one life: once broken it is thrown away. Its queues are bounded by the batches in flight."""
+    """Used once: a broken stream is discarded. Its queues are bounded by the batches in flight."""
 
     def __init__(
         self, address: str, node: NodeStubs, acks: "pb.Acks.ValueType", on_answer: AnswerFn, on_broken: BrokenFn
@@ -64,7 +64,7 @@ class PublishStream:
         return None
 
     def oldest_sent_ms(self) -> float | None:
-        """When the batch was sent that has waited longest for its answer."""
+        """When the oldest unanswered batch was sent."""
         for _, sent_ms, _ in self._unanswered.values():
             return sent_ms
         return None
@@ -73,7 +73,7 @@ class PublishStream:
         return [batch for batch, _, _ in self._unanswered.values()]
 
     def give_up(self, error: SmqError) -> None:
-        """Breaks the stream: every unanswered batch goes back with `error`, or with what only it deserves."""
+        """Breaks the stream: every unanswered batch is returned with `error`, or with an error of its own."""
         if self.is_broken:
             return
         self.is_broken = True
@@ -84,10 +84,10 @@ class PublishStream:
         batches = self.unanswered()
         self._unanswered.clear()
         self._unwritten.clear()
-        self._on_broken(self, _shared_out(batches, error))
+        self._on_broken(self, _assign_errors(batches, error))
 
     async def close(self) -> None:
-        """Ends the stream; afterwards no task of it runs."""
+        """Ends the stream and its tasks."""
         self.give_up(SmqError(ErrorCode.TIMED_OUT, "the producer was closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -102,7 +102,7 @@ class PublishStream:
                 self._wakeup.clear()
                 await self._wakeup.wait()
         except (grpc.RpcError, asyncio.InvalidStateError):
-            pass  # the call has ended: the reading task learns why and gives up
+            pass  # the call has ended: the reading task learns the reason and gives up
         except (ValueError, RuntimeError, grpc.aio.UsageError) as e:
             self.give_up(SmqError(ErrorCode.TIMED_OUT, f"the stream to {self.address} cannot be written: {e}"))
 
@@ -118,8 +118,8 @@ class PublishStream:
         self.give_up(error)
 
 
-def _shared_out(batches: list[Batch], error: SmqError) -> list[tuple[Batch, SmqError]]:
-    """A stream breaks for all when one message is too large for gRPC: the largest is to blame, the rest may retry."""
+def _assign_errors(batches: list[Batch], error: SmqError) -> list[tuple[Batch, SmqError]]:
+    """One message too large for gRPC breaks the stream for all: the largest batch is to blame, the rest may retry."""
     if error.code is not ErrorCode.LIMIT_EXCEEDED or not batches:
         return [(batch, error) for batch in batches]
     largest = max(batches, key=lambda b: len(b.data))

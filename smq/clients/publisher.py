@@ -1,7 +1,7 @@
-"""The producer's engine room: everything that is due, sent now; every answer, acted upon.
+"""The sending side of the producer: sends every batch that is due, and handles every answer.
 
-Owns the I/O around `batching`: one PublishRecord stream a node, the timer, metadata refreshes, producer ids. What
-is sent when, and what an error means, is decided in `batching` and `retry`. Only `producer` imports it.
+Owns the I/O around `accumulator`: one PublishRecord stream per node, the timer, metadata refreshes, producer ids.
+`accumulator` and `retry` decide which batch goes when, and what an error means. Only `producer` imports it.
 """
 
 import asyncio
@@ -10,21 +10,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from smq.clients.batch_queue import Batch, PartitionQueue
-from smq.clients.batching import Accumulator, BatchingSettings, Polled, ProducerIdentity
+from smq.clients.accumulator import Accumulator, BatchingSettings, Polled, ProducerIdentity
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.delivery import deliver, fail, fail_token
 from smq.clients.errors import build, error_from_detail
+from smq.clients.partition_queue import Batch, PartitionQueue
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.publish_stream import PublishStream
-from smq.clients.retry import Backoff, Verdict, wants_refresh
+from smq.clients.retry import Backoff, Verdict, needs_refresh
 from smq.raft_state.errors import ErrorCode, SmqError
 
-# A refresh every 150 ms while a leader is missing: an election takes 0.3-1.5 s, so little is added to it.
+# One refresh per 150 ms while a leader is missing: an election takes 0.3-1.5 s, so this adds little.
 PRODUCER_BACKOFF: Final = Backoff(first_ms=10.0, max_ms=150.0)
-# No answer for this long: ask the cluster whether the leader is still the leader. A node that hangs (rather than
-# dies) keeps its connection; it is fenced after 1.5 s, and its batches need not wait for the request's time-out.
+# No answer for this long: ask the cluster whether the leader is still the leader. A node that hangs instead of dying
+# keeps its connection. It is fenced after 1.5 s, and its batches need not wait for the request's timeout.
 SLOW_ANSWER_MS: Final = 1_000.0
 IDENTITY_TIMEOUT_MS: Final = 10_000.0
 
@@ -58,7 +58,7 @@ class Publisher:
         self.accumulator = Accumulator(settings, cluster.random)
         self.fatal: SmqError | None = None
         self.is_closing = False
-        self.room = asyncio.Event()  # set whenever the buffer is not full
+        self.not_full = asyncio.Event()  # set whenever the buffer is not full
         self._cluster = cluster
         self._acks = acks
         self._request_timeout_ms = request_timeout_ms
@@ -66,7 +66,7 @@ class Publisher:
         self._stats = ProducerStats()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, PublishStream] = {}
-        self._closing_streams: set[asyncio.Task[None]] = set()  # broken ones; at most one a broken stream
+        self._closing_streams: set[asyncio.Task[None]] = set()  # one per broken stream
         self._pump_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._refresh_task: asyncio.Task[None] | None = None
@@ -78,11 +78,11 @@ class Publisher:
         self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
-        """Whatever is not delivered yet fails, indefinitely where it was in flight."""
-        self.accumulator.fail_all(SmqError(ErrorCode.SHUTTING_DOWN, "the producer was closed before it was sent"))
+        """Undelivered records fail; those in flight fail with an indefinite error."""
+        self.accumulator.fail_all(SmqError(ErrorCode.SHUTTING_DOWN, "the producer was closed before the send"))
         self._report(self.accumulator.poll(now_ms(), lambda _topic, _partition: None))
         self.is_closing = True
-        self.room.set()
+        self.not_full.set()
         for handle in (self._pump_handle, self._timer):
             if handle is not None:
                 handle.cancel()
@@ -116,17 +116,17 @@ class Publisher:
             self._stream(address).submit(batch, self._time_left(batch, now), now)
         self._report(polled)
         if polled.unrouted:
-            self._want_refresh(polled.unrouted)
+            self._request_refresh(polled.unrouted)
         else:
             self._refresh_attempts = 0
         if polled.need_identity:
-            self._want_identity(polled.need_identity)
+            self._request_identity(polled.need_identity)
         self._set_timer(now)
         if not accumulator.is_full:
-            self.room.set()
+            self.not_full.set()
 
     def _check_streams(self, now: float) -> None:
-        """Gives up streams that are overdue, or whose batches have another leader by now."""
+        """Gives up streams that are overdue, or whose batches have another leader now."""
         slow: set[str] = set()
         for stream in list(self._streams.values()):
             deadline, sent = stream.deadline_ms(), stream.oldest_sent_ms()
@@ -138,14 +138,14 @@ class Publisher:
                 batches = stream.unanswered()
                 leaders = [self._cluster.metadata.leader_address(b.topic, b.partition) for b in batches]
                 if any(leader not in (None, stream.address) for leader in leaders):
-                    told = f"the node at {stream.address} does not answer, and leads no more"
-                    stream.give_up(SmqError(ErrorCode.TIMED_OUT, told))
+                    message = f"the node at {stream.address} does not answer and is no longer the leader"
+                    stream.give_up(SmqError(ErrorCode.TIMED_OUT, message))
                 elif self._slow_checked_ms + SLOW_ANSWER_MS <= now:
                     slow |= {b.topic for b in batches}
                     self._cluster.metadata.node_failed(stream.address, now)  # ask another node
         if slow:
             self._slow_checked_ms = now
-            self._want_refresh(slow)
+            self._request_refresh(slow)
 
     def _time_left(self, batch: Batch, now: float) -> float:
         return min(self._request_timeout_ms, max(batch.created_ms + self._delivery_timeout_ms - now, 1.0))
@@ -191,7 +191,7 @@ class Publisher:
             and details.leader is not None
             and metadata.hint(batch.topic, batch.partition, details.leader, details.leader_address)
         )
-        if wants_refresh(error) and not is_hinted:
+        if needs_refresh(error) and not is_hinted:
             metadata.suspect(batch.topic, batch.partition)
         if self.accumulator.refused(batch, error, now_ms()) is Verdict.FENCED:
             self.fatal = error
@@ -222,12 +222,12 @@ class Publisher:
 
     # -- metadata and identity
 
-    def _want_refresh(self, topics: Iterable[str]) -> None:
+    def _request_refresh(self, topics: Iterable[str]) -> None:
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = asyncio.create_task(self._refresh(sorted(topics)))
 
     async def _refresh(self, topics: list[str]) -> None:
-        """One refresh, after a pause that grows while nothing gets through; the pump asks for the next."""
+        """One refresh, after a pause that grows with each failure; the pump requests the next."""
         if self._refresh_attempts:
             pause_ms = PRODUCER_BACKOFF.delay_ms(self._refresh_attempts, self._cluster.random)
             await asyncio.sleep(pause_ms / 1000.0)
@@ -235,7 +235,7 @@ class Publisher:
         try:
             missing = await self._cluster.refresh(topics)
         except SmqError:
-            missing = frozenset()  # nobody answered: asked again until the records' delivery time-out
+            missing = frozenset()  # no node answered: repeated until the records' delivery timeout
         for topic in missing:
             self.accumulator.fail_all(SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}"), topic)
         for topic in topics:
@@ -245,12 +245,12 @@ class Publisher:
         self._refresh_task = None
         self.wake()
 
-    def _want_identity(self, queues: list[PartitionQueue]) -> None:
+    def _request_identity(self, queues: list[PartitionQueue]) -> None:
         if self._identity_task is None or self._identity_task.done():
             self._identity_task = asyncio.create_task(self._allocate_identity(queues))
 
     async def _allocate_identity(self, queues: list[PartitionQueue]) -> None:
-        """A fresh producer id: the shared one at first, later one for partitions that had to leave theirs."""
+        """A new producer id: first the shared one, later one for partitions that abandoned theirs."""
         topic, request_id = queues[0].topic, uuid.uuid4().bytes
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> ProducerIdentity:
@@ -259,7 +259,7 @@ class Publisher:
             answer = await node.agent.StartPublishSession(request, timeout=call_s)
             if answer.batch_bytes_max > 0:
                 self.accumulator.limit_batch_bytes(answer.batch_bytes_max)
-            # Only the id is wanted: batches name their topic themselves, at any node.
+            # Only the id is needed: each batch names its topic itself, at any node.
             await node.agent.ClosePublishSession(pb.ClosePublishSessionRequest(session_id=session), timeout=call_s)
             return ProducerIdentity(producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
 

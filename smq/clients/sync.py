@@ -1,7 +1,7 @@
-"""Blocking shells over producer, consumer and admin, for scripts, notebooks and Spark executors.
+"""Blocking versions of producer, consumer and admin, for scripts, notebooks and Spark executors.
 
-Owns one background event loop a process: started on first use, shared by every shell, and started anew after a
-fork (a forked child has no threads; shells made before the fork must not be used in it). Users import it.
+Owns one background event loop per process: started on first use, shared by all blocking clients, and started again
+after a fork (a forked child has no threads; it must not use clients made before the fork). Users import it.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from smq.clients.admin import Admin
-from smq.clients.bulk import BatchMetadata
 from smq.clients.consumer import Assignment, Consumer
+from smq.clients.delivery import BatchMetadata
 from smq.clients.offset_assigner import OffsetAssigner
 from smq.clients.positions import Start
 from smq.clients.producer import Producer, ProducerStats, RecordMetadata
@@ -39,7 +39,7 @@ from smq.records import Headers
 
 T = TypeVar("T")
 
-ITERATION_WAIT_MS: Final = 1_000.0  # how long iteration waits before it looks whether it was closed
+ITERATION_WAIT_MS: Final = 1_000.0  # how long iteration waits before it checks for close()
 STOP_TIMEOUT_S: Final = 5.0  # of the loop's thread at exit: it has nothing left to wait for
 
 
@@ -80,7 +80,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Shell:
+class _BlockingClient:
     """Runs coroutines on the background loop and waits for them."""
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class _Shell:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._runner.pid != os.getpid():
             work.close()
-            told = "this client was made before the process forked: make a new one in the child"
-            raise SmqError(ErrorCode.INVALID_REQUEST, told)
+            message = "this client was made before the process forked: make a new one in the child"
+            raise SmqError(ErrorCode.INVALID_REQUEST, message)
         running = asyncio.run_coroutine_threadsafe(work, self._runner.loop)
         try:
             return running.result()
@@ -99,7 +99,7 @@ class _Shell:
             raise
 
 
-class SyncProducer(_Shell):
+class SyncProducer(_BlockingClient):
     """`with SyncProducer("host:port") as p: p.send("t", b"v").result()`. Options as Producer's."""
 
     def __init__(self, bootstrap: str | Iterable[str], **options: Any) -> None:
@@ -131,8 +131,8 @@ class SyncProducer(_Shell):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> "Future[RecordMetadata]":
-        """Does not wait for the acknowledgement: `.result()` of the future does. Waits while the buffer is full.
-        For many records send_many() is far cheaper: every send() crosses threads."""
+        """Does not wait for the acknowledgement: call `.result()` of the future for that. Waits while the buffer is
+        full. For many records send_many() is far cheaper, because every send() crosses threads."""
 
         async def work() -> RecordMetadata:
             await self._producer.wait_room()
@@ -166,12 +166,12 @@ class SyncProducer(_Shell):
         self._run(self._producer.close())
 
 
-class SyncConsumer(_Shell):
+class SyncConsumer(_BlockingClient):
     """`with SyncConsumer("host:port") as c: c.assign([("t", 0)]); for r in c: ...`. Options as Consumer's."""
 
     def __init__(self, bootstrap: str | Iterable[str], **options: Any) -> None:
         super().__init__()
-        self._ahead: deque[ConsumerRecord] = deque()  # one batch, for iteration: a call a record would be too slow
+        self._ahead: deque[ConsumerRecord] = deque()  # one batch, for iteration: one call per record would be too slow
         self._is_closed = False
         self._run(self._make(bootstrap, options))
 
@@ -195,11 +195,11 @@ class SyncConsumer(_Shell):
         return self._consumer.assignment()
 
     def seek(self, topic: str, partition: int, start: Start) -> int:
-        self._give_back()
+        self._discard_ahead()
         return self._run(self._consumer.seek(topic, partition, start))
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset after the last record that was handed out."""
+        """The offset after the last record that was returned."""
         ahead = (r.offset for r in self._ahead if (r.topic, r.partition) == (topic, partition))
         return next(ahead, self._consumer.position(topic, partition))
 
@@ -208,7 +208,7 @@ class SyncConsumer(_Shell):
         return self._run(self._consumer.lag(topic, partition)) + ahead
 
     def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        """The positions of all assigned partitions, or those given."""
+        """Commits the positions of all assigned partitions, or the given offsets."""
         if offsets is None:
             offsets = {tp: self.position(*tp) for tp in self.assignment()}
         self._run(self._consumer.commit(offsets))
@@ -217,11 +217,11 @@ class SyncConsumer(_Shell):
         return self._run(self._consumer.committed(partitions))
 
     def getmany(self, max_records: int = 10_000, timeout_ms: float = 0.0) -> dict[TopicPartition, list[ConsumerRecord]]:
-        self._give_back()
+        self._discard_ahead()
         return self._run(self._consumer.getmany(max_records, timeout_ms))
 
     def getbatch(self, timeout_ms: float = 0.0) -> RawBatch | None:
-        self._give_back()
+        self._discard_ahead()
         return self._run(self._consumer.getbatch(timeout_ms))
 
     def fetch_range(
@@ -232,7 +232,7 @@ class SyncConsumer(_Shell):
         )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Record by record, for ever; the position follows what was handed out."""
+        """Record by record, for ever; the position follows the last record returned."""
 
         while not self._is_closed:
             if not self._ahead:
@@ -241,8 +241,8 @@ class SyncConsumer(_Shell):
             while self._ahead and not self._is_closed:
                 yield self._ahead.popleft()
 
-    def _give_back(self) -> None:
-        """What iteration had taken ahead is read again by whoever comes next."""
+    def _discard_ahead(self) -> None:
+        """Moves the position back before the records that iteration has read ahead: the next call reads them again."""
         first: dict[TopicPartition, int] = {}
         for record in self._ahead:
             first.setdefault((record.topic, record.partition), record.offset)
@@ -255,7 +255,7 @@ class SyncConsumer(_Shell):
         self._run(self._consumer.close())
 
 
-class SyncAdmin(_Shell):
+class SyncAdmin(_BlockingClient):
     """`with SyncAdmin("host:port") as a: a.create_topic("t", 6)`. Options as Admin's."""
 
     def __init__(self, bootstrap: str | Iterable[str], **options: Any) -> None:
@@ -351,7 +351,7 @@ class SyncAdmin(_Shell):
         self._run(self._admin.close())
 
 
-class SyncOffsetAssigner(_Shell):
+class SyncOffsetAssigner(_BlockingClient):
     """`with SyncOffsetAssigner("host:port") as a: base, last = a.assign("t", 0, 5)`. Options as OffsetAssigner's."""
 
     def __init__(self, bootstrap: str | Iterable[str], **options: Any) -> None:

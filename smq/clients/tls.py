@@ -1,8 +1,7 @@
-"""TLS as a client sees it: whom it trusts, and who it is.
+"""A client's TLS: the CA that it trusts, and its own certificate.
 
-Owns the three files, where they are named in the environment, and gRPC's credentials of them. The files are read when
-a client is made, so one that is made later has renewed ones. Users, every client and the Spark connector
-import it.
+Owns the three files, their environment variables, and the gRPC credentials made of them. The files are read when a
+client is made, so a client made later uses renewed ones. Users, every client and the Spark connector import it.
 """
 
 import os
@@ -21,8 +20,8 @@ KEY_VARIABLE: Final = "SMQ_TLS_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """PEM files: `ca` signs the nodes' certificates; `certificate` and `key` are the client's own, where nodes ask for
-    one (they do unless told otherwise). INVALID_REQUEST where only one of the two is given."""
+    """PEM files: `ca` signs the nodes' certificates; `certificate` and `key` are the client's own, for nodes that ask
+    for one (the default). INVALID_REQUEST if only one of the two is given."""
 
     ca: str | Path
     certificate: str | Path | None = None
@@ -30,10 +29,10 @@ class Tls:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise SmqError(ErrorCode.INVALID_REQUEST, "TLS: a client's certificate and its key are given together")
+            raise SmqError(ErrorCode.INVALID_REQUEST, "TLS: give a client's certificate and its key together")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """INVALID_REQUEST where a file cannot be read."""
+        """INVALID_REQUEST if a file cannot be read."""
         certificate = _read(self.certificate) if self.certificate is not None else None
         key = _read(self.key) if self.key is not None else None
         made: grpc.ChannelCredentials = grpc.ssl_channel_credentials(_read(self.ca), key, certificate)
@@ -41,8 +40,8 @@ class Tls:
 
 
 def tls_from_environment() -> Tls | None:
-    """What SMQ_TLS_CA, SMQ_TLS_CERTIFICATE and SMQ_TLS_KEY name: for clients that are told nothing else, as programs
-    of PostgreSQL take PGSSLROOTCERT. None without SMQ_TLS_CA."""
+    """The files named by SMQ_TLS_CA, SMQ_TLS_CERTIFICATE and SMQ_TLS_KEY: the default of a client without TLS
+    settings, as PGSSLROOTCERT is in PostgreSQL. None without SMQ_TLS_CA."""
     ca = os.environ.get(CA_VARIABLE)
     if not ca:
         return None

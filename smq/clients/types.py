@@ -1,6 +1,6 @@
-"""What the clients hand to their users: descriptions of the cluster, positions, records.
+"""The data types that clients return to their users: descriptions of the cluster, positions, records.
 
-Owns shapes alone, and how they are read from the wire. Plain data: it must never do I/O. Everybody may import it.
+Owns the shapes, and how they are read from the wire. Plain data: it must never do I/O. Every module may import it.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ConsumerRecord(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """One RecordBatch v2 as it lies in the log. Its first records may lie below the position asked for."""
+    """One RecordBatch v2, exactly as in the log. Its first records may be below the requested position."""
 
     topic: str
     partition: int
@@ -38,7 +38,7 @@ class RawBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedRange:
-    """One answer of a one-shot fetch. `batches` is empty where nothing came within the wait."""
+    """The answer of a one-shot fetch. `batches` is empty if nothing arrived within the wait."""
 
     log_start: int
     hwm: int
@@ -113,13 +113,13 @@ class NodeStatus:
     commit_index: int
     digest: str
     replicas: tuple[ReplicaStatus, ...]
-    certificate_ends_ms: int | None = None  # Unix time; None where the node has no TLS
-    warnings: tuple[str, ...] = ()  # what an operator should do something about
+    certificate_ends_ms: int | None = None  # Unix time; None if the node has no TLS
+    warnings: tuple[str, ...] = ()  # conditions that need an operator's action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedOffset:
-    """Where a reader starts. `clamped`: what was asked lay outside [lo, hi], this is the nearest inside."""
+    """Where a reader starts. `clamped`: the request was outside [lo, hi], this is the nearest offset inside."""
 
     offset: int
     clamped: bool
@@ -260,7 +260,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """`partitions` are those that a consumer was assigned; `instance_id` is None where it is not static."""
+    """`partitions` are a consumer's assigned partitions; `instance_id` is None unless the member is static."""
 
     member_id: str
     instance_id: str | None
@@ -272,7 +272,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPosition:
-    """`offset` and `lag` are None where nothing is committed. A lag is never negative."""
+    """`offset` and `lag` are None if nothing is committed. A lag is never negative."""
 
     topic: str
     partition: int
@@ -294,7 +294,7 @@ class GroupDescription:
 
     @property
     def lag(self) -> int:
-        """Of all partitions that something is committed for."""
+        """The total over all partitions with a committed offset."""
         return sum(p.lag or 0 for p in self.positions)
 
 

@@ -12,7 +12,7 @@ __all__ = ["session"]
 
 
 def session(app_name: str = "smq", *, master: str = "local[*]", conf: dict[str, str] | None = None) -> "SparkSession":
-    """A local Spark session that is set well for smq: Java found or provided, this interpreter in the workers.
+    """A local Spark session with settings for smq: Java is found or provided, workers use this interpreter.
 
     `conf` adds to the settings or overrides them. See `smq.spark_connector.local_session`.
     """

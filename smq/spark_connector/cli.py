@@ -1,7 +1,7 @@
-"""`smq spark-shell`: the command that the Spark extra adds to `smq`, by an entry point.
+"""`smq spark-shell`: the command that the Spark extra adds to `smq`, through an entry point.
 
-Owns its own options and its error sentences; those by which it reaches a cluster are the command line's, for it takes
-`bootstrap`. Imports Spark only when it runs, and nothing of the server ever.
+Owns its own options and error messages; the command line owns the options that name the cluster, and passes
+`bootstrap`. It imports Spark only when it runs, and must never import the server.
 """
 
 import importlib.util
@@ -17,13 +17,13 @@ from smq import extra_advice
 def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
     """Opens a Python shell with a Spark session on a running cluster.
 
-    Commands may be piped in, too: their output goes to standard output, and the exit code is 1 where one failed.
+    Commands may also be piped in: their output goes to standard output, and the exit code is 1 if one failed.
     """
     conf = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise click.UsageError(f"{setting!r} is no setting: write KEY=VALUE")
+            raise click.UsageError(f"{setting!r} is not a setting: write KEY=VALUE")
         conf[key.strip()] = value.strip()
     for module in ("pyspark", "pyarrow", "pandas"):
         if importlib.util.find_spec(module) is None:
@@ -35,8 +35,8 @@ def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
     try:
         code = run_shell(bootstrap, master=master, conf=conf)
     except SmqError as e:
-        told = f"{e}; start a node with `smq dev`, or name a running one with --bootstrap or --cluster-dir"
-        raise click.ClickException(told) from e
+        message = f"{e}; start a node with `smq dev`, or name a running one with --bootstrap or --cluster-dir"
+        raise click.ClickException(message) from e
     except JavaNotFound as e:
         raise click.ClickException(str(e)) from e
     raise SystemExit(code)

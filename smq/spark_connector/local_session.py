@@ -1,7 +1,7 @@
-"""A Spark session on this machine, set as `format("smq")` wants it.
+"""A Spark session on this machine, with the settings that suit `format("smq")`.
 
-Owns the settings and the environment that must be there before the Java virtual machine starts. Imported by
-users through `smq.spark_connector.session`; never by the data source.
+Owns the settings, and the environment that must exist before the Java virtual machine starts. Users import it through
+`smq.spark_connector.session`; the data source never does.
 """
 
 import logging
@@ -19,7 +19,7 @@ from smq.spark_connector.java import find_java_home
 log = logging.getLogger(__name__)
 
 SETTINGS: Final[dict[str, str]] = {
-    # Loopback only: Spark otherwise binds what the machine's host name resolves to, and open ports follow.
+    # Loopback only: otherwise Spark binds the address of the machine's host name, and opens ports there.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -27,17 +27,17 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     # A task costs 109 ms over TCP and 50 ms over unix sockets (15 ms together with the reader's gc.freeze).
     "spark.python.unix.domain.socket.enabled": "true",
-    # 200 shuffle partitions are for clusters; a local job spends more time on starting them than on its data.
+    # The default of 200 shuffle partitions suits clusters; a local job spends more time starting them than on its data.
     "spark.sql.shuffle.partitions": "8",
 }
 
-# For a process that lives minutes: Java's optimising compiler and parallel collector cost more on few cores than
-# they give back (start and first query took 8.5 CPU seconds instead of 14). Add it to `conf` where that fits.
+# For a process that lives for minutes: on few cores Java's optimising compiler and parallel collector cost more than
+# they save (start and first query took 8.5 CPU seconds instead of 14). Add it to `conf` if that fits.
 SHORT_LIVED: Final[dict[str, str]] = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def build_session(app_name: str, *, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """Starts Spark, or returns the session there is. JavaNotFound where no Java of version 17 or newer is found."""
+    """Starts Spark, or returns the running session. JavaNotFound if there is no Java of version 17 or newer."""
     settings = {**SETTINGS, **conf, "spark.app.name": app_name, "spark.master": master}
     if SparkContext._active_spark_context is not None:
         log.warning("a Spark context is running already: its master, Python and Java stay as they are")
@@ -53,8 +53,8 @@ def build_session(app_name: str, *, master: str, conf: Mapping[str, str]) -> Spa
 def start_java(settings: Mapping[str, str]) -> None:
     """Starts the Java virtual machine and a Spark context in it.
 
-    PySpark would run a Python function between fork and exec, which lets gRPC's fork handlers loose on a process
-    that has clients open: 4 starts of 150 died of it (JAVA_GATEWAY_EXITED). Without that function they do not run.
+    PySpark would run a Python function between fork and exec. That triggers gRPC's fork handlers in a process with open
+    clients, and killed 4 starts of 150 (JAVA_GATEWAY_EXITED). Without that function the handlers do not run.
     """
     spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     gateway = None
@@ -65,8 +65,8 @@ def start_java(settings: Mapping[str, str]) -> None:
 
 
 class _StartOptions(dict[str, Any]):
-    """Options of Popen that refuse the one which PySpark always sets. It would make Java ignore Ctrl-C; a process
-    group of its own does that too."""
+    """Options of Popen that refuse `preexec_fn`, which PySpark always sets to make Java ignore Ctrl-C. A process group
+    of its own has the same effect."""
 
     def __setitem__(self, name: str, value: object) -> None:
         if name != "preexec_fn":
@@ -74,9 +74,9 @@ class _StartOptions(dict[str, Any]):
 
 
 def prepare_environment() -> None:
-    """Names this interpreter for driver and workers, since Spark would run `python3` of PATH, which may lack smq,
-    and sets JAVA_HOME. What the user has set himself for Python stays."""
+    """Sets this interpreter for driver and workers (Spark would run `python3` from PATH, which may lack smq), and sets
+    JAVA_HOME. The user's own settings for Python stay."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # what the driver binds before it reads its settings
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the driver binds it before it reads its settings
     os.environ["JAVA_HOME"] = str(find_java_home())

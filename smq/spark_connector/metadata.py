@@ -1,7 +1,7 @@
-"""`.option("metadata", "partitions")` and `"groups"`: what the cluster knows of itself, as DataFrames.
+"""`.option("metadata", "partitions")` and `"groups"`: the cluster's metadata as DataFrames.
 
-Owns their options, columns and rows. They are facts of the moment at which the read is planned, gathered on the
-driver through `smq.clients`; a task only hands them on. No record is read here.
+Owns their options, columns and rows. The driver gathers the rows through `smq.clients` when the read is planned; a task
+only passes them on. It must never read a record.
 """
 
 import difflib
@@ -31,7 +31,7 @@ from smq.spark_connector.option_values import whole_number
 from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT, TLS_KEYS, servers_of, tls_of
 
 Row: TypeAlias = tuple[Any, ...]
-NODE_TIMEOUT_MS: Final = 2_000.0  # a node that hangs leaves nulls, and does not hold up the rest
+NODE_TIMEOUT_MS: Final = 2_000.0  # a hanging node leaves nulls, and does not delay the rest
 KNOWN: Final = ("metadata", "servers", "subscribe", "group", "retryTimeoutMs", *TLS_KEYS)
 _BY_LOWER_NAME: Final = {
     name.lower(): name for name in (*KNOWN, "bootstrap.servers", "kafka.bootstrap.servers", "path", "__datasource__")
@@ -47,29 +47,29 @@ PARTITION_COLUMNS: Final[dict[str, DataType]] = {
     "leader_available": BooleanType(),
     "epoch": IntegerType(),
     "replicas": ArrayType(IntegerType()),
-    "silent_replicas": ArrayType(IntegerType()),  # gave no answer: the next two do not count them
-    "size_bytes": LongType(),  # of the largest replica; null where none answered
-    "replica_lag": LongType(),  # records that the slowest replica has yet to fetch; null where none answered
+    "silent_replicas": ArrayType(IntegerType()),  # gave no answer: the next two columns ignore them
+    "size_bytes": LongType(),  # of the largest replica; null if none answered
+    "replica_lag": LongType(),  # records that the slowest replica has yet to fetch; null if none answered
 }
 GROUP_COLUMNS: Final[dict[str, DataType]] = {
     "group": StringType(),  # a Kafka client's group g is kafka-cg-g
     "state": StringType(),
     "topic": StringType(),
     "partition": IntegerType(),
-    "offset": LongType(),  # the next one to read; null where nothing is committed
-    "metadata": StringType(),  # what the consumer committed beside it
-    "committed_ms": LongType(),  # when, Unix time; null where nothing is committed
+    "offset": LongType(),  # the next one to read; null if nothing is committed
+    "metadata": StringType(),  # the consumer's text in the commit
+    "committed_ms": LongType(),  # Unix time of the commit; null if nothing is committed
     "log_start": LongType(),
     "hwm": LongType(),
-    "lag": LongType(),  # records from `offset` to the high water mark; never negative; null where nothing is committed
-    "member_id": StringType(),  # who was assigned the partition; null where nobody was
+    "lag": LongType(),  # records from `offset` to the high water mark; never negative; null if nothing is committed
+    "member_id": StringType(),  # the member with the partition; null if it is not assigned
     "client_id": StringType(),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataOptions:
-    """A validated read of `kind`. No topics, or no groups: all there are."""
+    """A validated read of `kind`. No topics, or no groups, means all."""
 
     kind: str
     servers: tuple[str, ...]
@@ -80,15 +80,15 @@ class MetadataOptions:
 
 
 def metadata_options(options: Mapping[str, str]) -> MetadataOptions:
-    """OptionError where something is missing, wrong, or of no use here."""
+    """OptionError if an option is missing, wrong, or meaningless here."""
     kind = options["metadata"].strip().lower()
     if kind not in _KINDS:
-        raise OptionError(f"option 'metadata' is one of {', '.join(map(repr, _KINDS))}, not {options['metadata']!r}")
+        raise OptionError(_unknown_kind(options["metadata"]))
     for key in options:
         if key.lower() not in _BY_LOWER_NAME:
             near = difflib.get_close_matches(key.lower(), list(_BY_LOWER_NAME), n=1)
-            hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"it knows {', '.join(KNOWN)}"
-            raise OptionError(f"a read of metadata has no option {key!r}; {hint}")
+            hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"known options: {', '.join(KNOWN)}"
+            raise OptionError(f"a metadata read has no option {key!r}; {hint}")
     groups = tuple(part.strip() for part in options.get("group", "").split(",") if part.strip())
     if kind != "groups" and "group" in options:
         raise OptionError("option 'group' belongs to metadata 'groups'")
@@ -104,11 +104,15 @@ def metadata_options(options: Mapping[str, str]) -> MetadataOptions:
 
 
 def metadata_schema(kind: str) -> StructType:
-    """The columns of this kind. OptionError for a kind that there is not."""
+    """The columns of this kind. OptionError for an unknown kind."""
     found = _KINDS.get(kind.strip().lower())
     if found is None:
-        raise OptionError(f"option 'metadata' is one of {', '.join(map(repr, _KINDS))}, not {kind!r}")
+        raise OptionError(_unknown_kind(kind))
     return StructType([StructField(name, type_) for name, type_ in found.columns.items()])
+
+
+def _unknown_kind(kind: str) -> str:
+    return f"option 'metadata' must be one of {', '.join(map(repr, _KINDS))}, not {kind!r}"
 
 
 class MetadataSlice(InputPartition):
@@ -120,7 +124,7 @@ class MetadataSlice(InputPartition):
 
 
 class MetadataReader(DataSourceReader):
-    """One read, one look at the cluster. A user's schema chooses columns by name."""
+    """One read asks the cluster once. A user's schema chooses columns by name."""
 
     def __init__(self, options: MetadataOptions, schema: StructType) -> None:
         self._options = options
@@ -128,8 +132,9 @@ class MetadataReader(DataSourceReader):
         wanted = [field.name.lower() for field in schema.fields]  # as Spark compares names
         for name, field in zip(wanted, schema.fields, strict=True):
             if _KINDS[options.kind].columns.get(name) != field.dataType:
-                there = metadata_schema(options.kind).simpleString()
-                raise OptionError(f"metadata {options.kind!r} has no column {field.simpleString()}; it is {there}")
+                columns_text = metadata_schema(options.kind).simpleString()
+                message = f"metadata {options.kind!r} has no column {field.simpleString()}; its columns: {columns_text}"
+                raise OptionError(message)
         self._positions = [columns.index(name) for name in wanted]
 
     def partitions(self) -> list[InputPartition]:
@@ -175,7 +180,7 @@ def _partition_rows(admin: SyncAdmin, cluster: ClusterDescription, options: Meta
 def _replica_states(
     admin: SyncAdmin, cluster: ClusterDescription, options: MetadataOptions
 ) -> dict[tuple[int, str, int], ReplicaStatus]:
-    """What each node that answers says of its own replicas."""
+    """Each answering node's report on its own replicas."""
     found = {}
     for node in cluster.nodes:
         if node.fenced or not node.grpc_address:
@@ -201,7 +206,7 @@ def _group_rows(admin: SyncAdmin, cluster: ClusterDescription, options: Metadata
             group = admin.describe_group(name)
         except SmqError as e:
             if e.code is ErrorCode.UNKNOWN_GROUP and not options.groups:
-                continue  # it went between the two questions
+                continue  # deleted between the two calls
             raise
         owners = {place: member for member in group.members for place in member.partitions}
         for p in sorted(group.positions, key=lambda p: (p.topic, p.partition)):

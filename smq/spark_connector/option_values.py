@@ -1,7 +1,7 @@
-"""What one option's text means: numbers, words, durations, addresses, JSON by topic and partition.
+"""Parses the text of one option: numbers, words, durations, addresses, JSON by topic and partition.
 
-Owns parsing and the sentence of each refusal. Knows no option but by the name it is told, and no cluster. Imported
-by `options` only.
+Owns parsing and the message of each refusal. It knows an option only by the name in its arguments, and no cluster.
+`options` and `metadata` import it.
 """
 
 import json
@@ -37,38 +37,38 @@ def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
         return default
     word = text.strip().lower()
     if word not in ("true", "false"):
-        raise OptionError(f"option {name!r} is true or false, not {text!r}")
+        raise OptionError(f"option {name!r} must be true or false, not {text!r}")
     return word == "true"
 
 
 def whole_number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
-    """None where the option is absent. OptionError for anything but decimal digits from `least` on."""
+    """None if the option is absent. OptionError for anything but decimal digits of at least `least`."""
     text = options.get(name.lower())
     if text is None:
         return None
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()) or not least <= int(digits) <= INT64_MAX:
-        raise OptionError(f"option {name!r} is a whole number of at least {least}, not {text!r}")
+        raise OptionError(f"option {name!r} must be a whole number of at least {least}, not {text!r}")
     return int(digits)
 
 
 def duration_ms(options: Mapping[str, str], name: str) -> int | None:
-    """As Spark writes times: 500ms, 10s, 15m, 2h, 1d; a bare number is milliseconds."""
+    """Durations as Spark writes them: 500ms, 10s, 15m, 2h, 1d; a bare number is milliseconds."""
     text = options.get(name.lower())
     if text is None:
         return None
     match = _DURATION.fullmatch(text.strip().lower())
     unit = _UNITS_MS.get(match[2] or "ms") if match else None
     if match is None or unit is None:
-        raise OptionError(f"option {name!r} is a time such as 500ms, 10s, 15m, 2h or 1d, not {text!r}")
+        raise OptionError(f"option {name!r} must be a time such as 500ms, 10s, 15m, 2h or 1d, not {text!r}")
     return int(match[1]) * unit
 
 
 def one_of(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    """One of `words`, whatever its case; the first where the option is absent."""
+    """One of `words`, in any case; the first if the option is absent."""
     text = options.get(name.lower(), words[0])
     if text.strip().lower() not in words:
-        raise OptionError(f"option {name!r} is one of {', '.join(words)}, not {text!r}")
+        raise OptionError(f"option {name!r} must be one of {', '.join(words)}, not {text!r}")
     return text.strip().lower()
 
 
@@ -96,7 +96,7 @@ def pattern(text: str) -> str:
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as e:
-        raise OptionError(f"option 'subscribePattern' is no regular expression ({e}): {text[:200]!r}") from e
+        raise OptionError(f"option 'subscribePattern' is not a regular expression ({e}): {text[:200]!r}") from e
     if not text:
         raise OptionError(f"option 'subscribePattern' is empty: {TOPICS_ADVICE}")
     return text
@@ -106,7 +106,7 @@ def assigned(text: str) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for topic, partitions in json_object("assign", text).items():
         if not isinstance(partitions, list) or not partitions or not all(map(_is_partition, partitions)):
-            raise OptionError(f"option 'assign' wants a list of partitions >= 0 for topic {topic!r}: {TOPICS_ADVICE}")
+            raise OptionError(f"option 'assign' needs a list of partitions >= 0 for topic {topic!r}: {TOPICS_ADVICE}")
         found[topic] = tuple(sorted(set(partitions)))
     if not found:
         raise OptionError(f"option 'assign' names no partition: {TOPICS_ADVICE}")
@@ -115,7 +115,8 @@ def assigned(text: str) -> dict[str, tuple[int, ...]]:
 
 # ------------------------------------------------------------------------------------------------ where
 def offsets(name: str, text: str, *, refused: int | None = None) -> OffsetSpec:
-    """A word, or JSON {"topic": {"0": offset}} with -2 earliest and -1 latest; `refused` is the senseless one."""
+    """A word, or JSON {"topic": {"0": offset}} with -2 for earliest and -1 for latest. `refused`: the one of the two
+    that makes no sense here."""
     advice = _offsets_advice(refused)
     word = _WORDS.get(text.strip().lower())
     if word is not None:
@@ -125,7 +126,7 @@ def offsets(name: str, text: str, *, refused: int | None = None) -> OffsetSpec:
 
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= INT64_MAX:
-            raise OptionError(f"option {name!r}: {value!r} is no offset; {advice}")
+            raise OptionError(f"option {name!r}: {value!r} is not an offset; {advice}")
         if value == refused:
             raise OptionError(f"option {name!r}: offset {value!r} cannot be used here; {advice}")
         return value
@@ -139,7 +140,7 @@ def times(name: str, text: str) -> TopicOffsets:
 
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= INT64_MAX:
-            raise OptionError(f"option {name!r}: {value!r} is no time; {advice}")
+            raise OptionError(f"option {name!r}: {value!r} is not a time; {advice}")
         return value
 
     return _by_partition(name, text, check, advice)
@@ -149,7 +150,7 @@ def _by_partition(name: str, text: str, check: Callable[[object], int], advice: 
     found: TopicOffsets = {}
     for topic, values in json_object(name, text).items():
         if not isinstance(values, dict):
-            raise OptionError(f"option {name!r}: topic {topic!r} wants an object; {advice}")
+            raise OptionError(f"option {name!r}: topic {topic!r} needs an object; {advice}")
         found[topic] = {_partition(name, key): check(value) for key, value in values.items()}
     return found
 

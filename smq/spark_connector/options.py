@@ -1,8 +1,8 @@
 """The options of `format("smq")`: Spark's Kafka connector's names and meanings, validated on the driver.
 
-Owns their names, defaults, precedence and what of them a batch or a stream takes. Does no I/O and knows no cluster.
-Option keys arrive lower-cased from Spark. What is merely missing is judged by `read_options` and `stream_options`,
-because `CREATE TABLE ... USING smq` builds a source without options and gives them at the SELECT.
+Owns their names, defaults and precedence, and which of them a batch or a stream accepts. Does no I/O and knows no
+cluster. Option keys arrive lower-cased from Spark. Only `read_options` and `stream_options` complain about a missing
+option, because `CREATE TABLE ... USING smq` builds a source without options and passes them at the SELECT.
 """
 
 import difflib
@@ -48,13 +48,13 @@ _STARTS: Final = (
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampNs",
 )
-# A write brings these, and must be told that there is no sink, not that it has misspelt something.
-_OF_WRITES: Final = {"topic": "name topics by 'subscribe'", "checkpointlocation": "set it on writeStream"}
+# Options of a write: its error must say that there is no sink, not that an option is misspelt.
+_WRITE_OPTIONS: Final = {"topic": "name topics by 'subscribe'", "checkpointlocation": "set it on writeStream"}
 _NO_EFFECT: Final = {
     "groupIdPrefix": "a query of smq joins no consumer group; its position is in its checkpoint",
-    "kafkaConsumer.pollTimeoutMs": "set retryTimeoutMs, which says how long a read goes on trying",
-    "fetchOffset.numRetries": "set retryTimeoutMs, which says how long a read goes on trying",
-    "fetchOffset.retryIntervalMs": "set retryTimeoutMs, which says how long a read goes on trying",
+    "kafkaConsumer.pollTimeoutMs": "set retryTimeoutMs, which says how long a read keeps trying",
+    "fetchOffset.numRetries": "set retryTimeoutMs, which says how long a read keeps trying",
+    "fetchOffset.retryIntervalMs": "set retryTimeoutMs, which says how long a read keeps trying",
     "kafka.group.id": "a query of smq joins no consumer group; its position is in its checkpoint",
     "kafka.isolation.level": "reads of smq are always read_committed",
 }
@@ -85,10 +85,10 @@ _LOST_OPTIONS_ADVICE: Final = (
 
 
 class TimeUnit(enum.Enum):
-    """Which of a record's two times, and in what unit."""
+    """Which of a record's two times, and its unit."""
 
-    CREATE_MS = "timestamp"  # the producer's, in milliseconds: the first record that is not older
-    APPEND_NS = "ts_ns"  # the leader's, in nanoseconds: strictly increasing, so that it cuts exactly
+    CREATE_MS = "timestamp"  # the producer's, in milliseconds: finds the first record that is not older
+    APPEND_NS = "ts_ns"  # the leader's, in nanoseconds: strictly increasing, so it cuts exactly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +136,11 @@ class StreamOptions:
     rows_max: int | None
     bytes_max: int | None
     rows_min: int | None
-    delay_ms_max: int  # how long a micro-batch is put off for `rows_min`
+    delay_ms_max: int  # how long a micro-batch is postponed for `rows_min`
 
 
 def check_given(options: Mapping[str, str]) -> None:
-    """OptionError for keys nobody knows and for values that cannot be right, before anything is read."""
+    """OptionError for unknown keys and for impossible values, before anything is read."""
     for key in options:
         _check_key(key)
     _selection(options)
@@ -158,7 +158,7 @@ def check_given(options: Mapping[str, str]) -> None:
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """All that a batch read needs. OptionError where something is missing or wrong."""
+    """The options of a batch read. OptionError if one is missing or wrong."""
     check_given(options)
     for name in _STREAM_ONLY:
         if options.get(name.lower()) is not None:
@@ -169,15 +169,17 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """All that a streaming read needs. OptionError where something is missing or wrong, or is of batches only."""
+    """The options of a streaming read. OptionError if one is missing or wrong, or only for batch reads."""
     if "metadata" in options:
-        raise OptionError("option 'metadata' is of batch reads: it shows one moment, so read it with spark.read")
+        raise OptionError("option 'metadata' is only for batch reads: it shows one moment; read it with spark.read")
     check_given(options)
     for name in _BATCH_ONLY:
         if options.get(name.lower()) is not None:
-            raise OptionError(f"option {name!r} is of batch reads: a stream has no end, so leave it out")
+            raise OptionError(f"option {name!r} is only for batch reads: a stream has no end, so leave it out")
     if flag(options, "pushdown", default=False):
-        raise OptionError("option 'pushdown' is of batch reads: Spark pushes no filters into a stream, so leave it out")
+        raise OptionError(
+            "option 'pushdown' is only for batch reads: Spark pushes no filters into a stream; leave it out"
+        )
     rows_max = values.whole_number(options, "maxOffsetsPerTrigger")
     rows_min = values.whole_number(options, "minOffsetsPerTrigger")
     if rows_max is not None and rows_min is not None and rows_min > rows_max:
@@ -193,9 +195,9 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
 
 
 def _source_options(options: Mapping[str, str], starting: PositionSpec) -> SourceOptions:
-    for name, advice in _OF_WRITES.items():
+    for name, advice in _WRITE_OPTIONS.items():
         if options.get(name) is not None:
-            raise OptionError(f"option {name!r} is of writes: {advice}")
+            raise OptionError(f"option {name!r} is only for writes: {advice}")
     topics, pattern, assigned = _selection(options)
     if not (topics or pattern or assigned):
         raise OptionError(f"format('smq') does not know what to read: {values.TOPICS_ADVICE} {_LOST_OPTIONS_ADVICE}")
@@ -216,12 +218,12 @@ def _source_options(options: Mapping[str, str], starting: PositionSpec) -> Sourc
 
 def _check_key(key: str) -> None:
     lower = key.lower()
-    if lower in _SERVER_KEYS or lower in _IGNORED_BY_SPARK or lower in _OF_WRITES:
+    if lower in _SERVER_KEYS or lower in _IGNORED_BY_SPARK or lower in _WRITE_OPTIONS:
         return
     if lower in _NO_EFFECT_BY_LOWER_NAME:
         log.warning("option %r has no effect: %s", key, _NO_EFFECT_BY_LOWER_NAME[lower])
     elif lower.startswith("kafka."):
-        log.warning("option %r has no effect: smq is read over gRPC, not by a Kafka client", key)
+        log.warning("option %r has no effect: the connector reads over gRPC, not with a Kafka client", key)
     elif lower not in _BY_LOWER_NAME:
         near = difflib.get_close_matches(lower, list(_BY_LOWER_NAME), n=1)
         hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"known options: {', '.join(KNOWN)}"
@@ -229,7 +231,7 @@ def _check_key(key: str) -> None:
 
 
 def servers_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The cluster's addresses. OptionError where they are missing, or are none."""
+    """The cluster's addresses. OptionError if they are missing or malformed."""
     given = [options[key] for key in _SERVER_KEYS if options.get(key) is not None]
     if not given:
         raise OptionError(
@@ -241,7 +243,7 @@ def servers_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _selection(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, dict[str, tuple[int, ...]]]:
-    """Topics, pattern, assigned partitions: one of them at most."""
+    """Topics, pattern, assigned partitions: at most one of them."""
     given = [name for name in _SELECTIONS if options.get(name.lower()) is not None]
     if len(given) > 1:
         raise OptionError(f"{' and '.join(map(repr, given))} exclude each other: {values.TOPICS_ADVICE}")
@@ -258,8 +260,8 @@ def _latest_if_no_match(options: Mapping[str, str]) -> bool:
 
 
 def _position(options: Mapping[str, str], side: str, default: int, *, refused: int | None = None) -> PositionSpec:
-    """Where a read starts or ends (`side`). As in the Kafka connector a time for all goes before a time for each
-    partition, and that before offsets; a time in milliseconds and its twin in nanoseconds exclude each other."""
+    """Where a read starts or ends (`side`). As in the Kafka connector, a time for all partitions takes precedence over
+    times per partition, and those over offsets. Milliseconds and nanoseconds of one option exclude each other."""
     chosen: PositionSpec | None = None
     for form, is_each in ((f"{side}Timestamp", False), (f"{side}OffsetsByTimestamp", True)):
         given = [name for name in (form, f"{form}Ns") if options.get(name.lower()) is not None]
@@ -280,13 +282,13 @@ def _position(options: Mapping[str, str], side: str, default: int, *, refused: i
 
 
 def tls_of(options: Mapping[str, str]) -> Tls | None:
-    """The files' paths, good on the driver and on every executor; what the driver's environment names where no option
-    does. OptionError where some are missing."""
+    """The paths of the files, which must be valid on the driver and on every executor. Without options, those in the
+    driver's environment. OptionError if some are missing."""
     ca, certificate, key = (options.get(name) for name in TLS_KEYS)
     if ca is None and certificate is None and key is None:
         return tls_from_environment()
     if ca is None:
         raise OptionError("option 'tls.certificate' needs 'tls.ca': the certificates (PEM) that sign the nodes'")
     if (certificate is None) != (key is None):
-        raise OptionError("options 'tls.certificate' and 'tls.key' are given together: a certificate and its key")
+        raise OptionError("give options 'tls.certificate' and 'tls.key' together: a certificate and its key")
     return Tls(ca=ca, certificate=certificate, key=key)

@@ -1,7 +1,7 @@
-"""From what was asked to what each task reads: offset ranges, and their slicing into Spark partitions.
+"""Plans a read: offset ranges, and their slicing into Spark partitions.
 
-Pure: no I/O, no clock, no cluster. The readers give it where each partition starts and ends. Every offset of a range
-lands in exactly one slice.
+Pure: no I/O, no clock, no cluster. The readers pass in where each partition starts and ends. Every offset of a range
+is in exactly one slice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +14,10 @@ from smq.spark_connector.errors import OptionError
 from smq.spark_connector.options import ReadOptions, SourceOptions, TimeSpec
 from smq.spark_connector.positions import LookUp, PartitionKey, Views, ending_offsets, per_partition, starting_offsets
 
-# A task costs 15-110 ms whatever it reads, and 50,000 records of 100 bytes decode in about 30 ms: below this
-# many records a task of its own costs more than it saves.
+# A task costs 15-110 ms, whatever it reads, and 50,000 records of 100 bytes decode in about 30 ms: below this many
+# records a task of its own costs more than it saves.
 MERGED_RECORDS_MAX: Final = 50_000
-SLICES_MAX: Final = 100_000  # Spark's scheduler keeps every task in the driver's memory; more is a mistyped option
+SLICES_MAX: Final = 100_000  # Spark's scheduler keeps every task in the driver's memory; more must be a mistyped option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Range:
 
 
 class SmqSlice(InputPartition):
-    """What one task reads: ranges, in order. Pickled to the executors."""
+    """The ranges that one task reads, in order. Pickled to the executors."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         super().__init__(None)
@@ -51,9 +51,9 @@ class SmqSlice(InputPartition):
 
 # ------------------------------------------------------------------------------------------------ ranges
 def resolve_ranges(options: ReadOptions, views: Views, look_up: LookUp) -> list[Range]:
-    """What a batch reads of each partition. Empty ranges are left out.
+    """The range that a batch reads of each partition. Empty ranges are left out.
 
-    Errors as of `starting_offsets` and `ending_offsets`; OptionError also where given offsets run backwards.
+    Errors as for `starting_offsets` and `ending_offsets`; OptionError also if a start is beyond its end.
     """
     _check_forwards(options, views)
     starting = starting_offsets(options.source, views, look_up)
@@ -62,7 +62,7 @@ def resolve_ranges(options: ReadOptions, views: Views, look_up: LookUp) -> list[
 
 
 def ranges_between(lo: Mapping[PartitionKey, int], hi: Mapping[PartitionKey, int], views: Views) -> list[Range]:
-    """The ranges [lo, hi) that hold anything, by topic and partition."""
+    """The non-empty ranges [lo, hi), in order of topic and partition."""
     return [
         Range(topic=key[0], partition=key[1], lo=lo[key], hi=hi[key], replicas=views[key].replicas)
         for key in sorted(hi)
@@ -72,7 +72,7 @@ def ranges_between(lo: Mapping[PartitionKey, int], hi: Mapping[PartitionKey, int
 
 def _check_forwards(options: ReadOptions, views: Views) -> None:
     if isinstance(options.source.starting, TimeSpec) or isinstance(options.ending, TimeSpec):
-        return  # by time the end may well come before the start: there is nothing between them
+        return  # by time, the end may precede the start: then the range is empty
     starting = per_partition("startingOffsets", options.source.starting, views)
     ending = per_partition("endingOffsets", options.ending, views)
     for key in sorted(views):
@@ -84,7 +84,7 @@ def _check_forwards(options: ReadOptions, views: Views) -> None:
 
 # ------------------------------------------------------------------------------------------------ slices
 def slices_of(options: SourceOptions, ranges: Iterable[Range]) -> list[SmqSlice]:
-    """The tasks of one read, as the options ask."""
+    """The tasks of one read, according to the options."""
     return plan_slices(
         ranges,
         partitions_min=options.partitions_min,
@@ -95,8 +95,8 @@ def slices_of(options: SourceOptions, ranges: Iterable[Range]) -> list[SmqSlice]
 def plan_slices(
     ranges: Iterable[Range], *, partitions_min: int | None = None, records_per_partition_max: int | None = None
 ) -> list[SmqSlice]:
-    """Cuts large ranges as the options ask, merges small ones where they do not, and spreads the pieces over
-    the replicas. OptionError where it would come to more than SLICES_MAX tasks."""
+    """Cuts large ranges according to the options, otherwise merges small ones, and spreads the pieces over the
+    replicas. OptionError if that makes more than SLICES_MAX tasks."""
     whole = [r for r in ranges if r.size > 0]
     records_max = _records_max(whole, partitions_min, records_per_partition_max)
     pieces = _cut(whole, records_max)
@@ -107,7 +107,7 @@ def plan_slices(
 
 
 def _records_max(ranges: Sequence[Range], partitions_min: int | None, given: int | None) -> int | None:
-    """The largest slice, in records, that keeps both options' promises; None = no limit."""
+    """The largest slice, in records, that satisfies both options; None = no limit."""
     limits = [given] if given is not None else []
     if partitions_min is not None:
         limits.append(max(1, sum(r.size for r in ranges) // partitions_min))
@@ -132,7 +132,7 @@ def _cut(ranges: Sequence[Range], records_max: int | None) -> list[Range]:
 
 
 def _spread(pieces: Sequence[Range]) -> list[Range]:
-    """Any replica serves below the high water mark, so each piece prefers the one that has least to serve so far."""
+    """Any replica serves records below the high water mark, so each piece prefers the least loaded one so far."""
     load: dict[str, int] = {}
     spread = []
     for piece in pieces:
@@ -144,7 +144,7 @@ def _spread(pieces: Sequence[Range]) -> list[Range]:
 
 
 def _merged(pieces: Sequence[Range], records_max: int) -> list[SmqSlice]:
-    """Neighbours share a slice while they come to no more than `records_max` records together."""
+    """Neighbours share a slice while together they have no more than `records_max` records."""
     slices: list[SmqSlice] = []
     bin_: list[Range] = []
     records = 0

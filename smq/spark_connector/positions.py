@@ -1,7 +1,7 @@
-"""Which partitions a read is of, and where in each it starts or ends: names, patterns, offsets and times.
+"""The partitions of a read, and where it starts or ends in each: names, patterns, offsets and times.
 
-Owns the check of what was asked against what the cluster says it has. Pure: a look-up by time is a function that the
-caller brings. Batch and stream readers import it.
+Owns the check of the options against the cluster's topics. Pure: the caller passes in a function that looks up offsets
+by time. Batch and stream readers import it.
 """
 
 import logging
@@ -20,8 +20,8 @@ PartitionKey: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """What the cluster says of a partition: `lo` first offset there, `hi` first offset not yet readable, and the
-    gRPC addresses of the replicas, live ones first."""
+    """A partition according to the cluster: `lo` is its first offset, `hi` its first offset that is not readable yet;
+    `replicas` are gRPC addresses, live ones first."""
 
     lo: int
     hi: int
@@ -29,7 +29,7 @@ class PartitionView:
 
 
 Views: TypeAlias = Mapping[PartitionKey, PartitionView]
-# The first offset at or after each partition's time; None where no readable record is that young.
+# The first offset at or after each partition's time; None if there is no such readable record.
 LookUp: TypeAlias = Callable[[TimeUnit, Mapping[PartitionKey, int]], Mapping[PartitionKey, int | None]]
 
 
@@ -37,7 +37,7 @@ LookUp: TypeAlias = Callable[[TimeUnit, Mapping[PartitionKey, int]], Mapping[Par
 def select_partitions(options: SourceOptions, views: Views) -> list[PartitionKey]:
     """The partitions that `subscribe`, `subscribePattern` or `assign` name.
 
-    OptionError for a topic or a partition that does not exist. A pattern may match nothing (yet), with a warning.
+    OptionError for a topic or partition that does not exist. A pattern that matches nothing (yet) only logs a warning.
     """
     counts = partition_counts(views)
     if options.pattern is not None:
@@ -45,9 +45,9 @@ def select_partitions(options: SourceOptions, views: Views) -> list[PartitionKey
     wanted = options.assigned or dict.fromkeys(options.topics, ())
     missing = [topic for topic in wanted if topic not in counts]
     if missing:
-        there = ", ".join(sorted(counts)[:20]) or "none"
+        existing = ", ".join(sorted(counts)[:20]) or "none"
         raise OptionError(
-            f"the cluster has no topic {', '.join(map(repr, missing))} (topics there: {there}); create it with "
+            f"the cluster has no topic {', '.join(map(repr, missing))} (existing topics: {existing}); create it with "
             "`smq topic create`, or correct 'subscribe' or 'assign'"
         )
     selected: list[PartitionKey] = []
@@ -55,14 +55,14 @@ def select_partitions(options: SourceOptions, views: Views) -> list[PartitionKey
         far = [p for p in partitions if p >= counts[topic]]
         if far:
             raise OptionError(
-                f"topic {topic!r} has {counts[topic]} partitions, 'assign' names {far}: use 0..{counts[topic] - 1}"
+                f"topic {topic!r} has {counts[topic]} partitions, but 'assign' names {far}: use 0..{counts[topic] - 1}"
             )
         selected += [(topic, p) for p in partitions or range(counts[topic])]
     return selected
 
 
 def matching_partitions(options: SourceOptions, views: Views) -> list[PartitionKey]:
-    """Of the partitions that are there, those that the options name: what a stream reads from now on."""
+    """The existing partitions that the options name: those that a stream reads from now on."""
     found = sorted(key for key in views if is_named(options, key))
     if options.pattern is not None and not found:
         log.warning("subscribePattern %r matches no topic of the cluster", options.pattern)
@@ -70,7 +70,7 @@ def matching_partitions(options: SourceOptions, views: Views) -> list[PartitionK
 
 
 def is_named(options: SourceOptions, key: PartitionKey) -> bool:
-    """Whether the options mean this partition, be it there or not."""
+    """Whether the options name this partition, existing or not."""
     topic, partition = key
     if options.pattern is not None:
         return re.fullmatch(options.pattern, topic) is not None
@@ -86,11 +86,11 @@ def partition_counts(views: Views) -> dict[str, int]:
 
 # ------------------------------------------------------------------------------------------------ places
 def starting_offsets(options: SourceOptions, views: Views, look_up: LookUp) -> dict[PartitionKey, int]:
-    """Where a new read starts in each partition of `views`, within what is there.
+    """Where a new read starts in each partition of `views`, within its existing offsets.
 
-    OptionError where the option does not name exactly these partitions, or where no record is as young as the asked
-    time and the strategy is "error". Offsets outside of what is there are a DataLossError, or are clamped (with a
-    warning) where failOnDataLoss is false.
+    OptionError if the option does not name exactly these partitions, or if no record is at or after the given time and
+    the strategy is "error". Offsets outside the partition raise DataLossError, or are clamped with a warning if
+    failOnDataLoss is false.
     """
     spec = options.starting
     if isinstance(spec, TimeSpec):
@@ -102,8 +102,8 @@ def starting_offsets(options: SourceOptions, views: Views, look_up: LookUp) -> d
 def ending_offsets(
     options: SourceOptions, spec: PositionSpec, views: Views, look_up: LookUp
 ) -> dict[PartitionKey, int]:
-    """Where a batch read ends (exclusive) in each partition of `views`; a time that no record has reached is the
-    end of the log, as in the Kafka connector. Errors as for the start."""
+    """Where a batch read ends (exclusive) in each partition of `views`. A time after the last record means the end of
+    the log, as in the Kafka connector. Errors as for the start."""
     if isinstance(spec, TimeSpec):
         found = look_up(spec.unit, per_partition(spec.name, spec.times, views))
         ends = {key: view.hi if (offset := found[key]) is None else offset for key, view in views.items()}
@@ -114,7 +114,7 @@ def ending_offsets(
 def per_partition(
     name: str, spec: int | Mapping[str, Mapping[int, int]], keys: Iterable[PartitionKey]
 ) -> dict[PartitionKey, int]:
-    """`spec` for each partition. OptionError where it does not name exactly these."""
+    """`spec` for each partition. OptionError if it does not name exactly these partitions."""
     if isinstance(spec, int):
         return dict.fromkeys(keys, spec)
     given = {(topic, p): value for topic, by_partition in spec.items() for p, value in by_partition.items()}
@@ -156,5 +156,5 @@ def _literal(offset: int, view: PartitionView) -> int:
 def _within(name: str, key: PartitionKey, offset: int, view: PartitionView, *, fail: bool) -> int:
     if view.lo <= offset <= view.hi:
         return offset
-    report_loss(f"{name} {offset} of {key[0]}-{key[1]} is outside of [{view.lo}, {view.hi}]", fail=fail)
+    report_loss(f"{name} {offset} of {key[0]}-{key[1]} is outside [{view.lo}, {view.hi}]", fail=fail)
     return min(max(offset, view.lo), view.hi)

@@ -1,7 +1,7 @@
-"""What a query's filters say about topics, partitions, offsets and times: enough to read less.
+"""Filter pushdown: bounds on topics, partitions, offsets and times from a query's filters, to read less.
 
-Owns the translation of Spark's filters into bounds, and of bounds into narrower ranges. Pure: a look-up by time is
-a function that the caller brings. It may only ever leave out what no filter lets through; Spark filters again.
+Owns the translation of Spark's filters into bounds, and of bounds into narrower ranges. Pure: the caller passes in a
+function that looks up offsets by time. It must never leave out a record that passes the filters; Spark filters again.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from smq.spark_connector.positions import LookUp, PartitionKey
 Interval: TypeAlias = tuple[int, int]  # [first, past the last)
 
 _EVERYTHING: Final[Interval] = (-INT64_MAX - 1, INT64_MAX + 1)
-# `timestamp` in milliseconds: the producers' times are in no order, so that only a lower bound says where to start.
+# `timestamp` is in milliseconds. The producers' times are in no order, so only a lower bound narrows the read.
 _NUMBERS: Final = {"partition": "partition", "offset": "offset", "_index": "offset", "ts_ns": "ts_ns"}
 _TIMESTAMP: Final = "timestamp"
 _INTERVALS: Final[dict[type[Filter], Callable[[int], Interval]]] = {
@@ -41,14 +41,14 @@ _INTERVALS: Final[dict[type[Filter], Callable[[int], Interval]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be left out: rows outside of `intervals` (by column), and of topics and partitions not in `members`."""
+    """Rows outside `intervals` (by column), and topics and partitions not in `members`, may be left out."""
 
     intervals: dict[str, Interval] = field(default_factory=dict)
     members: dict[str, frozenset[object]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> "Bounds":
-        """The filters are joined by AND; those that say nothing of the columns above are passed over."""
+        """The filters are joined by AND; those that do not bound the columns above are ignored."""
         bounds = cls()
         for each in filters:
             bounds._add(each)
@@ -80,7 +80,7 @@ class Bounds:
 
 
 def narrowed(ranges: Iterable[Range], bounds: Bounds, look_up: LookUp) -> list[Range]:
-    """What of `ranges` the bounds leave, empty ones left out."""
+    """The parts of `ranges` within the bounds, without empty ones."""
     lo, hi = bounds.interval("offset")
     kept = [replace(r, lo=max(r.lo, lo), hi=min(r.hi, hi)) for r in ranges if bounds.admits(r.topic, r.partition)]
     first_ns, stop_ns = bounds.interval("ts_ns")
@@ -119,7 +119,7 @@ def _column_of(each: Filter) -> str | None:
 
 
 def _interval(each: Filter, *, is_time: bool) -> Interval | None:
-    """The numbers (or, of a time, the milliseconds) that the filter lets through, or more."""
+    """The numbers (for a time: milliseconds) that pass the filter, or more."""
     if isinstance(each, In):
         numbers = [n for value in each.value if (n := _number(value, is_time=is_time)) is not None]
         return (min(numbers), max(numbers) + 1) if len(numbers) == len(each.value) > 0 else None
@@ -127,7 +127,7 @@ def _interval(each: Filter, *, is_time: bool) -> Interval | None:
     number = _number(getattr(each, "value", None), is_time=is_time)
     if make is None or number is None:
         return None
-    # A time has microseconds: its whole milliseconds may hold a record on either side of it.
+    # A filter's time has microseconds: its millisecond may hold records on either side of it.
     return make(number) if not is_time else (make(number)[0] - isinstance(each, GreaterThan), _EVERYTHING[1])
 
 

@@ -1,7 +1,7 @@
-"""The records of one batch as columns: keys, values, create times, headers, as far as a projection asks for them.
+"""The records of one batch as columns: keys, values, create times and headers, as far as a projection needs them.
 
-Owns the choice between the two ways to read records, which give the same: field by field where they are of one shape,
-else one by one with the compiled reader. Does no I/O. Imported by `decode`.
+Owns the choice between two ways to read records, which give the same result: field by field if the records have one
+shape, otherwise one by one with the compiled reader. Does no I/O. Imported by `decode`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ from aiokafka.codec import gzip_decode, lz4_decode, snappy_decode, zstd_decode
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from smq.records import CODECS, HEADER_BYTES, TIMESTAMP_TYPE_MASK, BatchCorrupt, BatchHeader
+from smq.spark_connector.fixed_width import RECORDS_MIN, Stretch, stretches
 from smq.spark_connector.schema import HEADERS_COLUMN
-from smq.spark_connector.uniform import RECORDS_MIN, Stretch, stretches
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 HeaderPairs: TypeAlias = list[tuple[str, bytes | None]]
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-_TRIES_EACH: Final = 16  # batches: how often a partition whose records are of many shapes is tried again
+_BATCHES_PER_TRY: Final = 16  # how often the fast way is tried again in a partition with records of many shapes
 _DECOMPRESS: Final = {
     CODECS["gzip"]: gzip_decode,
     CODECS["snappy"]: snappy_decode,
@@ -34,7 +34,7 @@ _DECOMPRESS: Final = {
 
 @dataclass(slots=True)
 class RecordColumns:
-    """What was asked for, each in pieces that follow one another; the others are empty."""
+    """The requested columns, each in consecutive pieces; the other columns are empty."""
 
     key: list[pa.Array] = field(default_factory=list)
     value: list[pa.Array] = field(default_factory=list)
@@ -47,7 +47,7 @@ class RecordColumns:
 
     @property
     def size_bytes(self) -> int:
-        """Of keys and values, whose size is a producer's choice."""
+        """The size of keys and values, which producers choose."""
         return sum(piece.nbytes for piece in (*self.key, *self.value))
 
     def cut(self, start: int, rows: int) -> "RecordColumns":
@@ -67,16 +67,16 @@ class RecordColumns:
 
 
 class RecordReader:
-    """Reads the batches of one partition; remembers whether the last ones were of one shape."""
+    """Reads the batches of one partition; remembers whether recent ones had one shape."""
 
     def __init__(self, columns: Iterable[str]) -> None:
-        """`columns`: those of a projection; what is not made of records is left out."""
-        asked = set(columns)
-        self._names: Final = tuple(name for name in ("key", "value", "timestamp", HEADERS_COLUMN) if name in asked)
-        self._left_out = 0  # batches that are not worth a try
+        """`columns`: those of a projection; columns that do not come from records are ignored."""
+        requested = set(columns)
+        self._names: Final = tuple(name for name in ("key", "value", "timestamp", HEADERS_COLUMN) if name in requested)
+        self._batches_to_skip = 0  # batches without another try of the fast way
 
     def read(self, data: bytes, header: BatchHeader) -> RecordColumns:
-        """All records of a batch without gaps. BatchCorrupt where they do not decode, whatever their CRC says."""
+        """All records of a batch without gaps. BatchCorrupt if they do not decode, even with a correct CRC."""
         try:
             found = self._by_field(data, header) or self._columns(DefaultRecordBatch(data))
         except Exception as e:  # gzip, zlib, cramjam, struct and aiokafka each raise errors of their own
@@ -84,7 +84,7 @@ class RecordReader:
         return found
 
     def read_some(self, data: bytes, header: BatchHeader, lo: int, hi: int) -> tuple[RecordColumns, Ints]:
-        """The records that have offsets in [lo, hi), and those offsets: of a batch that may have gaps."""
+        """The records with offsets in [lo, hi), and those offsets, of a batch that may have gaps."""
         try:
             kept = [r for r in DefaultRecordBatch(data) if lo <= r.offset < hi]
         except Exception as e:  # as above
@@ -92,21 +92,21 @@ class RecordReader:
         return self._columns(kept), np.array([r.offset for r in kept], dtype=np.int64)
 
     def _by_field(self, data: bytes, header: BatchHeader) -> RecordColumns | None:
-        """None where the records are not of one shape for long, or are too few."""
+        """None if the records change shape often, or are too few."""
         if header.count < RECORDS_MIN or HEADERS_COLUMN in self._names:
             return None
-        if self._left_out:
-            self._left_out -= 1
+        if self._batches_to_skip:
+            self._batches_to_skip -= 1
             return None
         body = memoryview(data)[HEADER_BYTES:]
         found = stretches(_DECOMPRESS[header.codec](body.tobytes()) if header.codec else body, header.count)
         if found is None:
-            self._left_out = _TRIES_EACH - 1
+            self._batches_to_skip = _BATCHES_PER_TRY - 1
             return None
         return _of_stretches(found, header, self._names)
 
     def _columns(self, records: Iterable[Any]) -> RecordColumns:
-        """One by one. A record is dropped at once, which is three times as fast as keeping it."""
+        """One by one. Each record is dropped immediately, which is three times as fast as keeping it."""
         if len(self._names) == 1:
             (name,) = self._names
             return _arrays({name: list(map(_GETTERS[name], records))})
@@ -121,7 +121,7 @@ class RecordReader:
                 add_value(r.value)
                 add_timestamp(r.timestamp)
                 headers.append(_headers(r))
-        else:  # the hot loop: a column too many costs less here than a choice
+        else:  # the hot loop: an extra column costs less here than a condition
             for r in records:
                 add_key(r.key)
                 add_value(r.value)

@@ -1,7 +1,6 @@
-"""The columns of `format("smq")`: Kafka's connector's by default, ours for whoever names them.
+"""The columns of `format("smq")`: those of Spark's Kafka connector by default, ours if a schema names them.
 
-Owns names, Spark types and the check of a user's projection. Does no I/O. Imported on the driver and on
-executors.
+Owns names, Spark types and the check of a user's projection. Does no I/O. Imported on the driver and on executors.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from smq.spark_connector.errors import OptionError
 
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
-# Order and types are those of Spark's Kafka connector, so that jobs move over unchanged.
+# Order and types are those of Spark's Kafka connector, so that jobs can switch without changes.
 KAFKA_COLUMNS: Final[dict[str, DataType]] = {
     "key": BinaryType(),
     "value": BinaryType(),
@@ -42,7 +41,7 @@ _BY_LOWER_NAME: Final = {name.lower(): name for name in ALL_COLUMNS}
 
 
 def default_schema(*, include_headers: bool, include_index: bool) -> StructType:
-    """What a read yields where the user gave no schema."""
+    """The schema of a read without a user's schema."""
     columns = dict(KAFKA_COLUMNS)
     if include_headers:
         columns[HEADERS_COLUMN] = _HEADERS
@@ -54,8 +53,8 @@ def default_schema(*, include_headers: bool, include_index: bool) -> StructType:
 def check_projection(schema: StructType) -> tuple[str, ...]:
     """The canonical column name of each field of a user's schema, in its order.
 
-    OptionError for a column that is not ours, of another type, or declared NOT NULL (Spark's Arrow reader
-    refuses fields that are not nullable). Names match without regard to case, as in Spark SQL.
+    OptionError for an unknown column, a wrong type, or a column declared NOT NULL (Spark's Arrow reader refuses fields
+    that are not nullable). Names are case-insensitive, as in Spark SQL.
     """
     if not schema.fields:
         raise OptionError(f"name at least one of the columns {', '.join(ALL_COLUMNS)} in .schema()")
@@ -86,7 +85,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def needs_records(columns: Sequence[str]) -> bool:
-    """False where batch headers alone answer the projection, so that nothing need be decompressed."""
+    """False if batch headers alone answer the projection, so that nothing need be decompressed."""
     return any(name in _RECORD_COLUMNS for name in columns)
 
 

@@ -1,7 +1,7 @@
 """A Python shell with a Spark session on a running cluster.
 
-Owns the banner and the reading of commands, typed or piped. Starts nothing before the cluster has answered. Imported
-by `smq.spark_connector.cli` when the command runs.
+Owns the banner and the reading of commands, typed or piped. It starts nothing before the cluster has answered.
+`smq.spark_connector.cli` imports it when the command runs.
 """
 
 import code
@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from smq.clients.sync import SyncAdmin
 
-ANSWER_TIMEOUT_MS: Final = 3_000.0  # somebody is waiting at a terminal
+ANSWER_TIMEOUT_MS: Final = 3_000.0  # a user is waiting at a terminal
 TOPICS_SHOWN: Final = 10
 _EXAMPLE_TOPIC: Final = "my-topic"
 
 
 def run_shell(servers: str, *, master: str, conf: Mapping[str, str]) -> int:
-    """Reads commands until they end. The exit code: 1 where a piped command failed, 0 otherwise.
+    """Reads commands until they end. Returns the exit code: 1 if a piped command failed, 0 otherwise.
 
-    SmqError where no node answers, JavaNotFound where Spark cannot start.
+    SmqError if no node answers, JavaNotFound if Spark cannot start.
     """
     with SyncAdmin(servers, timeout_ms=ANSWER_TIMEOUT_MS, connect_timeout_ms=ANSWER_TIMEOUT_MS) as admin:
         topics = {topic.name: len(topic.partitions) for topic in admin.list_topics()}
@@ -37,7 +37,7 @@ def run_shell(servers: str, *, master: str, conf: Mapping[str, str]) -> int:
 
 
 def banner(spark_version: str, servers: str, topics: Mapping[str, int]) -> str:
-    """What is there, and what to type."""
+    """The cluster's topics, and example commands."""
     shown = sorted(topics)[:TOPICS_SHOWN]
     more = f" and {len(topics) - len(shown)} more" if len(topics) > len(shown) else ""
     listed = ", ".join(f"{name} ({topics[name]})" for name in shown) + more
@@ -51,20 +51,20 @@ def banner(spark_version: str, servers: str, topics: Mapping[str, int]) -> str:
             f'  {variable} = spark.read.format("smq").options(servers=servers, subscribe="{example}").load()',
             f'  {variable}.selectExpr("partition", "offset", "CAST(value AS STRING)").show()',
             f'  {variable}.createOrReplaceTempView("t"); spark.sql("SELECT count(*), max(offset) FROM t").show()',
-            "A DataFrame keeps the offsets of its first action: load() again to see what came later. Ctrl-D ends.",
+            "A DataFrame keeps the offsets of its first action: load() again to see newer records. Ctrl-D ends.",
         )
     )
 
 
 def _variable(topic: str) -> str:
-    """The topic's name as one of Python's, where it makes one that is free."""
+    """A Python name made from the topic's, if that gives a free one."""
     name = "".join(c if c.isalnum() and c.isascii() else "_" for c in topic)
     is_free = name.isidentifier() and not keyword.iskeyword(name) and name not in ("spark", "servers")
     return name if is_free else "frame"
 
 
 class _Shell(code.InteractiveConsole):
-    """Python's own console. Piped commands get no prompts, and the first that fails decides the exit code."""
+    """Python's own console. Piped commands get no prompts; any failure sets the exit code."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         super().__init__(names)
@@ -86,7 +86,7 @@ class _Shell(code.InteractiveConsole):
 
 
 def _complete(names: dict[str, Any]) -> None:
-    """Tab completes names, where this Python was built with readline."""
+    """Tab completes names, if this Python was built with readline."""
     try:
         import readline
     except ImportError:

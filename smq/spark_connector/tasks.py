@@ -1,7 +1,7 @@
-"""What a task does on an executor: one slice, from the cluster to Arrow.
+"""The work of one task on an executor: reads one slice from the cluster into Arrow.
 
-Owns the connections of a worker process, since Spark reuses its workers but not the readers. Batch and stream readers
-hand their `read` on to it.
+Owns the connections of a worker process, because Spark reuses its workers but not the readers. The `read` of batch and
+stream readers delegates to it.
 """
 
 from collections import OrderedDict
@@ -15,13 +15,13 @@ from smq.records import BatchCorrupt
 from smq.spark_connector.cluster import Cluster
 from smq.spark_connector.decode import Decoder
 from smq.spark_connector.errors import ReadError
-from smq.spark_connector.fetching import RangeFetcher
+from smq.spark_connector.garbage_collection import freeze_loaded_modules
 from smq.spark_connector.options import SourceOptions
 from smq.spark_connector.planning import Range
+from smq.spark_connector.range_fetcher import RangeFetcher
 from smq.spark_connector.schema import arrow_schema, check_projection
-from smq.spark_connector.worker import spare_collector
 
-CLUSTERS_MAX: Final = 8  # clusters one worker keeps connections to; a session that reads more than that is rare
+CLUSTERS_MAX: Final = 8  # clusters with open connections per worker; a session that reads more is rare
 
 _clusters: OrderedDict[tuple[tuple[str, ...], int, Tls | None], Cluster] = OrderedDict()
 
@@ -37,8 +37,8 @@ def cluster_of(options: SourceOptions) -> Cluster:
 
 
 def read_slice(options: SourceOptions, schema: StructType, ranges: Sequence[Range]) -> Iterator[Any]:
-    """Arrow batches of `ranges`, in order. A range's rows are all there, or it raises."""
-    spare_collector()
+    """Arrow batches of `ranges`, in order. Yields all rows of each range, or raises."""
+    freeze_loaded_modules()
     columns = check_projection(schema)
     arrow = arrow_schema(schema)
     for wanted in ranges:
@@ -49,7 +49,7 @@ def read_slice(options: SourceOptions, schema: StructType, ranges: Sequence[Rang
                 yield from decoder.add(raw, wanted.lo, wanted.hi)
         except BatchCorrupt as e:
             raise ReadError(
-                f"{wanted.topic}-{wanted.partition}: {e}. Its checksum is right, so its producer wrote it this "
+                f"{wanted.topic}-{wanted.partition}: {e}. Its checksum is correct, so its producer wrote it this "
                 "way: read around it with startingOffsets and endingOffsets"
             ) from e
         yield from decoder.flush()

@@ -1,4 +1,4 @@
-"""Live histories end to end: what holds is told as such, and what was broken on purpose is found."""
+"""Live histories end to end: healthy runs pass, and planted bugs are found."""
 
 import json
 import subprocess

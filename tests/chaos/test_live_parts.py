@@ -23,12 +23,12 @@ from chaos_tests.live.environment import sockets
 from chaos_tests.live.environment.links import Link, Links, both
 from chaos_tests.live.environment.proxies import ProxyNetwork
 from chaos_tests.live.environment.switch import Switch
+from chaos_tests.live.external_cluster import HooksError, read_hooks
 from chaos_tests.live.faults import network as network_faults
 from chaos_tests.live.faults.kinds import Arena, has_whole_tree, hostile
 from chaos_tests.live.load.groups import TeamMember
 from chaos_tests.live.load.grpc import Ack, Partition, SharedRecorder, World
 from chaos_tests.live.load.kafka import reach
-from chaos_tests.live.own import HooksError, read_hooks
 from chaos_tests.live.report import ledger
 from chaos_tests.live.report.campaign_page import write_index, write_reports
 from chaos_tests.live.report.summary import Struck, failover_ms
@@ -121,7 +121,7 @@ def test_the_switch_learns_addresses_and_obeys_the_rules_of_each_direction() -> 
     macs = [bytes([2, 0, 0, 0, 0, i]) for i in range(3)]
     everybody = b"\xff" * 6
     try:
-        ends[0][1].send(everybody + macs[0] + b"hello")  # nobody is known: to all, but the way to 1 is cut
+        ends[0][1].send(everybody + macs[0] + b"hello")  # no address is known: sent to all, but the link to 1 is cut
         assert ends[2][1].recv(100)[12:] == b"hello"
         ends[1][1].send(macs[0] + macs[1] + b"one way works")
         assert ends[0][1].recv(100)[12:] == b"one way works"
@@ -293,7 +293,7 @@ def test_the_ledger_keeps_valid_histories_once_and_leaves_planted_ones_out(tmp_p
     page = ledger.page(ledger.read(kept / ledger.HISTORIES))
     assert "| histories | 2 |" in page
     assert "| kill | 10 | 500 | 500 | 500 | 500 |" in page
-    assert "lost-write: 1" in page  # a history with a finding is told, never left out
+    assert "lost-write: 1" in page  # a history with a finding is listed, never left out
 
 
 def test_a_finding_tells_what_the_same_run_showed_later() -> None:
@@ -482,7 +482,7 @@ def test_librdkafka_is_told_the_files_of_tls_where_the_cluster_has_it() -> None:
 
 @pytest.mark.parametrize(("second", "anomalies"), [("same", set()), ("other", {"shared-partition"})])
 def test_a_member_that_is_given_its_assignment_again_shares_it_with_nobody(second: str, anomalies: set[str]) -> None:
-    """A follower that joins again as it was, while nobody else does, is told the generation that there is."""
+    """An unchanged follower that rejoins alone gets the current generation."""
     partition = Partition("t", 0)
     world = World(SharedRecorder(), {}, "", [partition], random.Random(1))
     member, other = (TeamMember(world, name, threading.Event()) for name in ("team-0", "team-1"))

@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two cores, and three attempts for each task, so that a task's retry happens as it does in production."""
+    """Two cores, and three attempts per task, so that a task is retried as in production."""
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
     conf = {"spark.log.level": "ERROR", "spark.sql.warehouse.dir": warehouse, **SHORT_LIVED}
     made = session("smq tests", master="local[2,3]", conf=conf)
@@ -26,7 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes for all tests that leave them as they were."""
+    """Three nodes, for all tests that leave them unchanged."""
     made = Cluster(tmp_path_factory.mktemp("spark-cluster"))
     try:
         yield made.start()
@@ -41,7 +41,7 @@ def servers(cluster: Cluster) -> str:
 
 @pytest.fixture
 def new_topic(cluster: Cluster) -> Callable[[int], str]:
-    """Creates a topic with that many partitions; returns its name once each has a leader."""
+    """Creates a topic with this many partitions; returns its name once each has a leader."""
 
     def create(partitions: int = 1) -> str:
         name = f"spark-{next(_numbers)}"
@@ -69,7 +69,7 @@ def publish(cluster: Cluster) -> Callable[..., None]:
 
 @pytest.fixture
 def read(spark: SparkSession, servers: str) -> Callable[..., DataFrame]:
-    """`read(topic, option=value, ...)`; no data source is registered by anybody."""
+    """`read(topic, option=value, ...)`; without registering a data source."""
 
     def load(topic: str, schema: str | None = None, **options: str) -> DataFrame:
         reader = spark.read.format("smq").option("servers", servers).option("subscribe", topic).options(**options)

@@ -1,4 +1,4 @@
-"""A streaming query of this session into Parquet files, as several tests run one."""
+"""A streaming query of this session into Parquet files, shared by several tests."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.spark.support import SLOW_START
 
 
 class Job:
-    """A query into Parquet files, started and started again on one checkpoint."""
+    """A query into Parquet files, started and restarted on one checkpoint."""
 
     def __init__(self, spark: SparkSession, root: Path, **options: str) -> None:
         self.spark = spark
@@ -27,7 +27,7 @@ class Job:
         ).start()
 
     def run(self) -> list[int]:
-        """Reads all there is; the sizes of the micro-batches."""
+        """Reads everything; returns the sizes of the micro-batches."""
         for _ in range(5):
             query = self.start()
             try:

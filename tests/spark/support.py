@@ -1,4 +1,4 @@
-"""What several Spark tests say of records: numbered ones to publish, and which offsets a DataFrame has."""
+"""Shared by the Spark tests: numbered records to publish, and the offsets in a DataFrame."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +7,10 @@ import pytest
 from pyspark.sql import DataFrame
 
 from smq.records import NewRecord
-from smq.spark_connector import decode, fetching
+from smq.spark_connector import decode, range_fetcher
 
-# Spark gives its Python ten seconds to start, and no setting changes that; on a busy machine it takes longer. Whoever
-# runs a job starts it again.
+# Spark gives its Python ten seconds to start, and no setting changes that; on a busy machine it takes longer. The
+# operator of a job starts it again.
 SLOW_START = "Timed out while waiting for the Python worker to connect back"
 
 
@@ -33,8 +33,8 @@ def span(partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def small_answers() -> Iterator[None]:
-    """Readers of this process ask for little at a time and hand it on at once, so that a short read takes many."""
+    """Makes the readers of this process fetch and send little at a time, so that a short read takes many fetches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetching, "FETCH_BYTES", 20_000)
+        patch.setattr(range_fetcher, "FETCH_BYTES", 20_000)
         patch.setattr(decode, "ROWS_PER_BATCH", 1_000)
         yield

@@ -1,4 +1,4 @@
-"""The demo can fail: each of its comparisons, given something that differs."""
+"""The demo can fail: each of its comparisons, given data that differ."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_failover_ends_with_the_first_acknowledgement_of_a_newer_epoch() -> None
 
 
 def test_kill_after_which_no_new_leader_wrote_is_no_failover() -> None:
-    with pytest.raises(DemoFailure, match="no partition that node 1 led"):
+    with pytest.raises(DemoFailure, match="no new leader wrote to a partition that node 1 had led"):
         failover_seconds(kill(), published(100), copy((0, 3)))
 
 

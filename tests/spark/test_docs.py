@@ -1,4 +1,4 @@
-"""docs/spark.md names every option there is, and no other."""
+"""docs/spark.md names every existing option, and no other."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Streams whose drivers and whose cluster's nodes are killed: every record once, none left out.
+"""Streams whose drivers and nodes are killed: every record once, none missing.
 
 Once without Spark, many micro-batches in little time; and once with it, into files.
 """
@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
+from smq.spark_connector.batch_reader import SmqReader
 from smq.spark_connector.options import read_options
-from smq.spark_connector.reader import SmqReader
 from smq.spark_connector.schema import default_schema
 from smq.testing.cluster import Cluster, wait_for
 from smq.testing.node_client import Unanswered
@@ -58,7 +58,7 @@ class Job:
         return self._process
 
     def committed(self) -> int:
-        """Micro-batches that the checkpoint calls done."""
+        """The number of micro-batches that the checkpoint lists as done."""
         found = (self._root / "checkpoint" / "commits").glob("[0-9]*")
         return max((int(path.name) + 1 for path in found), default=0)
 
@@ -71,7 +71,7 @@ class Job:
         wait_for(f"{batches} micro-batches", is_there, PATIENCE_S)
 
     def _has_ended(self) -> bool:
-        """By itself, which is allowed for one reason alone."""
+        """The job ended by itself, which is allowed for one reason only."""
         assert self._process is not None
         if self._process.poll() is None:
             return False
@@ -79,7 +79,7 @@ class Job:
         return True
 
     def kill(self) -> None:
-        """kill -9 to the driver: its Python, and the Java that it started in a process group of its own."""
+        """kill -9 of the driver: its Python, and the Java that it started in a process group of its own."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -89,19 +89,20 @@ class Job:
         process.wait(30)
 
     def finish(self) -> None:
-        """A run that ends by itself when all has been read, however much a micro-batch takes."""
+        """A run that ends by itself when everything has been read, whatever the size of a micro-batch."""
         self._options.pop("maxOffsetsPerTrigger")
         while self.start("available-now").wait(PATIENCE_S) != 0:
             assert self._has_ended()
 
     def _told(self) -> str:
-        """What the run at hand has said so far."""
+        """The output of the current run so far."""
         return (self._root / f"run-{self._runs}.log").read_text()
 
 
 @contextmanager
 def publishing(publish: PublishFn, topic: str) -> Iterator[None]:
-    """Meanwhile records are appended to all partitions; what a kill leaves in doubt the log itself will tell."""
+    """Appends records to all partitions in the meantime; the log itself shows the outcome of sends that a kill left in
+    doubt."""
     over = threading.Event()
 
     def run() -> None:
@@ -128,7 +129,7 @@ def publishing(publish: PublishFn, topic: str) -> Iterator[None]:
 def test_many_micro_batches_through_kills_and_replays_read_each_record_once(
     cluster: Cluster, servers: str, new_topic: TopicFn, publish: PublishFn, batches: int
 ) -> None:
-    """Killed now behind a micro-batch, now between its plan and its commit: then it is read again, all the same."""
+    """Killed in turn after a micro-batch, and between its plan and its commit: then the same records are read again."""
     topic = new_topic(PARTITIONS)
     query = Query(
         servers, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="50", retryTimeoutMs="60000"

@@ -1,4 +1,4 @@
-"""What works and what Spark cannot do: lines of docs/spark-limits.md that no other test shows, and the page itself."""
+"""Features and limits in Spark: lines of docs/spark-limits.md that no other test covers, and the page itself."""
 
 import ast
 import re
@@ -54,7 +54,7 @@ def test_every_test_of_this_file_is_a_line_of_the_page() -> None:
 
 # ------------------------------------------------------------------------------------------------ its lines
 def plan(frame: DataFrame) -> str:
-    """The physical plan, without its running."""
+    """The physical plan, without running it."""
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 

@@ -1,4 +1,4 @@
-"""Ten million rows read whole: what an executor's Python holds does not grow with what it reads."""
+"""Ten million rows: the memory of an executor's Python does not grow with the rows that it reads."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def worker_peaks_kb(spark: SparkSession) -> list[int]:
             status = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
             parents = _ancestors(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            continue  # it ended in the meantime
         if b"pyspark.daemon" in command and java in parents and "VmHWM" in status:
             peaks.append(int(status["VmHWM"].split()[0]))
     return peaks
@@ -67,5 +67,5 @@ def test_executor_memory_is_bounded_while_ten_million_rows_are_read(
     assert totals() == (ROWS, PARTITIONS * each * (each - 1) // 2, ROWS * VALUE_BYTES)
     grown_kb = max(worker_peaks_kb(spark)) - before_kb
     log.info("a worker peaked %d MiB above the %d MiB it has without data", grown_kb // 1024, before_kb // 1024)
-    # Each task read 250 MB (or several times that, where a worker served more tasks than one).
+    # Each task read 250 MB (or several times that, if a worker served more than one task).
     assert grown_kb * 1024 < ROWS * VALUE_BYTES // 8

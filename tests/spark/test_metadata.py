@@ -1,4 +1,4 @@
-"""`.option("metadata", ...)`: the cluster's own facts as DataFrames, against what its nodes tell otherwise."""
+"""`.option("metadata", ...)`: the cluster's metadata as DataFrames, compared with its nodes' other answers."""
 
 import signal
 from collections.abc import Callable
@@ -124,7 +124,7 @@ def test_node_that_hangs_is_shown_as_silent(cluster: Cluster, servers: str, new_
 
 
 @pytest.mark.cluster
-def test_topic_that_is_not_there_is_named(servers: str) -> None:
+def test_missing_topic_is_named(servers: str) -> None:
     with pytest.raises(Exception, match="there is no topic 'no-such-topic'"):
         planned(servers, metadata="partitions", subscribe="no-such-topic")
 

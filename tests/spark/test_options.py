@@ -10,9 +10,9 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from smq.spark_connector.batch_reader import SmqReader
 from smq.spark_connector.options import read_options
 from smq.spark_connector.planning import SmqSlice
-from smq.spark_connector.reader import SmqReader
 from smq.spark_connector.schema import default_schema
 from smq.testing.cluster import Cluster
 from tests.spark.support import numbered, offsets, small_answers, span
@@ -52,7 +52,7 @@ def test_times_cut_between_records(new_topic: TopicFn, publish: PublishFn, read:
 
 
 def test_task_that_is_tried_again_doubles_no_row(new_topic: TopicFn, publish: PublishFn, read: ReadFn) -> None:
-    """Trap: read() is called again for a task whose first attempt failed when half of its rows had left."""
+    """Trap: Spark calls read() again for a task whose first attempt failed after sending half of its rows."""
     topic = new_topic(1)
     publish(topic, 0, numbered(3000))
 
@@ -117,9 +117,9 @@ def test_pushdown_reads_only_what_the_filter_leaves(new_topic: TopicFn, publish:
 
 @pytest.mark.usefixtures("with_pushdown")
 def test_pushdown_is_good_for_one_filter_of_each_load(new_topic: TopicFn, publish: PublishFn, read: ReadFn) -> None:
-    """Trap: Spark keeps the read that it planned for the first query on all DataFrames of the same load().
+    """Trap: Spark reuses the read planned for the first query in all DataFrames of the same load().
 
-    This is why pushdown is not the default. Should Spark mend it, the second count is 50 and this test says so.
+    This is why pushdown is not the default. If Spark fixes it, the second count is 50 and this test fails.
     """
     topic = new_topic(1)
     publish(topic, 0, numbered(50))

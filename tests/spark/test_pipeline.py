@@ -1,4 +1,4 @@
-"""examples/pipeline: the whole of it, on fewer flights; and its check, on tables that are wrong."""
+"""examples/pipeline: all of it on fewer flights, and its check on wrong tables."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def test_pipeline_writes_each_window_once_through_a_kill(tmp_path: Path) -> None
 
 
 def test_flights_are_published_in_the_order_of_their_hours() -> None:
-    """Their file is not in that order, which only shows beyond its first months."""
+    """Their file is not in that order, which shows only after its first months."""
     flights = Flights(
         frame=pd.DataFrame(), keys=[], values=[b"jan", b"dec", b"feb", b"jan too"], times_ms=[1, 12, 2, 1]
     )
@@ -50,7 +50,7 @@ def test_pipeline_check_finds_what_is_wrong() -> None:
 
 
 def test_pipeline_counts_committed_files_only(tmp_path: Path) -> None:
-    """Files of a killed batch lie beside the others; a compacted log stands for all before it."""
+    """Files of a killed batch are next to the others; a compacted log replaces all earlier ones."""
     rows = wanted()
     log = tmp_path / "_spark_metadata"
     log.mkdir()

@@ -157,7 +157,7 @@ def test_temporary_view_in_sql(spark: SparkSession, servers: str, new_topic: Top
 
 @pytest.fixture
 def table(spark: SparkSession) -> Iterator[str]:
-    """A table whose OPTIONS Spark keeps to itself."""
+    """A table whose OPTIONS Spark does not pass on."""
     spark.sql("CREATE TABLE smq_table USING smq OPTIONS (servers 'h:1', subscribe 't') COMMENT 'events'")
     yield "smq_table"
     spark.sql("DROP TABLE smq_table")
@@ -244,7 +244,7 @@ def test_dead_node_costs_a_read_nothing(cluster: Cluster, new_topic: TopicFn, pu
     for partition in range(3):
         publish(topic, partition, numbered(2000))
     frame = read(topic, minPartitions="6")
-    assert frame.count() == 6000  # planned by this, while the node lives: some tasks prefer it
+    assert frame.count() == 6000  # this plans the read while the node is up: some tasks prefer it
     victim = cluster.wait_leader(topic, 0)
     cluster.kill(victim)
     try:
@@ -260,7 +260,7 @@ def test_frozen_node_costs_a_read_only_time(
     for partition in range(3):
         publish(topic, partition, numbered(500))
     before = read(topic, minPartitions="6")
-    assert before.count() == 1500  # planned by this, while the node answers: some tasks prefer it
+    assert before.count() == 1500  # this plans the read while the node answers: some tasks prefer it
     victim = next(n for n in cluster.nodes if n != cluster.raft_leader())
     cluster.signal(victim, signal.SIGSTOP)
     try:

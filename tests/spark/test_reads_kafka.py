@@ -1,4 +1,4 @@
-"""What Kafka clients write, Spark reads: keys, tombstones, nulls, timestamps and headers, in every codec."""
+"""Spark reads records of Kafka clients: keys, tombstones, nulls, timestamps and headers, in every codec."""
 
 from collections.abc import Callable, Sequence
 

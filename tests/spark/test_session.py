@@ -1,4 +1,4 @@
-"""smq.spark_connector.session(): what it sets, and that Java starts beside open gRPC clients."""
+"""smq.spark_connector.session(): its settings, and Java's start in a process with open gRPC clients."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_java_is_no_child_of_a_python_function_between_fork_and_exec(spark: SparkSession) -> None:
-    """PySpark's own start would leave Java in our process group; ours gives it one, in place of that function."""
+    """Without preexec_fn, Java would stay in our process group; our start gives it a group of its own."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     java = gateway.proc.pid

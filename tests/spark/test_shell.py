@@ -1,4 +1,4 @@
-"""`smq spark-shell`: Spark on a running cluster, ready to type into; and what it says where it cannot be."""
+"""`smq spark-shell`: a shell with Spark on a running cluster, and its errors if that is impossible."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ spark.conf.get("spark.sql.shuffle.partitions"), spark.sparkContext.master
 def test_piped_commands_read_the_cluster(
     cluster: Cluster, new_topic: Callable[[int], str], publish: Callable[..., None]
 ) -> None:
-    """It finds a running cluster as other commands do: here by its directory."""
+    """It finds a running cluster like other commands: here by its directory."""
     topic = new_topic(1)
     publish(topic, 0, [NewRecord(None, b"v%d" % i, 1) for i in range(3)])
     options: tuple[str, ...] = (

@@ -111,7 +111,7 @@ def test_micro_batches_of_a_real_cluster_hold_no_more_bytes_than_asked(
 def test_stream_refuses_what_it_cannot_do_before_any_task_runs(spark: SparkSession, servers: str) -> None:
     reader = spark.readStream.format("smq").options(servers=servers, subscribe="t", endingOffsets="latest")
     query = reader.load().writeStream.format("noop").start()
-    with pytest.raises(StreamingQueryException, match="'endingOffsets' is of batch reads"):
+    with pytest.raises(StreamingQueryException, match="'endingOffsets' is only for batch reads"):
         query.awaitTermination(300)
 
 

@@ -1,4 +1,4 @@
-"""Batches, streams and the cluster's facts from a cluster under TLS that asks for a client's certificate."""
+"""Batches, streams and metadata from a cluster with TLS that requires a client certificate."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ VALUES = [b"v%d" % i for i in range(100)]
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What a job says to read TOPIC, which holds VALUES."""
+    """The code of a job that reads TOPIC, which holds VALUES."""
     made = Cluster(tmp_path_factory.mktemp("spark-tls"), 1)
     try:
         made.start("--tls")

@@ -1,4 +1,4 @@
-"""docs/walkthrough.md, as it stands: every Python block in order, and what each prints."""
+"""docs/walkthrough.md as it is: every Python block in order, and its output."""
 
 import contextlib
 import io

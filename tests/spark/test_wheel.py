@@ -1,4 +1,4 @@
-"""The wheel in a fresh environment, on the Java that pip brings: format("smq") is there without any registration."""
+"""The wheel in a fresh environment, on the Java from pip: format("smq") works without any registration."""
 
 import json
 import subprocess

@@ -1,1 +1,1 @@
-"""What the nodes of a live run stand on: networks, disks and clocks that faults can strike."""
+"""The environment of a live run's nodes: networks, disks and clocks that faults can strike."""

@@ -1,7 +1,7 @@
-"""The wall clocks of the nodes, which a run may set and bend: a small shim in C, preloaded into each node's process.
+"""The wall clocks of the nodes, which a run may move: a small shim in C, preloaded into each node's process.
 
-Owns the shim's build and the file through which each node's clock is moved. Needs a C compiler; `why_not` says so
-where there is none. Monotonic time is never touched.
+Owns the shim's build, and the file through which each node's clock is moved. Needs a C compiler; `why_not` says so if
+there is none. It must never touch monotonic time.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _SOURCE: Final = Path(__file__).with_name("clock_shim.c")
-_TOLD: Final = struct.Struct("<qqq")  # offset ns, drift ppm, monotonic ns from which the drift counts
+_SETTING: Final = struct.Struct("<qqq")  # offset ns, drift ppm, monotonic ns from which the drift counts
 
 
 def why_not() -> str | None:
@@ -20,7 +20,7 @@ def why_not() -> str | None:
 
 
 class Clocks:
-    """One movable wall clock a node."""
+    """One movable wall clock per node."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -36,14 +36,14 @@ class Clocks:
             raise RuntimeError(f"the clock shim does not build: {built.stderr.strip()}")
 
     def environment(self, node: int) -> dict[str, str]:
-        """What a node's process must be started with."""
+        """The environment variables for a node's process."""
         if not self._file(node).exists():
             self.move(node)
         return {"LD_PRELOAD": str(self._shim), "SMQ_CLOCK_FILE": str(self._file(node))}
 
     def move(self, node: int, *, offset_s: float = 0.0, drift_ppm: int = 0) -> None:
-        """From the true time; without arguments the clock is right again. A jump where it runs already."""
-        data = _TOLD.pack(int(offset_s * 1e9), drift_ppm, time.monotonic_ns())
+        """Sets the clock relative to the true time; without arguments it is correct again. A running clock jumps."""
+        data = _SETTING.pack(int(offset_s * 1e9), drift_ppm, time.monotonic_ns())
         with self._file(node).open("r+b" if self._file(node).exists() else "w+b") as f:
             f.write(data)  # in place: the process has the file mapped
 

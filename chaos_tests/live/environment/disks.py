@@ -1,8 +1,8 @@
-"""Where the nodes of a run keep their data, and how the power of such a disk is cut.
+"""The disks of a run's nodes, and their power cuts.
 
-Owns plain directories (anywhere) and disk images (an ext4 file system on a loop device a node, where the machine allows
-it). Cutting the power shuts the file system down without flushing its log: what was not synced is gone, as it is when
-a machine loses power. Mounts are private to the run's own mount namespace. It never looks into a file.
+Owns plain directories (on any machine) and disk images (one ext4 file system on a loop device per node, if the machine
+allows it). A power cut shuts the file system down without flushing its log: unsynced writes are gone, as when a machine
+loses power. Mounts are private to the run's own mount namespace. It must never look into a file.
 """
 
 import fcntl
@@ -16,15 +16,15 @@ from typing import Final, Protocol
 
 _EXT4_IOC_SHUTDOWN: Final = 0x8004587D
 _NO_LOG_FLUSH: Final = 2
-_IMAGE_MIB: Final = 1024  # sparse: what is not written takes no room
+_IMAGE_MIB: Final = 1024  # sparse: unwritten blocks take no space
 _TOOLS: Final = ("mkfs.ext4", "mount", "umount", "losetup")
 
 
 class Power(Protocol):
-    """The mains of a run's disks."""
+    """The power supply of a run's disks."""
 
     def cut(self, node: int) -> None:
-        """What is not on the disk now never will be. The caller kills the process, then calls `restore`."""
+        """Unsynced writes are lost from now on. The caller kills the process, then calls `restore`."""
 
     def restore(self, node: int) -> None: ...
 
@@ -33,19 +33,19 @@ class Disks(Protocol):
     """The data directories of a run's nodes."""
 
     name: str
-    power: Power | None  # None where it cannot be cut
+    power: Power | None  # None if it cannot be cut
 
     def prepare(self, node: int, data: Path) -> None:
-        """Before a node's first start; `data` does not exist yet."""
+        """Called before a node's first start; `data` does not exist yet."""
 
     def wipe(self, node: int) -> None:
-        """An empty disk in place of the old one. The node is not running."""
+        """Replaces the disk by an empty one. The node is not running."""
 
     def close(self) -> None: ...
 
 
 class Directories:
-    """Implements Disks: no power cuts, for the kernel keeps what a dead process wrote."""
+    """Implements Disks: no power cuts, because the kernel keeps the writes of a dead process."""
 
     name = "directories"
     power: Power | None = None
@@ -100,10 +100,10 @@ class Images:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def close(self) -> None:
-        """The nodes are down. What is on the disks stays as plain directories: a finding is looked into by them."""
+        """The nodes are down. The contents of the disks stay as plain directories, to investigate a finding."""
         for node, data in self._data.items():
             kept = data.with_name(f"{data.name}.kept")
-            with suppress(OSError, shutil.Error):  # of a disk whose power is off: there is nothing to be had
+            with suppress(OSError, shutil.Error):  # a disk without power cannot be read
                 shutil.copytree(data, kept)
             subprocess.run(["umount", "--lazy", str(data)], capture_output=True, check=False)
             self._image(node).unlink(missing_ok=True)
@@ -118,7 +118,7 @@ class Images:
 
 
 def why_no_images() -> str | None:
-    """Why disk images cannot be had here; None where they can."""
+    """Why disk images are impossible here; None if they are possible."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"the programs {', '.join(missing)} are not installed"

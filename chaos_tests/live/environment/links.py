@@ -1,7 +1,7 @@
-"""What may lie between two nodes: the rules of every directed link, and who can impose them.
+"""The links between nodes: the rules of every directed link, and the port that imposes them.
 
-Owns the vocabulary that faults speak (Link, Links) and the port (Network) that two things implement: `proxies`
-(loopback, anywhere) and `namespaces` (a switch in user space, where the machine allows it). It does no I/O.
+Owns the vocabulary of faults (Link, Links) and the port (Network) with two implementations: `proxies` (loopback, on any
+machine) and `namespaces` (a switch in user space, if the machine allows it). It does no I/O.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ Pair = tuple[int, int]  # (sender, receiver); node ids
 @dataclass(frozen=True, slots=True)
 class Link:
     """One direction between two nodes. Chances are per packet; times in ms. Jitter is uniform on top of the delay,
-    and reorders packets where the network can (TCP hides that from the nodes, but not its price)."""
+    and reorders packets if the network can (TCP hides that from the nodes, but not its cost)."""
 
     blocked: bool = False
     delay_ms: float = 0.0
@@ -29,7 +29,7 @@ GOOD = Link()
 
 @dataclass(slots=True)
 class Links:
-    """The state of the whole network; what is not named is good."""
+    """The state of the whole network; links without a rule are good."""
 
     rules: dict[Pair, Link] = field(default_factory=dict)
 
@@ -38,7 +38,7 @@ class Links:
 
     @classmethod
     def cut(cls, pairs: Iterable[Pair]) -> "Links":
-        """These directions let nothing through."""
+        """Blocks these directions."""
         return cls(dict.fromkeys(pairs, Link(blocked=True)))
 
     @classmethod
@@ -54,16 +54,16 @@ def both(one: Iterable[int], other: Iterable[int]) -> list[Pair]:
 
 
 class Network(Protocol):
-    """Where the nodes of a run live."""
+    """The network of a run's nodes."""
 
     name: str
     can: frozenset[str]  # of "block", "delay", "reset", "loss"
 
     def prepare(self, configs: list[Path]) -> None:
-        """Rewrites the node.toml files so that the nodes meet through this network. Before any node starts."""
+        """Rewrites the node.toml files so that nodes connect through this network. Called before any node starts."""
 
     def command(self, node: int, command: list[str]) -> list[str]:
-        """How that node's process is started here."""
+        """The command that starts this node's process in this network."""
 
     def impose(self, links: Links) -> None:
         """Replaces all rules; returns when they are in force."""

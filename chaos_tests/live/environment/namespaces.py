@@ -1,8 +1,8 @@
-"""A network of its own for every node: a network namespace each, joined by the switch of `switch.py`.
+"""One network namespace per node, connected by the switch of `switch.py`.
 
 Owns the namespaces, the switch's process and the addresses 10.77.0.N. All of it lives inside a network namespace that
 the harness has entered itself (`enter`), so nothing reaches the machine's own network and nothing is left behind. Needs
-root, `unshare`, `nsenter` and `ip`; `why_not` says what is missing.
+root, `unshare`, `nsenter` and `ip`; `why_not` names the missing ones.
 """
 
 import json
@@ -20,7 +20,7 @@ from smq.raft_state.ids import NodeId
 
 _ENTERED: Final = "SMQ_CHAOS_NAMESPACE"
 _TOOLS: Final = ("unshare", "nsenter", "ip")
-# Processes, too, so that whatever kills the run ends its nodes and its namespaces with it.
+# A process namespace, too, so that the end of the run, however it comes, ends its nodes and its namespaces.
 _UNSHARE: Final = (
     *("unshare", "--net", "--mount", "--propagation", "private"),
     *("--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -31,7 +31,7 @@ _PORTS: Final = {"peer": 7400, "grpc": 7401, "http": 7402, "kafka": 9092}
 
 
 def why_not() -> str | None:
-    """Why namespaces cannot be had here; None where they can."""
+    """Why namespaces are impossible here; None if they are possible."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"the programs {', '.join(missing)} are not installed"
@@ -42,8 +42,8 @@ def why_not() -> str | None:
 
 
 def enter(arguments: list[str]) -> None:
-    """Runs this very command again inside namespaces of its own (network, mounts, processes), unless it does already.
-    Does not return in the first case."""
+    """Runs the same command again inside namespaces of its own (network, mounts, processes) and does not return, unless
+    it is already inside."""
     if os.environ.get(_ENTERED) == "1":
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         return
@@ -76,7 +76,7 @@ class NamespaceNetwork:
             for node in self._nodes:
                 self._make(node)
             self._address("smq0", _HARNESS_HOST, None)
-        except BaseException:  # an interrupt, too, must leave no namespace behind
+        except BaseException:  # not even an interrupt may leave a namespace behind
             self.close()
             raise
 
@@ -93,7 +93,7 @@ class NamespaceNetwork:
                 grpc_address=(host, _PORTS["grpc"]),
                 http_address=(host, _PORTS["http"]),
                 kafka_address=(host, _PORTS["kafka"]) if config.kafka_address is not None else None,
-                insecure=True,  # nobody but this run is on this network
+                insecure=True,  # only this run is on this network
                 data_dir=Path(config.data_dir.name),
             )
             write_config(moved, path)
@@ -122,7 +122,7 @@ class NamespaceNetwork:
 
     # ------------------------------------------------------------------------------------------------ set-up
     def _make(self, node: int) -> None:
-        """A namespace lives as long as the process that sleeps in it."""
+        """Makes a node's namespace: it lives while a process sleeps in it."""
         holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         self._holders[node] = holder
         own = os.readlink("/proc/self/ns/net")
@@ -142,7 +142,7 @@ class NamespaceNetwork:
         assert self._switch.stdout is not None
         line = self._switch.stdout.readline().strip()
         if line != word:
-            raise RuntimeError(f"the switch said {line!r} where {word!r} was expected (exit {self._switch.poll()})")
+            raise RuntimeError(f"the switch printed {line!r} instead of {word!r} (exit {self._switch.poll()})")
 
 
 def _run(*command: str) -> None:

@@ -1,4 +1,4 @@
-"""A network on loopback: every pair of nodes meets through a proxy of ours, which can hold back, delay and reset.
+"""A network on loopback: every pair of nodes connects through our proxy, which can block, delay and reset.
 
 Owns the proxies and the thread they run in. Works anywhere and needs no rights. What it cannot do is what happens
 below TCP (loss, reordering, duplicates): `namespaces` does. A blocked direction keeps its bytes and delivers them
@@ -22,13 +22,13 @@ from smq.raft_state.ids import NodeId
 
 T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 16
-_QUEUE_CHUNKS: Final = 256  # held on a delayed or blocked direction; beyond it the sender feels the pressure
+_QUEUE_CHUNKS: Final = 256  # held on a delayed or blocked direction; beyond it the sender gets backpressure
 _LINGER_RESET: Final = struct.pack("ii", 1, 0)  # close sends RST
 
 
 @dataclass(eq=False, slots=True)
 class _Tunnel:
-    """One connection that a node has made to another, and the one we made for it."""
+    """One connection that a node has made to another, and the one that the proxy made for it."""
 
     pair: Pair  # (dialler, listener)
     writers: list[asyncio.StreamWriter]
@@ -58,7 +58,7 @@ class ProxyNetwork:
         for path, config in loaded.items():
             peers = dict(real)
             for peer, address in real.items():
-                if config.node_id < peer:  # of two nodes the one with the lower id dials
+                if config.node_id < peer:  # the node with the lower id dials
                     peers[peer] = self._open((config.node_id, peer), address)
             write_config(replace(config, peers=peers, data_dir=Path(config.data_dir.name)), path)
 
@@ -74,7 +74,7 @@ class ProxyNetwork:
         self._run(swap())
 
     def reset(self, node: int) -> None:
-        """Breaks every connection between this node and the others, as a router that reboots does."""
+        """Breaks every connection between this node and the others, as a rebooting router does."""
 
         async def break_all() -> None:
             for tunnel in [t for t in self._tunnels if node in t.pair]:

@@ -1,4 +1,4 @@
-"""What the nodes listen on, as the kernel tells it: nothing but the addresses of their configuration.
+"""The sockets on which nodes listen, according to the kernel: they must match the nodes' configuration.
 
 Owns the reading of /proc/net/tcp. Linux only; it opens no socket.
 """
@@ -21,7 +21,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
         try:
             target = os.readlink(fd)
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     found = set()
@@ -38,11 +38,11 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 
 def beyond(fleet: Fleet) -> list[str]:
-    """Addresses that nodes listen on although their configuration does not say so."""
+    """Addresses on which nodes listen although their configuration does not say so."""
     found = []
     for node, member in fleet.nodes.items():
         allowed = {address.rpartition(":")[0] for address in (member.grpc, member.http, member.kafka)}
-        if member.process is not None and member.is_alive():  # a cluster of somebody else's may be far away
+        if member.process is not None and member.is_alive():  # an external cluster has no process here
             found += [
                 f"node {node} listens on {host}:{port}"
                 for host, port in sorted(listening(member.pid))

@@ -1,4 +1,4 @@
-"""A seeded switch in user space: one TAP device a machine, and between each two of them whatever link is asked for.
+"""A seeded switch in user space: one TAP device per machine, and a configurable link between each two of them.
 
 Owns the forwarding of Ethernet frames: blocked, lost, duplicated, delayed, reordered. A process of its own, so that a
 busy harness does not slow the network down: rules come as JSON lines on standard input, each answered by one line on
@@ -26,13 +26,13 @@ _TUNSETIFF: Final = 0x400454CA
 _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
 _FRAME_MAX: Final = 65_550
-_HELD_MAX: Final = 20_000  # delayed frames; beyond it they are lost, as in any switch whose buffer is full
+_HELD_MAX: Final = 20_000  # delayed frames; more are lost, as in any switch with a full buffer
 _BURST: Final = 64  # frames taken from one port before the others get their turn
 
 
 def open_tap(name: str) -> int:
-    """A non-blocking descriptor of the TAP device `name`, which it creates. It stays ours in whatever namespace the
-    interface is moved to."""
+    """Creates the TAP device `name`; returns a non-blocking descriptor of it. The descriptor stays ours when the
+    interface moves to another namespace."""
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
     return fd
@@ -53,7 +53,7 @@ class Switch:
         self._rules = {(a, b): Link(**fields) for a, b, fields in rules}
 
     def run(self, commands: int) -> None:
-        """Until `commands` ends."""
+        """Runs until `commands` ends."""
         poll = select.epoll()
         poll.register(commands, select.EPOLLIN)
         ports = {tap: port for port, tap in enumerate(self._taps)}

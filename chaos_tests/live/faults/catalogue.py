@@ -1,6 +1,6 @@
-"""The faults by name: what a report calls them, what they need, and what must go on meanwhile.
+"""The faults by name: their descriptions, their requirements, and whether a majority stays untouched.
 
-Owns CATALOGUE and NEEDS. It does nothing itself.
+Owns CATALOGUE and NEEDS. It must never strike by itself.
 """
 
 from typing import Final
@@ -25,7 +25,13 @@ _BLOCK: Final = frozenset({"block"})
 CATALOGUE: Final = {
     fault.name: fault
     for fault in (
-        Fault("kill-leader", "kill", "kill -9 of the node that leads most", do.killed(do.the_leader), do.started),
+        Fault(
+            "kill-leader",
+            "kill",
+            "kill -9 of the node that leads most",
+            do.killed(do.the_leader),
+            do.started,
+        ),
         Fault("kill-one", "kill", "kill -9 of any node", do.killed(do.any_node), do.started),
         Fault(
             "kill-majority",
@@ -39,10 +45,10 @@ CATALOGUE: Final = {
         Fault(
             "quick-restart",
             "kill",
-            "the leader killed and back at once, three times",
+            "the leader killed and restarted immediately, three times",
             do.quick_restart,
             do.nothing,
-            keeps_majority=False,  # it hits again before the cluster need have recovered
+            keeps_majority=False,  # it strikes again before the cluster must have recovered
             hold_s=(0.5, 1.0),
         ),
         Fault(
@@ -77,14 +83,14 @@ CATALOGUE: Final = {
             net.healed,
             _BLOCK,
         ),
-        Fault("deaf-leader", "network", "the leader hears nobody, all hear it", net.deaf, net.healed, _BLOCK),
-        Fault("mute-leader", "network", "the leader hears all, nobody hears it", net.mute, net.healed, _BLOCK),
-        Fault("bridge", "network", "two sides that only one node connects", net.bridge, net.healed, _BLOCK),
-        Fault("all-alone", "network", "nobody hears anybody", net.all_alone, net.healed, _BLOCK, keeps_majority=False),
+        Fault("deaf-leader", "network", "the leader hears no node, all hear it", net.deaf, net.healed, _BLOCK),
+        Fault("mute-leader", "network", "the leader hears all, no node hears it", net.mute, net.healed, _BLOCK),
+        Fault("bridge", "network", "two sides, connected only by one node", net.bridge, net.healed, _BLOCK),
+        Fault("all-alone", "network", "no node hears another", net.all_alone, net.healed, _BLOCK, keeps_majority=False),
         Fault(
             "ring",
             "network",
-            "every node hears its two neighbours alone (of three nodes: one)",
+            "every node hears only its two neighbours (with three nodes: one)",
             net.ring,
             net.healed,
             _BLOCK,
@@ -102,7 +108,7 @@ CATALOGUE: Final = {
         Fault(
             "uneven-network",
             "network",
-            "0-80 ms between two nodes, other ones each way",
+            "0-80 ms between two nodes, different in each direction",
             net.uneven,
             net.healed,
             frozenset({"delay"}),
@@ -110,7 +116,7 @@ CATALOGUE: Final = {
         Fault(
             "lossy-network",
             "network",
-            "5 % of the packets lost, 2 % doubled, 0-10 ms of reordering",
+            "5 % of the packets lost, 2 % duplicated, 0-10 ms of reordering",
             net.links(Link(loss=0.05, duplicate=0.02, jitter_ms=10)),
             net.healed,
             frozenset({"loss"}),
@@ -123,19 +129,19 @@ CATALOGUE: Final = {
             do.nothing,
             frozenset({"reset"}),
         ),
-        Fault("wipe", "disk", "a node killed and back with an empty disk", do.wiped, do.started),
+        Fault("wipe", "disk", "a node killed and restarted with an empty disk", do.wiped, do.started),
         Fault(
             "bit-flips",
             "disk",
-            f"{FLIPS} bits of a stopped node's database turned over",
-            do.rotten(do.flip_bits),
+            f"{FLIPS} bits of a stopped node's database flipped",
+            do.damaged(do.flip_bits),
             do.repaired,
         ),
-        Fault("truncation", "disk", "a stopped node's database cut short", do.rotten(do.truncate), do.repaired),
+        Fault("truncation", "disk", "a stopped node's database truncated", do.damaged(do.truncate), do.repaired),
         Fault(
             "power-one",
             "disk",
-            "power cut of one node: what was not synced is gone",
+            "power cut of one node: unsynced writes are gone",
             do.power_cut(do.any_node),
             do.started,
             frozenset({"power"}),
@@ -143,7 +149,7 @@ CATALOGUE: Final = {
         Fault(
             "power-all",
             "disk",
-            "power cut of every node at once",
+            "power cut of all nodes at the same moment",
             do.power_cut(do.every_node),
             do.started,
             frozenset({"power"}),
@@ -207,7 +213,7 @@ CATALOGUE: Final = {
         Fault(
             "leader-storm",
             "restart",
-            "every node in turn is drained and taken back: all leaderships move twice",
+            "every node in turn is drained and undrained: all leaderships move twice",
             do.storm,
             do.nothing,
             hold_s=(0.5, 1.0),

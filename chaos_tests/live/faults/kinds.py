@@ -1,8 +1,8 @@
-"""What a fault is, and how each kind strikes and is undone.
+"""The kinds of faults: how each strikes and is undone.
 
-Owns Arena, Fault and the strikes, but for those at the network, which are `faults.network`'; `catalogue` names the
-faults. A strike returns the nodes that it struck; between it and its undo the run goes on. Waiting for the cluster is
-the run's business (but for what an operator would wait for).
+Owns Arena, Fault and all strikes except those at the network (`faults.network`); `catalogue` names the faults. A strike
+returns the nodes that it struck; the run continues between it and its undo. Waiting for the cluster is left to the run,
+except where an operator would wait.
 """
 
 import os
@@ -26,12 +26,12 @@ from smq.testing.node_client import Unanswered
 
 _STORM_KILLS: Final = 3
 _PAGE: Final = 4096
-FLIPS: Final = 20  # bits a fault
+FLIPS: Final = 20  # bits per fault
 _DAMAGED_START_S: Final = 20.0
 _MEMORY_SLACK: Final = 16 << 20
 _HOSTILE_BYTES: Final = 4096
 _HOSTILE_CONNECTIONS: Final = 20
-# Noise after the beginning of something that a port understands gets further than noise alone.
+# Noise after a beginning that a port understands gets further than noise alone.
 _HOSTILE_HEADS: Final = (
     b"",
     b"\x7f\xff\xff\xff",  # a length of 2 GiB, as Kafka's frames and those between nodes begin
@@ -43,13 +43,13 @@ _HOSTILE_HEADS: Final = (
 
 @dataclass(slots=True)
 class Arena:
-    """What a fault may touch."""
+    """Everything that a fault may use."""
 
     fleet: Fleet
     rng: random.Random
     helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)  # strace, burners: ended by `undo`
-    flips: int = 0  # bits turned over
-    told: list[str] = field(default_factory=list)  # what a reader of the report should know of it
+    flips: int = 0  # flipped bits
+    remarks: list[str] = field(default_factory=list)  # for the reader of the report
 
     @property
     def nodes(self) -> list[int]:
@@ -59,7 +59,7 @@ class Arena:
         return self.rng.choice(self.nodes)
 
     def leader(self) -> int:
-        """The node that leads most partitions; any where nobody says."""
+        """The node that leads most partitions; any node if none reports."""
         led = list(self.fleet.leaders().values())
         return max(self.nodes, key=lambda node: (led.count(node), node)) if led else self.any_node()
 
@@ -81,7 +81,7 @@ class Arena:
         self.helpers.clear()
 
 
-FAILOVERS: Final = ("kill", "isolate", "pause")  # families that make others take over: how soon is measured
+FAILOVERS: Final = ("kill", "isolate", "pause")  # families with a failover, whose duration is measured
 
 Strike = Callable[[Arena], list[int]]  # returns the nodes that it struck
 Undo = Callable[[Arena, list[int]], None]
@@ -89,7 +89,7 @@ Undo = Callable[[Arena, list[int]], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`keeps_majority`: a majority of nodes goes on untouched, so acknowledgements must go on as well."""
+    """`keeps_majority`: a majority of nodes stays untouched, so acknowledgements must continue."""
 
     name: str
     family: str  # kill, isolate, pause, restart, network, disk, clock, pressure, hostile, hook
@@ -98,7 +98,7 @@ class Fault:
     undo: Undo
     needs: frozenset[str] = frozenset()
     keeps_majority: bool = True
-    hold_s: tuple[float, float] = (2.0, 4.0)  # longer than the session time-out: others take over
+    hold_s: tuple[float, float] = (2.0, 4.0)  # longer than the session timeout: others take over
 
 
 # -------------------------------------------------------------------------------------------- kills and pauses
@@ -118,7 +118,7 @@ def started(arena: Arena, nodes: list[int]) -> None:
 
 
 def quick_restart(arena: Arena) -> list[int]:
-    """Back before anybody can have noticed: the session time-out is 1.5 s."""
+    """The leader is back before any node can have noticed: the session timeout is 1.5 s."""
     node = arena.leader()
     for _ in range(_STORM_KILLS):
         arena.fleet.kill(node)
@@ -128,7 +128,7 @@ def quick_restart(arena: Arena) -> list[int]:
 
 
 def rolling_restart(arena: Arena) -> list[int]:
-    """SIGTERM, as an upgrade does it: each node hands over, ends, and comes back ready before the next."""
+    """SIGTERM, as in an upgrade: each node hands over, ends, and is ready again before the next one."""
     for node in arena.nodes:
         arena.fleet.terminate(node)
         arena.fleet.run(node)
@@ -152,7 +152,7 @@ def resumed(arena: Arena, nodes: list[int]) -> None:
 
 
 def nothing(arena: Arena, nodes: list[int]) -> None:
-    """The fault is over when it has struck."""
+    """Nothing to undo: the fault is over once it has struck."""
 
 
 # ------------------------------------------------------------------------------------------------------- disks
@@ -163,8 +163,8 @@ def wiped(arena: Arena) -> list[int]:
     return [node]
 
 
-def rotten(change: Callable[[Arena, Path], int]) -> Strike:
-    """The database file of a node that is down is changed behind its back."""
+def damaged(change: Callable[[Arena, Path], int]) -> Strike:
+    """Damages the database file of a stopped node."""
 
     def strike(arena: Arena) -> list[int]:
         node = arena.any_node()
@@ -177,7 +177,7 @@ def rotten(change: Callable[[Arena, Path], int]) -> Strike:
 
 
 def flip_bits(arena: Arena, file: Path) -> int:
-    """One bit in each of some pages that are in use."""
+    """Flips one bit in each of several used pages."""
     size = file.stat().st_size
     flips = 0
     with file.open("r+b") as f:
@@ -203,9 +203,9 @@ def truncate(arena: Arena, file: Path) -> int:
 
 
 def repaired(arena: Arena, nodes: list[int]) -> None:
-    """As the operator's page says: started again; where it refuses or dies, its directory is emptied first. So it is
-    where LMDB's tree is damaged, once the node has shown what it does with that: a page that it meets only later would
-    end it in the middle of the next fault, and then two of three were down."""
+    """Follows docs/operations.md: starts the node again, and empties its directory first if it refuses or dies. Also
+    empties it if LMDB's tree is damaged, once the node has shown its reaction: a damaged page read later would end the
+    node in the middle of the next fault, and then two of three nodes would be down."""
     for node in nodes:
         member = arena.fleet.nodes[node]
         is_whole = has_whole_tree(member.data_dir)
@@ -220,14 +220,14 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
             continue
         code = member.process.poll() if member.process is not None else None
         how = "came back, and its tree is damaged" if is_ready else f"did not come back from its damaged files ({code})"
-        arena.told.append(f"node {node} {how}: emptied")
+        arena.remarks.append(f"node {node} {how}: emptied")
         arena.fleet.kill(node)
         arena.fleet.wipe(node)
         arena.fleet.run(node)
 
 
 def has_whole_tree(data_dir: Path) -> bool:
-    """Of a node that is down. A damaged tree may end the process that walks it."""
+    """For a node that is down. A damaged tree may end the process that walks it."""
     command = [sys.executable, "-c", f"from smq.replication.storage.disk_lmdb import walk; walk({str(data_dir)!r})"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -236,7 +236,7 @@ def power_cut(choose: Callable[[Arena], list[int]]) -> Strike:
     def strike(arena: Arena) -> list[int]:
         nodes = choose(arena)
         power = arena.fleet.disks.power
-        assert power is not None, "drawn only where power can be cut"
+        assert power is not None, "drawn only if power can be cut"
         for node in nodes:
             power.cut(node)
         arena.fleet.kill(*nodes)
@@ -248,7 +248,7 @@ def power_cut(choose: Callable[[Arena], list[int]]) -> Strike:
 
 
 def traced(*inject: str) -> Strike:
-    """System calls of one node's process fail or dawdle, by strace."""
+    """Makes system calls of one node's process fail or slow, with strace."""
 
     def strike(arena: Arena) -> list[int]:
         node = arena.leader()
@@ -262,7 +262,7 @@ def traced(*inject: str) -> Strike:
 
 
 def untraced(arena: Arena, nodes: list[int]) -> None:
-    """A node whose disk failed has ended itself, as it must; then it is started again."""
+    """Starts a node again that has ended itself, as it must when its disk fails."""
     arena.end_helpers()
     started(arena, nodes)
 
@@ -297,7 +297,7 @@ def calm(arena: Arena, nodes: list[int]) -> None:
 
 
 def few_descriptors(arena: Arena) -> list[int]:
-    """A node may open no more files or connections than it has open."""
+    """Limits a node to its currently open files and connections."""
     node = arena.leader()
     pid = arena.fleet.nodes[node].pid
     used = len(os.listdir(f"/proc/{pid}/fd"))
@@ -317,7 +317,7 @@ def descriptors_back(arena: Arena, nodes: list[int]) -> None:
 
 
 def little_memory(arena: Arena) -> list[int]:
-    """A node's address space may not grow by more than a little."""
+    """Limits the growth of a node's address space."""
     node = arena.leader()
     pid = arena.fleet.nodes[node].pid
     used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
@@ -338,7 +338,7 @@ def memory_back(arena: Arena, nodes: list[int]) -> None:
 
 # ------------------------------------------------------------------------------------------------- leaderships
 def storm(arena: Arena) -> list[int]:
-    """Every node in turn is told to lead nothing, and may again: all leaderships move, and move back."""
+    """Drains and undrains every node in turn: all leaderships move away and back."""
     for node in arena.nodes:
         for drained in (True, False):
             for member in arena.fleet.up():
@@ -348,7 +348,7 @@ def storm(arena: Arena) -> list[int]:
                 try:
                     member.raw.call(member.raw.admin.SetNodeDrained, request, 3.0)
                 except (SmqError, Unanswered):
-                    continue  # the next may be able to
+                    continue  # the next node may be able to
                 break
             time.sleep(arena.rng.uniform(0.3, 0.8))
     return arena.nodes
@@ -356,7 +356,7 @@ def storm(arena: Arena) -> list[int]:
 
 # ----------------------------------------------------------------------------------------------------- hostile
 def hostile(arena: Arena) -> list[int]:
-    """Noise on every port of every node."""
+    """Sends noise to every port of every node."""
     for member in arena.fleet.up():
         for address in filter(None, (member.grpc, member.http, member.kafka, member.peer)):
             host, _, port = address.rpartition(":")
@@ -381,7 +381,7 @@ def every_node(arena: Arena) -> list[int]:
 
 
 def end_everything(arena: Arena) -> None:
-    """Whatever is still under way is over."""
+    """Ends every fault that is still under way."""
     arena.end_helpers()
     for member in arena.fleet.nodes.values():
         if member.is_alive() and member.is_paused:

@@ -1,6 +1,6 @@
-"""How each fault of the network strikes and is undone: every shape of partition, slow and lossy links, resets.
+"""Network faults, and how each is undone: every shape of partition, slow and lossy links, resets.
 
-Owns which links a fault changes. What a changed link does is `network`'s implementations' business.
+Owns which links a fault changes. The implementations of `links.Network` own the effect of a changed link.
 """
 
 import time
@@ -28,7 +28,7 @@ def isolated(choose: Callable[[Arena], list[int]]) -> Strike:
 
 
 def deaf(arena: Arena) -> list[int]:
-    """Hears nobody, is heard by all: the shape that makes two leaders where leases are careless."""
+    """The leader receives nothing and reaches all: the shape that makes two leaders if leases are careless."""
     node = arena.leader()
     arena.fleet.network.impose(Links.cut((other, node) for other in _others(arena, [node])))
     return [node]
@@ -41,7 +41,7 @@ def mute(arena: Arena) -> list[int]:
 
 
 def bridge(arena: Arena) -> list[int]:
-    """Two sides that only one node connects."""
+    """Two sides, connected only by one node."""
     middle = arena.any_node()
     rest = _others(arena, [middle])
     arena.rng.shuffle(rest)
@@ -57,7 +57,7 @@ def all_alone(arena: Arena) -> list[int]:
 
 
 def ring(arena: Arena) -> list[int]:
-    """Everybody hears a majority, no two the same one; of three, everybody hears one neighbour alone."""
+    """Every node hears a majority, no two nodes the same one; with three nodes, each hears only one neighbour."""
     order = arena.nodes
     arena.rng.shuffle(order)
     size = len(order)
@@ -90,7 +90,7 @@ def links(link: Link) -> Strike:
 
 
 def flapping(arena: Arena) -> list[int]:
-    """A cable that is loose: cut and whole by turns."""
+    """A loose cable: cut and restored in alternation."""
     node = arena.leader()
     cut = Links.cut(both([node], _others(arena, [node])))
     for _ in range(6):
@@ -107,7 +107,7 @@ def healed(arena: Arena, nodes: list[int]) -> None:
 
 def reset(arena: Arena) -> list[int]:
     network = arena.fleet.network
-    assert isinstance(network, ProxyNetwork), "drawn only where proxies are"
+    assert isinstance(network, ProxyNetwork), "drawn only with proxies"
     for _ in range(5):
         for node in arena.nodes:
             network.reset(node)

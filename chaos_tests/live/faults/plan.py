@@ -1,6 +1,6 @@
-"""What will be done to the cluster: a scenario's faults, drawn and timed from a seed.
+"""The plan of a run: a scenario's faults, drawn and timed from a seed.
 
-Owns the scenarios and the drawing. A plan says nothing about nodes: who leads is known only when a fault strikes.
+Owns the scenarios and the drawing. A plan does not name nodes: the leader is known only when a fault strikes.
 """
 
 import random
@@ -12,12 +12,12 @@ from chaos_tests.live.faults.catalogue import CATALOGUE, NEEDS
 from chaos_tests.live.faults.kinds import Fault
 
 FAULTS_MIN: Final = 5  # a history with fewer is not counted
-CALM_S: Final = (0.2, 0.8)  # after all is well again, which is waited for before
+CALM_S: Final = (0.2, 0.8)  # after the cluster has recovered
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One fault, for so long, and so long a calm after it."""
+    """One fault, its duration, and the pause after it."""
 
     fault: Fault
     hold_s: float
@@ -27,7 +27,7 @@ class Step:
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "all": tuple(CATALOGUE),
     "failover": ("kill-leader", "isolate-leader", "pause-leader"),
-    "short": ("kill-leader", "pause-leader"),  # what can be had anywhere, in half a minute
+    "short": ("kill-leader", "pause-leader"),  # possible on any machine, in half a minute
     **{
         name: tuple(fault.name for fault in CATALOGUE.values() if fault.family in families)
         for name, families in {
@@ -43,11 +43,11 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class PlanError(ValueError):
-    """The scenario cannot be had; the message says what is known or missing."""
+    """The scenario is impossible; the message names the known ones, or the missing requirement."""
 
 
 def unavailable(can: frozenset[str]) -> dict[str, str]:
-    """Faults that this machine does not allow: name -> what is missing."""
+    """Faults that this machine does not allow: name -> the missing requirements."""
     return {
         fault.name: ", ".join(sorted(NEEDS[need] for need in fault.needs - can))
         for fault in CATALOGUE.values()
@@ -56,7 +56,7 @@ def unavailable(can: frozenset[str]) -> dict[str, str]:
 
 
 def draw(scenario: str, seed: int, can: frozenset[str], count: int = FAULTS_MIN) -> list[Step]:
-    """`count` faults of a scenario (or of the fault of that name alone), different ones first."""
+    """`count` faults of a scenario (or only the fault of that name), different ones first."""
     names: Iterable[str] = SCENARIOS.get(scenario, (scenario,) if scenario in CATALOGUE else ())
     if not names:
         raise PlanError(
@@ -66,12 +66,12 @@ def draw(scenario: str, seed: int, can: frozenset[str], count: int = FAULTS_MIN)
     missing = unavailable(can)
     faults = [CATALOGUE[name] for name in names if name not in missing]
     if not faults:
-        raise PlanError(f"no fault of {scenario!r} can be had here: {missing}")
+        raise PlanError(f"no fault of {scenario!r} is possible here: {missing}")
     return draw_from(faults, f"{scenario}/{seed}", count)
 
 
 def draw_from(faults: list[Fault], seed: str, count: int) -> list[Step]:
-    """No faults: no steps."""
+    """`count` steps; none if there are no faults."""
     rng = random.Random(seed)
     drawn: list[Fault] = []
     while faults and len(drawn) < count:

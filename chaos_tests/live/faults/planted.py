@@ -1,4 +1,4 @@
-"""Bugs that only a real disk or a real network shows, planted into the node that a run starts.
+"""Bugs that only a real disk or a real network reveals, planted into the nodes of a run.
 
 Owns the list PLANTED and the process that runs a broken node:
 `python -m chaos_tests.live.faults.planted NAME CONFIG`. Each is a few lines over the production code, here and nowhere
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """`scenario` shows it within a history or two, as one of `anomalies`."""
+    """`scenario` reveals the bug within a history or two, as one of `anomalies`."""
 
     name: str
     says: str
@@ -26,7 +26,7 @@ class Plant:
 def _open_with(**changed: Any) -> None:
     from smq.replication.storage import disk_lmdb
 
-    library: Any = vars(disk_lmdb)["lmdb"]  # through its one adapter, as everything that touches LMDB
+    library: Any = vars(disk_lmdb)["lmdb"]  # through its one adapter, as in all code that uses LMDB
     original = library.open
 
     def opened(*arguments: Any, **options: Any) -> Any:
@@ -44,7 +44,7 @@ def _no_metasync() -> None:
 
 
 def _bind_all() -> None:
-    """Every listener of the transport between nodes on all addresses."""
+    """Binds every listener between nodes to all addresses."""
     from smq.replication.net import tcp
 
     def bound(host: str, port: int) -> socket.socket:
@@ -62,7 +62,7 @@ def _bind_all() -> None:
         server.bind_listener = bound
 
 
-# Where the cluster does not come back, there is no full read that names the loss; offsets given anew do, before that.
+# If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that.
 _LOSS: Final = frozenset({"lost-write", "offset-reuse"})
 PLANTED: Final = {
     plant.name: plant
@@ -93,7 +93,7 @@ PLANTED: Final = {
 
 
 def command_of(name: str) -> tuple[str, ...]:
-    """How a node with that bug is started; its config file is to be appended."""
+    """The command that starts a node with that bug; the caller appends its config file."""
     return sys.executable, "-m", "chaos_tests.live.faults.planted", PLANTED[name].name
 
 

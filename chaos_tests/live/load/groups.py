@@ -1,8 +1,8 @@
 """A consumer group of librdkafka in a chaos run: members come and go, read, commit, and are rebalanced by the faults.
 
-Owns the members and the history of what they are told: each assignment is a consumer of its own (`c`), so that within
-it records follow on without a gap, and each commit names its generation and carries a tag of its own, so that the
-judges of group offsets see them. What the group must have read by the end is `ends` of `drain`.
+Owns the members and their history: each assignment is a consumer of its own (`c`), within which records follow without
+a gap. Each commit names its generation and carries a tag of its own, for the checkers of group offsets. By the end the
+group must have read up to `ends` of `drain`.
 """
 
 import sys
@@ -33,8 +33,8 @@ def group_of(topic: str) -> str:
 
 
 class TeamMember(Client):
-    """Subscribes, reads, commits what it has read; leaves now and then, and after a commit of unknown outcome: then
-    its generation is over, and the coordinator must not take that commit any more."""
+    """Subscribes, reads, commits the records read; leaves now and then, and after a commit of unknown outcome: then its
+    generation is over, and the coordinator must no longer accept that commit."""
 
     think_s = 0.1
 
@@ -98,13 +98,13 @@ class TeamMember(Client):
         self._next, self._committed = {}, {}
         generation = generation_of(consumer)
         if generation == _NO_GENERATION:
-            return  # lost again meanwhile
-        told = [f"{part.topic}/{part.partition}" for part in parts]
-        # Not by assignment: a follower that joins again as it was is given its generation's assignment once more.
+            return  # lost again in the meantime
+        names = [f"{part.topic}/{part.partition}" for part in parts]
+        # Not by assignment: an unchanged follower that rejoins gets its generation's assignment once more.
         who = f"{self.name}#{self._consumers}"
         for function, asked, answer in (
-            ("gjoin", {}, {"gen": generation, "leader": None, "members": []}),  # who leads it is not told
-            ("gsync", {"gen": generation}, {"parts": told, "who": who}),
+            ("gjoin", {}, {"gen": generation, "leader": None, "members": []}),  # librdkafka does not report the leader
+            ("gsync", {"gen": generation}, {"parts": names, "who": who}),
         ):
             self.world.recorder.invoke(self._committer, function, g=self._group, **asked)
             self.world.recorder.ok(self._committer, function, **answer)
@@ -120,14 +120,14 @@ class TeamMember(Client):
 
     # -------------------------------------------------------------------------------------- reading, committing
     def _read(self) -> None:
-        """One `kpoll`: messages of one assignment, as many as are there."""
+        """One `kpoll`: all available messages of one assignment."""
         self.world.recorder.invoke(self.process, "kpoll", c=self.name, g=self._group)
         read: list[list[Any]] = []
         by = self._reads
         message = self._consumer.poll(POLL_S)
         while message is not None:
             if self._reads != by:
-                self._told(by, read)
+                self._record(by, read)
                 read, by = [], self._reads
                 self.world.recorder.invoke(self.process, "kpoll", c=self.name, g=self._group)
             if message.error() is None:
@@ -135,9 +135,9 @@ class TeamMember(Client):
                 read.append([key, offset, int(message.value())])
                 self._next[key] = offset + 1
             message = self._consumer.poll(0) if len(read) < POLLS_MAX else None
-        self._told(by, read)
+        self._record(by, read)
 
-    def _told(self, by: str, read: list[list[Any]]) -> None:
+    def _record(self, by: str, read: list[list[Any]]) -> None:
         self.world.recorder.ok(self.process, "kpoll", r=read, by=by)
 
     def _commit(self, key: str) -> None:
@@ -152,24 +152,24 @@ class TeamMember(Client):
         asked = {"g": self._group, "k": key, "o": offset, "tag": tag + _C_END, "gen": generation}
         self.world.recorder.invoke(self._committer, "commit", **asked)
         try:
-            (told,) = self._consumer.commit(
+            (answer,) = self._consumer.commit(
                 offsets=[TopicPartition(topic, int(index), offset, metadata=tag)], asynchronous=False
             )
-            error = told.error
+            error = answer.error
         except KafkaException as e:
             error = e.args[0]
         if error is None:
             self.world.recorder.ok(self._committer, "commit")
             self._committed[key] = offset
             return
-        # librdkafka tries again by itself and tells the last attempt alone: an earlier one may have been taken.
+        # librdkafka retries by itself and reports only the last attempt: an earlier one may have been accepted.
         self.world.recorder.info(self._committer, "commit", err=str(error)[:200])
         self._committer = self.world.recorder.new_process()
         self._must_leave = True
 
 
 class TeamWatcher(GroupMember):
-    """Asks any node by gRPC what the Kafka group has committed; commits nothing."""
+    """Fetches the Kafka group's committed offsets from any node over gRPC; commits nothing."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -180,7 +180,7 @@ class TeamWatcher(GroupMember):
 
 
 class Team:
-    """The members, which go on reading when everybody else has stopped. Implements history_run.LateReader."""
+    """The members; they continue after all other clients have stopped. Implements history_run.LateReader."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -204,8 +204,8 @@ class Team:
                     if found is not None and found >= missing[partition.key]:
                         del missing[partition.key]
             if time.monotonic() > give_up:
-                told = ", ".join(f"{key} to {end}" for key, end in sorted(missing.items()))
-                return f"within {timeout_s:g} s the group has not read and committed {told}"
+                left = ", ".join(f"{key} to {end}" for key, end in sorted(missing.items()))
+                return f"within {timeout_s:g} s the group has not read and committed {left}"
             time.sleep(POLL_S)
         return None
 
@@ -216,9 +216,9 @@ class Team:
 
 
 def generation_of(consumer: Any) -> int:
-    """-1 where it has none. librdkafka tells it nowhere but in the metadata that transactions pass on."""
-    told: bytes = consumer.consumer_group_metadata()
-    if not told.startswith(_GENERATION_MARK):
-        raise ValueError(f"librdkafka's group metadata is of an unknown form: {told[:16]!r}")
+    """-1 if it has none. librdkafka exposes it only in the metadata for transactions."""
+    metadata: bytes = consumer.consumer_group_metadata()
+    if not metadata.startswith(_GENERATION_MARK):
+        raise ValueError(f"librdkafka's group metadata has an unknown form: {metadata[:16]!r}")
     at = len(_GENERATION_MARK)
-    return int.from_bytes(told[at : at + 4], sys.byteorder, signed=True)
+    return int.from_bytes(metadata[at : at + 4], sys.byteorder, signed=True)

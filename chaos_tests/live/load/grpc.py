@@ -1,8 +1,8 @@
 """The clients of a chaos run: threads that produce, read, ask and commit, each operation in the history.
 
-Owns the outcome rules: ok where the server said so; fail only where every attempt definitely failed; else unknown,
-and the process id is not used again. Values are unique over the run. Clients speak raw gRPC (one attempt at one node),
-so that a fault of smq.clients cannot hide one of the server's; `load.kafka` adds real Kafka clients.
+Owns the outcome rules: ok if the server said so; fail if every attempt definitely failed; otherwise unknown, and the
+process id is not used again. Values are unique within the run. Clients use raw gRPC (one attempt at one node), so that
+a bug of smq.clients cannot hide one of the server; `load.kafka` adds real Kafka clients.
 """
 
 import random
@@ -20,7 +20,7 @@ from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.node_client import RawNode, ReadBatch, Unanswered, batch_of
 
-ATTEMPT_MS: Final = 700  # a client that hangs on a dead node for longer would hide how fast the others are
+ATTEMPT_MS: Final = 700  # a client that waited longer for a dead node would hide the speed of the others
 SEND_S: Final = 12.0  # after that a send's outcome is unknown
 RECORDS_MAX: Final = 5
 FETCH_BYTES: Final = 16 << 10
@@ -47,12 +47,12 @@ class SharedRecorder(Recorder):
 
 @dataclass(slots=True)
 class Partition:
-    """What clients have learnt of a partition."""
+    """The clients' knowledge of a partition."""
 
     topic: str
     index: int
     leader: int = 0  # a guess, corrected by NOT_LEADER
-    hwm: int = 0  # the highest anybody was told
+    hwm: int = 0  # the highest in any answer
 
     @property
     def key(self) -> str:
@@ -64,20 +64,20 @@ class Ack(NamedTuple):
 
     at_ns: int
     key: str
-    node: int  # that answered; 0 where the client does not tell
+    node: int  # that answered; 0 if the client does not report it
 
 
 @dataclass(slots=True)
 class World:
-    """Shared by all clients of one run. `nodes` are asked directly, at their own addresses."""
+    """Shared by all clients of one run. Clients ask `nodes` directly, at their own addresses."""
 
     recorder: SharedRecorder
     nodes: Mapping[int, RawNode]
-    kafka: str  # bootstrap servers; "" where there is no Kafka port
+    kafka: str  # bootstrap servers; "" without a Kafka port
     tls: Tls | None = field(default=None, kw_only=True)
     partitions: list[Partition]
     rng: random.Random
-    external: list[Partition] = field(default_factory=list)  # of a topic whose records smq does not keep
+    external: list[Partition] = field(default_factory=list)  # of a topic with storage=external
     stopping: threading.Event = field(default_factory=threading.Event)
     acks: list[Ack] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # of the harness's own threads: they make a run invalid
@@ -94,7 +94,7 @@ class World:
 class Client(ABC):
     """A thread with a random stream of its own. Subclasses do one operation in `step`."""
 
-    think_s = 0.06  # the mean: the machine is to be busy with faults, not with us
+    think_s = 0.06  # the mean: the machine should be busy with faults, not with clients
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -109,19 +109,19 @@ class Client(ABC):
         """One operation."""
 
     def close(self) -> None:  # noqa: B027 - most clients have nothing to close
-        """After the last step, in the client's own thread."""
+        """Called after the last step, in the client's own thread."""
 
     def _run(self) -> None:
         try:
             while not self.stopping.is_set():
                 self.step()
                 time.sleep(self.rng.expovariate(1.0) * self.think_s)
-        except Exception as e:  # noqa: BLE001 - told, and the run is invalid: a harness that has died proves nothing
+        except Exception as e:  # noqa: BLE001 - recorded, and the run is invalid: a broken harness proves nothing
             self.world.failures.append(f"{self.name}: {e!r}")
         finally:
             self.close()
 
-    # ------------------------------------------------------------------------------------------- manners
+    # ------------------------------------------------------------------------------------------- calls
     def any_node(self) -> int:
         return self.rng.choice(list(self.world.nodes))
 
@@ -136,7 +136,7 @@ class Client(ABC):
             return error
 
     def conclude(self, function: str, result: Exception, *, unknown: bool = False) -> None:
-        """An operation that did not succeed."""
+        """Records an operation that did not succeed."""
         if unknown or is_unknown(result):
             self.world.recorder.info(self.process, function, err=str(result)[:200])
             self.process = self.world.recorder.new_process()
@@ -156,7 +156,8 @@ def may_retry(result: Exception) -> bool:
 
 # ------------------------------------------------------------------------------------------------ producers
 class Producer(Client):
-    """Idempotent, acks=all: the same bytes until they are acknowledged. After an unknown outcome: a new producer id."""
+    """Idempotent, acks=all: sends the same bytes until they are acknowledged. Takes a new producer id after an unknown
+    outcome."""
 
     acks: pb.Acks.ValueType = pb.ACKS_ALL
     idempotent = True
@@ -186,7 +187,7 @@ class Producer(Client):
             partition.hwm = max(partition.hwm, result.last_offset + 1)
 
     def _attempts(self, partition: Partition, batch: bytes) -> tuple[Any, bool, int]:
-        """The answer or the last error, whether an attempt's outcome is unknown, and who was asked last."""
+        """(the answer or the last error, whether an attempt's outcome is unknown, the node asked last)."""
         deadline = time.monotonic() + SEND_S
         unknown = False
 
@@ -210,7 +211,7 @@ class Producer(Client):
             if isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER:
                 partition.leader = result.details.leader or 0
             unknown = unknown or is_unknown(result)
-            # A run that ends leaves no send half decided: the last attempts go on until the deadline.
+            # The end of a run leaves no send undecided: the last attempts continue until the deadline.
             if (unknown and not self.idempotent) or not may_retry(result) or time.monotonic() > deadline:
                 return result, unknown, node
             time.sleep(self.rng.uniform(0.01, 0.08))
@@ -234,14 +235,14 @@ class Producer(Client):
 
 
 class PlainProducer(Producer):
-    """acks=all without a producer id: one attempt more only where the last one definitely failed."""
+    """acks=all without a producer id: retries only after a definite failure."""
 
     idempotent = False
     think_s = 0.1
 
 
 class LeaderProducer(Producer):
-    """acks=1: may lose, and must not disturb those who may not."""
+    """acks=1: may lose records, but must not disturb the producers with acks=all."""
 
     acks = pb.ACKS_LEADER
     idempotent = False
@@ -266,7 +267,7 @@ class Reader(Client):
         self._positions[partition.key] = self.poll(partition, self.any_node(), position)
 
     def poll(self, partition: Partition, node: int, position: int, *, final: bool = False) -> int:
-        """One poll; the next position."""
+        """One poll; returns the next position."""
         asked = {"k": partition.key, "o": position, "n": node, **({"final": True} if final else {})}
         wanted = pb.FetchPartition(
             topic=partition.topic,
@@ -281,11 +282,11 @@ class Reader(Client):
             self.conclude("poll", result)
             return position
         batches = [ReadBatch.of(batch) for batch in result.batches]
-        told = [
+        shown = [
             [b.base_offset, b.ts_ns, [int(v) for v in b.values], b.producer_id, b.base_sequence, b.producer_epoch]
             for b in batches
         ]
-        self.world.recorder.ok(self.process, "poll", b=told, lo=result.log_start, hwm=result.hwm)
+        self.world.recorder.ok(self.process, "poll", b=shown, lo=result.log_start, hwm=result.hwm)
         partition.hwm = max(partition.hwm, result.hwm)
         return batches[-1].base_offset + len(batches[-1].values) if batches else position
 
@@ -297,7 +298,7 @@ class RangeReader(Client):
 
     def step(self) -> None:
         partition, node = self.any_partition(), self.any_node()
-        # One attempt, by a real clock: on a machine that is busy enough it may fail in a cluster that is well.
+        # One attempt, on a real clock: on a very busy machine it may fail although the cluster is healthy.
         self.world.recorder.invoke(self.process, "hwm", k=partition.key, n=node, may_fail=True)
         request = pb.GetPartitionRangeInfoRequest(
             topic=partition.topic, partition=partition.index, timeout_ms=ATTEMPT_MS
@@ -306,19 +307,19 @@ class RangeReader(Client):
         if isinstance(result, Exception):
             self.conclude("hwm", result)
             return
-        told = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
-        self.world.recorder.ok(self.process, "hwm", **told)
+        found = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
+        self.world.recorder.ok(self.process, "hwm", **found)
         partition.hwm = max(partition.hwm, result.hwm)
 
 
 class GroupMember(Client):
-    """Commits and fetches the offsets of a group that it shares with others; each commit carries a tag of its own."""
+    """Commits and fetches the offsets of a shared group; each commit carries a tag of its own."""
 
     think_s = 0.15
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.group = world.partitions[0].topic  # of the run, as the topic is
+        self.group = world.partitions[0].topic  # unique to the run, like the topic
         self._count = 0
 
     def step(self) -> None:
@@ -350,11 +351,11 @@ class GroupMember(Client):
             time.sleep(self.rng.uniform(0.02, 0.1))
 
     def fetch(self, partition: Partition) -> int | None:
-        """The committed offset, -1 where there is none; None where nobody told it."""
+        """The committed offset, -1 if there is none; None if no node reported it."""
         node = self.any_node()
         wanted = pb.TopicPartition(topic=partition.topic, partition=partition.index)
         request = pb.FetchOffsetsRequest(group=self.group, partitions=[wanted], timeout_ms=ATTEMPT_MS)
-        # One attempt, as of the range above.
+        # One attempt, as for the range above.
         self.world.recorder.invoke(self.process, "fetch", g=self.group, k=partition.key, n=node, may_fail=True)
         result = self.ask(node, lambda raw: raw.call(raw.broker.FetchOffsets, request, ATTEMPT_MS / 1000 + 1))
         if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_GROUP:
@@ -370,7 +371,7 @@ class GroupMember(Client):
 
 
 class Assigner(Client):
-    """Takes offsets without records; retries with the same request id until it is told its range."""
+    """Assigns offsets without records; retries with the same request id until it gets its range."""
 
     think_s = 0.15
 
@@ -407,7 +408,7 @@ class Assigner(Client):
 
 # --------------------------------------------------------------------------------------------------- all of it
 def grpc_clients(world: World) -> list[Client]:
-    """The mix of every run."""
+    """The mix of clients in every run."""
     return [
         *(Producer(world, f"idempotent-{i}") for i in range(3)),
         PlainProducer(world, "plain-0"),
@@ -420,13 +421,13 @@ def grpc_clients(world: World) -> list[Client]:
 
 
 def stop(world: World, clients: list[Client]) -> None:
-    """Ends every client after its present operation."""
+    """Ends every client after its current operation."""
     world.stopping.set()
     join(world, clients)
 
 
 def join(world: World, clients: list[Client]) -> None:
-    """Waits for clients that were told to stop."""
+    """Waits for stopping clients to end."""
     for client in clients:
         client.thread.join(JOIN_S)
         if client.thread.is_alive():

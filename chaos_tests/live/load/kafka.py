@@ -1,7 +1,7 @@
 """Kafka clients of a chaos run: librdkafka's producers and its consumer, on the same topics as the rest.
 
 Owns the translation of their callbacks into operations of the history. A consumer's records are checked by `kpoll`
-operations: value and offset of each, in the order in which the client was given them.
+operations: value and offset of each, in the order in which the client received them.
 """
 
 import time
@@ -16,7 +16,7 @@ COMMIT_PROBABILITY: Final = 0.3
 
 
 class KafkaProducer(Client):
-    """acks=all with idempotence: each record is a send of its own, a burst of them under way at once."""
+    """acks=all with idempotence: each record is a send of its own, with a burst of them in flight."""
 
     think_s = 0.15
     acks = -1
@@ -51,7 +51,7 @@ class KafkaProducer(Client):
         def delivered(error: Any, message: Any) -> None:
             self._open -= 1
             if error is not None:
-                # librdkafka does not say whether an attempt may have been stored: the outcome is unknown.
+                # librdkafka does not report whether an attempt may have been stored: the outcome is unknown.
                 self.world.recorder.info(process, "send", err=str(error)[:200])
                 if self._producer is not None and error.fatal():
                     self._producer = None  # a new one, with a new producer id
@@ -66,7 +66,7 @@ class KafkaProducer(Client):
         self._open += 1
         try:
             self._producer.produce(partition.topic, b"%d" % value, partition=partition.index, on_delivery=delivered)
-        except KafkaException as e:  # it does not know the partition (any more): the record was never on its way
+        except KafkaException as e:  # it does not know the partition: the record was never sent
             self._open -= 1
             self.world.recorder.fail(process, "send", err=str(e)[:200])
             self._free.append(process)
@@ -81,7 +81,7 @@ class KafkaProducer(Client):
             "linger.ms": 2,
             "delivery.timeout.ms": DELIVERY_MS,
             "socket.timeout.ms": 3000,
-            # Without idempotence a second attempt may store a second copy, and that would be nobody's fault.
+            # Without idempotence a second attempt may store a second copy, which would not be a bug.
             **({} if self.idempotent else {"retries": 0}),
         }
         return LibrdkafkaProducer(settings)
@@ -95,13 +95,13 @@ class PlainKafkaProducer(KafkaProducer):
 
 
 class LeaderKafkaProducer(PlainKafkaProducer):
-    """acks=1: may lose, and must not disturb those who may not."""
+    """acks=1: may lose records, but must not disturb the producers with acks=all."""
 
     acks = 1
 
 
 class KafkaConsumer(Client):
-    """Reads every partition from its start by assignment; what it is given must follow on without a gap."""
+    """Reads every partition from its start by assignment; its records must follow without a gap."""
 
     think_s = 0.2
 
@@ -123,7 +123,7 @@ class KafkaConsumer(Client):
 
 
 def reach(world: World) -> dict[str, Any]:
-    """How librdkafka reaches the cluster."""
+    """librdkafka's settings to connect to the cluster."""
     found: dict[str, Any] = {"bootstrap.servers": world.kafka, "reconnect.backoff.max.ms": 500, "log_level": 0}
     if world.tls is not None:
         found |= {"security.protocol": "SSL", "ssl.ca.location": str(world.tls.ca)}

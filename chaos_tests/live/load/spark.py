@@ -1,7 +1,7 @@
 """A Spark Structured Streaming read of a chaos run: `spark_job` in a process of its own, beside the other clients.
 
-Owns that process. What the query's files hold at the end goes into the history as one consumer's `kpoll`, in order of
-the offsets: a record that is there twice, or is not there, is then seen by the judges of consumers.
+Owns that process. The final contents of the query's files go into the history as one consumer's `kpoll`, in order of
+offset, so that the checkers of consumers find duplicate and missing records.
 """
 
 import json
@@ -36,7 +36,7 @@ class SparkRead:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str | None:
-        """Returns when the first micro-batch is done, or why there is none."""
+        """Returns when the first micro-batch is done, or the reason why there is none."""
         self._directory.mkdir(parents=True)
         servers = ",".join(raw.address for raw in self._world.nodes.values())
         command = [sys.executable, "-m", "chaos_tests.live.load.spark_job", servers, self._world.partitions[0].topic]
@@ -59,7 +59,7 @@ class SparkRead:
         return None
 
     def stop(self) -> None:
-        """The driver, and the Java that it started in a process group of its own."""
+        """Kills the driver, and the Java that it started in a process group of its own."""
         if self._process is None or self._process.poll() is not None:
             return
         with suppress(subprocess.TimeoutExpired):
@@ -79,11 +79,11 @@ class SparkRead:
             code = self._process.poll()
             if code is not None:
                 how = "fails again and again" if code == FAILED else f"has ended with {code}"
-                return f"the streaming query {how}: {self._told()}"
+                return f"the streaming query {how}: {self._last_output()}"
             if time.monotonic() > give_up:
-                return f"the streaming query does not get there within {timeout_s:g} s: {self._told()}"
+                return f"the streaming query does not reach the end within {timeout_s:g} s: {self._last_output()}"
             time.sleep(_LOOK_S)
         return None
 
-    def _told(self) -> str:
+    def _last_output(self) -> str:
         return " / ".join(self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])

@@ -2,9 +2,9 @@
 
     python -m chaos_tests.live.load.spark_job SERVERS TOPIC DIRECTORY
 
-Owns its checkpoint and its files in DIRECTORY. It reads until `ends.json` is there and all below those ends is in the
-files; then it writes what they hold to `rows.json` and ends. A query that fails is started again from its checkpoint,
-as whoever runs a job does it, but not for ever.
+Owns its checkpoint and its files in DIRECTORY. It reads until `ends.json` exists and everything below those ends is in
+the files; then it writes their rows to `rows.json` and ends. A query that fails is restarted from its checkpoint, as an
+operator would do, but not for ever.
 """
 
 import json
@@ -25,7 +25,7 @@ _FILES: Final = "files"
 _SCHEMA: Final = "k string, o bigint, v bigint"
 _LOOK_S: Final = 0.3
 
-Row = list[Any]  # partition's key, offset, value
+Row = list[Any]  # the partition's key, offset, value
 
 
 class Job:
@@ -63,7 +63,7 @@ class Job:
         return writer.options(**places).start()
 
     def _rows(self) -> list[Row]:
-        """What the sink's own log says is in the files: a file of a micro-batch that failed is not."""
+        """The files that the sink's own log names: a file of a failed micro-batch does not count."""
         frame = self._spark.read.schema(_SCHEMA).json(str(self._directory / _FILES))
         return [[row.k, row.o, row.v] for row in frame.collect()]
 

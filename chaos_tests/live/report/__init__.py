@@ -1,1 +1,1 @@
-"""What a live run leaves: summary, report, campaign page and ledger."""
+"""The results of live runs: summary, report, campaign page and ledger."""

@@ -1,4 +1,4 @@
-"""The page of a campaign of live histories: what was done, what was found, and a link to each history's report.
+"""The page of a campaign of live histories: faults, findings, and a link to each history's report.
 
 Owns index.html of a campaign's directory, made from the summaries in it. Its figures are the ledger's.
 """
@@ -22,11 +22,11 @@ def write_index(campaign: Path) -> Path:
     runs.sort(key=lambda run: run[1]["started"])
     fresh = campaign / f"{INDEX}.new"
     fresh.write_text(_page(runs), encoding="utf-8")
-    return fresh.replace(campaign / INDEX)  # somebody may be looking at the old one
+    return fresh.replace(campaign / INDEX)  # a reader may have the old one open
 
 
 def write_reports(directory: Path) -> int:
-    """The report of a run, or of all runs of a campaign with its index. The exit code."""
+    """Writes the report of a run, or of all runs of a campaign with its index. Returns the exit code."""
     runs = sorted(path.parent for path in directory.glob(f"*/{SUMMARY}"))
     if (directory / SUMMARY).exists():
         print(write_report(directory))
@@ -44,9 +44,9 @@ def _page(runs: list[tuple[str, dict[str, Any]]]) -> str:
     good = [history(summary) for _, summary in runs if not summary["invalid"] and not summary["planted"]]
     bad = sum(bool(summary["violations"]) for _, summary in runs)
     invalid = sum(bool(summary["invalid"]) for _, summary in runs)
-    told = [*([f"{bad} with findings"] if bad else []), *([f"{invalid} invalid"] if invalid else [])]
-    verdict = ", ".join(told) or "everything held"
-    colour = "bad" if told else "good"
+    problems = [*([f"{bad} with findings"] if bad else []), *([f"{invalid} invalid"] if invalid else [])]
+    verdict = ", ".join(problems) or "everything held"
+    colour = "bad" if problems else "good"
     name = f"smq chaos: {len(runs)} {'history' if len(runs) == 1 else 'histories'}"
     parts = [f"<h1>{name}, <span class='{colour}'>{verdict}</span></h1>"]
     parts += ["<h2>What was promised</h2><ul>", *(f"<li>{line}</li>" for line in PROMISES), "</ul>"]
@@ -79,12 +79,12 @@ def _histories(runs: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Numbers and the heads over them are to the right."""
+    """Numbers and their headings are right-aligned."""
     body = [list(row) for row in rows]
 
     def cell(tag: str, value: object, *, is_number: bool) -> str:
-        told = f"{value:,}" if isinstance(value, int) else html.escape(str(value))
-        return f"<{tag} class='n'>{told}</{tag}>" if is_number else f"<{tag}>{told}</{tag}>"
+        text = f"{value:,}" if isinstance(value, int) else html.escape(str(value))
+        return f"<{tag} class='n'>{text}</{tag}>" if is_number else f"<{tag}>{text}</{tag}>"
 
     lines = []
     if head and body:

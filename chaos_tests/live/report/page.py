@@ -1,6 +1,6 @@
-"""The report of a live history: one HTML file with its pictures inside, for somebody who was not there.
+"""The report of a live history: one HTML file with its pictures, readable without context.
 
-Owns report.html of a run's directory, made from history.jsonl and summary.json alone. It judges nothing.
+Owns report.html of a run's directory, made only from history.jsonl and summary.json. It must never judge.
 """
 
 import html
@@ -19,10 +19,10 @@ _OPERATIONS: Final = {
     "assign": "offsets taken without records (AssignOffsets)",
     "commit": "a group's offset committed",
     "fetch": "a group's committed offset asked for, linearizable",
-    "gjoin": "a Kafka consumer told its group's generation",
-    "gsync": "a Kafka consumer told its partitions",
+    "gjoin": "a Kafka consumer got its group's generation",
+    "gsync": "a Kafka consumer got its partitions",
     "hwm": "a partition's range asked for, linearizable",
-    "kpoll": "what a Kafka consumer or a Spark query was given",
+    "kpoll": "records that a Kafka consumer or a Spark query received",
     "poll": "records read from one replica",
     "send": "records sent, by gRPC and Kafka producers",
 }
@@ -39,12 +39,12 @@ _TIMES: Final = (
     "for it starts, recovers and catches up in this time."
 )
 PROMISES: Final = (
-    "What was acknowledged with acks=all is on every replica at the offset that was told, once.",
-    "What definitely failed is nowhere.",
-    "Every reader of every replica saw the same records at the same offsets, in order, none left out.",
-    "High water marks and committed group offsets are linearizable: nobody was told an older one than known before.",
-    "A group of consumers that faults rebalance was given each acknowledged record, and its commits never went back.",
-    "With a majority untouched, every partition went on acknowledging during the fault, and all of it after the heal.",
+    "Each record acknowledged with acks=all is on every replica at the acknowledged offset, once.",
+    "Records that definitely failed are on no replica.",
+    "Every reader of every replica saw the same records at the same offsets, in order and without gaps.",
+    "High water marks and committed group offsets are linearizable: no client got an older one than known before.",
+    "A group of consumers that faults rebalance got each acknowledged record, and its commits never went back.",
+    "With a majority untouched, every partition kept acknowledging during the fault, and all did after the heal.",
 )
 
 
@@ -63,15 +63,15 @@ def _page(summary: dict[str, Any], events: list[Event]) -> str:
     title = f"{summary['scenario']}, seed {summary['seed']}: {verdict}"
     parts = [
         f"<h1>smq chaos history: <span class='{colour}'>{html.escape(title)}</span></h1>",
-        f"<p>{_told(summary)}</p>",
+        f"<p>{_verdict(summary)}</p>",
         f"<pre>{html.escape(summary['replay'])}</pre>",
         "<h2>What was promised</h2><ul>" + "".join(f"<li>{line}</li>" for line in PROMISES) + "</ul>",
         "<h2>What was found</h2>" + _findings(summary),
-        "<h2>What was done to the cluster</h2>" + _faults(summary),
-        "<h2>Sends: latency, and acknowledged a second</h2>"
+        "<h2>Faults</h2>" + _faults(summary),
+        "<h2>Sends: latency, and acknowledgements per second</h2>"
         "<p>Grey bands are faults. A point is one send: green acknowledged, orange outcome unknown, red refused. The "
-        "strip below has a line for every record acknowledged with acks=all: green where the final read of the "
-        "replicas shows it, red where it does not.</p>",
+        "strip below has a line for every record acknowledged with acks=all: green if the final read of the "
+        "replicas shows it, red otherwise.</p>",
         _picture(summary, events),
         "<h2>Operations</h2>" + _operations(summary),
     ]
@@ -82,7 +82,7 @@ def _page(summary: dict[str, Any], events: list[Event]) -> str:
     return f"<!doctype html><meta charset='utf-8'><title>{html.escape(title)}</title><style>{STYLE}</style>{body}\n"
 
 
-def _told(summary: dict[str, Any]) -> str:
+def _verdict(summary: dict[str, Any]) -> str:
     return (
         f"{summary['nodes']} nodes as processes ({summary['network']}, {summary['disks']}), checkout at commit "
         f"{summary['commit'] or 'unknown'}, {summary['started']}, {summary['seconds']:.0f} s. "
@@ -94,8 +94,8 @@ def _told(summary: dict[str, Any]) -> str:
 
 def _findings(summary: dict[str, Any]) -> str:
     if summary["invalid"]:
-        told = "".join(f"<li>{html.escape(reason)}</li>" for reason in summary["invalid"])
-        return f"<p class='bad'>The run is invalid and proves nothing:</p><ul>{told}</ul>"
+        reasons = "".join(f"<li>{html.escape(reason)}</li>" for reason in summary["invalid"])
+        return f"<p class='bad'>The run is invalid and proves nothing:</p><ul>{reasons}</ul>"
     if not summary["violations"]:
         return "<p class='good'>Nothing. Every checker passed over the whole history.</p>"
     counts = "".join(f"<tr><td>{k}</td><td class='n'>{n}</td></tr>" for k, n in sorted(summary["anomalies"].items()))
@@ -203,7 +203,7 @@ def _sends(events: list[Event], start: int) -> tuple[list[tuple[float, float, st
 
 
 def _fates(events: list[Event], start: int) -> tuple[list[float], list[float]]:
-    """Seconds of the acknowledgements (acks=all) whose records the final read shows, and of those that it does not."""
+    """Seconds of the acknowledgements (acks=all) with records in the final read, and of those without."""
     read: set[int] = set()
     finals: set[int] = set()
     open_ops: dict[int, Event] = {}

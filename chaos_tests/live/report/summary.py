@@ -1,6 +1,6 @@
-"""What a history leaves in `summary.json`: what was done, what was promised, what was found.
+"""The summary of a history, `summary.json`: its faults, its operations, its findings.
 
-Owns its form, the counting of operations and the commit that it names. It judges nothing.
+Owns its format, the counting of operations and the commit that it names. It must never judge.
 """
 
 import json
@@ -22,7 +22,7 @@ SUMMARY: Final = "summary.json"
 
 @dataclass(slots=True)
 class Struck:
-    """One fault as it went. Times in seconds since the run began; None where there is nothing to measure."""
+    """One fault and its effects. Times in seconds since the run began; None if there is nothing to measure."""
 
     name: str
     family: str
@@ -77,8 +77,8 @@ class Summary:
 
 
 def failover_ms(acks: Iterable[Ack], struck: Struck, struck_ns: int, ended_ns: int) -> float | None:
-    """From the strike to an acknowledgement in each partition that was led there: by another node, or by any after the
-    fault's end. What the struck nodes acknowledge before that was on its way, or shows that nobody had to take over."""
+    """From the strike to an acknowledgement in each partition that the struck nodes led: by another node, or by any
+    node after the fault's end. Earlier acknowledgements by struck nodes were under way, or no failover was needed."""
     first: dict[str, int] = {}
     for ack in list(acks):
         is_others = ack.node and ack.node not in struck.nodes
@@ -125,7 +125,7 @@ def new_summary(scenario: str, seed: int, fleet: Fleet, planted: str | None) -> 
 
 
 def _commit() -> str:
-    """The checkout's commit, with a + where it has changes; "" outside of one."""
+    """The checkout's commit, with a + if it has changes; "" outside a checkout."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

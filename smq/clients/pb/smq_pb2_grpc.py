@@ -64,7 +64,7 @@ class AgentServicer:
     """
 
     def StartPublishSession(self, request, context):
-        """Opens an idempotent publishing session for one topic on this node; answers with a producer id.
+        """Opens an idempotent publishing session for one topic on this node; returns a producer id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,7 +84,7 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeRecord(self, request_iterator, context):
-        """Records of one partition from a position on; control messages may seek, acknowledge and change credit.
+        """Records of one partition from a position on; control messages may seek and acknowledge.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -320,7 +320,8 @@ class BrokerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AssignOffsets(self, request, context):
-        """Topics with storage=external: their records lie elsewhere, their offsets are assigned here. Any node takes both.
+        """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
+        both calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -682,7 +683,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Consumer groups, after a barrier.
+        """Consumer groups, read after a barrier.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -714,14 +715,15 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def NodeStatus(self, request, context):
-        """This node's own view: Raft, digest, and its copy of every partition.
+        """This node's own view: Raft, digest, and its replica of every partition.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetNodeDrained(self, request, context):
-        """A drained node leads nothing that another replica can, and is given no new replicas while others can take them.
+        """A drained node leads no partition that another replica can lead, and gets no new replicas while others can take
+        them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,1 +1,1 @@
-"""One partition's log on disk: its rows, its recovery, its producers and the epochs it is judged by."""
+"""One partition's log on disk: its rows, its recovery, its idempotence table and its lineage."""

@@ -1,11 +1,11 @@
-"""The bytes of the log on disk: keys, the envelope around a batch, the index row beside it. Pure.
+"""The bytes of the log on disk: keys, the envelope around a batch, and the batch's index row. Pure.
 
-Owns every layout of the tables BATCHES and TIMES (docs/formats.md); what a checkpoint holds is in log_state.
-LMDB has no page checksums, so every value carries a CRC-32C, and whatever decodes here has been checked. It must
-never touch a disk. The log store, and the replication stream (which ships whole stored values), import it.
+Owns every layout of the tables BATCHES and TIMES (docs/formats.md); the layout of a checkpoint is in `state`.
+LMDB has no page checksums, so every value carries a CRC-32C, and everything that decodes here has been checked. It
+must never touch a disk. The log store imports it, and so does the replication stream, which ships whole stored values.
 
     BATCHES  partition(20) base(8)                 -> envelope(16) batch
-    TIMES    partition(20) 0 ts_ns(8) base(8)      -> index row: what a fold needs of the batch, without its records
+    TIMES    partition(20) 0 ts_ns(8) base(8)      -> index row: all that a fold needs of the batch, without its records
     TIMES    partition(20) 1 create_ms(8) base(8)  -> nothing; only for a batch with the largest create time so far
 """
 
@@ -32,12 +32,12 @@ from smq.replication.ports import DataDamaged
 
 ENVELOPE_VERSION: Final = 1
 _ENVELOPE: Final = struct.Struct(">BBHIq")  # version, flags, zero, CRC, ts_ns
-_COVERED: Final = struct.Struct(">BBq")  # what the envelope's CRC covers of it; then the batch's first 21 bytes
+_COVERED: Final = struct.Struct(">BBq")  # the part of the envelope under its CRC; the batch's first 21 bytes follow
 ENVELOPE_BYTES: Final = _ENVELOPE.size
 
 TIME_APPEND: Final = 0  # kind of a TIMES row: the leader's append time
 TIME_CREATE: Final = 1  # kind of a TIMES row: the largest create time so far
-_SIGN: Final = 1 << 63  # create times may be negative: flipped, they sort as unsigned
+_SIGN: Final = 1 << 63  # create times may be negative: with the sign bit flipped they sort as unsigned
 INT64_MAX: Final = (1 << 63) - 1
 _UINT64_MAX: Final = (1 << 64) - 1
 
@@ -48,8 +48,8 @@ _INDEX_CRC_BYTES: Final = 4
 
 
 class BatchDamaged(DataDamaged):
-    """One stored batch, or the index row beside it, fails its CRC or is missing. `offset` lies in the batch; `row` is
-    the key of the index row, where that is what fails."""
+    """A stored batch or its index row fails its CRC or is missing. `offset` lies in the batch; `row` is the key of the
+    index row if that is the damaged one."""
 
     def __init__(self, pid: PartitionId, offset: Offset, what: str, row: bytes | None = None) -> None:
         table = "batches" if row is None else "times"
@@ -61,7 +61,7 @@ class BatchDamaged(DataDamaged):
 
 @dataclass(frozen=True, slots=True)
 class StoredValue:
-    """One stored batch. `value` is envelope and batch, the very bytes on disk and in the replication stream."""
+    """One stored batch. `value` is envelope and batch: the exact bytes on disk and in the replication stream."""
 
     base: Offset
     end: Offset
@@ -76,7 +76,7 @@ class StoredValue:
 
 
 class BatchInfo(NamedTuple):
-    """What lineage, producer state, time look-ups and sizes need of a batch: all but its records."""
+    """A batch without its records: all that lineage, producer state, time look-ups and sizes need."""
 
     base: Offset
     end: Offset
@@ -91,7 +91,7 @@ class BatchInfo(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------ batches
 def build_value(batch: Buffer, header: BatchHeader, base: Offset, epoch: Epoch, ts_ns: TsNs) -> bytes:
-    """Envelope and batch as one object, copied once; offset and epoch patched in."""
+    """Envelope and batch as one object, copied once, with offset and epoch patched in."""
     view = memoryview(batch)
     prefix = patched_prefix(base, header, epoch)
     covered = _COVERED.pack(ENVELOPE_VERSION, 0, ts_ns) + prefix + view[PREFIX_BYTES:CRC_START]
@@ -99,9 +99,9 @@ def build_value(batch: Buffer, header: BatchHeader, base: Offset, epoch: Epoch, 
 
 
 def parse_header_of(value: bytes, *, verify: bool = True) -> tuple[TsNs, BatchHeader]:
-    """(ts_ns, header) of a stored value. DataDamaged where it does not decode or (verify) a CRC differs."""
+    """(ts_ns, header) of a stored value. DataDamaged if it does not decode or, with `verify`, fails a CRC."""
     if len(value) < ENVELOPE_BYTES + HEADER_BYTES:
-        raise DataDamaged(f"a stored batch of {len(value)} bytes is cut")
+        raise DataDamaged(f"a stored batch of {len(value)} bytes is truncated")
     version, flags, zero, crc, ts_ns = _ENVELOPE.unpack_from(value)
     if version != ENVELOPE_VERSION or zero:
         raise DataDamaged(f"an envelope of version {version} (reserved: {zero}) is unknown")
@@ -161,12 +161,12 @@ def create_ms_of_key(key: bytes) -> int:
 
 
 def after_append_time(pid: PartitionId, ts_ns: int) -> bytes:
-    """Behind every row of that append time and before any later one."""
+    """Sorts after every row of that append time and before any later one."""
     return append_time_key(pid, ts_ns, _UINT64_MAX)
 
 
 def after_create_time(pid: PartitionId, create_ms: int) -> bytes:
-    """Behind every row of that create time and before any later one."""
+    """Sorts after every row of that create time and before any later one."""
     return create_time_key(pid, create_ms, _UINT64_MAX)
 
 
@@ -176,12 +176,12 @@ def times_range(pid: PartitionId, kind: int) -> tuple[bytes, bytes]:
 
 
 def partition_stop(pid: PartitionId) -> bytes:
-    """Behind every key of the partition, in any table: the byte after its id is a kind or an offset's first."""
+    """Sorts after every key of the partition in any table: after the id comes a kind or an offset's first byte."""
     return pid + b"\xff"
 
 
 def partition_name(pid: PartitionId) -> str:
-    """For messages: topic id and index; whatever it is, where damage made it no partition's."""
+    """Topic id and index, for messages; the raw bytes if damage has made them no partition id."""
     if len(pid) != PARTITION_ID_BYTES:
         return f"partition {pid.hex()}"
     topic, index = split_partition_id(pid)
@@ -206,7 +206,7 @@ def index_row(pid: PartitionId, info: BatchInfo) -> tuple[bytes, bytes]:
 
 
 def parse_index_row(key: bytes, value: bytes) -> BatchInfo:
-    """Inverse of `index_row`; DataDamaged where the CRC differs."""
+    """Inverse of `index_row`; DataDamaged if the CRC differs."""
     if len(value) != _INDEX.size or crc32c(key + value[_INDEX_CRC_BYTES:]) != int.from_bytes(value[:4], "big"):
         raise DataDamaged(f"the row at {key.hex()} of table times does not match its CRC-32C")
     _, _, ts_ns, base = _TIME_KEY.unpack(key)

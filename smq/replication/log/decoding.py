@@ -1,7 +1,7 @@
-"""Records out of stored batches, under a cap: what was compressed to harm is refused before it is in memory.
+"""Decodes the records of a stored batch under a size cap: a decompression bomb is refused before it fills memory.
 
-Owns the bounded decompression in front of smq.records.decode_batch. The codecs' own libraries are called here and
-nowhere else in the server. Only what must look at records imports it: look-ups by time, and services.
+Owns the bounded decompression in front of smq.records.decode_batch. In the server, only this module calls the codecs'
+libraries. Only code that must see records imports it: look-ups by time, and services.
 """
 
 import struct
@@ -24,8 +24,8 @@ from smq.records import (
     parse_header,
 )
 
-# The largest batch (100 MiB) uncompressed, or a default batch of 1 MiB that shrank 128-fold. What expands beyond
-# is meant to harm; it can be fetched raw.
+# The largest batch (100 MiB) uncompressed, or a default batch of 1 MiB compressed 128-fold. A batch that expands
+# further is taken for a bomb; it can still be fetched raw.
 DECODED_BATCH_BYTES_MAX: Final = 128 << 20
 _FIRST_GUESS_BYTES: Final = 64 << 10
 _GUESS_FACTOR: Final = 4  # how much larger the next attempt's buffer is
@@ -38,7 +38,7 @@ _Into = Callable[[memoryview, bytearray], int]
 
 
 def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> Iterator[Record]:
-    """As `decode_batch`; LIMIT_EXCEEDED where the records would take more than `bytes_max` uncompressed."""
+    """As `decode_batch`; LIMIT_EXCEEDED if the records would take more than `bytes_max` uncompressed."""
     header = parse_header(batch)
     if header.codec == CODECS["none"]:
         return decode_batch(batch)
@@ -76,7 +76,7 @@ def _gunzip(body: memoryview, bytes_max: int) -> bytes:
         if len(out) > bytes_max:
             raise _too_large(bytes_max)
         if not member.eof:
-            raise zlib.error("the stream is cut")
+            raise zlib.error("the stream is truncated")
         rest = member.unused_data
     return bytes(out)
 
@@ -89,7 +89,7 @@ def _unsnappy(body: memoryview, bytes_max: int) -> bytes:
     while at < len(body):
         (size,) = struct.unpack_from(">i", body, at)
         if size < 0 or at + 4 + size > len(body):
-            raise struct.error("a snappy block is cut")
+            raise struct.error("a snappy block is truncated")
         out += _unsnappy_block(body[at + 4 : at + 4 + size], bytes_max - len(out))
         at += 4 + size
     return bytes(out)
@@ -102,7 +102,7 @@ def _unsnappy_block(block: memoryview, bytes_max: int) -> bytes:
 
 
 def _by_guessing(into: _Into, body: memoryview, bytes_max: int) -> bytes:
-    """lz4 and zstd need not say how long their output is: try with growing buffers, the cap being the last."""
+    """lz4 and zstd need not declare the size of their output: try growing buffers, up to the cap."""
     size = min(max(_FIRST_GUESS_BYTES, _GUESS_FACTOR * len(body)), bytes_max)
     while True:
         buffer = bytearray(size)

@@ -1,9 +1,9 @@
-"""Whose batches are these: the epochs a log is stamped with, judged against the replicated history. Pure.
+"""Lineage: checks the epochs that a log's batches are stamped with against the replicated epoch history. Pure.
 
-Owns rule 3 of replication: epoch e covers [start(e), start(next epoch)), and a batch stamped e is right only if it
-lies wholly in that range and touches the batch before it. Works on runs (adjacent batches of one epoch), so that
-judging a log costs its number of epochs and not its number of batches. It must never read a clock, a disk or a
-position other than those given. The log store and the replica import it.
+Owns rule 3 of replication: epoch e covers [start(e), start(next epoch)), and a batch stamped e is valid only if it
+lies wholly in that range and touches the batch before it. Works on runs (adjacent batches of one epoch), so the cost
+of checking a log grows with its epochs, not with its batches. It must never read a clock, a disk or a position other
+than those given. The log store and the replica import it.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from smq.raft_state.state import EpochStart
 
 
 class EpochRun(NamedTuple):
-    """Adjacent batches that bear one epoch: they cover [start, end)."""
+    """Adjacent batches stamped with one epoch: they cover [start, end)."""
 
     epoch: Epoch
     start: Offset
@@ -22,7 +22,7 @@ class EpochRun(NamedTuple):
 
 
 def extend_runs(runs: list[EpochRun], epoch: Epoch, start: Offset, end: Offset) -> None:
-    """Adds a batch behind the last run."""
+    """Adds a batch after the last run."""
     if runs:
         last = runs[-1]
         if last.epoch == epoch and last.end == start:
@@ -32,16 +32,16 @@ def extend_runs(runs: list[EpochRun], epoch: Epoch, start: Offset, end: Offset) 
 
 
 def runs_from(runs: Sequence[EpochRun], first: Offset) -> list[EpochRun]:
-    """What is left of the runs when everything before `first`, a batch's base, is gone."""
+    """The runs without everything before `first`, the base of a batch."""
     return [EpochRun(run.epoch, max(run.start, first), run.end) for run in runs if run.end > first]
 
 
 def verified_end(
     runs: Sequence[EpochRun], log_start: Offset, appended_end: Offset, history: Sequence[EpochStart]
 ) -> tuple[Offset, Offset | None]:
-    """(end of the longest right prefix, offset from which the log is wrong or None where nothing is known wrong).
+    """(end of the longest valid prefix, offset from which the log is wrong or None if nothing is known to be wrong).
 
-    `history` ascends in epoch and is not empty. Batches newer than its last epoch are not judged: the applied
+    `history` ascends in epoch and is not empty. Batches newer than its last epoch cannot be checked: the applied
     state is behind the log, so the prefix ends there and nothing is wrong. An empty log's end is `log_start`.
     """
     end = log_start
@@ -49,16 +49,16 @@ def verified_end(
         if run.epoch > history[-1].epoch:
             return end, None
         touches = run.start <= log_start if i == 0 else run.start == runs[i - 1].end
-        right_end = _right_end(run, history) if touches else run.start
+        valid_end = _valid_end(run, history) if touches else run.start
         if touches:
-            end = max(end, right_end)
-        if right_end < run.end:
-            return min(end, appended_end), right_end
+            end = max(end, valid_end)
+        if valid_end < run.end:
+            return min(end, appended_end), valid_end
     return min(end, appended_end), None
 
 
-def _right_end(run: EpochRun, history: Sequence[EpochStart]) -> Offset:
-    """How far the run is right: its end where it is so wholly, its start where nothing of it is."""
+def _valid_end(run: EpochRun, history: Sequence[EpochStart]) -> Offset:
+    """How far the run is valid: its end if all of it is, its start if none of it is."""
     first = history[0]
     if run.epoch < first.epoch:  # pruned: an epoch is pruned only when its range ends at or below log_start
         return max(run.start, min(run.end, first.start))
@@ -68,4 +68,4 @@ def _right_end(run: EpochRun, history: Sequence[EpochStart]) -> Offset:
                 return run.start
             stop = history[i + 1].start if i + 1 < len(history) else run.end
             return max(run.start, min(run.end, stop))
-    return run.start  # an epoch that the history has passed over never led
+    return run.start  # the history skips this epoch: it never led

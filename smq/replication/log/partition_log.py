@@ -1,9 +1,9 @@
-"""The log of one partition on one node: append, truncate, delete from the front, put right what has rotted.
+"""The log of one partition on one node: append, truncate, delete from the front, replace damaged batches.
 
-Owns what of the log is where: `appended_end` (given to the disk), `durable_end` (on it), and in memory every batch
-between the two. All changes pass through the disk's one FIFO (rule 5); reads of the disk stay below `durable_end`,
-so that a change still in the queue is never seen half. It must never decide what is right: the replica judges the
-lineage and says where to cut. Only the log store creates it; the replica and the replicator use it.
+Owns the positions of the log: `appended_end` (submitted to the disk), `durable_end` (on disk), and in memory every
+batch between the two. All changes pass through the disk's one FIFO (rule 5); reads of the disk stay below
+`durable_end`, so that a queued change is never seen half-applied. It must never decide what is valid: the replica
+checks the lineage and says where to cut. Only the log store creates it; the replica and the replication streams use it.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ from smq.replication.log.reader import LogReader
 from smq.replication.log.reaper import SLICE_BATCHES, SLICE_BYTES
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
-    CHECKPOINT_BATCHES_A_PRODUCER,
+    CHECKPOINT_BATCHES_PER_PRODUCER,
     CHECKPOINT_BYTES,
     LogState,
     checkpoint_key,
@@ -45,8 +45,8 @@ from smq.replication.log.state import (
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 
-TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches, per partition: what consumers and followers read next
-TAIL_BYTES_NODE_MAX: Final = 64 << 20  # above this, over all partitions, durable batches leave memory at once
+TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches per partition: consumers and followers read them next
+TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, durable batches leave memory immediately
 
 
 class TailBudget:
@@ -59,7 +59,7 @@ class TailBudget:
 
 
 class _Pending:
-    """An append on its way to the disk; the disk calls it when it is there. Forgotten when truncated away."""
+    """An append on its way to the disk, which calls it once the append is durable. Truncation makes it a no-op."""
 
     __slots__ = ("_done", "_log", "end")
 
@@ -78,13 +78,13 @@ class _Pending:
 
 
 class PartitionLog(LogReader):
-    """See the module. `generation` grows whenever batches were dropped from the end.
+    """See the module. `generation` grows whenever batches are dropped from the end.
 
-    `rotten` holds the base of every batch that is known to fail its CRC and has yet to be put right by `replace`.
-    `damaged` is set where recovery found such bytes and no index row that tells what they were: the log then ends
-    before them, and takes no append until it was truncated (what follows the damage goes too) or dropped.
-    `has_producers` is false where this log never held batches below its start that others had: their producers are
-    not known here, until `adopt_producers` brings them from a log that has them.
+    `damaged_batches` holds the base of every batch that is known to fail its CRC and that `replace` has not repaired.
+    `tail_damage` is set if recovery found a damaged batch and no index row that describes it: the log then ends before
+    that batch, and refuses appends until it is truncated (everything after the damage goes too) or dropped.
+    `has_producers` is false if other logs held batches below this log's start that this one never had: their producers
+    are unknown here until `adopt_producers` brings them from a log that knows them.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class PartitionLog(LogReader):
         state: LogState,
         first: Offset,
         budget: TailBudget,
-        damaged: DataDamaged | None = None,
-        rotten: Iterable[Offset] = (),
+        tail_damage: DataDamaged | None = None,
+        damaged_batches: Iterable[Offset] = (),
         has_producers: bool = True,
     ) -> None:
         super().__init__(disk, pid, log_start, base=base, state=state, first=first)
         self.generation = 0
-        self.damaged = damaged
-        self.rotten = set(rotten)
+        self.tail_damage = tail_damage
+        self.damaged_batches = set(damaged_batches)
         self.has_producers = has_producers
         self._batches_since_checkpoint = 0
         self._bytes_since_checkpoint = 0
@@ -118,10 +118,10 @@ class PartitionLog(LogReader):
     def append(
         self, batch: Buffer, header: BatchHeader, *, epoch: Epoch, ts_ns: TsNs, done: Callable[[], None]
     ) -> StoredValue:
-        """The leader's: at appended_end. `batch` is validated and `header` is its own; its memory is not kept.
+        """The leader's append, at appended_end. `batch` is validated, `header` is its header; its memory is not kept.
 
-        `done` runs when the batch is durable, and never where it is truncated before. ValueError where `ts_ns`
-        does not exceed the log's last.
+        `done` runs once the batch is durable, and never if it is truncated before that. ValueError if `ts_ns` does
+        not exceed the log's last.
         """
         base = self._state.end
         if ts_ns <= self._state.last_ts_ns:
@@ -133,8 +133,8 @@ class PartitionLog(LogReader):
         return stored
 
     def append_stored(self, stored: StoredValue, done: Callable[[], None]) -> None:
-        """The follower's: bytes as the leader has them, verified by `parse_value`. ValueError where they do not
-        follow: they start at appended_end, or, in an empty log, contain log_start."""
+        """The follower's append: bytes as the leader has them, verified by `parse_value`. They must start at
+        appended_end or, in an empty log, contain log_start; ValueError otherwise."""
         state = self._state
         ops: list[Op] = []
         ts_ns, header = parse_header_of(stored.value, verify=False)
@@ -142,7 +142,7 @@ class PartitionLog(LogReader):
             if not stored.base <= self.log_start < stored.end:
                 raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not contain the log's start")
             self._first = stored.base
-            if ts_ns <= state.last_ts_ns:  # only rows that are gone are later: begin the order anew
+            if ts_ns <= state.last_ts_ns:  # only deleted rows are later: the order starts afresh
                 state.last_ts_ns = self._base.last_ts_ns = TsNs(ts_ns - 1)
                 ops.append(self._base_row())
         elif stored.base != state.end or stored.end <= stored.base:
@@ -191,17 +191,18 @@ class PartitionLog(LogReader):
         return self._state.end == self.log_start
 
     def _check_usable(self) -> None:
-        if self.damaged is not None:
-            raise self.damaged
+        if self.tail_damage is not None:
+            raise self.tail_damage
         if self._is_dropped:
             raise ValueError(f"{self!r} was dropped")
 
     # -------------------------------------------------------------------------------------------- cutting
     def truncate(self, cut: Offset) -> None:
-        """Drops every batch whose end is beyond `cut`: at once in memory, in its turn on disk."""
-        if self.damaged is None and (cut >= self.appended_end or self._is_empty()):
+        """Drops every batch that ends beyond `cut`: immediately in memory, in order of submission on disk."""
+        if self.tail_damage is None and (cut >= self.appended_end or self._is_empty()):
             return
-        # What waits to be deleted before log_start counts as gone: its producers and times stay, as after the deletion.
+        # Batches below log_start that wait to be deleted count as gone: their producers and times stay, as they do
+        # after the deletion.
         end = self._boundary(max(min(cut, self.appended_end), self.log_start))
         state = self._state_up_to(end) if end > self._first else self._base
         if state.end <= self._base.end or self._is_empty():
@@ -211,11 +212,12 @@ class PartitionLog(LogReader):
             self._replace_all(state)
             return
         if state.end < self.log_start:
-            # Neither is whole of a batch that is about to be deleted: of those behind it the producers are lost, too.
+            # Both the batch and the row are damaged of a batch that is about to be deleted. The producers of the
+            # batches after it are lost, too.
             self.has_producers = False
             self._replace_all(state)
             return
-        end = state.end  # where neither a batch nor its row is whole the log ends before it: it is fetched again
+        end = state.end  # before a batch if both it and its row are damaged: the batch is fetched again
         pid, stop = self.pid, partition_stop(self.pid)
         ops: list[Op] = [
             Delete(Table.BATCHES, batch_key(pid, end), stop),
@@ -232,9 +234,9 @@ class PartitionLog(LogReader):
     def advance_log_start(
         self, offset: Offset, *, forget_producers: bool = False, lacks_producers: bool = False
     ) -> None:
-        """Deletes the batches wholly below `offset`; where it reaches appended_end the log is emptied and goes on
-        at `offset`. Producer state outlives its batches, unless `forget_producers` where the log is emptied;
-        `lacks_producers` says that then others know more of them. Truncate what is of a wrong lineage first."""
+        """Deletes the batches wholly below `offset`. If it reaches appended_end, the log is emptied and continues at
+        `offset`. Producer state outlives its batches, unless the log is emptied and `forget_producers` is set;
+        `lacks_producers` then means that other logs know more producers. Truncate batches of a wrong lineage first."""
         if offset <= self.log_start:
             return
         if offset >= self.appended_end:
@@ -249,13 +251,13 @@ class PartitionLog(LogReader):
         self.trim([self._partition_row()])
 
     def trim(self, ops: Sequence[Op] = ()) -> None:
-        """Deletes a slice of what lies before log_start, with `ops`, and then the next. What is not deleted yet is
-        seen by nobody; a restart goes on with it."""
+        """Deletes the batches before log_start slice by slice; `ops` go with the first slice. Batches that still wait
+        to be deleted are invisible to readers; a restart continues the deletion."""
         if self._is_dropped or (self._is_trimming and not ops):
             return
         deletions: list[Op] = []
-        if not self._is_trimming and self.damaged is None and self._first < self.log_start:
-            with suppress(DataDamaged):  # not readable as a whole: it goes when the start moves next
+        if not self._is_trimming and self.tail_damage is None and self._first < self.log_start:
+            with suppress(DataDamaged):  # a slice that cannot be read in full goes when the start moves next
                 first = self._slice_end()
                 deletions = self._delete_before(first) if first > self._first else []
         if deletions:
@@ -266,11 +268,11 @@ class PartitionLog(LogReader):
 
     def _on_trimmed(self) -> None:
         self._is_trimming = False
-        if not self._disk.is_closed:  # else the next start goes on with it
+        if not self._disk.is_closed:  # otherwise the next start continues
             self.trim()
 
     def _slice_end(self) -> Offset:
-        """Where the next slice of deletions ends: a batch's base, at most that of the batch with log_start."""
+        """Where the next slice of deletions ends: the base of a batch, at most of the one that contains log_start."""
         last, size = self._boundary(self.log_start), 0
         for count, info in enumerate(self._durable_infos(0, self._first), 1):
             size += info.size
@@ -283,8 +285,8 @@ class PartitionLog(LogReader):
         return self._state_at(max(self._boundary(offset), self._base.end)).producers.snapshot()
 
     def adopt_producers(self, snapshot: bytes) -> None:
-        """Takes over the state of a log that has it; this one is empty. ValueError where it is not, or where the
-        bytes are no snapshot."""
+        """Takes over the producer state of another log. ValueError if this log is not empty or the bytes are not a
+        snapshot."""
         if not self._is_empty():
             raise ValueError(f"{self!r} is not empty")
         self._state.producers = ProducerTable.restore(snapshot)
@@ -293,12 +295,12 @@ class PartitionLog(LogReader):
         self._disk.submit([self._partition_row(), self._base_row()])
 
     def _delete_before(self, first: Offset) -> list[Op]:
-        """`first` is a batch's base; what lies before becomes the base checkpoint."""
+        """`first` is the base of a batch; the state before it becomes the base checkpoint."""
         pid = self.pid
         self._base = self._state_at(first)
         self._base.runs = []
         self._first = first
-        self.rotten = {base for base in self.rotten if base >= first}
+        self.damaged_batches = {base for base in self.damaged_batches if base >= first}
         self._state.forget_before(first)
         self.durable_end = max(self.durable_end, first)
         while self._tail and self._tail[0].end <= first:
@@ -312,7 +314,7 @@ class PartitionLog(LogReader):
         ]
 
     def _replace_all(self, state: LogState) -> None:
-        """No batch is left: `state`, moved to log_start, is all there is."""
+        """Leaves no batch: only `state`, moved to log_start, remains."""
         state.end = self.log_start
         state.runs = []
         state.bytes_total = self._base.bytes_total
@@ -323,7 +325,7 @@ class PartitionLog(LogReader):
         self._disk.submit([*delete_partition(self.pid), self._partition_row(), self._checkpoint()])
 
     def _boundary(self, at: Offset) -> Offset:
-        """The base of the batch that contains `at`; appended_end or the first batch's base where none does."""
+        """The base of the batch that contains `at`; if none does, appended_end or the first batch's base."""
         if at >= self.appended_end:
             return self.appended_end
         if at <= self._first:
@@ -333,17 +335,17 @@ class PartitionLog(LogReader):
         return base_of_key(self._key_of_batch_at(at))
 
     def _forget_tail(self, end: Offset) -> None:
-        """Nothing that ends beyond `end` is waited for or served any more."""
+        """From now on no batch that ends beyond `end` is awaited or served."""
         self.generation += 1
-        self.damaged = None
-        self.rotten = {base for base in self.rotten if base < end}
+        self.tail_damage = None
+        self.damaged_batches = {base for base in self.damaged_batches if base < end}
         while self._pending and self._pending[-1].end > end:
             self._pending.pop().forget()
         while self._tail and self._tail[-1].end > end:
             self._count_tail(-len(self._tail.pop().value))
 
     def drop(self) -> None:
-        """The partition goes; this object is not used any more. The store deletes what there is of it."""
+        """The partition goes, and this object must not be used again. The store deletes the partition's data."""
         self._forget_tail(Offset(-1))
         self._is_dropped = True
 
@@ -351,7 +353,7 @@ class PartitionLog(LogReader):
     def _is_checkpoint_due(self) -> bool:
         batches = self._batches_since_checkpoint
         return (batches >= CHECKPOINT_BATCHES or self._bytes_since_checkpoint >= CHECKPOINT_BYTES) and (
-            batches >= CHECKPOINT_BATCHES_A_PRODUCER * len(self._state.producers)
+            batches >= CHECKPOINT_BATCHES_PER_PRODUCER * len(self._state.producers)
             or self._bytes_since_checkpoint >= CHECKPOINT_BYTES
         )
 
@@ -366,36 +368,36 @@ class PartitionLog(LogReader):
         return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), encode_checkpoint(self._base))
 
     def note_recovered(self, batches: int, size: int) -> None:
-        """How much lies behind the newest checkpoint."""
+        """Records how much of the log comes after the newest checkpoint."""
         self._batches_since_checkpoint += batches
         self._bytes_since_checkpoint += size
 
     # ----------------------------------------------------------------------------------------------- repair
     def forget_row(self, row: bytes, done: Callable[[], None]) -> None:
-        """An index row whose key has rotted speaks of no batch of this log."""
+        """Deletes an index row with a damaged key: it describes no batch of this log."""
         self._disk.submit([Delete(Table.TIMES, row, row + b"\x00")], done)
 
-    def first_rotten(self, at_least: Offset) -> Offset | None:
-        """The base of the first batch from there on that has yet to be put right."""
-        return min((base for base in self.rotten if base >= at_least), default=None)
+    def first_damaged(self, at_least: Offset) -> Offset | None:
+        """The base of the first damaged batch from `at_least` on."""
+        return min((base for base in self.damaged_batches if base >= at_least), default=None)
 
-    def mend_checkpoint(self, key: bytes) -> None:
-        """A row of table CHECKPOINTS has rotted: what it must say is known, or it is only a shorter way."""
+    def rewrite_checkpoint(self, key: bytes) -> None:
+        """Repairs a damaged row of table CHECKPOINTS: its content is known, or the row is only a short cut and goes."""
         if key == partition_key(self.pid):
             op = self._partition_row()
         elif key == checkpoint_key(self.pid, self._base.end):
             op = self._base_row()
         else:
             op = Delete(Table.CHECKPOINTS, key, key + b"\x00")
-        if self.damaged is None and not self._is_dropped:
+        if self.tail_damage is None and not self._is_dropped:
             self._disk.submit([op])
 
     def replace(self, stored: StoredValue, row: bytes | None, done: Callable[[], None]) -> bool:
-        """Puts a verified batch in the place of the one that has rotted, and its index row (`row`: the key of a
-        damaged one). False, and nothing done, where it is not that very batch.
+        """Replaces a damaged batch by a verified one, and rewrites its index row (`row`: the key of a damaged one).
+        Returns False and does nothing if it is not the same batch.
 
-        (epoch, offset) names one batch for ever (rule 1), and which epochs lie where is known apart from the batches:
-        so a batch of the right epoch that lies here is the one that was here, whoever kept it.
+        (epoch, offset) names one batch for ever (rule 1), and the range of each epoch is known without the batches.
+        So a batch of the right epoch that lies here is the one that was here, no matter which replica kept it.
         """
         is_here = self._first <= stored.base and stored.end <= self.durable_end and not self._is_dropped
         is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
@@ -411,7 +413,7 @@ class PartitionLog(LogReader):
 
         def on_durable() -> None:
             if self.generation == generation:
-                self.rotten = {base for base in self.rotten if not stored.base <= base < stored.end}
+                self.damaged_batches = {base for base in self.damaged_batches if not stored.base <= base < stored.end}
             done()
 
         self._disk.submit(ops, on_durable)
@@ -419,5 +421,5 @@ class PartitionLog(LogReader):
 
 
 def delete_partition(pid: PartitionId) -> list[Op]:
-    """Deletes all there is of it."""
+    """Deletes everything of the partition."""
     return [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS)]

@@ -1,8 +1,9 @@
-"""Which producer wrote which sequence last: the idempotence table of one partition, folded from its log.
+"""The idempotence table of one partition: which producer wrote which sequence last, folded from the log.
 
-Owns the answer to "is this batch new, a repeat, or out of order". Validated against appended (not committed)
-state, rolled back by folding again, equal on all replicas because it depends on the log alone: no clock, and what
-is forgotten is decided by the order in the log. It does no I/O. The log store keeps it; the leader asks it.
+Owns the answer to "is this batch new, a repeat, or out of order". It checks against the appended (not the committed)
+state, and truncation rolls it back by folding again. It is equal on all replicas, because it depends on the log alone:
+it reads no clock, and the order in the log decides which producer is forgotten. It does no I/O. The log store keeps
+it; the leader asks it.
 """
 
 import struct
@@ -13,14 +14,14 @@ from smq.raft_state.ids import Epoch, Offset, ProducerEpoch, ProducerId, Sequenc
 from smq.records import INT32_MAX, BatchHeader
 
 CACHED_BATCHES: Final = 5  # a Kafka producer has at most five batches in flight to a partition
-PRODUCERS_MAX: Final = 1000  # per partition: 160 KB of snapshot; whoever wrote longest ago is forgotten first
+PRODUCERS_MAX: Final = 1000  # per partition: 160 KB of snapshot; the least recent writer is forgotten first
 
 _PRODUCER: Final = struct.Struct(">qhB")  # id, producer epoch, number of batches
 _BATCH: Final = struct.Struct(">iqqiq")  # epoch, base offset, end, first sequence, ts_ns
 
 
 class CachedBatch(NamedTuple):
-    """A batch that is in the log already. Its answer goes through rule 10, hence epoch and end."""
+    """A batch that is in the log already. Rule 10 applies to its answer, hence epoch and end."""
 
     epoch: Epoch
     base_offset: Offset
@@ -36,7 +37,7 @@ class _Producer(NamedTuple):
 
 
 class ProducerTable:
-    """The producers of one partition, least recently writing first."""
+    """The producers of one partition, the least recent writer first."""
 
     __slots__ = ("_producers",)
 
@@ -52,7 +53,7 @@ class ProducerTable:
     __hash__ = None  # type: ignore[assignment]  # a table changes, so it must not be a key
 
     def check(self, header: BatchHeader) -> CachedBatch | None:
-        """The batch itself where it is in the log already, None where it is new.
+        """The cached batch if it is in the log already, None if it is new.
 
         Raises PRODUCER_FENCED for an older producer epoch, OUT_OF_ORDER_SEQUENCE for a gap. An unknown producer may
         begin with any sequence: its earlier batches may have been deleted, or its entry forgotten.
@@ -80,7 +81,7 @@ class ProducerTable:
         return None
 
     def fold(self, header: BatchHeader, ts_ns: TsNs) -> None:
-        """Takes note of a batch that was appended; `header` bears its base offset and epoch."""
+        """Records an appended batch; `header` carries its base offset and epoch."""
         if header.producer_id >= 0:
             self.note(
                 ProducerId(header.producer_id),
@@ -96,7 +97,7 @@ class ProducerTable:
             )
 
     def note(self, producer_id: ProducerId, producer_epoch: ProducerEpoch, batch: CachedBatch) -> None:
-        """As `fold`, from its parts. Never refuses: what is in the log is so."""
+        """As `fold`, from its parts. Never refuses: the log is the truth."""
         known = self._producers.pop(producer_id, None)
         if known is None or known.producer_epoch != producer_epoch:
             batches: tuple[CachedBatch, ...] = (batch,)
@@ -115,7 +116,7 @@ class ProducerTable:
 
     @classmethod
     def restore(cls, snapshot: bytes) -> "ProducerTable":
-        """Inverse of `snapshot`. ValueError where the bytes are not one."""
+        """Inverse of `snapshot`. ValueError if the bytes are not one."""
         table = cls()
         at = 0
         try:
@@ -125,7 +126,7 @@ class ProducerTable:
                 stop = at + count * _BATCH.size
                 batches = tuple(_cached(*row) for row in _BATCH.iter_unpack(snapshot[at:stop]))
                 if len(batches) != count:
-                    raise ValueError("a producer snapshot is cut")
+                    raise ValueError("a producer snapshot is truncated")
                 table._producers[producer_id] = _Producer(producer_epoch, batches)
                 at = stop
         except struct.error as e:

@@ -1,8 +1,8 @@
-"""What a partition's log tells: batches by offset, look-ups by time, and the state at any of its ends.
+"""The read side of a partition's log: batches by offset, look-ups by time, and the state at any batch boundary.
 
-Owns the way from an offset or a time to a batch, through the memory's tail or the disk, past damaged rows. It reads
-the disk below `durable_end` only, so that a change still in the queue is never seen half. It must never change
-anything: PartitionLog, its only subclass, does.
+Owns the way from an offset or a time to a batch, through the in-memory tail or the disk, past damaged rows. It reads
+the disk below `durable_end` only, so that a queued change is never seen half-applied. It must never change anything:
+PartitionLog, its only subclass, does.
 """
 
 from collections import deque
@@ -36,8 +36,8 @@ from smq.replication.log.producers import ProducerTable
 from smq.replication.log.state import LogState, checkpoint_key, decode_checkpoint
 from smq.replication.ports import DataDamaged, Disk, Table
 
-INDEX_ROWS_A_SCAN: Final = 1024  # some 0.3 ms and 100 KB
-SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a smaller answer is as true
+INDEX_ROWS_PER_SCAN: Final = 1024  # some 0.3 ms and 100 KB
+SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a shorter answer is as correct
 
 
 class LogReader:
@@ -51,9 +51,9 @@ class LogReader:
         self.durable_end = state.end
         self._disk = disk
         self._state = state
-        self._base = base  # the state before the first batch; see log_state
-        self._first = first  # base offset of the first batch; log_start where there is none
-        self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds all that is not durable
+        self._base = base  # the state before the first batch; see `state`
+        self._first = first  # base offset of the first batch; log_start if there is none
+        self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
     def appended_end(self) -> Offset:
@@ -61,7 +61,7 @@ class LogReader:
 
     @property
     def last_ts_ns(self) -> TsNs:
-        """Of the last batch, also where it has been deleted; 0 before the first."""
+        """Of the last batch, even if it has been deleted; 0 before the first."""
         return self._state.last_ts_ns
 
     @property
@@ -83,27 +83,27 @@ class LogReader:
         return f"<{partition_name(self.pid)} {self.log_start}..{self.durable_end}..{self.appended_end}>"
 
     def _state_at(self, end: Offset) -> LogState:
-        """The state when the log ended at `end`, a batch's end. Raises BatchDamaged where both a batch before it and
-        its index row fail."""
+        """The state when the log ended at `end`, the end of a batch. Raises BatchDamaged if both a batch before it and
+        that batch's index row fail."""
         state = self._state_up_to(end)
         if state.end != end:
-            raise BatchDamaged(self.pid, state.end, "neither it nor its row is whole")
+            raise BatchDamaged(self.pid, state.end, "both the batch and its index row are damaged")
         return state
 
     def _state_up_to(self, end: Offset) -> LogState:
-        """As `_state_at`; the state before the first batch that fails together with its row."""
+        """As `_state_at`, but stops before the first batch that fails together with its index row."""
         state = self._checkpoint_at_or_below(end)
         while state.end < end:
             with suppress(BatchDamaged):
                 self._fold_rows(state, end)
-            # A rotten row does no harm: what is in it can be had from the batch again.
+            # A damaged row does no harm: the batch holds the same facts.
             if state.end < end and not self._fold_batch(state, end):
                 break
         state.forget_before(self._first)
         return state
 
     def _fold_rows(self, state: LogState, end: Offset) -> None:
-        """Adds what the index rows tell, up to the first that is damaged or missing."""
+        """Adds the batches that the index rows describe, up to the first row that is damaged or missing."""
         for info in self._infos(state.last_ts_ns, end):
             if info.base > state.end:
                 return
@@ -111,7 +111,7 @@ class LogReader:
                 state.add(info)
 
     def _fold_batch(self, state: LogState, end: Offset) -> bool:
-        """Adds the next batch by itself; False where it is damaged."""
+        """Adds the next batch from its own bytes; False if it is damaged."""
         at = state.end if state.end > self._base.end else self._first
         try:
             if self._tail and at >= self._tail[0].base:
@@ -126,7 +126,7 @@ class LogReader:
         return bool(found)
 
     def _checkpoint_at_or_below(self, end: Offset) -> LogState:
-        """The base where there is no better one. A checkpoint beyond durable_end may be of a log that is no more."""
+        """The base if there is no better one. A checkpoint beyond durable_end may belong to a log that was cut."""
         stop = checkpoint_key(self.pid, min(end, self.durable_end) + 1)
         start = checkpoint_key(self.pid, self._base.end + 1)
         while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
@@ -134,7 +134,7 @@ class LogReader:
             try:
                 return decode_checkpoint(row)
             except DataDamaged:
-                continue  # an older one only means more to read
+                continue  # an older checkpoint only means more to read
         return self._base.copy()
 
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
@@ -151,11 +151,11 @@ class LogReader:
                 yield info_of(ts_ns, header, stored.base, stored.epoch)
 
     def _durable_infos(self, after_ts_ns: int, at_least: Offset | None = None) -> Iterator[BatchInfo]:
-        """The index rows on disk, of batches that are not deleted, in order; `at_least` in place of log_start tells of
-        those that are yet to be."""
+        """The index rows on disk, in order, of batches above log_start; `at_least` in its place includes batches that
+        wait to be deleted."""
         pid, above = self.pid, self.log_start if at_least is None else at_least
         start, stop = after_append_time(pid, max(after_ts_ns, self._base.last_ts_ns)), times_range(pid, TIME_APPEND)[1]
-        while rows := self._disk.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_A_SCAN):
+        while rows := self._disk.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_PER_SCAN):
             for key, value in rows:
                 info = parse_row(pid, key, value)
                 if info.end > self.durable_end:
@@ -166,11 +166,11 @@ class LogReader:
 
     # --------------------------------------------------------------------------------------------- reading
     def read(self, offset: Offset, end: Offset, bytes_max: int, *, durable_only: bool = True) -> list[StoredValue]:
-        """The batches from the one that contains `offset` up to the last that starts below `end`: at least one
-        where there is one, then while they fit into `bytes_max`; fewer than asked for is no sign of the end.
+        """The batches from the one that contains `offset` to the last that starts below `end`: at least one if there
+        is one, then as many as fit into `bytes_max`. A short answer does not mean the end of the log.
 
-        Empty below log_start and at or beyond the end (durable_end, or appended_end). Raises BatchDamaged where the
-        first of them fails; those before a damaged one are handed out.
+        Empty below log_start and at or beyond the end (durable_end, or appended_end). Raises BatchDamaged if the first
+        batch fails; batches before a damaged one are returned.
         """
         stop = min(end, self.durable_end if durable_only else self.appended_end)
         if not self.log_start <= offset < stop:
@@ -187,7 +187,7 @@ class LogReader:
         return found
 
     def holds(self, offset: Offset) -> bool:
-        """Whether the log has it on disk; what has been deleted, and may still lie there, it has not."""
+        """Whether the log has the offset on disk. Deleted batches do not count, even if their bytes are still there."""
         return self._first <= offset < self.durable_end
 
     def _read_tail(self, offset: Offset, stop: Offset) -> list[StoredValue]:
@@ -207,8 +207,8 @@ class LogReader:
         for key, value in self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1)):
             try:
                 if not found and key != start:
-                    # A key whose bits have flipped stands before it, where every search looks: that one is damaged, but
-                    # it is found, and put out of the way, by its new name only.
+                    # A key with flipped bits sorts before the batch, where every search looks. That row is damaged, but
+                    # it can be found and removed only under its new key.
                     raise BatchDamaged(self.pid, offset, "it is missing")
                 stored = parse_stored(self.pid, key, value)
                 if stored.base != expected or (not found and stored.end <= offset):
@@ -220,13 +220,13 @@ class LogReader:
             expected = stored.end
             found.append(stored)
         if not found and offset < stop:
-            # A damaged tree may show a key from behind and not from before: that is no end of the log.
+            # A damaged tree may show a key to a backward scan and not to a forward one: this is not the end of the log.
             raise BatchDamaged(self.pid, offset, "it is missing")
         return found
 
     def sized_run(self, offset: Offset, end: Offset, bytes_max: int) -> tuple[Offset, int]:
-        """Where the durable batches from the one that contains `offset` on end that fit into `bytes_max`, and their
-        stored size. One batch at least where one ends at or below `end`, SIZED_RUN_BATCHES_MAX at most."""
+        """(end, stored size) of the durable batches that fit into `bytes_max`, beginning with the one that contains
+        `offset`. At least one batch if one ends at or below `end`, at most SIZED_RUN_BATCHES_MAX."""
         first = self.read(offset, end, 1)
         at, size = offset, 0
         if first:
@@ -237,7 +237,7 @@ class LogReader:
         return at, size
 
     def _key_of_batch_at(self, offset: Offset) -> bytes:
-        """Of the durable batch that contains `offset`."""
+        """The key of the durable batch that contains `offset`."""
         start, stop = batch_key(self.pid, self._first), batch_key(self.pid, offset + 1)
         keys = self._disk.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
         if not keys:
@@ -252,25 +252,25 @@ class LogReader:
         return next(self._durable_infos(ts_ns - 1), None)
 
     def create_ms_max(self, end: Offset) -> int:
-        """The largest create time that a durable batch below `end` names; INT64_MAX + 1, which none has, where there
-        is no batch.
+        """The largest create time of the durable batches below `end`; INT64_MAX + 1, which no batch has, if there is
+        none.
 
-        As a rule one look-up; a walk over index rows where all that is left is older than what has been deleted.
+        Usually one look-up; a walk over index rows if every batch that is left is older than the deleted ones.
         """
         start, stop = times_range(self.pid, TIME_CREATE)
-        for key in self._disk.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_A_SCAN):
-            # The rows ascend in both: the last one that is readable has the largest time of all that is.
+        for key in self._disk.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
+            # The rows ascend in time and in offset: the last readable one has the largest time of all readable ones.
             if max(self._first, self.log_start) <= base_of_key(key) < min(end, self.durable_end):
                 return create_ms_of_key(key)
         times = (info.max_timestamp_ms for info in self._durable_infos(0) if info.end <= end)
         return max(times, default=INT64_MAX + 1)
 
     def find_timestamp(self, create_ms: int, *, after: BatchInfo | None = None) -> BatchInfo | None:
-        """The first durable batch (behind `after`) that holds a record created at `create_ms` or later. It may
-        begin below log_start.
+        """The first durable batch (after `after`) that holds a record created at `create_ms` or later. It may begin
+        below log_start.
 
-        One look-up, but a walk over index rows (1 M in some 0.5 s) behind `after`, or where `create_ms` is not later
-        than all that has been deleted: there, as a rule, the first row answers.
+        One look-up. With `after`, or if `create_ms` is not later than every deleted batch, a walk over index rows (1 M
+        in some 0.5 s) instead; in the second case the first row usually answers.
         """
         if create_ms > INT64_MAX:
             return None
@@ -278,12 +278,12 @@ class LogReader:
             return self._walk_to_timestamp(create_ms, after.ts_ns if after is not None else 0)
         start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
         keys = self._disk.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
-        # A row may be of a batch that is not durable yet, or that is deleted and the disk has not come to it; also of
-        # one that contains log_start, and so begins below durable_end, while no batch is durable.
+        # The row may belong to a batch that is not durable yet, or to one whose deletion is still queued. It may also
+        # belong to a batch that contains log_start, and so begins below durable_end, while no batch is durable.
         is_any_durable = self.durable_end > self.log_start
         if not keys or not is_any_durable or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
             return None
-        if base < self.log_start:  # it contains log_start, or waits to be deleted: those behind it may have no row
+        if base < self.log_start:  # it contains log_start, or waits to be deleted: later batches may have no row
             return self._walk_to_timestamp(create_ms, 0)
         key = batch_key(self.pid, base)
         value = self._disk.get(Table.BATCHES, key)

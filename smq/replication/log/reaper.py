@@ -1,7 +1,7 @@
-"""Partitions that have been dropped, deleted in slices: one transaction over gigabytes would hold up every commit.
+"""Deletes dropped partitions in slices: one transaction over gigabytes would hold up every commit.
 
-Owns what is left of them on disk, and a row in META for each, so that a restart goes on with it. The checkpoints go at
-once, and with them the partition: what is left is seen by nobody. Only the log store uses it.
+Owns the remains of dropped partitions on disk, and a row in META for each, so that a restart continues the deletion.
+The checkpoints go first, and the partition with them: nothing reads the rest. Only the log store uses it.
 """
 
 from collections import deque
@@ -11,9 +11,9 @@ from smq.raft_state.ids import PartitionId
 from smq.replication.log.codec import TIME_APPEND, base_of_key, batch_key, parse_index_row, partition_stop, times_range
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 
-SLICE_BYTES: Final = 8 << 20  # of batches in one transaction: 15 ms where 2.3 GB took 4.2 s
+SLICE_BYTES: Final = 8 << 20  # of batches in one transaction: 15 ms, whereas 2.3 GB took 4.2 s
 SLICE_BATCHES: Final = 1024
-BLIND_BATCHES: Final = 32  # where no index row tells their sizes
+BLIND_BATCHES: Final = 32  # in one transaction if no index row gives their sizes
 _PREFIX: Final = b"dropped/"
 
 
@@ -24,7 +24,7 @@ class Reaper:
         self._is_working = False
 
     def resume(self) -> None:
-        """What an earlier process has left over."""
+        """Continues the deletions that an earlier process began."""
         for key in self._disk.scan_keys(Table.META, _PREFIX, _PREFIX + b"\xff" * 21):
             self._left.append(PartitionId(key[len(_PREFIX) :]))
         self._work()
@@ -35,7 +35,7 @@ class Reaper:
         self._work()
 
     def forget(self, pid: PartitionId) -> list[Op]:
-        """The partition is made anew, and what an older one left is deleted at once."""
+        """The partition is created again, and its caller deletes the remains in the same transaction."""
         if pid in self._left:
             self._left.remove(pid)
         return [Delete(Table.META, _PREFIX + pid, _PREFIX + pid + b"\x00")]
@@ -47,18 +47,18 @@ class Reaper:
             ops = self._slice(pid)
             if not ops:
                 self._left.popleft()
-                # What was on its way to the disk when the partition went is there by then: the disk keeps the order.
+                # Writes that were queued when the partition was dropped are on disk by then: the disk keeps the order.
                 rest = [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES)]
                 ops = [*rest, *self.forget(pid)]
             self._disk.submit(ops, self._on_durable)
 
     def _on_durable(self) -> None:
         self._is_working = False
-        if not self._disk.is_closed:  # else the next start goes on with it
+        if not self._disk.is_closed:  # otherwise the next start continues
             self._work()
 
     def _slice(self, pid: PartitionId) -> list[Op]:
-        """The next batches, oldest first; empty where none is left."""
+        """Deletes the next batches, oldest first; empty if none is left."""
         start, stop = times_range(pid, TIME_APPEND)
         size, last = 0, b""
         for key, row in self._disk.scan(Table.TIMES, start, stop, limit=SLICE_BATCHES):

@@ -1,13 +1,13 @@
-"""What is known of a partition's log without reading it: a fold over its batches, and its checkpoint on disk. Pure.
+"""The state of a partition's log: a fold over its batches, and its checkpoint on disk. Pure.
 
-Owns `LogState`, equal for equal logs whichever way they came about (appended, truncated, recovered), and the bytes
-of checkpoint and partition rows. It must never touch a disk. Only the log store imports it.
+Owns `LogState`, which is equal for equal logs whichever way they came about (appended, truncated, recovered), and the
+bytes of checkpoint and partition rows. It must never touch a disk. Only this package imports it.
 
-    CHECKPOINTS  partition(20) 0          -> version, log_start, producers whole?, CRC: the partition exists
+    CHECKPOINTS  partition(20) 0          -> version, log_start, producers complete?, CRC: the partition exists
     CHECKPOINTS  partition(20) 1 end(8)   -> version, the state of the log up to `end`, CRC
 
-The checkpoint with the lowest end is the base: it holds what batches below the log's first one left behind, and it
-never lies above that batch's end. A state at any later offset is the newest checkpoint at or below it, and the
+The checkpoint with the lowest end is the base: it holds the state that deleted batches left behind, and it never lies
+above the end of the first batch. The state at any later offset is the newest checkpoint at or below it plus the
 batches from there.
 """
 
@@ -24,14 +24,14 @@ from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.ports import DataDamaged
 
 CHECKPOINT_VERSION: Final = 1
-CHECKPOINT_BATCHES: Final = 1024  # recovery reads at most these many batches behind the last checkpoint ...
+CHECKPOINT_BATCHES: Final = 1024  # recovery reads at most this many batches after the last checkpoint ...
 CHECKPOINT_BYTES: Final = 16 << 20  # ... or about this much: some 10 ms
-CHECKPOINT_BATCHES_A_PRODUCER: Final = 8  # a large producer table is written less often: it costs 3 us a producer
+CHECKPOINT_BATCHES_PER_PRODUCER: Final = 8  # a large producer table is written less often: it costs 3 us per producer
 
 NO_CREATE_TIME: Final = -(1 << 63)
 _STATE: Final = struct.Struct(">BqqqqI")  # version, end, last ts_ns, largest create time, bytes so far, runs
 _RUN: Final = struct.Struct(">iqq")
-_PARTITION: Final = struct.Struct(">Bq?")  # version, log_start, whether the producer state is whole
+_PARTITION: Final = struct.Struct(">Bq?")  # version, log_start, whether the producer state is complete
 _CRC_BYTES: Final = 4
 
 
@@ -49,7 +49,7 @@ class LogState:
         self.producers = ProducerTable()
 
     def add(self, info: BatchInfo) -> None:
-        """The batch that follows."""
+        """Folds in the next batch."""
         base, end, epoch, ts_ns, max_timestamp_ms, size, producer_id, producer_epoch, sequence = info
         self.end = end
         self.last_ts_ns = ts_ns
@@ -63,7 +63,7 @@ class LogState:
             self.producers.note(producer_id, producer_epoch, cached)
 
     def forget_before(self, first: Offset) -> None:
-        """The batches below `first` are gone: their epochs do not count any more. All else outlives them."""
+        """The batches below `first` are gone, and with them their epochs. Everything else outlives them."""
         self.runs = runs_from(self.runs, first)
 
     def copy(self) -> "LogState":
@@ -109,7 +109,7 @@ def encode_partition(log_start: Offset, has_producers: bool) -> bytes:
 
 
 def decode_partition(value: bytes) -> tuple[Offset, bool]:
-    """(log_start, whether the producer state is whole). Raises DataDamaged."""
+    """(log_start, whether the producer state is complete). Raises DataDamaged."""
     body = _unsealed(value, "a partition's row")
     if len(body) != _PARTITION.size or body[0] != CHECKPOINT_VERSION:
         raise DataDamaged("a partition's row does not decode")

@@ -1,7 +1,7 @@
-"""All partition logs of a node: creates them, drops them, and finds them again after a restart.
+"""All partition logs of a node: creates them, drops them, and recovers them after a restart.
 
-Owns recovery: it is bounded by what came after each partition's last checkpoint, and every batch it reads passes
-its CRC. It must never judge lineage nor truncate by itself. The node imports it, and through it the log's types.
+Owns recovery: it reads only the batches after each partition's last checkpoint, and checks the CRC of each. It must
+never check lineage nor truncate by itself. The node imports it, and the log's types through it.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 
 __all__ = ["BatchDamaged", "BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]
 
-RECOVERY_BYTES_A_SCAN: Final = 4 << 20  # copied out of LMDB at once
+RECOVERY_BYTES_PER_SCAN: Final = 4 << 20  # copied out of LMDB in one go
 _BEYOND_ALL: Final = b"\xff" * 32
 
 
@@ -52,7 +52,7 @@ class LogStore:
         self._reaper = Reaper(disk)
 
     def create(self, pid: PartitionId, log_start: Offset, *, has_producers: bool = True) -> PartitionLog:
-        """An empty log. What an older one of this id may have left is deleted first."""
+        """An empty log. The remains of an older log of this id are deleted first."""
         state = LogState(log_start)
         self._disk.submit(
             [
@@ -74,26 +74,25 @@ class LogStore:
         )
 
     def drop(self, log: PartitionLog | PartitionId) -> None:
-        """Deletes everything of the partition, in slices; the log that is given must not be used any more."""
+        """Deletes everything of the partition, in slices; the log must not be used again."""
         if isinstance(log, PartitionLog):
             log.drop()
             log = log.pid
         self._reaper.drop(log)
 
     def open_all(self) -> dict[PartitionId, PartitionLog]:
-        """Every partition on this disk. Damaged batches that their index rows tell of are `rotten`; a log without
-        those rows ends before its damage and says so (`damaged`)."""
+        """Every partition on this disk. A damaged batch with an intact index row is listed in the log's
+        `damaged_batches`; a log in which both are damaged ends before the damage and sets `tail_damage`."""
         logs: dict[PartitionId, PartitionLog] = {}
         for _ in self.opening(logs):
             pass
         return logs
 
     def opening(self, logs: dict[PartitionId, PartitionLog]) -> Iterator[None]:
-        """As `open_all`, into `logs`: a log between two yields, some 40 us where there is nothing behind its last
-        checkpoint."""
+        """As `open_all`, into `logs`, one log per yield: some 40 us if there is nothing after its last checkpoint."""
         at = b""
         while keys := self._disk.scan_keys(Table.CHECKPOINTS, at, _BEYOND_ALL, limit=1):
-            if len(keys[0]) <= PARTITION_ID_BYTES:  # a key whose bytes have rotted: it is of no partition
+            if len(keys[0]) <= PARTITION_ID_BYTES:  # a damaged key: it belongs to no partition
                 self._disk.submit([Delete(Table.CHECKPOINTS, keys[0], keys[0] + b"\x00")])
                 at = keys[0] + b"\x00"
                 continue
@@ -110,10 +109,10 @@ class LogStore:
             log_start, has_producers = self._partition_row(pid)
             base = self._base(pid)
         except DataDamaged as e:
-            # Without them nothing of the log can be trusted to be whole: it counts as empty.
+            # Without these rows the log cannot be trusted to be complete: it counts as empty.
             empty = LogState(log_start)
-            damaged = DataDamaged(f"{partition_name(pid)}, in table checkpoints: {e}")
-            log = self._log(pid, log_start, empty, empty.copy(), log_start, damaged, [])
+            tail_damage = DataDamaged(f"{partition_name(pid)}, in table checkpoints: {e}")
+            log = self._log(pid, log_start, empty, empty.copy(), log_start, tail_damage, [])
             log.has_producers = False
         else:
             log = self._recover(pid, log_start, base)
@@ -132,7 +131,7 @@ class LogStore:
         raise DataDamaged("the first checkpoint is missing")
 
     def _newest_checkpoint(self, pid: PartitionId, base: LogState) -> LogState:
-        """A damaged one is passed over: an older one only means more to read."""
+        """Skips damaged ones: an older checkpoint only means more to read."""
         start, stop = checkpoint_key(pid, base.end + 1), partition_stop(pid)
         while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
             key, row = rows[0]
@@ -151,16 +150,16 @@ class LogStore:
         state.forget_before(first)
         recovery = _Recovery(self._disk, pid, state, is_at_base=state.end <= base.end)
         size_before = state.bytes_total
-        damaged: DataDamaged | None = None
+        tail_damage: DataDamaged | None = None
         start = batch_key(pid, state.end if state.end > base.end else first)
         try:
-            while rows := self._disk.scan(Table.BATCHES, start, partition_stop(pid), bytes_max=RECOVERY_BYTES_A_SCAN):
+            while rows := self._disk.scan(Table.BATCHES, start, partition_stop(pid), bytes_max=RECOVERY_BYTES_PER_SCAN):
                 for key, value in rows:
                     recovery.take(key, value)
                 start = rows[-1][0] + b"\x00"
         except DataDamaged as e:
-            damaged = e
-        log = self._log(pid, log_start, base, state, first, damaged, recovery.rotten)
+            tail_damage = e
+        log = self._log(pid, log_start, base, state, first, tail_damage, recovery.damaged_batches)
         log.note_recovered(recovery.batches, state.bytes_total - size_before)
         return log
 
@@ -171,8 +170,8 @@ class LogStore:
         base: LogState,
         state: LogState,
         first: Offset,
-        damaged: DataDamaged | None,
-        rotten: list[Offset],
+        tail_damage: DataDamaged | None,
+        damaged_batches: list[Offset],
     ) -> PartitionLog:
         if state.end < log_start:
             state.end = log_start
@@ -184,13 +183,13 @@ class LogStore:
             state=state,
             first=first,
             budget=self._budget,
-            damaged=damaged,
-            rotten=rotten,
+            tail_damage=tail_damage,
+            damaged_batches=damaged_batches,
         )
 
 
 class _Recovery:
-    """The walk over the batches behind a checkpoint. Where one is damaged, its index row tells what it was."""
+    """The walk over the batches after a checkpoint. The index row of a damaged batch says what it was."""
 
     def __init__(self, disk: Disk, pid: PartitionId, state: LogState, *, is_at_base: bool) -> None:
         self._disk = disk
@@ -198,10 +197,10 @@ class _Recovery:
         self._state = state
         self._is_at_base = is_at_base
         self.batches = 0
-        self.rotten: list[Offset] = []
+        self.damaged_batches: list[Offset] = []
 
     def take(self, key: bytes, value: bytes) -> None:
-        """The next row of BATCHES. Raises DataDamaged where it fails, and its index row, too."""
+        """Folds in the next row of BATCHES. Raises DataDamaged if both it and its index row fail."""
         base = base_of_key(key)
         while True:
             try:
@@ -212,9 +211,9 @@ class _Recovery:
             except BatchDamaged as damage:
                 info = self._next_row(damage)
                 self._add(info)
-                self.rotten.append(info.base)
+                self.damaged_batches.append(info.base)
             if info.base >= base:
-                return  # else a batch before this one is missing, and this one is looked at again
+                return  # otherwise a batch before this one is missing, and this one is tried again
 
     def _next_row(self, damage: BatchDamaged) -> BatchInfo:
         start = after_append_time(self._pid, self._state.last_ts_ns)

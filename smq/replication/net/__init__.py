@@ -1,1 +1,1 @@
-"""What nodes say to each other, and how it travels: messages, frames, connections."""
+"""Communication between nodes: messages, frames, connections."""

@@ -1,8 +1,8 @@
-"""One listening socket: who is let in, how many at a time, and how long a TLS handshake may take.
+"""One listening socket: which connections are accepted, how many at a time, and how long a TLS handshake may take.
 
-Owns the accepting of connections, their number in total and by address, and the handshakes under way. It never reads
-a byte of what is said afterwards, and never waits for anybody: a stranger that does not finish its handshake is
-dropped in time, and sooner where others want its place. TCP between nodes, the Kafka port and HTTP accept by it.
+Owns the accepting of connections, their number in total and per address, and the handshakes under way. It never reads
+application bytes and never waits for a peer: a connection that does not finish its handshake is dropped at its
+deadline, and earlier if others wait for its slot. TCP between nodes, the Kafka port and HTTP accept through it.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-_ACCEPTS_PER_WAKE: Final = 64  # then the loop's other work has its turn
-_PAUSE_S: Final = 0.1  # after the system had no descriptor or memory for us: it may have some soon
-_LOG_INTERVAL_S: Final = 1.0  # refusals beyond one a second are counted, and told with the next
-# Of accept(2): this one connection is gone, or the system has nothing left. Neither ends the listener.
+_ACCEPTS_PER_WAKE: Final = 64  # then the loop's other work gets its turn
+_PAUSE_S: Final = 0.1  # after the system ran out of descriptors or memory: it may have some soon
+_LOG_INTERVAL_S: Final = 1.0  # further refusals within this time are counted and reported with the next one
+# Errors of accept(2) that mean an exhausted system; any other error ends one connection. Neither ends the listener.
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptLimits:
-    """`descriptor_max`: a socket that gets this number or a higher one is refused. The kernel gives the lowest free
-    number, so as many descriptors are in use, and what is left belongs to the other nodes and the disk."""
+    """`descriptor_max`: a socket with this descriptor or a higher one is refused. The kernel hands out the lowest free
+    descriptor, so this many are in use, and the rest is reserved for the other nodes and the disk."""
 
     connections_max: int
     per_address_max: int
     descriptor_max: int | None = None
-    handshakes_max: int = 256  # some 50 KB each, and a millisecond of CPU: more at a time only take longer each
-    handshake_patient_s: float = 1.0  # one that takes longer loses its place where others want it
+    handshakes_max: int = 256  # some 50 KB and a millisecond of CPU each: more at a time only slow each other down
+    handshake_grace_s: float = 1.0  # a handshake that takes longer loses its slot if others wait for it
     handshake_timeout_s: float = 5.0  # several round trips around the world
 
 
@@ -47,7 +47,7 @@ class AcceptCounts:
 
 
 class Ticket:
-    """The place of one connection. Whoever serves it calls `close` when it ends."""
+    """The slot of one connection. The protocol that serves the connection calls `close` when it ends."""
 
     __slots__ = ("_acceptor", "address")
 
@@ -56,7 +56,7 @@ class Ticket:
         self.address = address
 
     def close(self) -> None:
-        """Gives the place back; once, however often it is called."""
+        """Gives the slot back; further calls do nothing."""
         acceptor, self._acceptor = self._acceptor, None
         if acceptor is not None:
             acceptor._leave(self.address)
@@ -64,7 +64,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opening:
-    """A connection that is let in, and not yet with its protocol: a TLS handshake, or one turn of the loop."""
+    """An accepted connection without its protocol yet: for the TLS handshake, or for one turn of the loop."""
 
     sock: socket.socket
     ticket: Ticket
@@ -72,8 +72,8 @@ class _Opening:
 
 
 class Acceptor:
-    """All of it runs on the loop given. `make_protocol` is called for each connection that is let in; its protocol
-    must close the ticket when the connection is lost. `tls` gives the context of the next handshake."""
+    """Runs entirely on the given loop. `make_protocol` is called for each accepted connection; the protocol must close
+    the ticket when the connection is lost. `tls` returns the context of the next handshake."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Acceptor:
         self._opening: dict[asyncio.Task[None], _Opening] = {}  # oldest first
         self._pause: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._told_s = -_LOG_INTERVAL_S
-        self._untold = 0
+        self._logged_s = -_LOG_INTERVAL_S
+        self._unlogged = 0
         self.open = 0
         self.counts = AcceptCounts()
 
@@ -104,7 +104,7 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._on_readable)
 
     def close(self) -> None:
-        """Nobody is let in any more, and unfinished handshakes end. Connections that are open are their owner's."""
+        """Accepts no more connections and ends unfinished handshakes. Open connections stay with their owners."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -120,7 +120,7 @@ class Acceptor:
         for _ in range(_ACCEPTS_PER_WAKE):
             if len(self._opening) >= self._limits.handshakes_max:
                 self._evict()
-                self._rest()  # until one has ended
+                self._pause_accepting()  # until one has ended
                 return
             try:
                 sock, address = self._listener.accept()
@@ -128,14 +128,14 @@ class Acceptor:
                 return
             except OSError as e:
                 if e.errno not in _EXHAUSTED:
-                    continue  # that one went away while it waited
+                    continue  # this connection went away while it waited
                 log.error("accept_failed", purpose=self._purpose, error=str(e), connections=self.open)
-                self._rest()
+                self._pause_accepting()
                 return
             self._admit(sock, str(address[0]))
 
-    def _rest(self) -> None:
-        """The waiting connection keeps the listener readable: without a pause the loop would spin."""
+    def _pause_accepting(self) -> None:
+        """A waiting connection keeps the listener readable: without a pause the loop would spin."""
         self._loop.remove_reader(self._listener.fileno())
         self._pause = self._loop.call_later(_PAUSE_S, self._resume)
 
@@ -150,7 +150,7 @@ class Acceptor:
         if reason:
             sock.close()
             self.counts.refused += 1
-            self._tell("connection_refused", address, reason)
+            self._warn("connection_refused", address, reason)
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -169,8 +169,8 @@ class Acceptor:
             return f"{self._per_address[address]} connections of this address are open, which is the limit"
         if limits.descriptor_max is not None and sock.fileno() >= limits.descriptor_max:
             return (
-                f"all but the last file descriptors are in use, and those are kept for the other nodes and the disk: "
-                f"raise the limit of open files (ulimit -n, LimitNOFILE=) above {limits.descriptor_max}"
+                "all file descriptors are in use except those reserved for the other nodes and the disk: raise the "
+                f"limit of open files (ulimit -n, LimitNOFILE=) above {limits.descriptor_max}"
             )
         return ""
 
@@ -191,29 +191,29 @@ class Acceptor:
         )
 
     def _opened(self, task: asyncio.Task[None]) -> None:
-        """In place of a `finally` in the task: one that is cancelled before it begins runs none."""
+        """Replaces a `finally` in the task: a task cancelled before it starts runs none."""
         opening = self._opening.pop(task)
-        error = "others wanted its place" if task.cancelled() else task.exception()
+        error = "others waited for its slot" if task.cancelled() else task.exception()
         if error is not None:
             opening.ticket.close()
             opening.sock.close()
             self.counts.handshakes_failed += 1
             if not self._is_closed:
-                self._tell("handshake_failed", opening.ticket.address, str(error) or repr(error))
+                self._warn("handshake_failed", opening.ticket.address, str(error) or repr(error))
         self._resume()
 
     def _evict(self) -> None:
-        """Ends the oldest handshake, if it is old enough, of the address that has most: who floods us loses its own."""
+        """Ends the oldest handshake, past its grace, of the address that has most: a flood evicts its own."""
         busiest = Counter(o.ticket.address for o in self._opening.values()).most_common(1)[0][0]
         task, oldest = next((t, o) for t, o in self._opening.items() if o.ticket.address == busiest)
-        if self._loop.time() - oldest.since_s >= self._limits.handshake_patient_s:
+        if self._loop.time() - oldest.since_s >= self._limits.handshake_grace_s:
             task.cancel()
 
-    def _tell(self, event: str, address: str, reason: str) -> None:
-        """At most once a second: strangers shall not fill the log."""
+    def _warn(self, event: str, address: str, reason: str) -> None:
+        """Logs at most once per second: strangers must not fill the log."""
         now = self._loop.time()
-        if now - self._told_s < _LOG_INTERVAL_S:
-            self._untold += 1
+        if now - self._logged_s < _LOG_INTERVAL_S:
+            self._unlogged += 1
             return
-        log.warning(event, purpose=self._purpose, address=address, reason=reason, not_told=self._untold)
-        self._told_s, self._untold = now, 0
+        log.warning(event, purpose=self._purpose, address=address, reason=reason, not_logged=self._unlogged)
+        self._logged_s, self._unlogged = now, 0

@@ -1,7 +1,7 @@
 """One TCP connection between two nodes: reads and writes frames, nothing else.
 
-Owns the socket's protocol object. It never decides who may speak: its owner, `smq.replication.net.tcp`, does, and is
-the only importer.
+Owns the socket's protocol object. It never decides which peer may speak: its owner, `smq.replication.net.tcp`, does,
+and is the only importer.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from smq.replication.net.tls import uris_of
 from smq.replication.ports import Buffer, Channel
 
 HANDLING_NS_MAX: Final = 5_000_000  # in one turn of the loop: a chunk holds thousands of small frames
-HANDLING_NS_MIN: Final = 500_000  # that each connection has in any case: none starves behind a busy one
+HANDLING_NS_MIN: Final = 500_000  # guaranteed to each connection, so that none starves behind a busy one
 _JOIN_BYTES_MAX: Final = 16 << 10  # below it one copy is cheaper than one more entry of writev
 
 
 class Turn:
-    """How long the connections of a node together handle frames before others have the loop."""
+    """The time that all connections of a node together may handle frames before the loop's other work runs."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._ends_ns = 0
 
     def ends_ns(self) -> int:
-        """For one connection."""
+        """When one connection that starts now must stop."""
         now_ns = time.monotonic_ns()
         if not self._ends_ns:
             self._ends_ns = now_ns + HANDLING_NS_MAX
@@ -55,7 +55,7 @@ class ConnectionOwner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """`key` is set once the peer is known. After `abort` nothing is delivered any more."""
+    """`key` is set once the peer is known. After `abort` nothing more is delivered."""
 
     def __init__(
         self,
@@ -65,28 +65,28 @@ class Connection(asyncio.Protocol):
         serial: int,
         ticket: Ticket | None = None,
     ) -> None:
-        """`ticket` of the acceptor, for a connection that was not dialled."""
+        """`ticket`: the acceptor's, for a connection that was not dialled."""
         self._owner = owner
         self._ticket = ticket
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
-        self._frames: Iterator[tuple[FrameKind, memoryview]] | None = None  # of a chunk that is being handled
-        self._chunks: deque[bytes] = deque()  # behind it: what had been read when reading was paused
+        self._frames: Iterator[tuple[FrameKind, memoryview]] | None = None  # of the chunk that is being handled
+        self._chunks: deque[bytes] = deque()  # the following chunks, read before reading was paused
         self.dialled = dialled
-        self.serial = serial  # of this process's dial; of the peer's once its hello is there
+        self.serial = serial  # of this process's dial; of the peer's once its hello has arrived
         self.process = b""  # of the peer
         self.key: tuple[NodeId, Channel] | None = None
         self.is_alive = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        self.born_s = self.heard_s = self.spoke_s = self._loop.time()
+        self.opened_s = self.received_s = self.sent_s = self._loop.time()
 
     # ------------------------------------------------------------------------------------ asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.is_alive = True
-        self.born_s = self.heard_s = self.spoke_s = self._loop.time()  # a TLS handshake has its own time
+        self.opened_s = self.received_s = self.sent_s = self._loop.time()  # a TLS handshake has its own time
         self._owner.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
@@ -95,9 +95,9 @@ class Connection(asyncio.Protocol):
             self._handle()
 
     def _handle(self) -> None:
-        """Hands out frames until the turn ends. Others have the loop before the rest, and nothing more is read until
-        then, so that a session stays first in, first out, and its memory bounded."""
-        self.heard_s = self._loop.time()
+        """Delivers frames until the turn ends. The rest waits until the loop's other work has run, and nothing more is
+        read until then: so a session stays first in, first out, and its memory bounded."""
+        self.received_s = self._loop.time()
         until_ns = self._owner.turn.ends_ns()
         try:
             while self._frames is not None or self._chunks:
@@ -118,12 +118,12 @@ class Connection(asyncio.Protocol):
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-        self._loop.call_soon(self._go_on)
+        self._loop.call_soon(self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         try:
             self._handle()
-        except BaseException:  # the transport closes for whatever `data_received` raises, and this is the rest of one
+        except BaseException:  # the transport closes on any exception of `data_received`, and this continues one
             self.abort()
             raise
         if self._frames is None and self.is_alive and self._transport is not None and not self._transport.is_closing():
@@ -139,16 +139,16 @@ class Connection(asyncio.Protocol):
 
     # ----------------------------------------------------------------------------------------------- owner's
     def allow(self, payload_bytes_max: int) -> None:
-        """The peer is known: its frames may be as long as a message."""
+        """The peer is known: from now on its frames may be as long as a message."""
         self._reader.payload_bytes_max = payload_bytes_max
 
     def write(self, kind: FrameKind, parts: Sequence[Buffer]) -> None:
-        """Queues one frame. Large parts are handed to the operating system as they are, never joined."""
+        """Queues one frame. Large parts go to the operating system as they are, never joined."""
         if self._transport is None or not self.is_alive:
             return
         size = sum(map(len, parts))
         head = HEADER.pack(size, kind)
-        self.spoke_s = self._loop.time()
+        self.sent_s = self._loop.time()
         if size <= _JOIN_BYTES_MAX:
             self._transport.write(b"".join((head, *parts)))
         else:
@@ -165,12 +165,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """Those of the peer's certificate; none where the connection is not under TLS."""
+        """The URIs in the peer's certificate; none without TLS."""
         tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         return uris_of(tls.getpeercert()) if tls is not None else ()
 
     def abort(self) -> None:
-        """Drops the connection, unsent bytes and all; `on_lost` follows in a callback of its own."""
+        """Drops the connection and its unsent bytes; `on_lost` follows in a callback of its own."""
         self.is_alive = False
         if self._transport is not None:
             self._transport.abort()

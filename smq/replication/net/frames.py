@@ -1,7 +1,7 @@
-"""The bytes between nodes: frames and the hello that opens a session.
+"""The bytes between nodes: frames, and the hello that opens a session.
 
-Owns the framing only: no sockets, no clock, no sessions. Everything read is bounded before it is stored.
-`smq.replication.net.tcp` alone imports it.
+Owns the framing only: no sockets, no clock, no sessions. Everything read is bounded before it is stored. Only this
+package imports it.
 
 A frame is be32 length of the payload, u8 kind, payload. The first frame of each side is HELLO.
 """
@@ -17,24 +17,24 @@ from smq.replication.ports import Channel
 
 HEADER: Final = struct.Struct(">IB")
 PROTOCOL_VERSION: Final = 1
-HELLO_BYTES_MAX: Final = 512  # all that an unknown peer can make us hold
+HELLO_BYTES_MAX: Final = 512  # the most that an unknown peer can make us hold
 _MAGIC: Final = b"SMQP"
 _HELLO: Final = struct.Struct(">4sHiiB16sQ")
 
 
 class FrameKind(enum.IntEnum):
     HELLO = 0
-    PING = 1  # empty: the sender is alive and has had nothing to say
+    PING = 1  # empty: the sender is alive and had nothing to send
     MESSAGE = 2
 
 
 class FrameError(ValueError):
-    """The peer does not speak this protocol; its connection is to be closed."""
+    """The peer does not speak this protocol; its connection must be closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who speaks to whom, for what. `process` is random per process; `serial` grows with each dial of it."""
+    """Sender, receiver and purpose of a session. `process` is random per process; `serial` grows with each dial."""
 
     sender: NodeId
     receiver: NodeId
@@ -60,7 +60,7 @@ def decode_hello(payload: memoryview) -> Hello:
     if magic != _MAGIC:
         raise FrameError("the hello does not begin with smq's magic: is this port meant for something else?")
     if version != PROTOCOL_VERSION:
-        raise FrameError(f"the peer speaks version {version} of the protocol, this node {PROTOCOL_VERSION}")
+        raise FrameError(f"the peer speaks protocol version {version}, this node version {PROTOCOL_VERSION}")
     try:
         cluster_id = bytes(payload[_HELLO.size :]).decode()
         purpose = Channel(channel)
@@ -88,7 +88,7 @@ class FrameReader:
         self._kind = FrameKind.HELLO
 
     def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, memoryview]]:
-        """The frames that `chunk` completes, in order. FrameError for a frame that may not be."""
+        """The frames that `chunk` completes, in order. FrameError for an invalid frame."""
         view = memoryview(chunk)
         while view:
             if self._body is not None:
@@ -127,9 +127,9 @@ class FrameReader:
             length, kind = HEADER.unpack(self._head)
             self._head.clear()
         if length > self.payload_bytes_max:
-            raise FrameError(f"a frame of {length} bytes is beyond the limit of {self.payload_bytes_max}")
+            raise FrameError(f"a frame of {length} bytes exceeds the limit of {self.payload_bytes_max}")
         try:
             self._kind = FrameKind(kind)
         except ValueError as e:
-            raise FrameError(f"frames of kind {kind} do not exist") from e
+            raise FrameError(f"unknown frame kind {kind}") from e
         return length, view

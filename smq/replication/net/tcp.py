@@ -1,8 +1,8 @@
 """The production Network: length-framed TCP between nodes, one ordered session per peer and channel.
 
-Owns listening, dialling, who may speak, and when a session is dead. It never looks into a message. Of two nodes
-the one with the lower id dials, so that there is one connection per pair and channel and no race between two.
-Under TLS both sides show a certificate, and a node may speak only as the one that its certificate names. Only the
+Owns listening, dialling, the check of a peer's identity, and the decision that a session is dead. It never looks into
+a message. The node with the lower id dials the other, so there is one connection per pair and channel, without a race.
+Under TLS both sides show a certificate, and a node may speak only as the node that its certificate names. Only the
 composition root imports it.
 """
 
@@ -28,18 +28,18 @@ log = structlog.get_logger(__name__)
 
 Key = tuple[NodeId, Channel]
 
-_STABLE_S: Final = 1.0  # a session that lived this long was a good one: dial again at once when it ends
+_STABLE_S: Final = 1.0  # a session that lived this long was healthy: dial again immediately when it ends
 _BACKLOG: Final = 128  # connections the kernel holds for us: a few per peer would do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpSettings:
-    """`silence_ms_max` is well above a slow fsync of the peer's loop, and below what a client's timeout forgives.
-    `frame_bytes_max` is the largest batch (100 MiB) and slack. `session_buffer_bytes_max` is far above what the
-    replication windows allow: only a peer that has stopped reading gets there."""
+    """`silence_ms_max` is well above the time of a slow fsync in the peer's loop, and below a client's timeout.
+    `frame_bytes_max` is the largest batch (100 MiB) plus slack. `session_buffer_bytes_max` is far above the
+    replication windows: only a peer that has stopped reading gets there."""
 
     connect_timeout_ms: int = 1_000
-    tls_connect_timeout_ms: int = 3_000  # the handshake included, on a machine that is busy
+    tls_connect_timeout_ms: int = 3_000  # including the handshake, on a busy machine
     hello_timeout_ms: int = 2_000
     redial_min_ms: int = 20
     redial_max_ms: int = 500
@@ -47,11 +47,11 @@ class TcpSettings:
     silence_ms_max: int = 3_000
     frame_bytes_max: int = 128 << 20
     session_buffer_bytes_max: int = 256 << 20
-    pending_connections_max: int = 64  # that have not said hello yet: strangers cannot take all our sockets
+    pending_connections_max: int = 64  # connections before their hello: strangers cannot take all our sockets
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
-    """A bound and listening socket; port 0 takes a free one. OSError where the address cannot be had."""
+    """A bound and listening socket; port 0 takes a free one. OSError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -59,14 +59,14 @@ def bind_listener(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
-    except BaseException:  # whatever it was, the caller never gets the socket to close
+    except BaseException:  # in every case the caller never gets the socket to close
         sock.close()
         raise
     return sock
 
 
 class TcpNetwork:
-    """Implements smq.replication.ports.Network. All of it runs on the loop given."""
+    """Implements smq.replication.ports.Network. Runs entirely on the given loop."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class TcpNetwork:
         tls: PeerContexts | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`listener` is bound to this node's address in `peers` where it is not given. `on_error` takes what the
-        handler raises: the node's state is then unknown."""
+        """Without a `listener`, binds this node's address in `peers`. `on_error` receives every exception of the
+        handler: the node's state is then unknown."""
         self._loop = loop
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -94,7 +94,7 @@ class TcpNetwork:
         self._serial = 0
         self._handler: NetworkHandler | None = None
         self._sessions: dict[Key, Connection] = {}
-        self._pending: dict[Connection, None] = {}  # connected, and not yet known; oldest first
+        self._pending: dict[Connection, None] = {}  # connected, before the hello; oldest first
         self._tasks: list[asyncio.Task[None]] = []
         self.acceptor = Acceptor(
             self._listener,
@@ -110,7 +110,7 @@ class TcpNetwork:
 
     @property
     def port(self) -> int:
-        """Of the listener."""
+        """The port of the listener."""
         return int(self._listener.getsockname()[1])
 
     # -------------------------------------------------------------------------------------------------- port
@@ -128,7 +128,7 @@ class TcpNetwork:
         if session is None or not session.is_alive:
             return False
         if sum(map(len, parts)) > self._settings.frame_bytes_max:
-            raise ValueError(f"a message beyond the frame limit of {self._settings.frame_bytes_max} bytes")
+            raise ValueError(f"the message exceeds the frame limit of {self._settings.frame_bytes_max} bytes")
         if session.backlog_bytes > self._settings.session_buffer_bytes_max:
             self._drop(session, "the peer does not read")
             return False
@@ -156,11 +156,11 @@ class TcpNetwork:
 
     # --------------------------------------------------------------------------------------------- connecting
     def _accept_limits(self) -> AcceptLimits:
-        """Strangers have places of their own beside those of the peers' sessions, old and new: they cannot take all."""
-        places = self._settings.pending_connections_max + 2 * len(Channel) * len(self._peers)
+        """Unknown connections have slots of their own beside those of the peers' old and new sessions."""
+        slots = self._settings.pending_connections_max + 2 * len(Channel) * len(self._peers)
         return AcceptLimits(
-            connections_max=2 * places,
-            per_address_max=2 * places,
+            connections_max=2 * slots,
+            per_address_max=2 * slots,
             handshakes_max=self._settings.pending_connections_max,
             handshake_timeout_s=self._settings.hello_timeout_ms / 1000,
         )
@@ -175,12 +175,12 @@ class TcpNetwork:
             elif error and failures == 0:
                 log.warning("peer_unreachable", peer=peer, channel=channel.name, error=error)
             failures += 1
-            # Jitter, so that nodes that lost each other together do not come back in step.
+            # Jitter, so that nodes that lost each other at the same moment do not redial in step.
             await asyncio.sleep(backoff_ms * random.uniform(0.5, 1.0) / 1000)
             backoff_ms = min(backoff_ms * 2, self._settings.redial_max_ms)
 
     async def _dial(self, peer: NodeId, channel: Channel) -> tuple[float, str]:
-        """One connection, until it ends: how long it was a session, and why there was none."""
+        """Dials once and waits for the end: (seconds as a session, error if there was none)."""
         host, port = self._peers[peer]
         self._serial += 1
         connection = Connection(self, dialled=(peer, channel), serial=self._serial)
@@ -192,14 +192,14 @@ class TcpNetwork:
         except (OSError, TimeoutError) as e:
             return 0.0, str(e) or "timed out"
         await connection.closed
-        return (self._loop.time() - connection.born_s, "") if connection.key else (0.0, "closed during the hello")
+        return (self._loop.time() - connection.opened_s, "") if connection.key else (0.0, "closed during the hello")
 
     def _check_name(self, connection: Connection, peer: NodeId) -> None:
-        """FrameError where the certificate does not say that this is `peer`."""
+        """FrameError if the certificate does not name `peer`."""
         name = node_uri(self._cluster_id, peer)
         if self._tls is not None and name not in connection.uris:
-            said = ", ".join(connection.uris) or "no node"
-            raise FrameError(f"the certificate names {said}, and a peer that speaks as node {peer} must be {name}")
+            names = ", ".join(connection.uris) or "no node"
+            raise FrameError(f"the certificate names {names}; a peer that speaks as node {peer} must be {name}")
 
     # ------------------------------------------------------------------------------------- owner of connections
     def on_connected(self, connection: Connection) -> None:
@@ -207,7 +207,7 @@ class TcpNetwork:
             connection.abort()
             return
         if connection.dialled is None:
-            self._make_room()
+            self._evict_oldest_stranger()
         self._pending[connection] = None
         if connection.dialled is not None:
             try:
@@ -215,13 +215,13 @@ class TcpNetwork:
             except FrameError as e:
                 self._drop(connection, str(e))
                 return
-            self._say_hello(connection, *connection.dialled, connection.serial)
+            self._send_hello(connection, *connection.dialled, connection.serial)
 
-    def _make_room(self) -> None:
-        """The stranger that has been silent longest goes: a peer says its hello at once, and is never refused."""
+    def _evict_oldest_stranger(self) -> None:
+        """Makes room for a new connection. A peer sends its hello immediately, so a peer is never refused."""
         strangers = [c for c in self._pending if c.dialled is None]
         if len(strangers) >= self._settings.pending_connections_max:
-            self._drop(strangers[0], "no hello yet, and others want its place")
+            self._drop(strangers[0], "no hello yet, and others wait for its slot")
             self._pending.pop(strangers[0])
 
     def on_frame(self, connection: Connection, kind: FrameKind, payload: memoryview) -> None:
@@ -243,7 +243,7 @@ class TcpNetwork:
         self._retire(connection)
 
     # ------------------------------------------------------------------------------------------------ sessions
-    def _say_hello(self, connection: Connection, peer: NodeId, channel: Channel, serial: int) -> None:
+    def _send_hello(self, connection: Connection, peer: NodeId, channel: Channel, serial: int) -> None:
         hello = Hello(
             sender=self._node_id,
             receiver=peer,
@@ -255,7 +255,7 @@ class TcpNetwork:
         connection.write(FrameKind.HELLO, (encode_hello(hello),))
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
-        """Opens the session that the hello asks for; FrameError where it may not."""
+        """Opens the session that the hello asks for; FrameError if that is not allowed."""
         self._check(connection, hello)
         key = (hello.sender, hello.channel)
         older = self._sessions.get(key)
@@ -267,10 +267,10 @@ class TcpNetwork:
             older.abort()
         self._pending.pop(connection, None)
         if connection.dialled is None:
-            self._say_hello(connection, hello.sender, hello.channel, hello.serial)
+            self._send_hello(connection, hello.sender, hello.channel, hello.serial)
         connection.process, connection.serial, connection.key = hello.process, hello.serial, key
         connection.allow(self._settings.frame_bytes_max)
-        connection.born_s = self._loop.time()
+        connection.opened_s = self._loop.time()
         self._sessions[key] = connection
         log.info("session_open", peer=hello.sender, channel=hello.channel.name, remote=connection.remote)
         if self._handler is not None:
@@ -280,18 +280,18 @@ class TcpNetwork:
         if hello.cluster_id != self._cluster_id:
             raise FrameError("the peer belongs to another cluster")
         if hello.receiver != self._node_id:
-            raise FrameError(f"the peer looks for node {hello.receiver}, this is node {self._node_id}")
+            raise FrameError(f"the peer looks for node {hello.receiver}, but this is node {self._node_id}")
         if hello.sender not in self._peers:
             raise FrameError(f"node {hello.sender} is not among this node's peers")
         self._check_name(connection, hello.sender)
         if connection.dialled is None:
             if hello.sender > self._node_id:
-                raise FrameError(f"node {hello.sender} must not dial: the lower id does")
+                raise FrameError(f"node {hello.sender} must not dial: the node with the lower id does")
         elif connection.dialled != (hello.sender, hello.channel) or hello.serial != connection.serial:
-            raise FrameError("the answer is not to our hello")
+            raise FrameError("the answer does not match our hello")
 
     def _retire(self, session: Connection) -> None:
-        """Tells the handler, once, that a session is over."""
+        """Reports the end of a session to the handler, once."""
         if session.key is None or self._sessions.get(session.key) is not session:
             return
         del self._sessions[session.key]
@@ -316,7 +316,7 @@ class TcpNetwork:
             self._guard(partial(self._handler.on_message, *key, payload))
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Runs one call of the handler. What it raises is the node's end, not the connection's."""
+        """Calls the handler. An exception there ends the node, not the connection."""
         try:
             call()
         except Exception as e:
@@ -329,18 +329,18 @@ class TcpNetwork:
         """Pings idle sessions and drops silent ones."""
         interval_s = self._settings.idle_ping_ms / 2000
         now = self._loop.time()
-        # After a stall of this process (a stopped machine) the peers' words lie unread in the kernel: the silence
-        # was ours, so it is counted anew.
+        # After a stall of this process (a stopped machine) the peers' messages wait unread in the kernel: the silence
+        # was ours, so its count starts again.
         stalled = now - self._swept_s > 4 * interval_s
         self._swept_s = now
         for session in list(self._sessions.values()):
             if stalled:
-                session.heard_s = now
-            if now - session.heard_s > self._settings.silence_ms_max / 1000:
+                session.received_s = now
+            if now - session.received_s > self._settings.silence_ms_max / 1000:
                 self._drop(session, "the peer is silent")
-            elif now - session.spoke_s > self._settings.idle_ping_ms / 1000:
+            elif now - session.sent_s > self._settings.idle_ping_ms / 1000:
                 session.write(FrameKind.PING, ())
         for connection in list(self._pending):
-            if now - connection.born_s > self._settings.hello_timeout_ms / 1000:
+            if now - connection.opened_s > self._settings.hello_timeout_ms / 1000:
                 self._drop(connection, "no hello in time")
         self._sweeper = self._loop.call_later(interval_s, self._sweep)

@@ -1,10 +1,10 @@
-"""Who a TLS peer is: node identities in certificates, and the contexts that a network port is given.
+"""The identity of a TLS peer: node names in certificates, and the TLS contexts of a network port.
 
-Owns the name of a node in a certificate and its check. It reads no files and knows no sockets: the composition root
-makes the contexts. `smq.replication.net.tcp` and the coordinator import it.
+Owns the name of a node in a certificate. It reads no files and knows no sockets: the composition root makes the
+contexts. The rest of this package and the coordinator import it.
 
-A node's certificate names it by the URI `smq://CLUSTER_ID/nodes/ID` among its subject alternative names. The host's
-name says where a node runs, and may change; the URI says which node it is, and a peer may speak as no other.
+A node's certificate names it by the URI `smq://CLUSTER_ID/nodes/ID` among its subject alternative names. The host name
+says where a node runs, and may change; the URI says which node it is, and a peer may not speak as any other.
 """
 
 import ssl
@@ -18,7 +18,7 @@ _SCHEME: Final = "smq://"
 
 
 class PeerContexts(Protocol):
-    """What both sides of a connection between nodes use. Read anew for every connection, so that renewed
+    """The contexts for both sides of a connection between nodes. Read again for every connection, so that renewed
     certificates take effect without a restart."""
 
     @property
@@ -34,6 +34,6 @@ def node_uri(cluster_id: str, node_id: NodeId) -> str:
 
 
 def uris_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The URIs that a verified certificate (as `SSLObject.getpeercert` gives it) speaks for; none without one."""
+    """The URIs in a verified certificate (as `SSLObject.getpeercert` returns it); none without a certificate."""
     names = certificate.get("subjectAltName", ()) if certificate else ()
     return tuple(value for kind, value in names if kind == "URI")

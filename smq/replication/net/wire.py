@@ -1,7 +1,7 @@
 """Messages between nodes, other than Raft's own: shapes and bytes.
 
-Owns the first byte of every message on both channels. Bounded parsing: whatever arrives, `decode` returns a
-message or raises WireError, and the session it came from is the only one to suffer. No pickle, ever.
+Owns the first byte of every message on both channels. Parsing is bounded: for any input, `decode` returns a message or
+raises WireError, and only the session that it came from suffers. No pickle, ever.
 """
 
 import struct
@@ -24,9 +24,9 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """CONTROL: this process lives. One that `is_leaving` is given nothing more, and fenced when it is gone; one that
-    `is_full` takes no records until its disk has room again. `mark` is that of its own disk, `known` are those of other
-    nodes' disks. The first message of every session."""
+    """CONTROL: this process is alive. A node that `is_leaving` gets no more work, and is fenced once it is gone. A node
+    that `is_full` takes no records until its disk has room again. `mark` is the mark of its own disk, `known` are the
+    marks of other nodes' disks. The first message of every session."""
 
     incarnation: Incarnation
     mark: Mark
@@ -45,7 +45,8 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class ReadIndex:
-    """CONTROL, to the Raft leader: up to where must be applied what is committed now? Proposed is the answer."""
+    """CONTROL, to the Raft leader: which index is committed now? Answered by Proposed, with the index that the reader
+    must have applied."""
 
     request: int
 
@@ -75,7 +76,7 @@ class ElectionQuery:
 
 @dataclass(frozen=True, slots=True)
 class ElectionReport:
-    """CONTROL: durable verified ends, only of partitions whose applied epoch is the one that was asked for."""
+    """CONTROL: durable verified ends, only of partitions whose applied epoch is the one in the query."""
 
     query: int
     incarnation: Incarnation
@@ -84,7 +85,7 @@ class ElectionReport:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """CONTROL, to the Raft leader: this node will not go on leading these epochs."""
+    """CONTROL, to the Raft leader: this node will stop leading these epochs."""
 
     partitions: tuple[tuple[PartitionId, Epoch], ...]
 
@@ -108,7 +109,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """DATA, leader to follower: tell me where your log ends. Opens stream number `stream`."""
+    """DATA, leader to follower: report where your log ends. Opens stream number `stream`."""
 
     partition: PartitionId
     epoch: Epoch
@@ -119,10 +120,10 @@ class Probe:
 class Ack:
     """DATA, follower to leader: the state of its log at the moment of sending (rule 7).
 
-    `end` is the durable verified end; `expect` where the next append must start. `resync` answers a probe or an
-    append of `stream` that did not fit: the leader starts again at `expect`. `needs_producers` asks it to send
-    its producer state there first: this log jumped over batches that others had (rule 16). `is_full` asks it to send
-    nothing until a later one says otherwise.
+    `end` is the durable verified end; `expect` is where the next append must start. `resync` answers a probe, or an
+    append of `stream` that did not fit: the leader starts again at `expect`. `needs_producers` asks the leader to send
+    its producer state at `expect` first: this log jumped over batches that others had (rule 16). `is_full` asks the
+    leader to send nothing until a later Ack says otherwise.
     """
 
     partition: PartitionId
@@ -138,7 +139,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """DATA, leader to follower: the producer state of a log that ends at `at`, for one that jumped there (rule 16)."""
+    """DATA, leader to follower: the producer state at offset `at`, for a log that jumped there (rule 16)."""
 
     partition: PartitionId
     epoch: Epoch
@@ -149,7 +150,7 @@ class Producers:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """DATA, leader to follower: stored values, as they lie in the leader's log, one behind another."""
+    """DATA, leader to follower: consecutive stored values, exactly as in the leader's log."""
 
     partition: PartitionId
     epoch: Epoch
@@ -159,7 +160,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class FetchBatch:
-    """DATA, to another replica: send the one batch that contains `offset`; mine has rotted."""
+    """DATA, to another replica: send the batch that contains `offset`; the sender's copy is damaged."""
 
     partition: PartitionId
     request: int
@@ -168,7 +169,7 @@ class FetchBatch:
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """DATA, the answer: the stored value as it lies in the log of the asked; empty where it cannot serve it either."""
+    """DATA, the answer: the stored value, as in the replica's log; empty if it cannot serve the batch either."""
 
     partition: PartitionId
     request: int
@@ -366,7 +367,7 @@ def _append(payload: memoryview) -> Message:
         values.append(payload[at : at + length])
         at += length
     if at != len(payload):
-        raise WireError(f"values of {at - body} bytes in {len(payload) - body}")
+        raise WireError(f"values of {at - body} bytes do not fill {len(payload) - body}")
     return Append(PartitionId(pid), Epoch(epoch), stream, values)
 
 

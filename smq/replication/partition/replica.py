@@ -142,8 +142,8 @@ class Replica:
             return Offset(0)
         end = Offset(min(self._judged_end, self.log.durable_end))
         # A damaged batch below the mark is fetched from the others, which have it. Beyond the mark it does not count.
-        rotten = self.log.first_rotten(self.part.hwm) if self.log.rotten else None
-        return end if rotten is None else min(end, rotten)
+        damaged = self.log.first_damaged(self.part.hwm) if self.log.damaged_batches else None
+        return end if damaged is None else min(end, damaged)
 
     @property
     def readable_end(self) -> Offset:
@@ -207,10 +207,10 @@ class Replica:
         if self._judged_end < start or not is_whole:
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
-        rotten = self.log.first_rotten(start)
-        if self.log.damaged is not None or rotten is not None:
+        damaged = self.log.first_damaged(start)
+        if self.log.tail_damage is not None or damaged is not None:
             # Damaged bytes beyond the epoch's start were never committed.
-            self.log.truncate(rotten if rotten is not None else self.log.appended_end)
+            self.log.truncate(damaged if damaged is not None else self.log.appended_end)
             self._judged_end = self.log.appended_end
             if self._judged_end < start:
                 self._owner.resign(self.pid, self.part.epoch)
@@ -491,7 +491,7 @@ class Replica:
                     self._resync_requested = append.stream
                     self._send_ack(resync=True)
                 return
-            if self.log.damaged is not None:
+            if self.log.tail_damage is not None:
                 # The leader has everything that follows, so the damaged bytes may go: they are fetched again.
                 self.log.truncate(self.log.appended_end)
             self.log.append_stored(value, self.on_durable)
@@ -503,7 +503,7 @@ class Replica:
         is_current = message.epoch == self.part.epoch and peer == self.part.leader and self.leading is None
         if log.has_producers or not is_current or message.at != log.log_start:
             return
-        if log.damaged is not None:
+        if log.tail_damage is not None:
             log.truncate(log.appended_end)
         try:
             log.adopt_producers(message.table)

@@ -177,8 +177,8 @@ class Replicas:
                 self._visit(replica, reachable, now_ns)
 
     def _visit(self, replica: Replica, reachable: frozenset[NodeId], now_ns: int) -> None:
-        if replica.log.rotten:  # found by recovery: one at a time per partition, and again with the next visit
-            damage = BatchDamaged(replica.pid, min(replica.log.rotten), "its bytes do not match its CRC-32C")
+        if replica.log.damaged_batches:  # found by recovery: one at a time per partition, and again with the next visit
+            damage = BatchDamaged(replica.pid, min(replica.log.damaged_batches), "its bytes do not match its CRC-32C")
             self.repair(damage, lambda _is_repaired: None)
         if replica.leading is not None:
             replica.on_tick(now_ns)

@@ -1,1 +1,1 @@
-"""Running on an event loop: the production clock and loop, deadlines, long work in slices."""
+"""Running on an event loop: the production clock, deadlines, and long work in slices."""

@@ -1,7 +1,7 @@
 """The production Clock and Rng: asyncio's loop and the operating system.
 
-Owns nothing but the translation; holds no state that a decision could depend on. The composition root imports
-it, nobody else.
+Owns the translation and nothing else; it holds no state that a decision could depend on. Only the composition root
+imports it.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from smq.replication.ports import Timer
 
 
 class AsyncioClock:
-    """`on_error` takes what a callback of the node raises: its state is then unknown, and the process must end.
-    Without it the loop's own handler has it."""
+    """`on_error` receives every exception of the node's callbacks: the node's state is then unknown, and the process
+    must end. Without it the loop's own handler receives them."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, on_error: Callable[[BaseException], None] | None = None
@@ -44,12 +44,12 @@ class AsyncioClock:
             return
         try:
             fn()
-        except Exception as e:  # noqa: BLE001 - whatever it is, the node cannot go on
+        except Exception as e:  # noqa: BLE001 - after any exception the node cannot continue
             self._on_error(e)
 
 
 class SystemRng:
-    """Randomness nobody can predict: ids must not collide between nodes, nor timeouts fall in step."""
+    """Unpredictable randomness: ids must not collide between nodes, nor timeouts fall in step."""
 
     def __init__(self) -> None:
         self._random = secrets.SystemRandom()

@@ -1,14 +1,14 @@
-"""Deadlines without a timer each: buckets that a tick empties.
+"""Deadlines without one timer each: buckets that a tick empties.
 
-Owns the only way a waiting request times out: the node's by its tick, the services' by theirs. The resolution is the
-tick: fine for time-outs, and nothing else may wait for it.
+Owns the only way in which a waiting request times out: the node's by its tick, the services' by theirs. The resolution
+is the tick: good enough for timeouts, and nothing else may use it.
 """
 
 import heapq
 from collections.abc import Callable
 from typing import Final
 
-_BUCKET_NS: Final = 10_000_000  # 10 ms: finer than the tick buys nothing
+_BUCKET_NS: Final = 10_000_000  # 10 ms: a resolution finer than the tick buys nothing
 
 
 class Deadline:
@@ -21,7 +21,7 @@ class Deadline:
         self._bucket = bucket
 
     def cancel(self) -> None:
-        """At once: most requests end long before their deadline, and must not be kept until then."""
+        """Frees the entry immediately: most requests end long before their deadline."""
         self.fn = None
         self._bucket.pop(self, None)
 
@@ -46,7 +46,7 @@ class Deadlines:
 
     @property
     def is_empty(self) -> bool:
-        """No deadline is waited for, and none was that lies ahead."""
+        """No bucket is left: neither a pending deadline nor a cancelled one that is still ahead."""
         return not self._order
 
     def run(self, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Work of thousands of parts, done some at a time, so that others have the loop in between.
+"""Runs long work in slices, so that the loop's other work gets its turn in between.
 
 Owns how long a slice is. Its users own what a part is, and that the parts may be done at different moments. Only the
 node and its replicas import it.
@@ -13,12 +13,12 @@ from smq.replication.ports import Clock
 
 T = TypeVar("T")
 
-PARTS_MAX: Final = 200  # of some 20 us each, done at a stretch
-SLICE_NS_MAX: Final = 5_000_000  # of steps whose work nobody can tell before
+PARTS_MAX: Final = 200  # per slice, some 20 us each
+SLICE_NS_MAX: Final = 5_000_000  # for steps whose cost is not known beforehand
 
 
 class Slices:
-    """The first slice is done at once. None is from `stop` on."""
+    """The first slice runs immediately. After `stop` none runs."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Slices:
         self._is_stopped = True
 
     def each(self, parts: deque[T], work: Callable[[T], None]) -> None:
-        """Takes them off the deque; whoever clears it ends the work."""
+        """Calls `work` for each part and takes it off the deque; clearing the deque ends the work."""
         if self._is_stopped:
             return
         for _ in range(min(PARTS_MAX, len(parts))):
@@ -37,7 +37,7 @@ class Slices:
             self._clock.call_soon(partial(self.each, parts, work))
 
     def run(self, steps: Iterator[None], done: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        """To the end of the steps, then `done`; or until one raises."""
+        """Runs the steps to their end, then calls `done`; if one raises, calls `failed`."""
         if self._is_stopped:
             return
         until_ns = self._clock.monotonic_ns() + SLICE_NS_MAX
@@ -46,7 +46,7 @@ class Slices:
                 if self._clock.monotonic_ns() >= until_ns:
                     self._clock.call_soon(partial(self.run, steps, done, failed))
                     return
-        except Exception as e:  # noqa: BLE001 - `failed` raises again what it does not know
+        except Exception as e:  # noqa: BLE001 - `failed` re-raises any exception it does not know
             failed(e)
         else:
             done()

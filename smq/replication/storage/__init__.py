@@ -1,1 +1,1 @@
-"""The disk of a node: LMDB, its free space, and the search for what has rotted."""
+"""The disk of a node: LMDB, its free space, the scrubber, and repairs."""

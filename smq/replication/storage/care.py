@@ -31,35 +31,35 @@ class StorageCare:
         self.scrubber.on_beat()
 
     # ---------------------------------------------------------------------------------------- for the scrubber
-    def mend_batch(self, damage: BatchDamaged) -> None:
+    def repair_batch(self, damage: BatchDamaged) -> None:
         replica = self._replicas.get(damage.pid)
         if replica is not None and (damage.row is not None or replica.log.holds(damage.offset)):
             self._replicas.repair(damage, lambda _is_repaired: None)
 
-    def look_at(self, pid: PartitionId, offset: Offset) -> bool:
+    def verify_batch_at(self, pid: PartitionId, offset: Offset) -> bool:
         replica = self._replicas.get(pid)
         try:
             if replica is not None and replica.log.holds(offset):
                 replica.log.read(offset, Offset(offset + 1), 1)
         except BatchDamaged as damage:
-            self.mend_batch(damage)
+            self.repair_batch(damage)
             return True
         return False
 
-    def mend_checkpoint(self, pid: PartitionId, key: bytes) -> None:
+    def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
         log = self._replicas.log(pid)
         if log is not None:
             _log.warning("damage found", node=self._host.node_id, what=f"a checkpoint of {log!r}: rewritten")
-            log.mend_checkpoint(key)
+            log.rewrite_checkpoint(key)
 
-    def mend_raft(self, table: Table, key: bytes) -> None:
+    def repair_raft(self, table: Table, key: bytes) -> None:
         _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {key.hex()}: rewritten")
         self._host.engine.mend(table, key)
 
     # ---------------------------------------------------------------------------------------- space
     def _check_space(self) -> None:
         was_full = self._space.is_full
-        self._space.look()
+        self._space.refresh()
         if self._space.is_full != was_full:
             log = _log.error if self._space.is_full else _log.info
             what = "disk full: no records are appended" if self._space.is_full else "the disk has space again"

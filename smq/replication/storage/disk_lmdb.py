@@ -1,12 +1,12 @@
 """The real disk: one LMDB environment, one writer thread, group commit.
 
 Owns the data directory (its lock, permissions and format version) and the only write transactions in it. It must
-never know what the keys and values mean, and never call back from another thread than the loop's. Built by the
-composition root; everybody else sees the `Disk` port. LMDB's own quirks live here and nowhere else:
-- a failed commit leaves the environment in an unknown state (it carries on after an fsync error), so any error
-  of the writer is fatal to the process;
-- every call gives up the GIL, so the loop's thread should run with SWITCH_INTERVAL_S: with Python's 5 ms a
-  transaction of 30 puts took 36 ms beside a busy loop, with 0.5 ms 0.7 ms.
+never know what the keys and values mean, and never call back from a thread other than the loop's. The composition root
+builds it; all other code sees the `Disk` port. LMDB's own quirks live here and nowhere else:
+- a failed commit leaves the environment in an unknown state (it carries on after an fsync error), so any error of the
+  writer is fatal to the process;
+- every call gives up the GIL, so the process should run with SWITCH_INTERVAL_S: beside a busy loop, a transaction of
+  30 puts took 36 ms with Python's default of 5 ms, and 0.7 ms with 0.5 ms.
 """
 
 import fcntl
@@ -35,14 +35,14 @@ FORMAT_VERSION: Final = 1
 FORMAT_KEY: Final = b"format_version"
 _FORMAT: Final = struct.Struct(">I")
 
-LMDB_MAJOR: Final = 0  # LMDB 0.9's file format, named so that no environment variable can choose another
-MAP_BYTES: Final = 1 << 40  # virtual; large from the start, so that it hardly ever has to grow
-MAP_BYTES_MAX: Final = 1 << 46  # half of a process's address space; beyond it the map cannot be made
-COMMIT_BYTES_MAX: Final = 16 << 20  # a transaction's values: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
+LMDB_MAJOR: Final = 0  # LMDB 0.9's file format, explicit so that no environment variable can choose another
+MAP_BYTES: Final = 1 << 40  # virtual; large from the start, so that it rarely has to grow
+MAP_BYTES_MAX: Final = 1 << 46  # half of a process's address space; a larger map is impossible
+COMMIT_BYTES_MAX: Final = 16 << 20  # of values per transaction: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
 SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
 REPLACE_ADVICE: Final = (
-    "Move the directory away and start the node with an empty one while the others are up; they hold what was "
-    "acknowledged"
+    "Move the directory away and start the node with an empty one while the others are up; they hold every "
+    "acknowledged record"
 )
 LOCK_FILE: Final = "smq.lock"
 DATA_FILE: Final = "data.mdb"
@@ -106,12 +106,12 @@ class LmdbDisk:
         self._map_lock = threading.Lock()  # held by each read, and while the map moves
         self._examine_lock = threading.Lock()  # held by each slice, and while the map moves
         self._examinations: SimpleQueue[_Examination | None] = SimpleQueue()  # one at a time; None: close
-        self._examiner: threading.Thread | None = None  # from the first slice on
+        self._examiner: threading.Thread | None = None  # started by the first slice
         self._submitted_seq = 0
         self._durable_seq = 0
         self._queued_bytes = 0
         self._queue: SimpleQueue[_Submission | None] = SimpleQueue()  # None: close. Bounded by the node's in-flight cap
-        self._carried: _Submission | None = None  # taken from the queue, too large for the transaction before it
+        self._carried: _Submission | None = None  # taken from the queue, but too large for the previous transaction
         self._is_failed = False
         self._is_closed = False
         self._writer = threading.Thread(target=self._write_forever, name="smq-disk-writer", daemon=True)
@@ -136,7 +136,7 @@ class LmdbDisk:
 
     def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
         if self._is_closed:
-            raise RuntimeError("the disk is closed: nothing may be submitted any more")
+            raise RuntimeError("the disk is closed: nothing more may be submitted")
         self._submitted_seq += 1
         if not self._is_failed:
             size = 0
@@ -148,17 +148,17 @@ class LmdbDisk:
         return self._submitted_seq
 
     def _write_forever(self) -> None:
-        """The writer thread. It ends with the first error, and then nothing is reported any more."""
+        """The writer thread. It ends with the first error, and reports nothing after it."""
         try:
             while group := self._next_group():
                 self._commit(group)
                 self._post(partial(self._report, group))
-        except BaseException as e:  # noqa: BLE001  # whatever it was, what is on disk is not known: the process must end
+        except BaseException as e:  # noqa: BLE001  # after any error the disk's state is unknown: the process must end
             self._is_failed = True
             self._post(partial(self._on_fatal, e))
 
     def _next_group(self) -> list[_Submission]:
-        """Waits for a submission, and takes what has queued up behind it; empty at close."""
+        """Waits for a submission, and takes those queued after it; empty at close."""
         first = self._carried or self._queue.get()
         self._carried = None
         if first is None:
@@ -170,7 +170,7 @@ class LmdbDisk:
             except Empty:
                 break
             if submission is None:
-                self._queue.put(None)  # after this group the thread ends: nothing may be submitted behind a close
+                self._queue.put(None)  # after this group the thread ends: nothing may be submitted after a close
                 break
             if size + submission.size > COMMIT_BYTES_MAX:
                 self._carried = submission
@@ -208,7 +208,7 @@ class LmdbDisk:
         try:
             self._call_soon_threadsafe(fn)
         except RuntimeError:
-            self._is_failed = True  # the loop is closed: there is nobody left to tell
+            self._is_failed = True  # the loop is closed: nothing is left to report to
 
     def _report(self, group: list[_Submission]) -> None:
         for submission in group:
@@ -220,7 +220,7 @@ class LmdbDisk:
     # ------------------------------------------------------------------------------------------- reads
     @contextmanager
     def _reading(self, table: Table) -> Iterator["lmdb.Cursor[bytes]"]:
-        """A cursor in a read transaction that ends with the block. An error of LMDB is damage."""
+        """A cursor in a read transaction that ends with the block. Any error of LMDB counts as damage."""
         try:
             with self._map_lock, self._env.begin() as txn, txn.cursor(self._tables[table]) as cursor:
                 yield cursor
@@ -289,7 +289,7 @@ class LmdbDisk:
         while (work := self._examinations.get()) is not None:
             try:
                 self._post(partial(work.done, self._examined(work)))
-            except BaseException as e:  # noqa: BLE001  # a tree that cannot be walked: who writes to it makes it worse
+            except BaseException as e:  # noqa: BLE001  # a tree that cannot be walked: a write would make it worse
                 self._post(partial(self._on_fatal, e))
                 return
 
@@ -314,7 +314,7 @@ class LmdbDisk:
         return DataDamaged(f"table {table.value} of {self._path} cannot be walked: {error}. {REPLACE_ADVICE}")
 
     def space(self) -> Space:
-        """Pages of the list of free pages itself count as free: it is small."""
+        """The pages of LMDB's own free list count as free: they are few."""
         found = os.statvfs(self._path)
         try:
             with self._map_lock, self._env.begin() as txn:
@@ -345,11 +345,11 @@ class LmdbDisk:
 
 
 def _keys(cursor: "lmdb.Cursor[bytes]", start: bytes, stop: bytes, *, reverse: bool) -> Iterator[bytes]:
-    """The keys in [start, stop); the cursor stands on each while it is handed out."""
+    """The keys in [start, stop); the cursor stands on each while it is yielded."""
     if reverse:
         found = cursor.prev() if cursor.set_range(stop) else cursor.last()
         while found and (key := cursor.key()) >= start:
-            if key < stop:  # a flipped bit may have made a key of an earlier place a larger one
+            if key < stop:  # a flipped bit may have turned an earlier row's key into a larger one
                 yield key
             found = cursor.prev()
     else:
@@ -363,12 +363,12 @@ def _delete_range(txn: "lmdb.Transaction[bytes]", table: "_Database", start: byt
     with txn.cursor(table) as cursor:
         found = cursor.set_range(start) if start else cursor.first()
         while found and cursor.key() < stop:
-            found = cursor.delete() and bool(cursor.key())  # moves to the next key; an empty one is the table's end
+            found = cursor.delete() and bool(cursor.key())  # moves to the next key; an empty key is the table's end
 
 
 # ---------------------------------------------------------------------------------------------- opening
 def _make_directory(path: Path) -> None:
-    """Creates it (and syncs its name into its parent), or tightens the permissions of the one that is there."""
+    """Creates the directory (and syncs its name into its parent), or tightens the permissions of an existing one."""
     try:
         created = [p for p in (path, *path.parents) if not p.exists()]
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -391,7 +391,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _lock_directory(path: Path) -> int:
-    """The locked file; the lock goes with the process, whatever ends it."""
+    """The descriptor of the lock file; the lock ends with the process, however that ends."""
     try:
         fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as e:
@@ -447,11 +447,11 @@ def _open_environment(path: Path, map_size: int) -> tuple[lmdb.Environment, dict
 
 
 def _refuse_cut_file(env: lmdb.Environment, path: Path) -> None:
-    """A page that the file does not reach to ends the process by SIGBUS when it is touched.
+    """Refuses a truncated file: touching a page beyond the end of the file ends the process by SIGBUS.
 
-    A file may be shorter than its header says and yet be whole (a transaction that used pages and gave them back
-    did not write them). So such a file is filled up with zeros, which nobody reads where it is whole, and a child
-    walks all tables: on a lost page LMDB raises, or aborts.
+    A file may be shorter than its header says and yet complete (a transaction that used pages and gave them back did
+    not write them). So such a file is extended with zeros, which are never read if it is complete, and a child process
+    walks all tables: on a lost page LMDB raises or aborts.
     """
     file = path / DATA_FILE
     found, needed = file.stat().st_size, (env.info()["last_pgno"] + 1) * env.stat()["psize"]
@@ -460,18 +460,18 @@ def _refuse_cut_file(env: lmdb.Environment, path: Path) -> None:
     try:
         os.truncate(file, needed)
     except OSError as e:
-        raise DiskOpenError(f"{file} is damaged: its header speaks of {needed} bytes. {REPLACE_ADVICE}") from e
+        raise DiskOpenError(f"{file} is damaged: its header claims {needed} bytes. {REPLACE_ADVICE}") from e
     code = f"from {__name__} import walk; walk({os.fspath(path)!r})"
     if subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode != 0:
         os.truncate(file, found)
         raise DiskOpenError(
-            f"{file} has {found} bytes where its header speaks of {needed}: it was cut, and cannot be trusted. "
+            f"{file} has {found} bytes, but its header claims {needed}: it was truncated and cannot be trusted. "
             + REPLACE_ADVICE
         )
 
 
 def walk(path: str) -> None:
-    """Touches every row of every table. For `_refuse_cut_file`'s child: on damage this raises or aborts."""
+    """Touches every row of every table; on damage this raises or aborts. For the child of `_refuse_cut_file`."""
     env = lmdb.open(path, max_dbs=len(Table), readonly=True, lock=False, lib_version=LMDB_MAJOR)
     with env, env.begin() as txn:
         for name in env.dbs(txn):
@@ -480,7 +480,7 @@ def walk(path: str) -> None:
 
 
 def _open_tables(env: lmdb.Environment, path: Path) -> dict[Table, "_Database"]:
-    """Checks the format version before anything is created; a new directory gets ours, with its tables, in one
+    """Checks the format version before anything is created. A new directory gets our version and its tables in one
     transaction."""
     with env.begin() as txn:
         names = set(env.dbs(txn))

@@ -1,8 +1,8 @@
-"""The scrubber: reads everything on this disk once in a while, so that rot is met before it is needed.
+"""The scrubber: reads everything on this disk periodically, so that bit rot is found before the data is needed.
 
-Owns the walk over the tables: its pace, its position (kept in META, so that a restart goes on with the pass) and its
-counters. What it finds damaged it hands to whoever can put it right. Rows are read and checked off the loop, by the
-disk's own thread; the loop only hears of slices. It must never change a row itself. The node drives it by its beats.
+Owns the walk over the tables: its pace, its position (saved in META, so that a restart continues the pass) and its
+counters. It hands damaged rows to its host for repair. The disk's own thread reads and checks the rows; the loop only
+receives the results, slice by slice. It must never change a row itself. The node drives it by its heartbeats.
 """
 
 import struct
@@ -18,9 +18,9 @@ from smq.replication.log.state import decode_checkpoint, decode_partition, parti
 from smq.replication.ports import Clock, DataDamaged, Disk, Examined, Put, Table
 from smq.replication.raft.journal import is_whole_row
 
-SLICE_BYTES: Final = 1 << 20  # read at once: some 10 ms of a slow disk, 1 ms of a fast one's processor time
-RATE_MIN: Final = 256 << 10  # bytes a second; a small disk is read sooner than it must be
-KEEP_SLICES: Final = 64  # between two writes of the position: a restart reads that much again
+SLICE_BYTES: Final = 1 << 20  # per read: some 10 ms of a slow disk, 1 ms of processor time with a fast one
+RATE_MIN: Final = 256 << 10  # bytes per second; a small disk is read faster than necessary
+SLICES_PER_SAVE: Final = 64  # between two writes of the position: a restart reads that much again
 TABLES: Final = (Table.RAFT_META, Table.RAFT_LOG, Table.CHECKPOINTS, Table.TIMES, Table.BATCHES)
 
 _KEY: Final = b"scrub"
@@ -34,15 +34,15 @@ class ScrubHost(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    def mend_batch(self, damage: BatchDamaged) -> None:
-        """A batch or an index row; of no partition that this node holds, it is none of its business."""
+    def repair_batch(self, damage: BatchDamaged) -> None:
+        """Repairs a batch or an index row; ignores one of a partition that this node does not hold."""
 
-    def look_at(self, pid: PartitionId, offset: Offset) -> bool:
-        """Reads the batch there, as a reader would, and mends it where that fails. True if it did."""
+    def verify_batch_at(self, pid: PartitionId, offset: Offset) -> bool:
+        """Reads the batch there, as a reader would, and repairs it if that fails. True if it failed."""
 
-    def mend_checkpoint(self, pid: PartitionId, key: bytes) -> None: ...
+    def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None: ...
 
-    def mend_raft(self, table: Table, key: bytes) -> None: ...
+    def repair_raft(self, table: Table, key: bytes) -> None: ...
 
 
 @dataclass(slots=True)
@@ -57,12 +57,12 @@ class ScrubProgress:
 
 
 class Check:
-    """Judges the rows of one slice. Runs on the disk's thread, and knows nothing of the node."""
+    """Checks the rows of one slice. Runs on the disk's thread, and knows nothing of the node."""
 
     def __init__(self, table: Table, before: tuple[PartitionId, Offset] | None = None) -> None:
         self._table = table
         self.before = before  # partition and end of the batch, or index row, before
-        self.gaps: list[tuple[PartitionId, Offset]] = []  # where two neighbouring batches do not touch
+        self.gaps: list[tuple[PartitionId, Offset]] = []  # places where two neighbouring batches do not touch
 
     def __call__(self, key: bytes, value: bytes) -> bool:
         try:
@@ -83,14 +83,14 @@ class Check:
         return True
 
     def _follow(self, stored: StoredValue, key: bytes) -> None:
-        """A tree that is out of order may hide a batch: each must begin where the one before it ends."""
+        """A tree out of order may hide a batch: each batch must begin where the one before it ends."""
         pid = PartitionId(key[:_PID_BYTES])
         if self.before is not None and self.before[0] == pid and self.before[1] != stored.base:
             self.gaps.append(self.before)
         self.before = pid, stored.end
 
     def _is_next_row(self, key: bytes, value: bytes) -> bool:
-        """A row is missing where two neighbours do not touch: told as the damage of the second."""
+        """If two neighbouring rows do not touch, one between them is missing: reported as damage of the second."""
         if len(key) <= _PID_BYTES or key[_PID_BYTES] != TIME_APPEND:
             return True
         pid = PartitionId(key[:_PID_BYTES])
@@ -110,11 +110,11 @@ class Scrubber:
         self._next_ns = 0
         self._is_reading = False
         self._check = Check(TABLES[0])
-        self._slices_unkept = 0
+        self._slices_unsaved = 0
         self.progress = ScrubProgress()
 
     def start(self) -> None:
-        """Finds the position again. What cannot be read there is a pass begun anew."""
+        """Restores the position. If it cannot be read, the pass starts again."""
         value = self._disk.get(Table.META, _KEY)
         if value is None or len(value) < _POSITION.size or crc32c(value[4:]) != int.from_bytes(value[:4], "big"):
             return
@@ -142,10 +142,10 @@ class Scrubber:
         self.progress.read_bytes += slice_.size
         for key in slice_.damaged:
             self._on_damaged(table, key)
-        told = {(key[:_PID_BYTES], base_of_key(key)) for key in slice_.damaged} if table is Table.BATCHES else set()
+        reported = {(key[:_PID_BYTES], base_of_key(key)) for key in slice_.damaged} if table is Table.BATCHES else set()
         for pid, offset in self._check.gaps:
-            if (pid, offset) not in told:  # else it is a batch that has rotted in its place
-                self.progress.found += self._host.look_at(pid, offset)
+            if (pid, offset) not in reported:  # otherwise the gap is a damaged batch in its place
+                self.progress.found += self._host.verify_batch_at(pid, offset)
         rate = max(self._disk.size_bytes() * 1_000_000_000 // self._period_ns, RATE_MIN)
         self._next_ns = self._host.clock.monotonic_ns() + slice_.size * 1_000_000_000 // rate
         if slice_.next_key is not None:
@@ -154,9 +154,9 @@ class Scrubber:
             self._table, self._key = (self._table + 1) % len(TABLES), b""
             if not self._table:
                 self._end_pass()
-        self._slices_unkept += 1
-        if self._slices_unkept >= KEEP_SLICES or not self._table:
-            self._keep_position()
+        self._slices_unsaved += 1
+        if self._slices_unsaved >= SLICES_PER_SAVE or not self._table:
+            self._save_position()
 
     def _end_pass(self) -> None:
         self.progress.ended_ms = self._host.clock.wall_ns() // 1_000_000
@@ -167,17 +167,17 @@ class Scrubber:
         since_ns = self._host.clock.wall_ns() - self.progress.started_ms * 1_000_000
         self._next_ns = self._host.clock.monotonic_ns() + min(max(self._period_ns - since_ns, 0), self._period_ns)
 
-    def _keep_position(self) -> None:
-        self._slices_unkept = 0
+    def _save_position(self) -> None:
+        self._slices_unsaved = 0
         p = self.progress
         body = (
             _POSITION.pack(0, _VERSION, self._table, p.read_bytes, p.started_ms, p.ended_ms, p.passes)[4:] + self._key
         )
         self._disk.submit([Put(Table.META, _KEY, crc32c(body).to_bytes(4, "big") + body)])
 
-    # ---------------------------------------------------------------------------------------- what is damaged
+    # ------------------------------------------------------------------------------------------------- damage
     def _on_damaged(self, table: Table, key: bytes) -> None:
-        """The row may have gone or been written anew since it was read: it is looked at again."""
+        """Checks the row again: it may have been deleted or rewritten since it was read."""
         value = self._disk.get(table, key)
         if value is None:
             return
@@ -187,25 +187,25 @@ class Scrubber:
         elif not Check(table)(key, value):
             self.progress.found += 1
             if table is Table.BATCHES:
-                self._host.mend_batch(BatchDamaged(pid, base_of_key(key), "its bytes do not match its CRC-32C"))
+                self._host.repair_batch(BatchDamaged(pid, base_of_key(key), "its bytes do not match its CRC-32C"))
             elif table is Table.CHECKPOINTS:
-                self._host.mend_checkpoint(pid, key)
+                self._host.repair_checkpoint(pid, key)
             else:
-                self._host.mend_raft(table, key)
+                self._host.repair_raft(table, key)
 
     def _on_damaged_row(self, pid: PartitionId, key: bytes, value: bytes) -> None:
         try:
             info = parse_row(pid, key, value)
         except BatchDamaged as damage:
             self.progress.found += 1
-            self._host.mend_batch(damage)
+            self._host.repair_batch(damage)
             return
         start = pid + bytes((TIME_APPEND,))
         for before, row in self._disk.scan(Table.TIMES, start, key, reverse=True, limit=1):
             try:
                 end = parse_row(pid, before, row).end
             except BatchDamaged:
-                return  # found by itself
+                return  # reported by itself
             if end < info.base:
                 self.progress.found += 1
-                self._host.mend_batch(BatchDamaged(pid, end, "its index row is missing"))
+                self._host.repair_batch(BatchDamaged(pid, end, "its index row is missing"))

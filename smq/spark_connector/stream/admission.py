@@ -1,7 +1,7 @@
-"""How much one micro-batch takes: the split of a limit over partitions, and whether it is worth its trigger yet.
+"""Admission control: how much of each partition one micro-batch takes.
 
-Owns the arithmetic of maxOffsetsPerTrigger, maxBytesPerTrigger, minOffsetsPerTrigger and Spark's read limits. Pure:
-sizes in bytes are looked up by a function that the caller brings.
+Owns the arithmetic of maxOffsetsPerTrigger, maxBytesPerTrigger, minOffsetsPerTrigger and Spark's read limits. Pure: the
+caller passes in a function that looks up sizes in bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +19,13 @@ from pyspark.sql.streaming.datasource import (
 from smq.spark_connector.options import StreamOptions
 from smq.spark_connector.positions import PartitionKey
 
-# (end, stored bytes) for each partition's (start, most bytes): whole batches, one at least.
-SizeUp: TypeAlias = Callable[[Mapping[PartitionKey, tuple[int, int]]], Mapping[PartitionKey, tuple[int, int]]]
+# (end, stored bytes) for each partition's (start, maximal bytes): complete batches, at least one.
+SizeLookUp: TypeAlias = Callable[[Mapping[PartitionKey, tuple[int, int]]], Mapping[PartitionKey, tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one micro-batch; None = no limit."""
+    """The limits of one micro-batch; None = no limit."""
 
     rows_max: int | None = None
     bytes_max: int | None = None
@@ -33,7 +33,8 @@ class Limits:
 
 
 def default_limit(options: StreamOptions) -> ReadLimit:
-    """What Spark hands back to latestOffset. It has no limit of several kinds: ours stands for all the options."""
+    """The limit that Spark passes back to latestOffset. Spark has no limit of several kinds: this one stands for all
+    options."""
     if options.rows_max is not None:
         return ReadMaxRows(options.rows_max)
     if options.bytes_max is not None:
@@ -44,8 +45,8 @@ def default_limit(options: StreamOptions) -> ReadLimit:
 
 
 def limits_of(options: StreamOptions, limit: ReadLimit) -> Limits:
-    """Spark's limit; where it is our own default, all that the options say. "All available" overrides the options, as
-    Spark asks (Trigger.Once)."""
+    """Spark's limit; if it is our own default, all limits of the options. "All available" overrides the options, as
+    Spark requires (Trigger.Once)."""
     if limit == default_limit(options):
         return Limits(rows_max=options.rows_max, bytes_max=options.bytes_max, rows_min=options.rows_min)
     if isinstance(limit, ReadMaxRows):
@@ -61,11 +62,11 @@ def admit(
     positions: Mapping[PartitionKey, int],
     goals: Mapping[PartitionKey, int],
     limits: Limits,
-    size_up: SizeUp,
+    size_up: SizeLookUp,
     turn: int,
 ) -> dict[PartitionKey, int]:
-    """Where the micro-batch ends in each partition: at its position where it takes nothing. `turn` changes from one
-    micro-batch to the next, so that no partition waits for ever behind others."""
+    """Where the micro-batch ends in each partition; at its position if it takes nothing there. `turn` changes from one
+    micro-batch to the next, so that no partition starves."""
     pending = {key: goals[key] - positions[key] for key in sorted(positions) if goals[key] > positions[key]}
     if limits.rows_max is not None:
         pending = split(pending, limits.rows_max, turn)
@@ -75,7 +76,7 @@ def admit(
 
 
 def split(pending: Mapping[PartitionKey, int], most: int, turn: int = 0) -> dict[PartitionKey, int]:
-    """`most` (or all there is) shared out: one to each partition while it lasts, by turns, the rest in proportion."""
+    """Divides `most` rows (or all pending ones): first one per partition, in rotation, then the rest in proportion."""
     if sum(pending.values()) <= most:
         return dict(pending)
     keys = list(pending)
@@ -94,10 +95,10 @@ def _within_bytes(
     positions: Mapping[PartitionKey, int],
     pending: Mapping[PartitionKey, int],
     bytes_max: int,
-    size_up: SizeUp,
+    size_up: SizeLookUp,
     turn: int,
 ) -> dict[PartitionKey, int]:
-    """What of `pending` is stored in at most `bytes_max`, or in one batch where that alone is larger."""
+    """The part of `pending` that is stored in at most `bytes_max`, or in one batch if that alone is larger."""
     keys = list(pending)
     total = sum(pending.values())
     share = {key: max(1, rows * bytes_max // total) for key, rows in pending.items()}
@@ -111,5 +112,5 @@ def _within_bytes(
         if rows > 0 and (not taken or size_bytes + size <= bytes_max):
             taken[key] = rows
             size_bytes += size
-    # Replicas that lag behind what is committed know no sizes: a row is taken, for "nothing" would end a run.
+    # Lagging replicas know no sizes of newly committed batches. Take one row then: "nothing" would end a run.
     return taken or {keys[start]: 1}

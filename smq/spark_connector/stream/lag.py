@@ -1,7 +1,7 @@
-"""How far a query is behind: from the progress that Spark reports of it, to whoever wants to know.
+"""The lag of a query, computed from the progress that Spark reports, and passed to a listener.
 
-Owns the lag of a query's smq sources. Asks the cluster nothing: the stream reader tells Spark with each micro-batch
-where all that could be read ended (`reportLatestOffset`). Runs on the driver.
+Owns the lag of a query's smq sources. It must never ask the cluster: with each micro-batch the stream reader reports
+the end of the readable records to Spark (`reportLatestOffset`). Runs on the driver.
 """
 
 import json
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLag:
-    """Records of each partition that the query had not read yet when its last micro-batch was planned."""
+    """Unread records of each partition when the query's last micro-batch was planned."""
 
     query_id: str
     name: str | None
@@ -40,7 +40,7 @@ class QueryLag:
 
 
 def lag_of(progress: StreamingQueryProgress) -> QueryLag | None:
-    """None where the query has no source of smq, or no micro-batch has been planned yet."""
+    """None if the query has no smq source, or no micro-batch has been planned yet."""
     records: dict[PartitionKey, int] = {}
     is_ours = False
     for source in progress.sources:
@@ -56,7 +56,7 @@ def lag_of(progress: StreamingQueryProgress) -> QueryLag | None:
 
 
 def _offset(text: str | None) -> StreamOffset | None:
-    """None for another source's position."""
+    """None for the position of another source."""
     try:
         value = json.loads(text) if text else None
         return StreamOffset.of_json(value) if isinstance(value, dict) else None
@@ -71,7 +71,7 @@ def log_lag(lag: QueryLag) -> None:
 class LagListener(StreamingQueryListener):
     """`spark.streams.addListener(LagListener(publish))`: calls `publish` with each progress of a query that reads smq.
 
-    `publish` runs on a thread of Spark's and must not block; without one the lag goes to the log.
+    `publish` runs on one of Spark's threads and must not block; by default the lag is logged.
     """
 
     def __init__(self, publish: Callable[[QueryLag], None] = log_lag) -> None:
@@ -89,4 +89,4 @@ class LagListener(StreamingQueryListener):
         """Nothing has changed."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Its last progress has been told."""
+        """Its last progress has been reported."""

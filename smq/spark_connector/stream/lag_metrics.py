@@ -1,6 +1,6 @@
 """The lag of this session's queries as Prometheus gauges.
 
-Owns the gauges' names and when a series goes. What the lag is, `stream.lag` says. Runs on the driver; a user's program
+Owns the gauges' names and the life of each series; `stream.lag` computes the lag. Runs on the driver; a user's program
 serves the registry, for instance by `prometheus_client.start_http_server(9108, "127.0.0.1")`.
 """
 
@@ -19,9 +19,9 @@ _LABELS: Final = ("query", "topic", "partition")
 
 class PrometheusLag(LagListener):
     """`spark.streams.addListener(PrometheusLag())`: `smq_spark_lag_records{query, topic, partition}`, as of each
-    query's last micro-batch. A query that ends takes its series along: a gauge that stands still would look well.
+    query's last micro-batch. The series of a query end with it: a constant gauge would look healthy.
 
-    `query` is the query's name, or its id. RuntimeError where prometheus-client is not installed.
+    `query` is the query's name, or its id. RuntimeError if prometheus-client is not installed.
     """
 
     def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
@@ -29,10 +29,10 @@ class PrometheusLag(LagListener):
             from prometheus_client import REGISTRY, Gauge
         except ImportError as e:
             raise RuntimeError("PrometheusLag needs prometheus-client: pip install prometheus-client") from e
-        told = "Records that the query has yet to read, as of its last micro-batch"
-        self._gauge: Final = Gauge("smq_spark_lag_records", told, _LABELS, registry=registry or REGISTRY)
+        description = "Records that the query has yet to read, as of its last micro-batch"
+        self._gauge: Final = Gauge("smq_spark_lag_records", description, _LABELS, registry=registry or REGISTRY)
         self._series: dict[str, set[tuple[str, str, str]]] = {}  # by query id
-        self._lock = threading.Lock()  # events of different queries may come on different threads
+        self._lock = threading.Lock()  # events of different queries may arrive on different threads
         super().__init__(self._show)
 
     def _show(self, lag: QueryLag) -> None:

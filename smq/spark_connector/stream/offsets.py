@@ -1,13 +1,13 @@
-"""A stream's position as Spark keeps it: one JSON text, always written the same way.
+"""A stream's position as Spark stores it: one JSON text, always written the same way.
 
-Owns the checkpoint's format. Spark compares positions as text, so keys are in order and a position that has not
-moved must be handed back as it came. Does no I/O.
+Owns the format of the checkpoint. Spark compares positions as text, so keys are sorted, and a position that has not
+moved must be returned unchanged. Does no I/O.
 
-`{"fresh":true,"ids":{"t":"5f.."},"o":{"t":{"0":40}},"v":1}` is where a new query begins: Spark asks for it again when
-it replays the first micro-batch, and by then "latest" may be another place. Therefore the first position behind it
-says where it began: `{"from":{"t":{"0":40}},"ids":{..},"o":{"t":{"0":120}},"v":1}`. "from" also holds the start of
-partitions that are new, or whose head was lost; "o" is the next offset to read of each partition; "ids" are the topics'
-ids, by which a topic that was deleted and made again is known.
+`{"fresh":true,"ids":{"t":"5f.."},"o":{"t":{"0":40}},"v":1}` is the start of a new query. Spark asks for it again when
+it replays the first micro-batch, and "latest" may have moved by then. Therefore the next position repeats the start:
+`{"from":{"t":{"0":40}},"ids":{..},"o":{"t":{"0":120}},"v":1}`. "from" also holds the start of partitions that are new
+or have lost their first records; "o" is the next offset of each partition; "ids" are the topics' ids, which reveal a
+topic that was deleted and created again.
 """
 
 import re
@@ -24,7 +24,7 @@ _DIGITS: Final = re.compile("[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """`next_offsets` by partition; `starts` where they differ from what the position before says."""
+    """`next_offsets` by partition; `starts` only if they differ from the previous position."""
 
     next_offsets: Mapping[PartitionKey, int]
     topic_ids: Mapping[str, str]
@@ -46,7 +46,7 @@ class StreamOffset:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
-        """CheckpointError for what no version of smq that we know has written."""
+        """CheckpointError for JSON that no known version of smq has written."""
         if value.get("v") != VERSION:
             raise CheckpointError(f"the position {str(value)[:200]} is not of version {VERSION} of format('smq')")
         try:

@@ -1,8 +1,8 @@
-"""The stream reader: what Spark calls for each micro-batch, in one process of the driver for all of a query.
+"""The stream reader: Spark calls it for each micro-batch, in one process on the driver per query.
 
-Owns where a query stands and what its next micro-batch takes. A micro-batch is fixed by its start and its end alone,
-so that a replay reads the same records. An exception of latestOffset or partitions ends the query: the cluster being
-away is waited for, lost records are not.
+Owns a query's position and the extent of its next micro-batch. A micro-batch is determined by its start and its end
+alone, so a replay reads the same records. An exception in latestOffset or partitions ends the query: an unavailable
+cluster makes the query wait, lost records raise.
 """
 
 import logging
@@ -34,13 +34,13 @@ from smq.spark_connector.tasks import cluster_of, read_slice
 
 log = logging.getLogger(__name__)
 
-# How long one look at the cluster may take: query.stop() waits for it. A query that is told "nothing new" asks again.
-LOOK_TIMEOUT_S: Final = 10.0
+# How long one look-up at the cluster may take: query.stop() waits for it. After "nothing new" Spark asks again.
+LOOK_UP_TIMEOUT_S: Final = 10.0
 RACES_MAX: Final = 3  # with retention or a deletion, in one latestOffset: each lasts milliseconds
 
 
 class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the partitions that the options name, from startingOffsets or the checkpoint on."""
+    """Reads the partitions that the options name, starting at startingOffsets or at the checkpoint."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         check_projection(schema)
@@ -52,9 +52,9 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s: float | None = None  # monotonic
         self._turn = 0
 
-    # ---------------------------------------------------------------------------------------- where it stands
+    # ------------------------------------------------------------------------------------------- positions
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts. Spark asks twice in a query's first micro-batch: the answer stays the same."""
+        """Where a new query starts. Spark asks twice during the first micro-batch: both answers must be the same."""
         if self._initial is None:
             source = self._options.source
             cluster = self._cluster()
@@ -69,24 +69,24 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return default_limit(self._options)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fixes the end of this run: what comes later is for the next one."""
+        """Fixes the end of this run: later records are for the next run."""
         layout = self._cluster().layout()
         keys = matching_partitions(self._options.source, layout.views)
         self._target = {key: layout.views[key].hi for key in keys}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; `start` itself, to the letter, where there is nothing (worth a trigger)."""
+        """The end of the next micro-batch; exactly `start` if there is nothing (worth a trigger) to read."""
         races = 0
         while True:
             try:
                 return self._planned(start, limit)
             except ReadError as e:
                 if self._target is not None:
-                    raise  # "nothing new" would end the run as if all had been read
+                    raise  # "nothing new" would end the run as if everything had been read
                 log.warning("the query waits: %s", e)
                 return start
             except SmqError as e:
-                # Retention or a deletion came between two questions: the next look at the cluster shows it.
+                # Retention or a deletion happened between two calls: the next layout shows it.
                 races += 1
                 if e.code not in (*GONE, ErrorCode.OFFSET_OUT_OF_RANGE) or races == RACES_MAX:
                     raise
@@ -94,7 +94,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = StreamOffset.of_json(start)
         cluster = self._cluster()
-        timeout_s = LOOK_TIMEOUT_S if self._target is None else None
+        timeout_s = LOOK_UP_TIMEOUT_S if self._target is None else None
         layout = cluster.layout(timeout_s)
         positions = self._positions(begin, layout)
         self._newest = StreamOffset(
@@ -102,7 +102,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         goals = {key: self._goal(key, layout.views[key], position) for key, position in positions.items()}
         limits = limits_of(self._options, limit)
-        if self._is_put_off(limits, sum(goals[key] - positions[key] for key in positions)):
+        if self._is_postponed(limits, sum(goals[key] - positions[key] for key in positions)):
             return start
         ends = admit(
             positions, goals, limits, lambda asked: cluster.sized_ends(asked, layout.views, timeout_s), self._turn
@@ -116,29 +116,31 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(next_offsets=ends, topic_ids=ids, starts=starts).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end of all there was when the last micro-batch was planned: with the progress' endOffset, the lag."""
+        """The end of the readable records when the last micro-batch was planned. With the progress' endOffset it gives
+        the lag."""
         return None if self._newest is None else self._newest.to_json()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark is done with everything before `end`. Nothing hangs on it: the checkpoint is the position, and Spark
-        says this only when it plans the next micro-batch, of the last one never."""
+        """Spark has processed everything before `end`. Nothing depends on it: the position is in the checkpoint, and
+        Spark calls this only when it plans the next micro-batch, so never for the last one."""
 
     def stop(self) -> None:
         self._cluster().close()
 
     # ---------------------------------------------------------------------------------------- reading
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of the micro-batch [start, end), the same records whenever it is asked for."""
+        """The tasks of the micro-batch [start, end); every call gives the same records."""
         begin, stop = StreamOffset.of_json(start), StreamOffset.of_json(end)
         if stop.is_fresh:
-            return []  # a first micro-batch without records, replayed: `start` may be another place by now
+            return []  # a replay of a first micro-batch without records: `start` may have moved since
         starts = {key: stop.starts.get(key, begin.next_offsets.get(key)) for key in stop.next_offsets}
         unknown = [f"{topic}-{partition}" for (topic, partition), lo in starts.items() if lo is None]
         if unknown:
             raise CheckpointError(f"the checkpoint does not say where {', '.join(unknown)} started")
         layout = self._cluster().layout()
-        there = self._there(stop, {key: offset for key, offset in starts.items() if offset is not None}, layout)
-        los, his = ({key: ends[i] for key, ends in there.items()} for i in (0, 1))
+        known = {key: offset for key, offset in starts.items() if offset is not None}
+        left = self._still_readable(stop, known, layout)
+        los, his = ({key: ends[i] for key, ends in left.items()} for i in (0, 1))
         return list(slices_of(self._options.source, ranges_between(los, his, layout.views)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -151,44 +153,44 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cluster_of(self._options.source)
 
     def _positions(self, begin: StreamOffset, layout: Layout) -> dict[PartitionKey, int]:
-        """Where each partition that is there is to be read from: new ones from their beginning."""
+        """Where to read each existing partition from: new partitions from their beginning."""
         positions: dict[PartitionKey, int] = {}
         for key, offset in begin.next_offsets.items():
             if not is_named(self._options.source, key):
-                log.warning("%s-%d is not read any more: the options of the restarted query do not name it", *key)
+                log.warning("%s-%d is no longer read: the options of the restarted query do not name it", *key)
                 continue
-            there = self._position(key, offset, begin.topic_ids, layout)
-            if there is not None:
-                positions[key] = there
+            position = self._position(key, offset, begin.topic_ids, layout)
+            if position is not None:
+                positions[key] = position
         for key in matching_partitions(self._options.source, layout.views):
             if key not in begin.next_offsets and (self._target is None or key in self._target):
                 positions[key] = layout.views[key].lo
-                log.info("%s-%d is new: it is read from offset %d on", *key, positions[key])
+                log.info("%s-%d is new: reading it from offset %d on", *key, positions[key])
         return positions
 
     def _position(self, key: PartitionKey, offset: int, topic_ids: Mapping[str, str], layout: Layout) -> int | None:
-        """`offset`, or the next one that is there; None where nothing is. DataLossError where records are gone."""
+        """`offset`, or the next existing one; None if the partition is gone. DataLossError if records are gone."""
         name = f"{key[0]}-{key[1]}"
         view = layout.views.get(key)
         if view is None:
             self._lost(f"{name} is gone: the topic has been deleted")
             return None
         if topic_ids.get(key[0]) != layout.topic_ids[key[0]]:
-            self._lost(f"topic {key[0]!r} has been deleted and created anew since offset {offset} of {name}")
+            self._lost(f"topic {key[0]!r} has been deleted and created again since offset {offset} of {name}")
             return view.lo
         if offset < view.lo:
-            self._lost(f"offsets [{offset}, {view.lo}) of {name} are gone: the log starts at {view.lo} by now")
+            self._lost(f"offsets [{offset}, {view.lo}) of {name} are gone: the log now starts at {view.lo}")
             return view.lo
         if offset > view.hi:
             self._lost(f"{name} ends at {view.hi}, before offset {offset} that the query has reached")
             return view.hi
         return offset
 
-    def _there(
+    def _still_readable(
         self, stop: StreamOffset, los: Mapping[PartitionKey, int], layout: Layout
     ) -> dict[PartitionKey, tuple[int, int]]:
-        """What of a planned micro-batch is there still, as [lo, hi). DataLossError where it is not all of it."""
-        there: dict[PartitionKey, tuple[int, int]] = {}
+        """The ranges [lo, hi) of a planned micro-batch that still exist. DataLossError if part of it is gone."""
+        left: dict[PartitionKey, tuple[int, int]] = {}
         for key, hi in stop.next_offsets.items():
             lo = self._position(key, los[key], stop.topic_ids, layout) if los[key] < hi else None
             if lo is None or stop.topic_ids.get(key[0]) != layout.topic_ids[key[0]]:
@@ -196,17 +198,17 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = layout.views[key].hi
             if hi > end and los[key] <= end:
                 self._lost(f"{key[0]}-{key[1]} ends at {end}, before offset {hi} that a micro-batch was to read")
-            there[key] = (lo, min(hi, end))
-        return there
+            left[key] = (lo, min(hi, end))
+        return left
 
     def _goal(self, key: PartitionKey, view: PartitionView, position: int) -> int:
         if self._target is None:
             return max(position, view.hi)
         return max(position, min(view.hi, self._target.get(key, position)))
 
-    def _is_put_off(self, limits: Limits, rows: int) -> bool:
-        """True while there are fewer than minOffsetsPerTrigger rows and maxTriggerDelay has not passed since the last
-        micro-batch of this run. The first comes at once, and a run of AvailableNow waits for nothing."""
+    def _is_postponed(self, limits: Limits, rows: int) -> bool:
+        """True while there are fewer than minOffsetsPerTrigger rows and maxTriggerDelay has not passed since this run's
+        last micro-batch. The first micro-batch is never postponed, nor is any with Trigger.AvailableNow."""
         if limits.rows_min is None or rows >= limits.rows_min or self._target is not None:
             return False
         if self._last_batch_s is None:

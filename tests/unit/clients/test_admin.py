@@ -33,7 +33,7 @@ def test_life_of_a_topic() -> None:
     run(scenario())
 
 
-def test_definite_refusal_is_told_at_once_with_the_servers_words() -> None:
+def test_definite_refusal_is_raised_immediately_with_the_servers_message() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, admin_of(cluster) as admin:
             with pytest.raises(SmqError, match="topic 't' is there") as caught:
@@ -44,7 +44,7 @@ def test_definite_refusal_is_told_at_once_with_the_servers_words() -> None:
     run(scenario())
 
 
-def test_change_whose_answer_was_lost_takes_effect_once() -> None:
+def test_change_with_a_lost_answer_takes_effect_once() -> None:
     async def scenario() -> None:
         async with cluster_of(2) as cluster, admin_of(cluster) as admin:
             losses = iter(range(2))
@@ -66,7 +66,7 @@ def test_change_whose_answer_was_lost_takes_effect_once() -> None:
     run(scenario())
 
 
-def test_call_goes_on_at_another_node_when_one_is_down_or_not_ready() -> None:
+def test_call_continues_at_another_node_when_one_is_down_or_not_ready() -> None:
     async def scenario() -> None:
         async with cluster_of(3, t=1) as cluster, admin_of(cluster) as admin:
             await cluster.nodes[1].stop()
@@ -80,7 +80,7 @@ def test_call_goes_on_at_another_node_when_one_is_down_or_not_ready() -> None:
     run(scenario())
 
 
-def test_lost_quorum_is_told_within_the_timeout() -> None:
+def test_lost_quorum_is_reported_within_the_timeout() -> None:
     async def scenario() -> None:
         async with cluster_of(2, t=1) as cluster, admin_of(cluster, timeout_ms=200) as admin:
 
@@ -96,7 +96,7 @@ def test_lost_quorum_is_told_within_the_timeout() -> None:
     run(scenario())
 
 
-def test_node_that_hangs_does_not_hang_the_caller() -> None:
+def test_hanging_node_does_not_hang_the_caller() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, admin_of(cluster, timeout_ms=200) as admin:
             stuck = asyncio.Event()
@@ -124,7 +124,7 @@ def test_offsets_and_ranges() -> None:
     run(scenario())
 
 
-def test_offsets_are_found_at_another_replica_when_the_leader_is_down() -> None:
+def test_offsets_are_looked_up_at_another_replica_when_the_leader_is_down() -> None:
     async def scenario() -> None:
         async with cluster_of(2, t=2) as cluster, admin_of(cluster) as admin:
             await admin.describe_topic("t")
@@ -147,7 +147,7 @@ def test_group_offsets() -> None:
     run(scenario())
 
 
-def test_node_status_is_asked_of_that_node() -> None:
+def test_node_status_comes_from_that_node() -> None:
     async def scenario() -> None:
         async with cluster_of(2, t=1) as cluster, admin_of(cluster) as admin:
             status = await admin.node_status(2, with_digest=True)
@@ -159,7 +159,7 @@ def test_node_status_is_asked_of_that_node() -> None:
     run(scenario())
 
 
-def test_what_is_no_smq_node_is_named() -> None:
+def test_server_that_is_not_an_smq_node_is_named() -> None:
     import grpc
 
     async def scenario() -> None:
@@ -167,7 +167,7 @@ def test_what_is_no_smq_node_is_named() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         admin = Admin(f"127.0.0.1:{port}")
-        with pytest.raises(SmqError, match="no smq node"):
+        with pytest.raises(SmqError, match="not an smq node"):
             await admin.start()
         await admin.close()
         await server.stop(None)

@@ -88,21 +88,19 @@ def test_code_of_a_newer_version_keeps_its_name() -> None:
         (grpc.StatusCode.ABORTED, ErrorCode.INTERNAL),
     ],
 )
-def test_failure_of_grpc_itself_becomes_an_error_that_names_the_address(
-    status: grpc.StatusCode, code: ErrorCode
-) -> None:
+def test_grpc_failure_becomes_an_error_that_names_the_address(status: grpc.StatusCode, code: ErrorCode) -> None:
     error = error_from_rpc(Failure(status, "why\nand a long trace"), "host:1")
     assert error.code is code
     assert "long trace" not in error.message
     assert "host:1" in error.message or code is ErrorCode.LIMIT_EXCEEDED
 
 
-def test_trailers_that_are_garbage_are_passed_over() -> None:
+def test_garbage_trailers_are_ignored() -> None:
     error = error_from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, "", ((ERROR_METADATA_KEY, b"\xff\xff"),)), "h:1")
     assert error.code is ErrorCode.TIMED_OUT
     assert "no reason given" in error.message
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-def test_every_code_has_a_status_that_is_a_failure(code: ErrorCode) -> None:
+def test_every_code_maps_to_a_failure_status(code: ErrorCode) -> None:
     assert status_of(code) not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)

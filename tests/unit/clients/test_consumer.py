@@ -28,7 +28,7 @@ async def take(consumer: Consumer, count: int) -> list[ConsumerRecord]:
     return [await anext(consumer) for _ in range(count)]
 
 
-def test_records_come_with_everything_they_had() -> None:
+def test_records_arrive_with_all_their_fields() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
             fill(cluster, 2)
@@ -88,7 +88,7 @@ def test_start_positions(start: Any, position: int) -> None:
 
 
 @pytest.mark.parametrize("start", [2, 11, -1, ("EXACT_OFFSET", 10), ("EXACT_OFFSET", 2)])
-def test_start_out_of_range_is_told_with_the_range(start: Any) -> None:
+def test_start_out_of_range_is_an_error_with_the_range(start: Any) -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
             fill(cluster, 10)
@@ -101,7 +101,7 @@ def test_start_out_of_range_is_told_with_the_range(start: Any) -> None:
     run(scenario())
 
 
-def test_seek_moves_back_and_forward_and_refuses_what_is_past_the_end() -> None:
+def test_seek_moves_back_and_forward_and_refuses_offsets_past_the_end() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
             fill(cluster, 10)
@@ -120,7 +120,7 @@ def test_seek_moves_back_and_forward_and_refuses_what_is_past_the_end() -> None:
     run(scenario())
 
 
-def test_position_and_lag_follow_what_was_handed_out() -> None:
+def test_position_and_lag_follow_the_returned_records() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
             fill(cluster, 10)
@@ -132,7 +132,7 @@ def test_position_and_lag_follow_what_was_handed_out() -> None:
     run(scenario())
 
 
-def test_several_partitions_are_read_whole_and_in_order() -> None:
+def test_several_partitions_are_read_completely_and_in_order() -> None:
     async def scenario() -> None:
         async with cluster_of(3, t=5) as cluster, consumer_of(cluster, fetch_max_bytes=300) as consumer:
             for p in range(5):
@@ -142,13 +142,13 @@ def test_several_partitions_are_read_whole_and_in_order() -> None:
             for record in await take(consumer, sum(20 + p for p in range(5))):
                 seen[record.partition].append(record.offset)
             assert seen == {p: list(range(20 + p)) for p in range(5)}
-            # Partitions with the same leader went together.
+            # Partitions with the same leader shared a call.
             assert any(len(f.partitions) > 1 for node in cluster.nodes.values() for f in node.fetches)
 
     run(scenario())
 
 
-def test_getmany_hands_out_by_partition_and_is_empty_when_nothing_comes() -> None:
+def test_getmany_groups_by_partition_and_is_empty_when_nothing_arrives() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=2) as cluster, consumer_of(cluster, max_wait_ms=10) as consumer:
             fill(cluster, 4, partition=1)
@@ -162,7 +162,7 @@ def test_getmany_hands_out_by_partition_and_is_empty_when_nothing_comes() -> Non
     run(scenario())
 
 
-def test_raw_batches_come_as_they_lie_in_the_log() -> None:
+def test_raw_batches_are_those_of_the_log() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
             fill(cluster, 6)
@@ -205,7 +205,7 @@ def test_fetch_range_reads_without_an_assignment() -> None:
     run(scenario())
 
 
-def test_reader_goes_on_at_another_replica_when_its_node_dies() -> None:
+def test_reader_continues_at_another_replica_when_its_node_dies() -> None:
     async def scenario() -> None:
         async with cluster_of(3, t=1) as cluster, consumer_of(cluster) as consumer:
             fill(cluster, 4)
@@ -219,7 +219,7 @@ def test_reader_goes_on_at_another_replica_when_its_node_dies() -> None:
     run(scenario())
 
 
-def test_damaged_replica_is_left_for_another() -> None:
+def test_damaged_replica_is_abandoned_for_another() -> None:
     async def scenario() -> None:
         async with cluster_of(2, t=1) as cluster, consumer_of(cluster) as consumer:
             fill(cluster, 2)
@@ -236,7 +236,7 @@ def test_damaged_replica_is_left_for_another() -> None:
     run(scenario())
 
 
-def test_named_replica_alone_is_read() -> None:
+def test_only_the_named_replica_is_read() -> None:
     async def scenario() -> None:
         async with cluster_of(3, t=1) as cluster, consumer_of(cluster, from_replica=3) as consumer:
             fill(cluster, 2)
@@ -250,13 +250,13 @@ def test_named_replica_alone_is_read() -> None:
     run(scenario())
 
 
-def test_records_that_are_gone_are_told_with_the_range_until_a_seek() -> None:
+def test_lost_records_are_an_error_with_the_range_until_a_seek() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
             await consumer.assign([("t", 0)])
             fill(cluster, 9)
             cluster.topics["t"][0].log_start = 6
-            consumer._planner.assigned["t", 0].move(2)  # as if it had been away for 30 days
+            consumer._planner.assigned["t", 0].move(2)  # as if the consumer had been away for 30 days
             for _ in range(2):
                 with pytest.raises(SmqError) as caught:
                     await anext(consumer)
@@ -269,7 +269,7 @@ def test_records_that_are_gone_are_told_with_the_range_until_a_seek() -> None:
 
 
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 6), ("latest", 9)])
-def test_records_that_are_gone_are_passed_over_where_the_user_asked_for_that(reset: Any, first: int) -> None:
+def test_lost_records_are_skipped_if_the_user_asked_for_that(reset: Any, first: int) -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset=reset) as consumer:
             await consumer.assign([("t", 0)])
@@ -277,7 +277,7 @@ def test_records_that_are_gone_are_passed_over_where_the_user_asked_for_that(res
             cluster.topics["t"][0].log_start = 6
             consumer._planner.assigned["t", 0].move(2)
             waiting = asyncio.create_task(take(consumer, 1))
-            while consumer.position("t", 0) == 2:  # noqa: ASYNC110 a position tells nobody when it moves
+            while consumer.position("t", 0) == 2:  # noqa: ASYNC110 a position does not signal its moves
                 await asyncio.sleep(0)
             fill(cluster, 1)
             assert [r.offset for r in await waiting] == [first]
@@ -307,7 +307,7 @@ def test_group_resumes_at_exactly_the_next_record() -> None:
     run(scenario())
 
 
-def test_group_below_the_log_start_is_told_or_reset() -> None:
+def test_group_below_the_log_start_is_an_error_or_reset() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster:
             fill(cluster, 10)
@@ -323,7 +323,7 @@ def test_group_below_the_log_start_is_told_or_reset() -> None:
     run(scenario())
 
 
-def test_mistakes_of_the_caller_are_named() -> None:
+def test_callers_mistakes_are_named() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
             with pytest.raises(SmqError, match=r"assign\(\)"):
@@ -360,7 +360,7 @@ def test_deleted_topic_ends_the_reading_with_an_error() -> None:
     run(scenario())
 
 
-def test_trouble_that_lasts_is_told_and_tried_again() -> None:
+def test_lasting_failure_is_raised_and_retried() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, consumer_of(cluster, stall_timeout_ms=100) as consumer:
             fill(cluster, 1)
@@ -370,7 +370,7 @@ def test_trouble_that_lasts_is_told_and_tried_again() -> None:
                 await anext(consumer)
             await cluster.nodes[1].restart()
             fill(cluster, 1)
-            for _ in range(50):  # every further error is told too, until the connection is back
+            for _ in range(50):  # further errors are raised, too, until the connection is back
                 try:
                     assert (await anext(consumer)).offset == 1
                     break
@@ -400,7 +400,7 @@ def test_close_ends_a_waiting_iteration() -> None:
     run(scenario())
 
 
-def test_what_a_producer_sent_is_what_a_consumer_reads_for_every_codec() -> None:
+def test_consumer_reads_what_a_producer_sent_for_every_codec() -> None:
     async def scenario(codec: str) -> None:
         async with cluster_of(2, t=1) as cluster:
             async with Producer(bootstrap_of(cluster), compression=codec) as producer:

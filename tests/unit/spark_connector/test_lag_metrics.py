@@ -14,7 +14,7 @@ QUERY = "0c7e7f36-4a41-4a0e-9a2b-6f0b0c1d2e3f"
 
 
 def progress(name: str | None, end: dict[str, int], latest: dict[str, int], query: str = QUERY) -> QueryProgressEvent:
-    """One micro-batch's progress, as a query of Spark 4 that reads smq reported it, with other positions."""
+    """The progress of one micro-batch, as reported by a Spark 4 query that reads smq, with other positions."""
 
     def position(offsets: dict[str, int]) -> str:
         return json.dumps({"ids": {"t": "5f"}, "o": {"t": offsets}, "v": 1})
@@ -73,13 +73,13 @@ def test_lag_of_each_partition_is_a_gauge() -> None:
     assert shown(registry)["flights", "t", "0"] == 1
 
 
-def test_query_without_a_name_goes_by_its_id() -> None:
+def test_query_without_a_name_is_labelled_with_its_id() -> None:
     registry = CollectorRegistry()
     PrometheusLag(registry).onQueryProgress(progress(None, {"0": 1}, {"0": 2}))
     assert shown(registry) == {(QUERY, "t", "0"): 1}
 
 
-def test_series_go_with_their_query_and_with_their_partition() -> None:
+def test_series_end_with_their_query_and_with_their_partition() -> None:
     registry = CollectorRegistry()
     listener = PrometheusLag(registry)
     other = str(uuid.uuid4())

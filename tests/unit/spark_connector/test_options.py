@@ -1,4 +1,4 @@
-"""Options of format("smq"): what is accepted, and what each refusal tells the user to do."""
+"""Options of format("smq"): which are accepted, and the advice in each refusal."""
 
 import logging
 import pickle
@@ -74,7 +74,7 @@ def test_tls_files_reach_the_reader_and_half_of_them_is_refused(monkeypatch: pyt
     assert parsed(**{"tls.ca": "/ca"}).source.tls == Tls(ca="/ca")
     whole = {"tls.ca": "/ca", "tls.certificate": "/c", "tls.key": "/k"}
     assert parsed(**whole).source.tls == Tls(ca="/ca", certificate="/c", key="/k")
-    for lost, says in (("tls.ca", "needs 'tls.ca'"), ("tls.key", "given together")):
+    for lost, says in (("tls.ca", "needs 'tls.ca'"), ("tls.key", "together: a certificate")):
         with pytest.raises(OptionError, match=says):
             parsed(**{key: value for key, value in whole.items() if key != lost})
     monkeypatch.setenv("SMQ_TLS_CA", "/of/the/driver")
@@ -97,7 +97,7 @@ def test_missing_topic_says_what_to_set() -> None:
         read_options({"servers": "h:1"})
 
 
-def test_source_without_options_can_be_made_because_create_table_does() -> None:
+def test_source_can_be_made_without_options_as_create_table_does() -> None:
     assert SmqDataSource({}).schema().fieldNames()[:2] == ["key", "value"]
 
 
@@ -113,7 +113,7 @@ def test_assign_is_sorted_and_without_repeats() -> None:
 @pytest.mark.parametrize(
     "text", ["", "t", "[]", "{}", '{"t":0}', '{"t":[]}', '{"t":[-1]}', '{"t":[true]}', '{"t":["0"]}']
 )
-def test_assign_that_is_no_map_of_partitions_is_refused(text: str) -> None:
+def test_assign_that_is_not_a_map_of_partitions_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="assign"):
         read_options({"servers": "h:1", "assign": text})
 
@@ -150,7 +150,7 @@ def test_json_offsets_with_marks() -> None:
         ("startingOffsets", ""),
     ],
 )
-def test_offsets_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:
+def test_meaningless_offsets_are_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(OptionError, match=name):
         parsed(**{name: text})
 
@@ -187,7 +187,7 @@ def test_times_are_in_milliseconds_or_by_name_in_nanoseconds(options: dict[str, 
         ("maxTriggerDelay", "-5s"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:
+def test_meaningless_values_are_refused_by_name(name: str, text: str) -> None:
     given = {name.lower(): text} if name == "subscribePattern" else {**BASE, name.lower(): text}
     for check in (check_given, stream_options if not name.startswith("ending") else read_options):
         with pytest.raises(OptionError, match=name):
@@ -215,16 +215,14 @@ def test_limits_of_a_micro_batch() -> None:
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestampNs", "pushdown"])
-def test_what_only_a_batch_can_have_is_refused_in_a_stream(name: str) -> None:
+def test_batch_only_options_are_refused_in_a_stream(name: str) -> None:
     value = {"endingOffsets": "latest", "pushdown": "true"}.get(name, "{}" if "By" in name else "1")
-    with pytest.raises(OptionError, match=f"'{name}' is of batch reads"):
+    with pytest.raises(OptionError, match=f"'{name}' is only for batch reads"):
         streamed(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"])
-def test_what_only_a_stream_can_have_is_ignored_in_a_batch_with_a_warning(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stream_only_options_are_ignored_in_a_batch_with_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
     parsed(**{name: "5"})
     assert f"'{name}' has no effect in a batch" in caplog.text
 
@@ -236,14 +234,14 @@ def test_stream_may_start_at_latest_by_word_and_by_mark() -> None:
 
 @pytest.mark.parametrize("name", ["includeHeaders", "includeIndex", "failOnDataLoss", "pushdown"])
 def test_flags_are_true_or_false_only(name: str) -> None:
-    with pytest.raises(OptionError, match=rf"'{name}' is true or false, not 'yes'"):
+    with pytest.raises(OptionError, match=rf"'{name}' must be true or false, not 'yes'"):
         parsed(**{name: "yes"})
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition", "retryTimeoutMs", "maxBytesPerTrigger"])
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "", "٣"])
 def test_numbers_are_whole_and_positive(name: str, text: str) -> None:
-    with pytest.raises(OptionError, match=rf"'{name}' is a whole number"):
+    with pytest.raises(OptionError, match=rf"'{name}' must be a whole number"):
         parsed(**{name: text})
 
 
@@ -298,9 +296,9 @@ def test_trap_sources_survive_pickling_and_take_schema_by_keyword() -> None:
 
 def test_options_of_a_write_are_refused_in_a_read_with_what_to_write_instead() -> None:
     check_given({"topic": "t", "checkpointlocation": "/tmp/c"})
-    with pytest.raises(OptionError, match="'topic' is of writes: name topics by 'subscribe'"):
+    with pytest.raises(OptionError, match="'topic' is only for writes: name topics by 'subscribe'"):
         parsed(topic="t")
-    with pytest.raises(OptionError, match="'checkpointlocation' is of writes: set it on writeStream"):
+    with pytest.raises(OptionError, match="'checkpointlocation' is only for writes: set it on writeStream"):
         streamed(checkpointLocation="/tmp/c")
 
 

@@ -55,7 +55,7 @@ def bounds(ranges: list[Range]) -> list[tuple[int, int, int]]:
 
 
 # ------------------------------------------------------------------------------------------------ ranges
-def test_defaults_read_all_there_is() -> None:
+def test_defaults_read_everything() -> None:
     assert bounds(resolved(options(), views((0, 10), (5, 7)))) == [(0, 0, 10), (1, 5, 7)]
 
 
@@ -69,7 +69,7 @@ def test_json_offsets_and_marks_together() -> None:
 
 
 @pytest.mark.parametrize("json", ['{"t":{"0":1}}', '{"t":{"0":1,"1":1,"2":1}}', '{"u":{"0":1,"1":1}}', "{}"])
-def test_json_that_names_other_partitions_than_are_read_is_refused(json: str) -> None:
+def test_json_that_names_other_partitions_is_refused(json: str) -> None:
     with pytest.raises(OptionError, match="must name every partition that is read"):
         resolved(options(startingOffsets=json), views((0, 9), (0, 9)))
 
@@ -81,23 +81,23 @@ def test_start_beyond_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("start", [1, 10])
-def test_start_outside_of_the_log_is_data_loss(start: int) -> None:
+def test_start_outside_the_log_is_data_loss(start: int) -> None:
     chosen = options(startingOffsets=f'{{"t":{{"0":{start}}}}}')
-    with pytest.raises(DataLossError, match=rf"startingOffsets {start} of t-0 is outside of \[2, 9\]"):
+    with pytest.raises(DataLossError, match=rf"startingOffsets {start} of t-0 is outside \[2, 9\]"):
         resolved(chosen, views((2, 9)))
 
 
 def test_end_beyond_the_high_water_mark_is_data_loss() -> None:
-    with pytest.raises(DataLossError, match=r"endingOffsets 10 of t-0 is outside of \[2, 9\]"):
+    with pytest.raises(DataLossError, match=r"endingOffsets 10 of t-0 is outside \[2, 9\]"):
         resolved(options(endingOffsets='{"t":{"0":10}}'), views((2, 9)))
 
 
-def test_offsets_outside_are_clamped_where_data_loss_is_accepted() -> None:
+def test_offsets_outside_are_clamped_if_data_loss_is_accepted() -> None:
     chosen = options(startingOffsets='{"t":{"0":1}}', endingOffsets='{"t":{"0":10}}', failOnDataLoss="false")
     assert bounds(resolved(chosen, views((2, 9)))) == [(0, 2, 9)]
 
 
-def test_start_beyond_the_end_of_the_log_reads_nothing_where_accepted() -> None:
+def test_start_beyond_the_end_of_the_log_reads_nothing_if_accepted() -> None:
     chosen = options(startingOffsets='{"t":{"0":12}}', failOnDataLoss="false")
     assert resolved(chosen, views((2, 9))) == []
 
@@ -140,12 +140,12 @@ def test_times_must_name_every_partition() -> None:
         resolved(options(startingOffsetsByTimestamp='{"t":{"0":100}}'), HUNDRED)
 
 
-def test_time_that_no_record_has_reached_is_refused_with_both_ways_out() -> None:
+def test_time_after_the_last_record_is_refused_with_both_ways_out() -> None:
     with pytest.raises(OptionError, match=r"startingTimestamp: no record of t-0 .* earlier time, .*'latest'"):
         resolved(options(startingTimestamp="5000"), HUNDRED)
 
 
-def test_time_that_no_record_has_reached_starts_at_the_end_where_asked_for() -> None:
+def test_time_after_the_last_record_starts_at_the_end_if_requested() -> None:
     chosen = options(startingTimestamp="5000", startingOffsetsByTimestampStrategy="latest")
     assert resolved(chosen, HUNDRED) == []
 
@@ -170,13 +170,13 @@ def test_pattern_that_matches_nothing_reads_nothing_and_warns(caplog: pytest.Log
     assert "matches no topic" in caplog.text
 
 
-def test_topic_that_is_not_there_is_named() -> None:
-    with pytest.raises(OptionError, match=r"no topic 'u' \(topics there: t\).*smq topic create"):
+def test_missing_topic_is_named() -> None:
+    with pytest.raises(OptionError, match=r"no topic 'u' \(existing topics: t\).*smq topic create"):
         select_partitions(options(subscribe="t,u").source, HUNDRED)
 
 
-def test_partition_that_is_not_there_is_named() -> None:
-    with pytest.raises(OptionError, match=r"topic 't' has 2 partitions, 'assign' names \[7\]"):
+def test_missing_partition_is_named() -> None:
+    with pytest.raises(OptionError, match=r"topic 't' has 2 partitions, but 'assign' names \[7\]"):
         select_partitions(options(assign='{"t":[0,7]}').source, HUNDRED)
 
 
@@ -218,8 +218,8 @@ def test_pieces_of_a_range_prefer_different_replicas() -> None:
 
 
 @pytest.mark.parametrize("partitions", [2, 3, 6, 7])
-def test_partitions_are_read_from_all_nodes_alike(partitions: int) -> None:
-    """Whatever order the replicas come in: with two of them, as with three."""
+def test_partitions_are_read_evenly_from_all_nodes(partitions: int) -> None:
+    """In any order of the replicas: with two of them, as with three."""
     for nodes in (NODES, NODES[:2]):
         turned = [nodes[p % len(nodes) :] + nodes[: p % len(nodes)] for p in range(partitions)]
         size = MERGED_RECORDS_MAX

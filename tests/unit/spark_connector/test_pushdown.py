@@ -1,4 +1,4 @@
-"""Filters to bounds to narrower ranges: nothing that a filter lets through may be left out."""
+"""Filters to bounds to narrower ranges: no record that passes the filters may be left out."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -90,7 +90,7 @@ FILTERS = st.lists(st.tuples(st.sampled_from(sorted(COMPARED, key=str)), NUMBERS
 
 
 @given(FILTERS)
-def test_no_row_that_the_filters_let_through_is_left_out(
+def test_no_row_that_passes_the_filters_is_left_out(
     filters: list[tuple[Callable[..., Filter], tuple[str, float]]],
 ) -> None:
     def passes(topic: str, partition: int, offset: int) -> bool:

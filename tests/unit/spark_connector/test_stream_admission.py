@@ -1,4 +1,4 @@
-"""What one micro-batch takes: limits are kept, nothing waits for ever, shares follow the backlog."""
+"""Admission: limits hold, no partition starves, shares follow the backlog."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ def options(**more: str) -> StreamOptions:
 
 
 def backlog(*rows: int) -> tuple[dict[PartitionKey, int], dict[PartitionKey, int]]:
-    """Positions and goals of partitions that are so many rows behind."""
+    """Positions and goals of partitions that are this many rows behind."""
     positions = {("t", p): 100 * p for p in range(len(rows))}
     return positions, {("t", p): 100 * p + count for p, count in enumerate(rows)}
 
@@ -47,7 +47,7 @@ def taken(rows: tuple[int, ...], limits: Limits, turn: int = 0) -> list[int]:
     return [ends["t", p] - positions["t", p] for p in range(len(rows))]
 
 
-def test_without_a_limit_all_is_taken() -> None:
+def test_without_a_limit_everything_is_taken() -> None:
     assert taken((5, 0, 70), Limits()) == [5, 0, 70]
 
 
@@ -55,7 +55,7 @@ def test_rows_are_split_in_proportion_to_the_backlog() -> None:
     assert taken((9000, 900, 100), Limits(rows_max=1000)) == [898, 91, 11]
 
 
-def test_fewer_rows_than_partitions_go_round() -> None:
+def test_fewer_rows_than_partitions_rotate() -> None:
     rounds = [taken((50, 50, 50), Limits(rows_max=2), turn) for turn in range(3)]
     assert rounds == [[1, 1, 0], [0, 1, 1], [1, 0, 1]]
 
@@ -71,7 +71,7 @@ def test_split_takes_exactly_the_limit_and_leaves_no_partition_out(rows: list[in
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=6), st.integers(1, 6000), st.integers(0, 9))
-def test_bytes_are_kept_to_but_for_a_first_batch_that_is_larger(rows: list[int], bytes_max: int, turn: int) -> None:
+def test_byte_limit_holds_except_for_a_larger_first_batch(rows: list[int], bytes_max: int, turn: int) -> None:
     positions, goals = backlog(*rows)
     ends = admit(positions, goals, Limits(bytes_max=bytes_max), sized, turn)
     batches = [-(-(ends[key] - positions[key]) // BATCH_ROWS) for key in positions]
@@ -80,20 +80,20 @@ def test_bytes_are_kept_to_but_for_a_first_batch_that_is_larger(rows: list[int],
     assert all(positions[key] <= ends[key] <= goals[key] for key in positions)
 
 
-def test_bytes_bring_every_partition_to_its_end_in_the_long_run() -> None:
+def test_byte_limit_lets_every_partition_reach_its_end() -> None:
     positions, goals = backlog(400, 10, 3, 90)
     for turn in range(100):
         positions = admit(positions, goals, Limits(bytes_max=BATCH_BYTES), sized, turn)
     assert positions == goals
 
 
-def test_sizes_that_no_replica_knows_yet_do_not_stop_a_run() -> None:
+def test_sizes_unknown_to_all_replicas_do_not_stop_a_run() -> None:
     positions, goals = backlog(50, 50)
     ends = admit(positions, goals, Limits(bytes_max=10), lambda asked: {k: (s, 0) for k, (s, _) in asked.items()}, 1)
     assert [ends[key] - positions[key] for key in positions] == [0, 1]
 
 
-def test_rows_and_bytes_hold_together() -> None:
+def test_row_and_byte_limits_hold_together() -> None:
     assert sum(taken((500, 500), Limits(rows_max=30, bytes_max=10**6))) == 30
     assert taken((500, 500), Limits(rows_max=900, bytes_max=2000)) == [10, 10]
 

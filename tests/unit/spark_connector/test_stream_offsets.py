@@ -1,4 +1,4 @@
-"""A stream's position as text: canonical, exact, and refused where it is not ours."""
+"""A stream's position as text: canonical, exact, and refused if it is not ours."""
 
 import json
 
@@ -56,6 +56,6 @@ def test_trap_equal_positions_are_equal_texts_whatever_order_they_were_made_in(
         {"v": 1, "o": [1], "ids": {}},
     ],
 )
-def test_position_that_is_not_ours_is_refused_with_what_to_do(given_: dict[str, object]) -> None:
+def test_foreign_position_is_refused_with_advice(given_: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="start with a new checkpointLocation"):
         StreamOffset.of_json(given_)

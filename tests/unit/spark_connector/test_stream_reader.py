@@ -1,4 +1,4 @@
-"""The stream reader without Spark: it is called as Spark calls it, over a cluster in this process with its faults."""
+"""The stream reader without Spark: called as Spark calls it, over a faulty cluster in this process."""
 
 import json
 import time
@@ -36,7 +36,7 @@ def span(partition: int, lo: int, hi: int, topic: str = "t") -> list[tuple[str, 
     return [(topic, partition, offset) for offset in range(lo, hi)]
 
 
-def test_stream_from_earliest_reads_all_and_then_what_comes(cluster: FakeCluster) -> None:
+def test_stream_from_earliest_reads_everything_and_then_new_records(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest")
     assert query.drain() == [200]
     fill(cluster, 1, 30)
@@ -46,7 +46,7 @@ def test_stream_from_earliest_reads_all_and_then_what_comes(cluster: FakeCluster
 
 def test_stream_starts_at_latest_by_default(cluster: FakeCluster) -> None:
     query = Query(cluster.servers)
-    assert query.drain() == [0]  # Spark runs a first micro-batch, whatever is in it
+    assert query.drain() == [0]  # Spark always runs a first micro-batch
     fill(cluster, 0, 20)
     assert query.drain() == [20]
     assert query.rows == span(0, 100, 120)
@@ -59,8 +59,8 @@ def test_stream_starts_by_time_and_by_json(cluster: FakeCluster) -> None:
     assert mixed.rows == span(1, 73, 100)
 
 
-def test_trap_latest_of_a_replayed_first_batch_is_where_it_first_was(cluster: FakeCluster) -> None:
-    """Trap: initialOffset is asked again when batch 0 is replayed, and by then "latest" has moved."""
+def test_trap_replayed_first_batch_keeps_its_original_latest(cluster: FakeCluster) -> None:
+    """Trap: Spark asks for initialOffset again when batch 0 is replayed, and by then "latest" has moved."""
     query = Query(cluster.servers)
     query.start()
     fill(cluster, 0, 40)
@@ -82,19 +82,19 @@ def test_trap_initial_offset_is_asked_twice_and_answers_once(cluster: FakeCluste
 
 
 def test_trap_empty_first_batch_replayed_reads_nothing(cluster: FakeCluster) -> None:
-    """Trap: a first micro-batch without records is written down as the fresh start itself."""
+    """Trap: a first micro-batch without records is stored as the fresh start itself."""
     query = Query(cluster.servers)
     assert query.plan()
     fill(cluster, 0, 50)
-    query.restart(startingOffsets="earliest")  # so that the start, asked for again, is another place
+    query.restart(startingOffsets="earliest")  # so that the start moves before it is asked for again
     assert query.run() == []
     query.commit()
     assert query.drain() == [50]
     assert query.rows == span(0, 100, 150)
 
 
-def test_trap_nothing_new_is_the_start_to_the_letter(cluster: FakeCluster) -> None:
-    """Trap: Spark compares positions as text; another text of the same position is an endless row of batches."""
+def test_trap_nothing_new_returns_the_start_unchanged(cluster: FakeCluster) -> None:
+    """Trap: Spark compares positions as text; another text of the same position causes endless batches."""
     query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
     end = json.loads(query.offset_log[-1])
@@ -115,7 +115,7 @@ def test_trap_offsets_above_two_to_the_53_survive(cluster: FakeCluster) -> None:
     assert [row for row in query.rows if row[1] == 0] == span(0, far, far + 20)
 
 
-def test_replay_reads_the_same_records_whatever_has_come_since(cluster: FakeCluster) -> None:
+def test_replay_reads_the_same_records_after_newer_ones(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="60")
     query.batch()
     query.plan()
@@ -127,7 +127,7 @@ def test_replay_reads_the_same_records_whatever_has_come_since(cluster: FakeClus
 
 # ------------------------------------------------------------------------------------------------ admission
 def test_trap_commit_and_stop_may_come_late_or_never(cluster: FakeCluster) -> None:
-    """Trap: commit comes with the next plan, for the last micro-batch never; stop is not called on query.stop()."""
+    """Trap: commit comes with the next plan, and never for the last micro-batch; query.stop() does not call stop."""
     plain = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
     told = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
     while plain.batch() >= 0:
@@ -138,13 +138,13 @@ def test_trap_commit_and_stop_may_come_late_or_never(cluster: FakeCluster) -> No
     assert told.rows == plain.rows
 
 
-def test_offsets_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
+def test_offsets_per_trigger_are_respected(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="64")
     assert query.drain() == [64, 64, 64, 8]
     assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
 
 
-def test_bytes_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
+def test_bytes_per_trigger_are_respected(cluster: FakeCluster) -> None:
     size = len(cluster.log.partitions["t", 0].batches[0].data)
     query = Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size))
     sizes = query.drain()
@@ -164,7 +164,7 @@ def test_min_offsets_wait_for_rows_or_for_the_delay(cluster: FakeCluster, monkey
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     query = Query(cluster.servers, startingOffsets="earliest", minOffsetsPerTrigger="50", maxTriggerDelay="10s")
-    assert query.batch() == 200  # the first comes at once
+    assert query.batch() == 200  # the first is never postponed
     fill(cluster, 0, 40)
     assert query.batch() == -1
     fill(cluster, 0, 10)
@@ -178,7 +178,7 @@ def test_min_offsets_wait_for_rows_or_for_the_delay(cluster: FakeCluster, monkey
     assert query.batch() == -1
 
 
-def test_sizes_come_from_another_replica_where_one_does_not_know(cluster: FakeCluster) -> None:
+def test_sizes_come_from_another_replica_if_one_does_not_know_them(cluster: FakeCluster) -> None:
     def not_a_replica(listed: pb.ListedOffset) -> None:
         raise SmqError(ErrorCode.NOT_REPLICA, "elsewhere")
 
@@ -187,7 +187,7 @@ def test_sizes_come_from_another_replica_where_one_does_not_know(cluster: FakeCl
     assert Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger="1").batch() == 10
 
 
-def test_retention_between_two_questions_is_asked_about_again(cluster: FakeCluster) -> None:
+def test_retention_between_two_calls_is_looked_up_again(cluster: FakeCluster) -> None:
     def loses_head(listed: pb.ListedOffset) -> None:
         log = cluster.log.partitions["t", 0]
         if log.log_start < 70:
@@ -204,7 +204,7 @@ def test_retention_between_two_questions_is_asked_about_again(cluster: FakeClust
 
 
 # ------------------------------------------------------------------------------------------------ AvailableNow
-def test_available_now_ends_at_what_was_there_when_it_began(cluster: FakeCluster) -> None:
+def test_available_now_ends_at_the_end_as_of_its_start(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70")
     query.reader.prepareForTriggerAvailableNow()
     fill(cluster, 0, 500)
@@ -217,7 +217,7 @@ def test_available_now_ends_at_what_was_there_when_it_began(cluster: FakeCluster
     assert sum(query.drain()) == 510
 
 
-def test_available_now_waits_for_no_minimum(cluster: FakeCluster) -> None:
+def test_available_now_ignores_the_minimum(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", minOffsetsPerTrigger="1000")
     for expected in ([200], [10]):
         query.restart()
@@ -226,7 +226,7 @@ def test_available_now_waits_for_no_minimum(cluster: FakeCluster) -> None:
         fill(cluster, 0, 10)
 
 
-def test_available_now_says_that_the_cluster_is_away_instead_of_ending(cluster: FakeCluster) -> None:
+def test_available_now_fails_instead_of_ending_if_the_cluster_is_unavailable(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70", retryTimeoutMs="300")
     query.reader.prepareForTriggerAvailableNow()
     query.batch()
@@ -236,11 +236,11 @@ def test_available_now_says_that_the_cluster_is_away_instead_of_ending(cluster: 
 
 
 # ------------------------------------------------------------------------------------------------ the cluster changes
-def test_trap_cluster_that_is_away_does_not_end_the_query(
+def test_trap_unavailable_cluster_does_not_end_the_query(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Trap: any exception of latestOffset kills the query."""
-    monkeypatch.setattr(stream, "LOOK_TIMEOUT_S", 0.2)
+    """Trap: any exception in latestOffset kills the query."""
+    monkeypatch.setattr(stream, "LOOK_UP_TIMEOUT_S", 0.2)
     query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
     cluster.stop()
@@ -263,14 +263,14 @@ def test_partition_added_during_the_stream_is_read_from_its_beginning(cluster: F
     assert query.rows == span(2, 0, 30)
 
 
-def test_partition_that_is_added_without_records_costs_one_batch(cluster: FakeCluster) -> None:
+def test_empty_added_partition_costs_one_batch(cluster: FakeCluster) -> None:
     query = Query(cluster.servers)
     query.drain()
     cluster.log.grow("t", 3)
     assert query.drain() == [0]
 
 
-def test_pattern_takes_in_topics_that_come_later(cluster: FakeCluster) -> None:
+def test_pattern_includes_topics_created_later(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, subscribePattern="t|new-.*")
     query.drain()
     for topic in ("new-1", "other"):
@@ -288,7 +288,7 @@ def test_pattern_that_matches_nothing_yet_waits(cluster: FakeCluster) -> None:
     assert query.drain() == [10]
 
 
-def test_assign_stays_with_its_partitions(cluster: FakeCluster) -> None:
+def test_assign_keeps_its_partitions(cluster: FakeCluster) -> None:
     query = Query(cluster.servers)
     query.options.pop("subscribe")
     query.restart(assign='{"t":[1]}', startingOffsets="earliest")
@@ -298,7 +298,7 @@ def test_assign_stays_with_its_partitions(cluster: FakeCluster) -> None:
     assert query.rows == span(1, 0, 100)
 
 
-def test_restart_with_other_topics_drops_those_and_begins_these(cluster: FakeCluster) -> None:
+def test_restart_with_other_topics_drops_old_and_starts_new_ones(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
     cluster.log.create("u", 1)
@@ -310,7 +310,7 @@ def test_restart_with_other_topics_drops_those_and_begins_these(cluster: FakeClu
     assert query.rows == span(0, 0, 20, "u")
 
 
-def test_topic_that_is_not_there_is_refused_before_anything_runs(cluster: FakeCluster) -> None:
+def test_missing_topic_is_refused_before_anything_runs(cluster: FakeCluster) -> None:
     with pytest.raises(OptionError, match="no topic 'u'"):
         Query(cluster.servers, subscribe="t,u").start()
 
@@ -328,7 +328,7 @@ def test_retention_that_passes_a_slow_query_is_data_loss(cluster: FakeCluster) -
         query.plan()
 
 
-def test_retention_that_passes_a_slow_query_is_skipped_where_accepted(
+def test_retention_that_passes_a_slow_query_is_skipped_if_accepted(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="20", failOnDataLoss="false")
@@ -366,21 +366,21 @@ def test_log_that_ends_before_a_planned_batch_does(cluster: FakeCluster, fail: s
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_topic_that_was_made_anew_has_nothing_of_a_planned_batch(cluster: FakeCluster, fail: str) -> None:
+def test_recreated_topic_has_nothing_of_a_planned_batch(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.plan()
     cluster.log.delete("t")
     cluster.log.create("t", 2)
     fill(cluster, 0, 100)
     if fail == "true":
-        with pytest.raises(DataLossError, match="topic 't' has been deleted and created anew"):
+        with pytest.raises(DataLossError, match="topic 't' has been deleted and created again"):
             query.run()
     else:
         assert query.run() == []
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_topic_that_was_made_anew_is_not_taken_for_the_old_one(cluster: FakeCluster, fail: str) -> None:
+def test_recreated_topic_is_not_taken_for_the_old_one(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
     cluster.log.delete("t")
@@ -388,14 +388,14 @@ def test_topic_that_was_made_anew_is_not_taken_for_the_old_one(cluster: FakeClus
     for partition in range(2):
         fill(cluster, partition, 120)
     if fail == "true":
-        with pytest.raises(DataLossError, match="topic 't' has been deleted and created anew"):
+        with pytest.raises(DataLossError, match="topic 't' has been deleted and created again"):
             query.plan()
     else:
         assert query.drain() == [240]
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_topic_that_is_deleted(cluster: FakeCluster, fail: str) -> None:
+def test_deleted_topic(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
     cluster.log.delete("t")
@@ -407,7 +407,7 @@ def test_topic_that_is_deleted(cluster: FakeCluster, fail: str) -> None:
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_log_that_is_shorter_than_the_query_has_read(cluster: FakeCluster, fail: str) -> None:
+def test_log_shorter_than_the_query_has_read(cluster: FakeCluster, fail: str) -> None:
     """A cluster that was restored from an older backup."""
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
@@ -437,7 +437,7 @@ def test_report_of_the_latest_offset_shows_the_lag(cluster: FakeCluster) -> None
     assert query.batch() == 50
 
 
-def test_tasks_are_cut_as_the_options_say(cluster: FakeCluster) -> None:
+def test_tasks_are_cut_according_to_the_options(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", minPartitions="8")
     query.plan()
     slices = query.reader.partitions(query.start(), json.loads(query.offset_log[0]))

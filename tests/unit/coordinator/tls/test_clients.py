@@ -249,7 +249,7 @@ def test_ends_of_certificates_are_told_in_metrics_and_status(authorities: Author
 
 
 def test_half_of_a_clients_identity_is_refused() -> None:
-    with pytest.raises(SmqError, match="given together"):
+    with pytest.raises(SmqError, match="its key together"):
         Tls(ca="ca.crt", certificate="tls.crt")
 
 

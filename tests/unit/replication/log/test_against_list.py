@@ -1,4 +1,4 @@
-"""A partition log against a list: whatever is done to it, in whatever order the disk reports, and after crashes."""
+"""A partition log compared with a list: after any operations, in any order of the disk's reports, and after crashes."""
 
 import itertools
 import shutil
@@ -95,12 +95,12 @@ class LogAgainstList(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for name, value in {
             "CHECKPOINT_BATCHES": 3,
-            "CHECKPOINT_BATCHES_A_PRODUCER": 1,
+            "CHECKPOINT_BATCHES_PER_PRODUCER": 1,
             "TAIL_BYTES_KEPT": 200,
             "SLICE_BATCHES": 1,
         }.items():
             self.patch.setattr(partition_log, name, value)
-        self.patch.setattr(log_reader, "INDEX_ROWS_A_SCAN", 2)
+        self.patch.setattr(log_reader, "INDEX_ROWS_PER_SCAN", 2)
         self.model = Model(Offset(FAR), (), (), 0)
         self.log: PartitionLog
         self.count = 0
@@ -115,7 +115,7 @@ class LogAgainstList(RuleBasedStateMachine):
         self.note()
 
     def note(self) -> None:
-        """What the disk holds once everything submitted up to now is on it."""
+        """Records what the disk holds once everything submitted so far is durable."""
         self.snapshots[self.harness.disk.submitted_seq] = self.model
 
     def add(self, batch: bytes, stored: StoredValue, *, base_ts: int | None = None) -> None:
@@ -193,7 +193,7 @@ class LogAgainstList(RuleBasedStateMachine):
         logs = store.open_all()
         assert set(logs) == {PID}
         self.log = logs[PID]
-        assert self.log.damaged is None
+        assert self.log.tail_damage is None
         self.done = {row.number for row in self.model.live}
 
     # ----------------------------------------------------------------------------------- look-ups
@@ -243,10 +243,13 @@ class LogAgainstList(RuleBasedStateMachine):
     @invariant()
     def log_is_the_models(self) -> None:
         log, model = self.log, self.model
-        told = (log.log_start, log.appended_end, log.last_ts_ns)
-        assert told == (model.log_start, model.end, model.last_ts), (told, (model.log_start, model.end, model.last_ts))
-        # What lies before log_start goes in slices, each when the disk has reported the last one; until then its
-        # lineage and its size are still there, for nobody to see.
+        seen = (log.log_start, log.appended_end, log.last_ts_ns)
+        assert seen == (model.log_start, model.end, model.last_ts), (
+            seen,
+            (model.log_start, model.end, model.last_ts),
+        )
+        # The batches before log_start go in slices, each after the disk has reported the one before it. Until then
+        # their lineage and size are still there, invisible to readers.
         assert runs_from(log.runs, model.first) == model.runs()
         assert log.size_bytes >= model.size
         assert log.producers == model.producers()
@@ -285,9 +288,9 @@ class FakeLogAgainstList(LogAgainstList):
 
     @rule()
     def crash(self) -> None:
-        """All that was reported is there; of what was not, a prefix of the submissions."""
+        """Every reported submission survives; of the others, a prefix."""
         reported = self.fake.disk.durable_seq
-        # A slice of deletions that follows another by itself is submitted too, and changes nothing that the model sees.
+        # A slice of deletions that follows another by itself is a submission, too, invisible to the model.
         newest = max(seq for seq in self.snapshots if seq <= reported)
         candidates = [m for seq, m in self.snapshots.items() if seq >= newest]
         store = LogStore(self.fake.crash())

@@ -80,13 +80,13 @@ def test_the_row_of_a_partition_is_pinned() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_is_no_stored_batch_is_damage(data: bytes) -> None:
+def test_bytes_that_are_no_stored_batch_are_damage(data: bytes) -> None:
     with pytest.raises(DataDamaged):
         parse_value(data)
 
 
 @given(st.binary(max_size=120))
-def test_whatever_is_no_row_is_damage(data: bytes) -> None:
+def test_bytes_that_are_no_row_are_damage(data: bytes) -> None:
     for decode in (decode_checkpoint, decode_partition):
         with pytest.raises(DataDamaged):
             decode(data)
@@ -95,20 +95,20 @@ def test_whatever_is_no_row_is_damage(data: bytes) -> None:
 
 
 @given(st.integers(0, sum(map(len, sample()[:1])) - 1), st.booleans())
-def test_a_cut_or_lengthened_value_is_damage(size: int, is_cut: bool) -> None:
+def test_a_truncated_or_extended_value_is_damage(size: int, is_cut: bool) -> None:
     value, _ = sample()
     with pytest.raises(DataDamaged):
         parse_value(value[:size] if is_cut else value + bytes(size + 1))
 
 
 @given(OFFSETS, OFFSETS, st.integers(1, 1 << 30), INT64, INT64, st.integers(-(1 << 15), (1 << 15) - 1))
-def test_index_rows_come_back(base: int, ts_ns: int, count: int, created: int, producer: int, epoch: int) -> None:
+def test_index_rows_round_trip(base: int, ts_ns: int, count: int, created: int, producer: int, epoch: int) -> None:
     info = BatchInfo(base, base + count, 3, ts_ns, created, 99, producer, epoch, 5)  # type: ignore[arg-type]  # plain ints
     assert parse_index_row(*index_row(PID, info)) == info
 
 
 @given(INT64, INT64, OFFSETS, OFFSETS)
-def test_time_keys_sort_as_their_times(a: int, b: int, base_a: int, base_b: int) -> None:
+def test_time_keys_sort_like_their_times(a: int, b: int, base_a: int, base_b: int) -> None:
     keys = create_time_key(PID, a, base_a), create_time_key(PID, b, base_b)
     assert (keys[0] < keys[1]) == ((a, base_a) < (b, base_b))
     start, stop = times_range(PID, 1)

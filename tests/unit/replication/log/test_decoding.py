@@ -21,7 +21,7 @@ def batch(codec: str) -> memoryview:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_records_are_those_that_the_codec_library_decodes(codec: str) -> None:
+def test_records_equal_those_that_the_codec_library_decodes(codec: str) -> None:
     assert list(decode_bounded(batch(codec))) == list(decode_batch(batch(codec)))
 
 
@@ -39,7 +39,7 @@ def test_the_cap_itself_is_allowed(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", sorted(set(CODECS) - {"none"}))
-def test_compressed_bytes_that_are_cut_are_corrupt(codec: str) -> None:
+def test_truncated_compressed_bytes_are_corrupt(codec: str) -> None:
     with pytest.raises(BatchCorrupt):
         list(decode_bounded(batch(codec)[:-10]))
 
@@ -52,7 +52,7 @@ def test_garbage_instead_of_compressed_bytes_is_corrupt(codec: str) -> None:
         list(decode_bounded(memoryview(damaged)))
 
 
-def test_snappy_without_javas_framing_is_read_too() -> None:
+def test_snappy_without_javas_framing_is_also_read() -> None:
     plain = encode_batch(RECORDS)
     raw = bytes(cramjam.snappy.compress_raw(plain[HEADER_BYTES:]))
     head = bytearray(plain[:HEADER_BYTES])

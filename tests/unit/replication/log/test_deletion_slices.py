@@ -1,4 +1,4 @@
-"""Large deletions go in slices, are seen at once, and go on after a restart."""
+"""Large deletions go in slices, are visible immediately, and continue after a restart."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 ALL_KEYS = b"\xff" * 40
 
 
-def test_a_dropped_partition_goes_in_slices_and_leaves_nothing(harness: Harness) -> None:
+def test_a_dropped_partition_is_deleted_in_slices_and_leaves_nothing(harness: Harness) -> None:
     store = LogStore(harness.disk)
     log, other = store.create(PID, Offset(0)), store.create(OTHER, Offset(0))
     append(other, 2)
@@ -36,7 +36,7 @@ def test_a_dropped_partition_goes_in_slices_and_leaves_nothing(harness: Harness)
     assert [v.end for v in other.read(Offset(0), ALL, 1 << 20)] == [2]
 
 
-def test_a_partition_that_is_dropped_before_its_first_batches_are_on_disk_leaves_nothing(harness: Harness) -> None:
+def test_a_partition_dropped_before_its_first_batches_are_durable_leaves_nothing(harness: Harness) -> None:
     store = LogStore(harness.disk)
     log = store.create(PID, Offset(0))
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_a_partition_that_is_dropped_before_its_first_batches_are_on_disk_leaves
     assert rows(harness) == 0
 
 
-def test_a_drop_that_was_interrupted_goes_on_after_a_restart_and_is_never_seen_again(harness: Harness) -> None:
+def test_an_interrupted_drop_continues_after_a_restart_and_the_partition_stays_gone(harness: Harness) -> None:
     store = LogStore(harness.disk)
     log = store.create(PID, Offset(0))
     for _ in range(10):
@@ -63,7 +63,7 @@ def test_a_drop_that_was_interrupted_goes_on_after_a_restart_and_is_never_seen_a
     assert harness.disk.scan_keys(Table.META, b"dropped/", b"dropped0") == []
 
 
-def test_a_dropped_partition_whose_rows_have_rotted_goes_all_the_same(harness: Harness) -> None:
+def test_a_dropped_partition_with_damaged_index_rows_is_deleted_all_the_same(harness: Harness) -> None:
     store = LogStore(harness.disk)
     log = store.create(PID, Offset(0))
     for _ in range(7):
@@ -76,7 +76,7 @@ def test_a_dropped_partition_whose_rows_have_rotted_goes_all_the_same(harness: H
     assert rows(harness) == 0
 
 
-def test_a_partition_made_anew_while_the_old_one_is_being_deleted_keeps_its_records(harness: Harness) -> None:
+def test_a_partition_created_again_during_the_deletion_of_the_old_one_keeps_its_records(harness: Harness) -> None:
     store = LogStore(harness.disk)
     log = store.create(PID, Offset(0))
     for _ in range(10):
@@ -91,7 +91,7 @@ def test_a_partition_made_anew_while_the_old_one_is_being_deleted_keeps_its_reco
     assert recovered.read(Offset(5), ALL, 1 << 20) == stored
 
 
-def test_a_log_start_moves_at_once_and_what_lies_before_it_goes_in_slices(harness: Harness) -> None:
+def test_log_start_moves_immediately_and_the_batches_before_it_go_in_slices(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(20)]
     harness.settle()
@@ -105,7 +105,7 @@ def test_a_log_start_moves_at_once_and_what_lies_before_it_goes_in_slices(harnes
     assert recovered.read(Offset(31), ALL, 1 << 20) == stored[15:]
 
 
-def test_a_move_that_was_interrupted_goes_on_after_a_restart() -> None:
+def test_an_interrupted_move_of_log_start_continues_after_a_restart() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2) for _ in range(20)]
@@ -122,7 +122,7 @@ def test_a_move_that_was_interrupted_goes_on_after_a_restart() -> None:
     assert append(recovered).base == 40
 
 
-def test_no_slice_deletes_more_than_its_batches() -> None:
+def test_no_slice_deletes_more_than_its_share_of_batches() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(20):
@@ -142,8 +142,8 @@ def test_no_slice_deletes_more_than_its_batches() -> None:
     assert ends == [6, 12, 18, 24, 30]
 
 
-def test_a_log_that_is_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_producers(harness: Harness) -> None:
-    """It must not end below its start: nobody could send it anything there."""
+def test_a_log_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_producers(harness: Harness) -> None:
+    """It must not end below its start: no replica could send it anything there."""
     log = LogStore(harness.disk).create(PID, Offset(0))
     for i in range(20):
         append(log, 2, producer=(1, 0, 2 * i))
@@ -161,8 +161,8 @@ def test_a_log_that_is_cut_past_lost_batches_below_its_start_is_empty_and_asks_f
     assert (again.log_start, again.appended_end, again.has_producers) == (31, 31, False)
 
 
-def test_a_look_up_by_create_time_passes_over_what_waits_to_be_deleted(harness: Harness) -> None:
-    """Its rows are the largest times yet: what comes later and is older has none."""
+def test_a_look_up_by_create_time_skips_batches_that_wait_to_be_deleted(harness: Harness) -> None:
+    """Its rows name the largest time so far: later batches with an older time have no row."""
     log = LogStore(harness.disk).create(PID, Offset(0))
     for i in range(20):
         append(log, 2, created_ms=10 if i < 3 else 100 if i < 10 else 50)  # the first slice leaves the late ones
@@ -174,7 +174,7 @@ def test_a_look_up_by_create_time_passes_over_what_waits_to_be_deleted(harness: 
     assert log.find_timestamp(60) is None
 
 
-def test_a_log_that_is_cut_below_its_start_keeps_the_producers_of_what_waits_to_be_deleted(harness: Harness) -> None:
+def test_a_log_cut_below_its_start_keeps_the_producers_of_batches_that_wait_to_be_deleted(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     for i in range(20):
         append(log, 2, producer=(1, 0, 2 * i))

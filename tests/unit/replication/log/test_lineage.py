@@ -1,4 +1,4 @@
-"""Rule 3: what of a log is right under the applied history, by case and against a judge of single batches."""
+"""Rule 3: how much of a log is valid under the applied history, by case and compared with a check batch by batch."""
 
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ CASES = {
         history((1, 0), (2, 6)),
         (6, None),
     ),
-    "behind a wrong batch everything is wrong": (
+    "after a wrong batch everything is wrong": (
         runs((1, 0, 9), (3, 9, 12)),
         0,
         history((1, 0), (2, 6), (3, 9)),
@@ -83,7 +83,7 @@ def test_verified_end(
     assert verified_end(log, Offset(log_start), end, applied) == expected
 
 
-def test_nothing_beyond_what_is_appended_is_right() -> None:
+def test_nothing_beyond_the_appended_end_is_valid() -> None:
     log = runs((1, 0, 9))
     assert verified_end(log, Offset(0), Offset(4), history((1, 0))) == (4, None)
     assert verified_end(log, Offset(0), Offset(4), history((1, 0), (2, 6))) == (4, 6)
@@ -95,8 +95,8 @@ class Batch(NamedTuple):
     end: int
 
 
-def judge_one_by_one(batches: list[Batch], log_start: int, applied: list[EpochStart]) -> tuple[int, int | None]:
-    """Rule 3 word for word; none of the epochs is pruned, and no batch crosses the end of its epoch."""
+def verified_end_by_batch(batches: list[Batch], log_start: int, applied: list[EpochStart]) -> tuple[int, int | None]:
+    """Rule 3 word for word; no epoch is pruned, and no batch crosses the end of its epoch."""
     end = log_start
     for batch in batches:
         if batch.epoch > applied[-1].epoch:
@@ -116,7 +116,9 @@ def judge_one_by_one(batches: list[Batch], log_start: int, applied: list[EpochSt
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=12),
     st.lists(st.tuples(st.integers(1, 2), st.integers(0, 6)), min_size=1, max_size=6),
 )
-def test_runs_are_judged_as_their_batches_would_be(steps: list[tuple[int, int]], starts: list[tuple[int, int]]) -> None:
+def test_runs_give_the_same_verdict_as_their_batches(
+    steps: list[tuple[int, int]], starts: list[tuple[int, int]]
+) -> None:
     applied: list[EpochStart] = []
     epoch, start = 0, 0
     for more, further in starts:
@@ -135,7 +137,7 @@ def test_runs_are_judged_as_their_batches_would_be(steps: list[tuple[int, int]],
     log: list[EpochRun] = []
     for batch in batches:
         extend_runs(log, Epoch(batch.epoch), Offset(batch.base), Offset(batch.end))
-    assert verified_end(log, log_start, Offset(base), applied) == judge_one_by_one(batches, log_start, applied)
+    assert verified_end(log, log_start, Offset(base), applied) == verified_end_by_batch(batches, log_start, applied)
 
 
 def test_adjacent_batches_of_an_epoch_are_one_run() -> None:
@@ -145,7 +147,7 @@ def test_adjacent_batches_of_an_epoch_are_one_run() -> None:
     assert log == runs((1, 0, 5), (2, 5, 6), (2, 7, 8))
 
 
-def test_runs_lose_what_lies_before_the_first_batch() -> None:
+def test_runs_lose_everything_before_the_first_batch() -> None:
     log = runs((1, 0, 5), (2, 5, 8), (3, 8, 9))
     assert runs_from(log, Offset(6)) == runs((2, 6, 8), (3, 8, 9))
     assert runs_from(log, Offset(9)) == []

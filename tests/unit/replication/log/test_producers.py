@@ -1,4 +1,4 @@
-"""Idempotence per partition: repeats, gaps, new epochs, the wrap of sequences, and what is forgotten."""
+"""Idempotence per partition: repeats, gaps, new epochs, wrapping sequences, and forgotten producers."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_the_next_sequence_is_new() -> None:
     assert table_of(header(0, 5)).check(header(5)) is None
 
 
-def test_a_repeat_is_answered_with_the_first_attempts_place() -> None:
+def test_a_repeat_is_answered_with_the_first_attempts_offsets() -> None:
     table = table_of(header(0, 5), header(5, 2))
     cached = table.check(header(0, 5))
     assert cached is not None
@@ -49,7 +49,7 @@ def test_a_gap_or_an_overlap_is_out_of_order(sequence: int) -> None:
     assert code_of(table_of(header(0, 5)), header(sequence)) is ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
-def test_a_repeat_that_begins_alike_but_ends_elsewhere_is_out_of_order() -> None:
+def test_a_repeat_with_the_same_start_and_another_end_is_out_of_order() -> None:
     assert code_of(table_of(header(0, 5)), header(0, 4)) is ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
@@ -63,7 +63,7 @@ def test_an_unknown_producer_may_begin_anywhere() -> None:
     assert ProducerTable().check(header(12345)) is None
 
 
-def test_a_batch_without_producer_is_always_new() -> None:
+def test_a_batch_without_a_producer_is_always_new() -> None:
     table = table_of(header(-1, producer=-1), header(-1, producer=-1))
     assert len(table) == 0
     assert table.check(header(-1, producer=-1)) is None
@@ -96,13 +96,13 @@ def test_sequences_wrap_to_zero_after_the_largest() -> None:
     assert code_of(table, header(1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
-def test_producers_do_not_know_each_other() -> None:
+def test_producers_are_independent_of_each_other() -> None:
     table = table_of(header(0, producer=1), header(0, producer=2), header(1, producer=1))
     assert table.check(header(2, producer=1)) is None
     assert table.check(header(1, producer=2)) is None
 
 
-def test_whoever_wrote_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recent_writer_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "PRODUCERS_MAX", 3)
     table = table_of(*(header(0, producer=p) for p in (1, 2, 3)), header(1, producer=1), header(0, producer=4))
     assert len(table) == 3
@@ -110,8 +110,8 @@ def test_whoever_wrote_longest_ago_is_forgotten_first(monkeypatch: pytest.Monkey
     assert code_of(table, header(99, producer=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
-def test_tables_are_equal_by_what_they_know_and_in_which_order() -> None:
-    """By which other tests judge what is left of a log."""
+def test_tables_are_equal_if_they_hold_the_same_producers_in_the_same_order() -> None:
+    """Other tests rely on it."""
     one, two = header(0, producer=1), header(0, producer=2)
     assert table_of(one, two) == table_of(one, two)
     assert table_of(one, two) != table_of(two, one)
@@ -123,7 +123,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 
 
 
 @given(STEPS, STEPS)
-def test_a_restored_table_goes_on_as_the_original(
+def test_a_restored_table_behaves_like_the_original(
     before: list[tuple[int, int, int, int]], after: list[tuple[int, int, int, int]]
 ) -> None:
     table = table_of(*(header(seq, count, producer=p, epoch=e) for p, e, seq, count in before))
@@ -136,7 +136,7 @@ def test_a_restored_table_goes_on_as_the_original(
 
 
 @given(st.binary(max_size=80))
-def test_a_snapshot_that_is_none_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
     try:
         table = ProducerTable.restore(data)
     except ValueError:
@@ -144,7 +144,7 @@ def test_a_snapshot_that_is_none_is_refused(data: bytes) -> None:
     assert ProducerTable.restore(table.snapshot()) == table
 
 
-def test_a_cut_snapshot_is_refused() -> None:
+def test_a_truncated_snapshot_is_refused() -> None:
     snapshot = table_of(header(0), header(1)).snapshot()
     for size in range(1, len(snapshot)):
         with pytest.raises(ValueError, match="snapshot"):

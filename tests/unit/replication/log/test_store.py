@@ -1,4 +1,4 @@
-"""Logs by scenario: recovery, damage, truncation while the disk is behind, deletion from the front."""
+"""Logs by scenario: recovery, damage, truncation while the disk lags behind, deletion from the front."""
 
 import random
 from typing import cast
@@ -21,7 +21,7 @@ ALL = Offset(1 << 62)
 
 
 def nothing() -> None:
-    """Nobody waits."""
+    """No caller waits."""
 
 
 def append(log: PartitionLog, count: int = 1, *, epoch: int = 1, **batch: object) -> StoredValue:
@@ -58,14 +58,14 @@ def test_after_150_records_and_a_restart_the_next_offset_is_150(
     assert append(log).base == 150
 
 
-def test_50_records_without_a_checkpoint_are_found_again(harness: Harness) -> None:
+def test_50_records_without_a_checkpoint_are_recovered(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(50):
         append(log)
     assert LogStore(harness.reopen()).open_all()[PID].appended_end == 50
 
 
-def test_recovery_reads_only_what_came_after_the_last_checkpoint(
+def test_recovery_reads_only_batches_after_the_last_checkpoint(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 10)
@@ -74,12 +74,12 @@ def test_recovery_reads_only_what_came_after_the_last_checkpoint(
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 19), flipped(stored[19].value, 300))
     log = LogStore(harness.reopen()).open_all()[PID]
-    assert log.damaged is None  # offset 19 lies before the checkpoint at 20 and was not looked at
+    assert log.tail_damage is None  # offset 19 lies before the checkpoint at 20 and was not read
     with pytest.raises(DataDamaged, match="offset 19"):
         log.read(Offset(19), ALL, 1)
 
 
-def test_partitions_recover_each_on_its_own(harness: Harness) -> None:
+def test_partitions_recover_independently(harness: Harness) -> None:
     store = LogStore(harness.disk)
     a, b = store.create(PID, Offset(0)), store.create(OTHER, Offset(1 << 41))
     append(a, 3)
@@ -93,7 +93,7 @@ def test_an_empty_disk_has_no_partitions(harness: Harness) -> None:
     assert LogStore(harness.disk).open_all() == {}
 
 
-def test_an_emptied_log_goes_on_where_it_was_told_to(harness: Harness) -> None:
+def test_an_emptied_log_continues_at_the_given_offset(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     append(log, 5)
     log.advance_log_start(Offset(1 << 42))
@@ -104,7 +104,7 @@ def test_an_emptied_log_goes_on_where_it_was_told_to(harness: Harness) -> None:
 
 
 def lose_row(harness: Harness, base: int) -> None:
-    """The index row of a batch is gone, too."""
+    """Deletes the index row of a batch as well."""
     keys = harness.disk.scan_keys(Table.TIMES, PID + b"\x00", PID + b"\x01")
     (key,) = [key for key in keys if base_of_key(key) == base]
     harness.disk.submit([Delete(Table.TIMES, key, key + b"\x00")])
@@ -112,7 +112,7 @@ def lose_row(harness: Harness, base: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ bytes
-def test_the_stored_value_is_the_object_that_goes_to_disk_and_holds_the_producers_bytes() -> None:
+def test_the_stored_value_is_the_object_given_to_the_disk_and_holds_the_producers_bytes() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(7))
     data = encode_batch([NewRecord(b"k", b"v", 5, [("h", None)])], codec="zstd")
@@ -124,7 +124,7 @@ def test_the_stored_value_is_the_object_that_goes_to_disk_and_holds_the_producer
     assert stored.batch[16:] == data[16:]
 
 
-def test_any_flipped_bit_of_a_stored_batch_is_noticed() -> None:
+def test_any_flipped_bit_of_a_stored_batch_is_detected() -> None:
     stored = parse_value(build_value(make_batch(2), parse_header(make_batch(2)), Offset(5), Epoch(1), TsNs(7)))
     for bit in range(len(stored.value) * 8):
         with pytest.raises(DataDamaged):
@@ -136,7 +136,7 @@ def test_damage_names_partition_and_offset_and_is_never_served(harness: Harness)
     stored = [append(log, 5, payload=bytes(partition_log.TAIL_BYTES_KEPT // 2)) for _ in range(4)]
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 5), flipped(stored[1].value, 1000))
-    assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "what lies before it is served"
+    assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "batches before it are served"
     with pytest.raises(BatchDamaged, match=r"partition 000102030405060708090a0b0c0d0e0f-\d+, offset 5") as raised:
         log.read(Offset(7), ALL, 1 << 30)
     assert (raised.value.pid, raised.value.offset) == (PID, 5)
@@ -152,7 +152,7 @@ def test_a_batch_under_the_wrong_key_is_damage(harness: Harness) -> None:
     lose_row(harness, 1)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert log.appended_end == 1
-    assert "offset 1" in str(log.damaged)
+    assert "offset 1" in str(log.tail_damage)
 
 
 def test_a_missing_batch_is_damage(harness: Harness) -> None:
@@ -164,10 +164,10 @@ def test_a_missing_batch_is_damage(harness: Harness) -> None:
     lose_row(harness, 2)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert log.appended_end == 2
-    assert "offset 2" in str(log.damaged)
+    assert "offset 2" in str(log.tail_damage)
 
 
-def test_a_log_with_a_damaged_tail_takes_nothing_until_it_is_cut_there(harness: Harness) -> None:
+def test_a_log_with_a_damaged_tail_takes_no_append_until_it_is_cut_there(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2) for _ in range(5)]
     harness.settle()
@@ -178,11 +178,11 @@ def test_a_log_with_a_damaged_tail_takes_nothing_until_it_is_cut_there(harness: 
     with pytest.raises(DataDamaged, match="offset 4"):
         append(log)
     log.truncate(log.appended_end)
-    assert log.damaged is None
+    assert log.tail_damage is None
     for value in stored[2:4]:  # again, from another replica
         log.append_stored(value, nothing)
     log = LogStore(harness.reopen()).open_all()[PID]
-    assert (log.appended_end, log.damaged) == (8, None)  # the batch at 8, behind the damage, was cut too
+    assert (log.appended_end, log.tail_damage) == (8, None)  # the batch at 8, after the damage, was cut too
     assert log.read(Offset(0), ALL, 1 << 30) == stored[:4]
 
 
@@ -195,16 +195,16 @@ def test_a_damaged_first_batch_leaves_an_empty_log_that_can_be_repaired(harness:
     lose_row(harness, 4)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert (log.log_start, log.appended_end) == (6, 6)
-    assert log.damaged is not None
+    assert log.tail_damage is not None
     log.truncate(log.appended_end)
     log.append_stored(stored[1], nothing)
     log = LogStore(harness.reopen()).open_all()[PID]
-    assert (log.log_start, log.appended_end, log.damaged) == (6, 8, None)
+    assert (log.log_start, log.appended_end, log.tail_damage) == (6, 8, None)
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
 @pytest.mark.parametrize("which", [0, 2, 3], ids=["first", "middle", "two in a row"])
-def test_a_damaged_batch_behind_the_checkpoint_is_known_by_its_row_and_can_be_put_right(
+def test_a_damaged_batch_after_the_checkpoint_is_known_by_its_row_and_can_be_repaired(
     harness: Harness, which: int, is_missing: bool
 ) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
@@ -217,17 +217,17 @@ def test_a_damaged_batch_behind_the_checkpoint_is_known_by_its_row_and_can_be_pu
         else:
             replace(harness, Table.BATCHES, batch_key(PID, value.base), flipped(value.value, 700))
     recovered = LogStore(harness.reopen()).open_all()[PID]
-    assert recovered.damaged is None
-    assert (recovered.appended_end, recovered.rotten) == (10, {value.base for value in rotten})
+    assert recovered.tail_damage is None
+    assert (recovered.appended_end, recovered.damaged_batches) == (10, {value.base for value in rotten})
     assert (recovered.runs, recovered.producers, recovered.last_ts_ns) == (log.runs, log.producers, log.last_ts_ns)
     for value in rotten:
         assert recovered.replace(value, None, nothing)
     harness.settle()
-    assert recovered.rotten == set()
+    assert recovered.damaged_batches == set()
     assert recovered.read(Offset(0), ALL, 1 << 30) == stored
 
 
-def test_only_the_very_batch_takes_the_place_of_a_damaged_one(harness: Harness) -> None:
+def test_only_the_same_batch_replaces_a_damaged_one(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2) for _ in range(3)]
     harness.settle()
@@ -259,7 +259,7 @@ def test_a_damaged_checkpoint_only_means_more_to_read(harness: Harness, monkeypa
     key, row = harness.disk.scan(Table.CHECKPOINTS, PID, PID + b"\xff", reverse=True, limit=1)[0]
     replace(harness, Table.CHECKPOINTS, key, flipped(row, 77))
     recovered = LogStore(harness.reopen()).open_all()[PID]
-    assert (recovered.appended_end, recovered.damaged) == (10, None)
+    assert (recovered.appended_end, recovered.tail_damage) == (10, None)
     assert recovered.producers == log.producers
     assert recovered.runs == [EpochRun(Epoch(1), Offset(0), Offset(10))]
 
@@ -278,10 +278,10 @@ def test_without_its_first_rows_a_log_counts_as_empty_until_repaired(harness: Ha
     log.truncate(Offset(0))
     append(log, 2)
     log = LogStore(harness.reopen()).open_all()[PID]
-    assert (log.appended_end, log.damaged) == (2, None)
+    assert (log.appended_end, log.tail_damage) == (2, None)
 
 
-def test_a_damaged_index_row_is_noticed(harness: Harness) -> None:
+def test_a_damaged_index_row_is_detected(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     append(log)
     harness.settle()
@@ -292,7 +292,7 @@ def test_a_damaged_index_row_is_noticed(harness: Harness) -> None:
 
 
 # ------------------------------------------------------------------------------------------- truncation
-def test_truncation_takes_back_pending_appends_and_never_reports_them() -> None:
+def test_truncation_withdraws_pending_appends_and_never_reports_them() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))
     data = make_batch(2)
@@ -309,7 +309,7 @@ def test_truncation_takes_back_pending_appends_and_never_reports_them() -> None:
     assert log.runs == [EpochRun(Epoch(1), Offset(0), Offset(2)), EpochRun(Epoch(2), Offset(2), Offset(4))]
 
 
-def test_a_rewritten_range_never_shows_what_was_there_before() -> None:
+def test_a_rewritten_range_never_shows_its_former_records() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(3):
@@ -325,13 +325,13 @@ def test_a_rewritten_range_never_shows_what_was_there_before() -> None:
     assert log.durable_end == 2
 
 
-def test_a_checkpoint_of_the_log_that_was_cut_is_not_used_for_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_the_truncated_log_is_not_used_for_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(3):
         append(log)
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 1)
-    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_A_PRODUCER", 0)
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_PER_PRODUCER", 0)
     append(log, producer=(1, 0, 0))  # with it a checkpoint at 4, which knows producer 1
     harness.settle()
     assert len(harness.disk.scan_keys(Table.CHECKPOINTS, PID + b"\x01", PID + b"\x02")) == 2
@@ -346,7 +346,7 @@ def test_a_checkpoint_of_the_log_that_was_cut_is_not_used_for_the_new_one(monkey
 
 def test_producers_after_a_truncation_equal_a_fresh_fold(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 8)
-    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_A_PRODUCER", 0)
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_PER_PRODUCER", 0)
     rng = random.Random(3)
     log = LogStore(harness.disk).create(PID, Offset(0))
     next_sequence = dict.fromkeys(range(5), 0)
@@ -380,7 +380,7 @@ def test_producer_state_outlives_its_batches(harness: Harness) -> None:
     assert log.producers.check(parse_header(make_batch(1, producer=(9, 0, 3)))) is None
 
 
-def test_time_look_ups_after_a_truncation_find_only_what_is_left(harness: Harness) -> None:
+def test_time_look_ups_after_a_truncation_find_only_remaining_records(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     for created in (10, 50, 30, 90):
         append(log, created_ms=created)
@@ -405,7 +405,7 @@ def test_time_look_ups_are_right_when_the_latest_record_was_deleted(harness: Har
     assert [info.base if info else None for info in found] == [1, 2, 4, 4, None]
 
 
-def test_largest_create_time_is_that_of_what_is_left_below_the_end(harness: Harness) -> None:
+def test_largest_create_time_is_that_of_the_remaining_records_below_the_end(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     assert log.find_timestamp(log.create_ms_max(ALL)) is None
     for created in (100, 50, 60, 40, 120):
@@ -419,7 +419,7 @@ def test_largest_create_time_is_that_of_what_is_left_below_the_end(harness: Harn
     assert log.find_timestamp(log.create_ms_max(ALL)) is None
 
 
-def test_log_start_inside_what_is_not_durable_counts_as_durable_up_to_there() -> None:
+def test_a_log_start_beyond_durable_end_counts_as_durable_up_to_there() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(3):
@@ -456,7 +456,7 @@ def test_appends_that_do_not_fit_are_refused(harness: Harness) -> None:
     assert [s.base for s in log.read(Offset(10), ALL, 1 << 20)] == [9]
 
 
-def test_a_dropped_partition_leaves_nothing_and_takes_nothing(harness: Harness) -> None:
+def test_a_dropped_partition_leaves_nothing_and_takes_no_append(harness: Harness) -> None:
     store = LogStore(harness.disk)
     log, other = store.create(PID, Offset(0)), store.create(OTHER, Offset(0))
     done: list[int] = []
@@ -489,7 +489,7 @@ def test_durable_batches_do_not_stay_in_memory_beyond_the_budget(harness: Harnes
     assert len(log.read(Offset(0), ALL, 1 << 30)) + len(log.read(log._tail[0].base, ALL, 1 << 30)) >= 40
 
 
-def test_retention_leaves_as_many_rows_as_batches(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_leaves_no_more_rows_than_batches_need(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 5)
     log = LogStore(harness.disk).create(PID, Offset(0))
     for i in range(200):
@@ -517,7 +517,7 @@ def test_a_batch_that_contains_log_start_is_not_found_by_time_before_it_is_durab
     assert (found.base, found.end) == (9, 12)
 
 
-def test_a_checkpoint_under_a_key_that_is_no_partitions_is_forgotten(harness: Harness) -> None:
+def test_a_checkpoint_whose_key_belongs_to_no_partition_is_deleted(harness: Harness) -> None:
     append(LogStore(harness.disk).create(PID, Offset(0)), 3)
     harness.settle()
     replace(harness, Table.CHECKPOINTS, PID[:7], b"what a damaged page makes of a row")

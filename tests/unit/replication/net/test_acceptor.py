@@ -1,4 +1,4 @@
-"""Who is let in at a listening port: the limits of connections, addresses and descriptors, at, below and above each."""
+"""Which connections a port accepts: the limits of connections, addresses and descriptors, at, below and above each."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Greeter(asyncio.Protocol):
-    """Says one byte to whoever is let in."""
+    """Sends one byte to each accepted connection."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
@@ -32,8 +32,8 @@ class Greeter(asyncio.Protocol):
         self._ticket.close()
 
 
-class Door:
-    """An acceptor and clients of it, which come from any loopback address."""
+class ServedAcceptor:
+    """An acceptor and its clients, which connect from any loopback address."""
 
     def __init__(self, accept: AcceptLimits, listener: Any = None) -> None:
         self.listener: Any = listener or bind_listener("127.0.0.1", 0)
@@ -43,26 +43,26 @@ class Door:
         self.acceptor.start()
         self._held: list[Streams] = []
 
-    async def knock(self, address: str = "127.0.0.1") -> bool:
-        """Whether one more connection from there is let in; it stays open then."""
+    async def try_connect(self, address: str = "127.0.0.1") -> bool:
+        """Whether one more connection from `address` is accepted; if so it stays open."""
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
             try:
-                is_in = await reader.read(1) == b"!"
+                is_accepted = await reader.read(1) == b"!"
             except ConnectionError:
-                is_in = False
-            if is_in:
+                is_accepted = False
+            if is_accepted:
                 self._held.append((reader, writer))
             else:
                 writer.close()
-        return is_in
+        return is_accepted
 
     async def leave(self) -> None:
-        """The one that came first goes, and the acceptor has noticed."""
+        """Closes the oldest connection and waits until the acceptor has noticed."""
         before = self.acceptor.open
         self._held.pop(0)[1].close()
         async with asyncio.timeout(PATIENCE_S):
-            while self.acceptor.open == before:  # noqa: ASYNC110 - told by the kernel, to nobody here
+            while self.acceptor.open == before:  # noqa: ASYNC110 - only the kernel knows
                 await asyncio.sleep(0.001)
 
     def close(self) -> None:
@@ -71,70 +71,70 @@ class Door:
             writer.close()
 
 
-def with_door(
+def with_acceptor(
     accept: AcceptLimits | Callable[[], AcceptLimits],
-    body: Callable[[Door], Coroutine[None, None, None]],
+    body: Callable[[ServedAcceptor], Coroutine[None, None, None]],
     listener: Any = None,
 ) -> None:
     async def test() -> None:
-        door = Door(accept() if callable(accept) else accept, listener)
+        served = ServedAcceptor(accept() if callable(accept) else accept, listener)
         try:
-            await body(door)
+            await body(served)
         finally:
-            door.close()
+            served.close()
 
     run(test)
 
 
-def test_connections_in_total_are_let_in_up_to_the_limit_and_again_when_one_has_gone() -> None:
-    async def body(door: Door) -> None:
-        assert [await door.knock(f"127.0.0.{i}") for i in range(1, 6)] == [True] * 3 + [False] * 2
-        assert (door.acceptor.open, door.acceptor.counts.refused) == (3, 2)
-        await door.leave()
-        assert await door.knock()
-        assert not await door.knock()
+def test_connections_are_accepted_up_to_the_total_limit_and_again_after_one_has_closed() -> None:
+    async def body(served: ServedAcceptor) -> None:
+        assert [await served.try_connect(f"127.0.0.{i}") for i in range(1, 6)] == [True] * 3 + [False] * 2
+        assert (served.acceptor.open, served.acceptor.counts.refused) == (3, 2)
+        await served.leave()
+        assert await served.try_connect()
+        assert not await served.try_connect()
 
-    with_door(AcceptLimits(connections_max=3, per_address_max=3), body)
-
-
-def test_one_address_has_its_own_limit_and_leaves_room_for_others() -> None:
-    async def body(door: Door) -> None:
-        assert [await door.knock("127.0.0.1") for _ in range(4)] == [True, True, False, False]
-        assert [await door.knock("127.0.0.2") for _ in range(3)] == [True, True, False]
-        await door.leave()
-        assert not await door.knock("127.0.0.2")
-        assert await door.knock("127.0.0.1")
-
-    with_door(AcceptLimits(connections_max=100, per_address_max=2), body)
+    with_acceptor(AcceptLimits(connections_max=3, per_address_max=3), body)
 
 
-def test_a_socket_of_a_number_that_is_kept_for_the_node_is_refused_with_what_to_raise() -> None:
-    """Whoever took the others: here it is the clients, which live in this process, too."""
+def test_one_address_has_its_own_limit_and_leaves_slots_for_others() -> None:
+    async def body(served: ServedAcceptor) -> None:
+        assert [await served.try_connect("127.0.0.1") for _ in range(4)] == [True, True, False, False]
+        assert [await served.try_connect("127.0.0.2") for _ in range(3)] == [True, True, False]
+        await served.leave()
+        assert not await served.try_connect("127.0.0.2")
+        assert await served.try_connect("127.0.0.1")
 
-    async def body(door: Door) -> None:
-        with capture_logs() as told:
-            came = [await door.knock() for _ in range(20)]
+    with_acceptor(AcceptLimits(connections_max=100, per_address_max=2), body)
+
+
+def test_a_socket_with_a_reserved_descriptor_is_refused_with_the_limit_to_raise() -> None:
+    """In this test the clients hold the other descriptors: they live in the same process."""
+
+    async def body(served: ServedAcceptor) -> None:
+        with capture_logs() as logged:
+            came = [await served.try_connect() for _ in range(20)]
         assert came[0]
         assert not came[-1]
         assert came == sorted(came, reverse=True)
-        reasons = [entry["reason"] for entry in told if entry["event"] == "connection_refused"]
+        reasons = [entry["reason"] for entry in logged if entry["event"] == "connection_refused"]
         assert "ulimit -n" in reasons[0]
 
     def accept() -> AcceptLimits:
         with socket.socket() as free:
             return AcceptLimits(connections_max=100, per_address_max=100, descriptor_max=free.fileno() + 12)
 
-    with_door(accept, body)
+    with_acceptor(accept, body)
 
 
 def test_refusals_do_not_fill_the_log() -> None:
-    async def body(door: Door) -> None:
-        with capture_logs() as told:
-            assert [await door.knock() for _ in range(30)] == [False] * 30
-        assert len([e for e in told if e["event"] == "connection_refused"]) < 10  # one a second
-        assert door.acceptor.counts.refused == 30
+    async def body(served: ServedAcceptor) -> None:
+        with capture_logs() as logged:
+            assert [await served.try_connect() for _ in range(30)] == [False] * 30
+        assert len([e for e in logged if e["event"] == "connection_refused"]) < 10  # one per second
+        assert served.acceptor.counts.refused == 30
 
-    with_door(AcceptLimits(connections_max=0, per_address_max=1), body)
+    with_acceptor(AcceptLimits(connections_max=0, per_address_max=1), body)
 
 
 def test_a_system_without_descriptors_delays_connections_and_loses_none() -> None:
@@ -154,15 +154,15 @@ def test_a_system_without_descriptors_delays_connections_and_loses_none() -> Non
         def __getattr__(self, name: str) -> Any:
             return getattr(self._sock, name)
 
-    async def body(door: Door) -> None:
-        assert await door.knock()
-        assert door.listener.failures == 0
+    async def body(served: ServedAcceptor) -> None:
+        assert await served.try_connect()
+        assert served.listener.failures == 0
 
-    with_door(AcceptLimits(connections_max=5, per_address_max=5), body, Exhausted())
+    with_acceptor(AcceptLimits(connections_max=5, per_address_max=5), body, Exhausted())
 
 
 # ------------------------------------------------------------------------------------------------- descriptors
-def test_all_limits_are_whole_where_there_are_descriptors_for_all() -> None:
+def test_no_limit_is_reduced_if_there_are_enough_descriptors() -> None:
     plenty = divide(65_536)
     assert (plenty.grpc, plenty.kafka, plenty.http) == (
         limits.GRPC_CONNECTIONS_MAX,
@@ -180,7 +180,7 @@ def test_clients_never_get_the_descriptors_of_the_disk_and_the_peers(descriptors
     assert found.kafka_limits.per_address_max <= found.kafka
 
 
-def test_too_few_descriptors_are_refused_with_what_to_raise() -> None:
+def test_too_few_descriptors_are_refused_with_the_limit_to_raise() -> None:
     assert isinstance(divide(limits.DESCRIPTORS_MIN), Connections)
     with pytest.raises(StartError, match=r"255 files.*ulimit -n, LimitNOFILE"):
         divide(limits.DESCRIPTORS_MIN - 1)

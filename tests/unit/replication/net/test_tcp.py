@@ -1,4 +1,4 @@
-"""The TCP network against the contract of the Network port: sessions, order, replacement, strangers, big frames."""
+"""The TCP network and the contract of the Network port: sessions, order, replacement, strangers, big frames."""
 
 import asyncio
 import struct
@@ -33,10 +33,10 @@ PATIENCE_S = 20  # a hang is a failure; nothing is measured by it
 
 @dataclass
 class Recorder:
-    """A handler that writes down what it is told, and lets a test wait for it."""
+    """A handler that records its calls and lets a test wait for them."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)
-    _told: asyncio.Event = field(default_factory=asyncio.Event)
+    _noted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def on_session_open(self, peer: NodeId, channel: Channel) -> None:
         self._note(("open", peer, channel))
@@ -49,13 +49,13 @@ class Recorder:
 
     def _note(self, event: tuple[object, ...]) -> None:
         self.events.append(event)
-        self._told.set()
+        self._noted.set()
 
     async def wait(self, happened: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not happened():
-                self._told.clear()
-                await self._told.wait()
+                self._noted.clear()
+                await self._noted.wait()
 
     async def wait_count(self, kind: str, count: int, channel: Channel = CONTROL) -> None:
         await self.wait(lambda: sum(1 for e in self.events if e[0] == kind and e[2] == channel) >= count)
@@ -115,7 +115,7 @@ def with_pair(body: Callable[[Pair], Coroutine[None, None, None]], **kwargs: obj
 
 
 # ----------------------------------------------------------------------------------------------------- sessions
-def test_one_session_a_channel_opens_on_both_sides() -> None:
+def test_one_session_per_channel_opens_on_both_sides() -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
         for node, peer in ((ONE, TWO), (TWO, ONE)):
@@ -153,14 +153,14 @@ def test_big_messages_pass_between_small_ones_and_stay_intact() -> None:
     with_pair(body)
 
 
-def test_received_memory_is_the_receivers_to_keep() -> None:
+def test_the_receiver_may_keep_received_memory() -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
         sent = [bytes([i]) * 70_000 for i in range(20)]
         for payload in sent:
             pair.networks[ONE].send(TWO, DATA, [payload])
         await pair.handlers[TWO].wait_count("message", len(sent), DATA)
-        assert pair.handlers[TWO].messages(DATA) == sent  # read only now, long after they came
+        assert pair.handlers[TWO].messages(DATA) == sent  # read only now, long after they arrived
         assert all(e[3].readonly for e in pair.handlers[TWO].events if e[0] == "message")  # type: ignore[attr-defined] # a memoryview
 
     with_pair(body)
@@ -212,20 +212,20 @@ def test_a_peer_that_starts_later_is_found() -> None:
     run(test)
 
 
-def test_after_close_the_handler_hears_nothing() -> None:
+def test_after_close_the_handler_is_not_called() -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
-        told = list(pair.handlers[ONE].events)
+        before = list(pair.handlers[ONE].events)
         pair.networks[ONE].close()
         await pair.handlers[TWO].wait_count("close", 1, CONTROL)
         await pair.handlers[TWO].wait_count("close", 1, DATA)
-        assert pair.handlers[ONE].events == told
+        assert pair.handlers[ONE].events == before
 
     with_pair(body)
 
 
 # --------------------------------------------------------------------------------------------------- replacement
-def test_a_newer_session_of_a_peer_replaces_the_older_with_the_close_first() -> None:
+def test_a_newer_session_of_a_peer_replaces_the_older_one_and_the_close_comes_first() -> None:
     async def test() -> None:
         pair = Pair()
         network, handler = pair.start(TWO)
@@ -235,7 +235,7 @@ def test_a_newer_session_of_a_peer_replaces_the_older_with_the_close_first() -> 
         await handler.wait_count("open", 2)
         assert [e[0] for e in handler.events] == ["open", "close", "open"]
         async with asyncio.timeout(PATIENCE_S):
-            await first[0].read()  # to its end: the older connection is closed by the node
+            await first[0].read()  # until EOF: the node closes the older connection
         second[1].write(HEADER.pack(3, FrameKind.MESSAGE) + b"new")
         await handler.wait_count("message", 1)
         assert handler.messages() == [b"new"]
@@ -322,7 +322,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_is_closed_and_nobody_else_notices(name: str) -> None:
+def test_a_stranger_is_closed_and_no_other_session_notices(name: str) -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
         before = list(pair.handlers[TWO].events)
@@ -332,7 +332,7 @@ def test_a_stranger_is_closed_and_nobody_else_notices(name: str) -> None:
             try:
                 assert await reader.read() == b""
             except ConnectionResetError:
-                pass  # closed with our bytes unread: as good
+                pass  # closed with our bytes unread: equally good
         assert pair.handlers[TWO].events == before
         assert pair.networks[ONE].send(TWO, CONTROL, [b"still here"])
         await pair.handlers[TWO].wait_count("message", 1)
@@ -340,7 +340,7 @@ def test_a_stranger_is_closed_and_nobody_else_notices(name: str) -> None:
     with_pair(body)
 
 
-def test_garbage_on_an_open_session_closes_that_session_alone() -> None:
+def test_garbage_on_an_open_session_closes_only_that_session() -> None:
     async def body(pair: Pair) -> None:
         await pair.handlers[TWO].wait_count("open", 1, DATA)
         reader, writer = await _connect(pair)
@@ -367,7 +367,7 @@ def test_nodes_of_different_clusters_never_open_a_session() -> None:
     with_pair(body, cluster_ids=("c", "d"))
 
 
-def test_a_connection_that_says_nothing_is_closed() -> None:
+def test_a_connection_that_sends_nothing_is_closed() -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
         reader, _ = await _connect(pair)
@@ -377,7 +377,7 @@ def test_a_connection_that_says_nothing_is_closed() -> None:
     with_pair(body, settings=TcpSettings(hello_timeout_ms=20, idle_ping_ms=10, redial_min_ms=1))
 
 
-def test_of_connections_without_a_hello_the_oldest_goes_when_there_is_one_too_many() -> None:
+def test_one_connection_too_many_without_a_hello_evicts_the_oldest() -> None:
     async def body(pair: Pair) -> None:
         await pair.both_open()
         first, _second, _third = [await _connect(pair) for _ in range(3)]
@@ -385,7 +385,7 @@ def test_of_connections_without_a_hello_the_oldest_goes_when_there_is_one_too_ma
             try:
                 assert await first[0].read() == b""
             except ConnectionResetError:
-                pass  # dropped before it was read: as good
+                pass  # dropped before it was read: equally good
         reader, writer = await _connect(pair)
         writer.write(hello_frame(process=b"z" * 16))
         async with asyncio.timeout(PATIENCE_S):
@@ -395,11 +395,11 @@ def test_of_connections_without_a_hello_the_oldest_goes_when_there_is_one_too_ma
 
 
 # ------------------------------------------------------------------------------------------- keepalive, backlog
-def test_a_peer_that_is_silent_is_dropped() -> None:
+def test_a_silent_peer_is_dropped() -> None:
     async def test() -> None:
         pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=100, redial_min_ms=1))
         network, handler = pair.start(TWO)
-        await _dial(pair, serial=1)  # says hello, and never anything again
+        await _dial(pair, serial=1)  # sends a hello, and nothing after it
         await handler.wait_count("close", 1)
         assert not network.is_open(ONE, CONTROL)
         network.close()
@@ -441,8 +441,8 @@ def test_a_peer_that_does_not_read_is_dropped_at_the_cap() -> None:
     run(test)
 
 
-def test_a_peer_that_never_stops_sending_makes_the_node_hold_a_message_or_two() -> None:
-    """512 MiB in messages of 64 MiB: the node reads no faster than it handles them, and keeps none."""
+def test_a_peer_that_never_stops_sending_makes_the_node_hold_at_most_two_messages() -> None:
+    """512 MiB in messages of 64 MiB: the node reads no faster than it handles them, and retains none."""
 
     class Sink(Recorder):
         seen = 0
@@ -462,7 +462,7 @@ def test_a_peer_that_never_stops_sending_makes_the_node_hold_a_message_or_two() 
             listener=pair.listeners.pop(TWO),
         )
         network.start(sink)
-        tracemalloc.start()  # the process's own peak may be that of a test before this one
+        tracemalloc.start()  # the process's own peak may come from an earlier test
         sender = await asyncio.create_subprocess_exec(
             sys.executable, "-c", ENDLESS, str(pair.peers[TWO][1]), hello_frame().hex(), stdin=asyncio.subprocess.PIPE
         )
@@ -500,7 +500,7 @@ def test_a_message_beyond_the_frame_limit_is_the_callers_error() -> None:
     with_pair(body, settings=TcpSettings(frame_bytes_max=2000, redial_min_ms=1))
 
 
-def test_what_the_handler_raises_reaches_on_error() -> None:
+def test_an_exception_of_the_handler_reaches_on_error() -> None:
     class Broken(Recorder):
         def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
             raise RuntimeError("an invariant")
@@ -526,14 +526,14 @@ def test_what_the_handler_raises_reaches_on_error() -> None:
     run(test)
 
 
-def test_a_port_that_is_taken_is_an_error_at_once() -> None:
+def test_a_port_in_use_is_an_immediate_error() -> None:
     with bind_listener("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"):
         bind_listener(*taken.getsockname())
 
 
 # -------------------------------------------------------------------------------------------------------- frames
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 1000])
-def test_frames_are_cut_the_same_however_the_bytes_arrive(step: int) -> None:
+def test_frames_are_the_same_however_the_bytes_arrive(step: int) -> None:
     payloads = [b"", b"a", b"bc" * 20, b"", b"d" * 100]
     stream = b"".join(HEADER.pack(len(p), FrameKind.MESSAGE) + p for p in payloads)
     reader = FrameReader()
@@ -546,7 +546,7 @@ def test_frames_are_cut_the_same_however_the_bytes_arrive(step: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 64))
-def test_whatever_bytes_arrive_the_reader_gives_frames_or_a_frame_error(chunks: list[bytes], cap: int) -> None:
+def test_for_any_bytes_the_reader_gives_frames_or_a_frame_error(chunks: list[bytes], cap: int) -> None:
     reader = FrameReader()
     reader.payload_bytes_max = cap
     held = 0
@@ -560,7 +560,7 @@ def test_whatever_bytes_arrive_the_reader_gives_frames_or_a_frame_error(chunks: 
 
 
 @given(st.binary(max_size=200))
-def test_whatever_a_hello_holds_it_decodes_or_is_a_frame_error(payload: bytes) -> None:
+def test_any_hello_decodes_or_is_a_frame_error(payload: bytes) -> None:
     for candidate in (payload, b"SMQP\x00\x01" + payload):
         try:
             decode_hello(memoryview(candidate))
@@ -568,14 +568,14 @@ def test_whatever_a_hello_holds_it_decodes_or_is_a_frame_error(payload: bytes) -
             pass
 
 
-def test_a_hello_is_read_as_it_was_written() -> None:
+def test_a_hello_round_trips() -> None:
     hello = Hello(
         sender=ONE, receiver=TWO, channel=DATA, process=bytes(range(16)), serial=2**64 - 1, cluster_id="smq-é"
     )
     assert decode_hello(memoryview(encode_hello(hello))) == hello
 
 
-def test_any_cut_of_a_hello_is_an_error() -> None:
+def test_any_truncated_hello_is_an_error() -> None:
     whole = encode_hello(Hello(sender=ONE, receiver=TWO, channel=DATA, process=b"p" * 16, serial=1, cluster_id=""))
     for end in range(len(whole)):
         with pytest.raises(FrameError):

@@ -1,4 +1,4 @@
-"""How much of what other nodes send one turn of the event loop handles."""
+"""How many frames from other nodes one turn of the event loop handles."""
 
 import asyncio
 from collections import Counter
@@ -13,10 +13,10 @@ from smq.replication.ports import Channel
 from tests.unit.replication.net.test_tcp import CONTROL, ONE, TWO, Pair, Recorder, with_pair
 
 
-def test_of_thousands_of_frames_that_came_at_once_some_are_handled_at_a_stretch_in_order(
+def test_thousands_of_frames_that_arrive_together_are_handled_in_order_over_several_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a clock that each message takes a millisecond of."""
+    """On a clock that each message advances by a millisecond."""
     handled_ns, turn = 0, 0
     turns = Counter[int]()
     monkeypatch.setattr(tcp_connection, "time", SimpleNamespace(monotonic_ns=lambda: handled_ns))
@@ -43,12 +43,12 @@ def test_of_thousands_of_frames_that_came_at_once_some_are_handled_at_a_stretch_
         await slow.wait_count("message", len(sent))
         assert slow.messages() == sent
         stretch = tcp_connection.HANDLING_NS_MAX // 1_000_000
-        assert max(turns.values()) <= 2 * stretch  # one as it is read, and one more in the same turn
+        assert max(turns.values()) <= 2 * stretch  # one when it is read, and one more in the same turn
 
     with_pair(body)
 
 
-def test_connections_share_a_turn_and_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_share_a_turn_and_none_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns, soon = 1, list[Callable[[], None]]()
     monkeypatch.setattr(tcp_connection, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     turn = tcp_connection.Turn(SimpleNamespace(call_soon=soon.append))  # type: ignore[arg-type] # all of a loop it needs

@@ -1,4 +1,4 @@
-"""Messages between nodes survive the wire, and nothing that arrives does more than raise WireError."""
+"""Messages between nodes survive the wire, and malformed ones do nothing but raise WireError."""
 
 import pickle
 
@@ -47,12 +47,14 @@ def encoded(message: wire.Message) -> bytes:
 
 
 @given(MESSAGES)
-def test_every_message_comes_back_as_it_was_sent(message: wire.Message) -> None:
+def test_every_message_round_trips(message: wire.Message) -> None:
     assert wire.decode(memoryview(encoded(message))) == message
 
 
 @given(MESSAGES, st.data())
-def test_a_cut_or_extended_message_is_refused_or_another_message(message: wire.Message, data: st.DataObject) -> None:
+def test_a_truncated_or_extended_message_is_refused_or_another_message(
+    message: wire.Message, data: st.DataObject
+) -> None:
     payload = encoded(message)
     cut = payload[: data.draw(st.integers(1, len(payload)))] + data.draw(st.binary(max_size=3))
     try:
@@ -69,7 +71,7 @@ def test_garbage_raises_wire_error_or_is_a_message(payload: bytes) -> None:
         return
 
 
-def test_a_count_that_promises_more_than_there_is_is_refused() -> None:
+def test_a_count_beyond_the_payload_is_refused() -> None:
     payload = bytearray(encoded(wire.Append(PartitionId(b"p" * 20), Epoch(1), 1, [b"x"])))
     payload[29:33] = b"\xff\xff\xff\xff"
     with pytest.raises(wire.WireError):

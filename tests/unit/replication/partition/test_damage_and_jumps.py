@@ -67,7 +67,7 @@ def test_rot_is_kept_until_the_leader_has_shown_that_it_has_what_follows() -> No
     host, _ = follower_with(3)
     restart_with_rot(host, 1)
     append(host, stored(batch(), 5, 1))  # leaves a gap
-    assert host.live.log.damaged is not None
+    assert host.live.log.tail_damage is not None
 
 
 def test_a_leader_gives_up_damaged_bytes_that_were_never_committed() -> None:
@@ -147,7 +147,7 @@ def test_bytes_that_fail_or_are_of_another_epoch_are_not_taken_and_the_next_repl
     reported = want(host, 1)
     answer_fetches(host, {1: values[1][:-1] + b"?"})
     assert reported == [False]
-    assert host.live.log.rotten == {1}
+    assert host.live.log.damaged_batches == {1}
 
 
 def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_open() -> None:
@@ -201,7 +201,7 @@ def test_an_elected_leader_gives_up_damaged_bytes_beyond_its_start() -> None:
     host.advance(1)
     restart_with_rot(host, 2, with_row=False)
     host.elect(ME, end=1)
-    assert (host.live.log.appended_end, host.live.log.rotten) == (1, set())
+    assert (host.live.log.appended_end, host.live.log.damaged_batches) == (1, set())
     answer = host.produce()
     host.settle()
     host.ack(PEER_A, 2)

@@ -6,7 +6,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.replication.net import wire
 from smq.replication.ports import Space
-from smq.replication.storage.space import LOOKS_A_RESERVE, SpaceGuard
+from smq.replication.storage.space import REFRESHES_PER_RESERVE, SpaceGuard
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
@@ -29,7 +29,7 @@ class FakeSpace:
 def guard(free: int, reusable: int = 0, *, reserve: int = RESERVE) -> tuple[SpaceGuard, FakeSpace]:
     disk = FakeSpace(free, reusable)
     made = SpaceGuard(disk, reserve)  # type: ignore[arg-type]  # the part of a Disk that it uses
-    made.look()
+    made.refresh()
     return made, disk
 
 
@@ -50,7 +50,7 @@ def test_the_disk_is_full_below_the_reserve(free: int, reusable: int, is_full: b
 def test_what_is_on_its_way_to_the_disk_counts_as_written() -> None:
     made, disk = guard(RESERVE)
     disk.queued_bytes = 1
-    made.look()
+    made.refresh()
     assert made.is_full
 
 
@@ -58,13 +58,13 @@ def test_a_full_disk_has_room_again_an_eighth_above_the_reserve() -> None:
     made, disk = guard(0)
     for free, is_full in ((RESERVE, True), (RESERVE + RESERVE // 8, False), (RESERVE, False), (RESERVE - 1, True)):
         disk.free = free
-        made.look()
+        made.refresh()
         assert made.is_full is is_full
 
 
 def test_much_that_is_appended_between_two_looks_is_a_look_of_its_own() -> None:
     made, disk = guard(1 << 40)
-    assert made.admits(RESERVE // LOOKS_A_RESERVE)
+    assert made.admits(RESERVE // REFRESHES_PER_RESERVE)
     assert disk.looks == 1
     disk.free = 0
     assert not made.admits(1)
@@ -87,12 +87,12 @@ def test_the_refusal_says_how_much_is_left_and_what_to_do() -> None:
 def fill(host: Host) -> None:
     host.space = SpaceGuard(host.disk, RESERVE)
     host.disk.capacity = host.disk.size_bytes() + 1
-    host.space.look()
+    host.space.refresh()
 
 
 def free(host: Host) -> None:
     host.disk.capacity = None
-    host.space.look()
+    host.space.refresh()
 
 
 def leader() -> Host:

@@ -1,11 +1,11 @@
-"""Deadlines in buckets: what is due runs in order, what is cancelled is gone at once."""
+"""Deadlines in buckets: due ones run in order, cancelled ones are freed immediately."""
 
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 MS = 1_000_000
 
 
-def test_what_is_due_runs_in_the_order_of_time_and_what_is_not_waits() -> None:
+def test_due_deadlines_run_in_order_of_time_and_others_wait() -> None:
     deadlines, ran = Deadlines(), []
     for number, at_ms in enumerate((50, 10, 12, 300)):
         deadlines.add(at_ms * MS, lambda number=number: ran.append(number))  # type: ignore[misc] # a default binds it
@@ -18,7 +18,7 @@ def test_what_is_due_runs_in_the_order_of_time_and_what_is_not_waits() -> None:
     assert deadlines.is_empty
 
 
-def test_a_deadline_may_cancel_another_of_its_own_time() -> None:
+def test_a_deadline_may_cancel_another_of_the_same_time() -> None:
     deadlines, ran, others = Deadlines(), [], list[Deadline]()
 
     def first() -> None:
@@ -31,7 +31,7 @@ def test_a_deadline_may_cancel_another_of_its_own_time() -> None:
     assert ran == ["first"]
 
 
-def test_a_cancelled_deadline_is_not_kept_until_its_time() -> None:
+def test_a_cancelled_deadline_is_freed_immediately() -> None:
     deadlines = Deadlines()
     for _ in range(1_000):
         deadlines.add(60_000 * MS, lambda: None).cancel()

@@ -1,4 +1,4 @@
-"""What the storage tests share: a clock that is advanced by hand, and one harness for each disk.
+"""Shared by the storage tests: a clock that is advanced by hand, and one harness per disk.
 
 A harness runs the disk's loop (`settle`), reopens its data (`reopen`) and makes a commit fail (`submit_failing`),
 so that a test runs unchanged over the real disk and the simulated one.
@@ -30,7 +30,7 @@ class ManualTimer:
 
 
 class ManualClock:
-    """Time stands still until `run` lets it go on to the next timer."""
+    """Time stands still until `run` advances it to the next timer."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -53,7 +53,7 @@ class ManualClock:
         self.call_later(0, fn)
 
     def step(self) -> bool:
-        """Runs the next timer; False where there is none."""
+        """Runs the next timer; False if there is none."""
         if not self._timers:
             return False
         self.now_ns, _, timer = heapq.heappop(self._timers)
@@ -77,7 +77,7 @@ class Harness(Protocol):
     def disk(self) -> Disk: ...
 
     def settle(self) -> None:
-        """Runs the loop until all that was submitted is reported, or the disk has failed."""
+        """Runs the loop until every submission is reported, or the disk has failed."""
 
     def reopen(self) -> Disk: ...
 
@@ -113,7 +113,7 @@ class FakeHarness:
         return self.fake
 
     def crash(self) -> FakeDisk:
-        """Power loss; the disk that is found afterwards."""
+        """Power loss; returns the disk afterwards."""
         self._open(self.fake.crash())
         return self.fake
 
@@ -149,7 +149,7 @@ class LmdbHarness:
             self.posts += 1
 
     def run_next(self) -> None:
-        """Waits for the next thing that a thread of the disk asks to be run on the loop, and runs it."""
+        """Waits for the next callback that a thread of the disk posts to the loop, and runs it."""
         self._calls.get(timeout=SETTLE_TIMEOUT_S)()
 
     def reopen(self) -> LmdbDisk:
@@ -172,6 +172,6 @@ def make_batch(
     producer: tuple[int, int, int] = (-1, -1, -1),
     payload: bytes = b"records",
 ) -> bytes:
-    """A batch with a valid header and CRC whose records nobody looks at. `producer`: id, epoch, sequence."""
+    """A batch with a valid header and CRC, and arbitrary bytes for records. `producer`: id, epoch, sequence."""
     rest = struct.pack(">hiqqqhii", 0, count - 1, created_ms, created_ms, *producer, count) + payload
     return struct.pack(">qiibI", 0, len(rest) + 9, -1, 2, crc32c(rest)) + rest

@@ -1,4 +1,4 @@
-"""One suite over both disks: what the Disk port promises, the real one and the simulated one keep alike."""
+"""One suite over both disks: the real and the simulated one keep the promises of the Disk port alike."""
 
 import shutil
 import tempfile
@@ -28,7 +28,7 @@ def test_submissions_are_numbered_from_one(harness: Harness) -> None:
     assert (disk.submitted_seq, disk.durable_seq) == (3, 3)
 
 
-def test_dones_run_in_order_and_never_inside_submit(harness: Harness) -> None:
+def test_callbacks_run_in_order_and_never_inside_submit(harness: Harness) -> None:
     disk = harness.disk
     seen: list[tuple[int, int]] = []
     for i in range(1, 301):
@@ -54,7 +54,7 @@ def test_ops_of_a_submission_apply_in_order(harness: Harness) -> None:
     assert harness.disk.scan(T, FIRST, BEYOND) == [(b"a", b"4")]
 
 
-def test_delete_takes_start_and_leaves_stop(harness: Harness) -> None:
+def test_delete_includes_start_and_excludes_stop(harness: Harness) -> None:
     harness.disk.submit(put(b"a", b"b", b"bb", b"c", b"d"))
     harness.disk.submit([Delete(T, b"b", b"c")])
     harness.settle()
@@ -100,7 +100,7 @@ def test_scans_stop_at_bounds_limit_and_bytes(harness: Harness) -> None:
     assert disk.scan(T, b"3", b"4") == [(b"3", bytes(10))]
 
 
-def test_values_of_any_size_come_back_whole(harness: Harness) -> None:
+def test_values_of_any_size_round_trip(harness: Harness) -> None:
     sizes = [0, 1, 2000, 4096, 70_000, 3_000_000]
     harness.disk.submit([Put(T, b"%08d" % n, bytes([n % 251]) * n) for n in sizes])
     harness.settle()
@@ -116,7 +116,7 @@ def test_queued_bytes_are_the_values_not_yet_durable(harness: Harness) -> None:
     assert harness.disk.queued_bytes == 0
 
 
-def test_a_done_may_submit_again(harness: Harness) -> None:
+def test_a_callback_may_submit_again(harness: Harness) -> None:
     disk = harness.disk
     disk.submit(put(b"a"), lambda: void(disk.submit(put(b"b"), lambda: void(disk.submit(put(b"c"))))))
     harness.settle()
@@ -128,7 +128,7 @@ def void(_: object) -> None:
     """Drops a result."""
 
 
-def test_reopened_disk_holds_what_was_durable(harness: Harness) -> None:
+def test_a_reopened_disk_holds_everything_durable(harness: Harness) -> None:
     harness.disk.submit(put(b"a", b"b"))
     harness.settle()
     disk = harness.reopen()
@@ -137,20 +137,20 @@ def test_reopened_disk_holds_what_was_durable(harness: Harness) -> None:
     assert disk.submit(put(b"c")) == 1
 
 
-def test_close_commits_what_is_queued(harness: Harness) -> None:
+def test_close_commits_queued_submissions(harness: Harness) -> None:
     for i in range(100):
         harness.disk.submit(put(b"%03d" % i))
     assert len(harness.reopen().scan_keys(T, FIRST, BEYOND)) == 100
 
 
-def test_closed_disk_refuses_submissions(harness: Harness) -> None:
+def test_a_closed_disk_refuses_submissions(harness: Harness) -> None:
     harness.disk.close()
     harness.disk.close()
     with pytest.raises(RuntimeError, match="closed"):
         harness.disk.submit(put(b"a"))
 
 
-def test_failed_commit_is_told_once_and_nothing_is_reported_after_it(harness: Harness) -> None:
+def test_a_failed_commit_is_reported_once_and_nothing_after_it(harness: Harness) -> None:
     disk = harness.disk
     disk.submit(put(b"before"))
     harness.settle()

@@ -1,4 +1,4 @@
-"""What only the simulated disk has: virtual latency, crashes, faults. The same seed does the same."""
+"""Features of the simulated disk alone: virtual latency, crashes, faults. The same seed gives the same run."""
 
 import random
 
@@ -27,7 +27,7 @@ def submit(disk: FakeDisk, count: int, done: list[int] | None = None) -> None:
 
 def found(image: DiskImage) -> list[bytes]:
     keys = list(image.tables[T])
-    assert list(image.tables[Table.TIMES]) == keys  # submissions are whole
+    assert list(image.tables[Table.TIMES]) == keys  # submissions are atomic
     return keys
 
 
@@ -41,7 +41,7 @@ def test_nothing_is_committed_before_its_latency_has_passed() -> None:
     assert disk.get(T, b"0001") == b"v"
 
 
-def test_a_crash_keeps_what_was_reported_and_a_prefix_of_the_rest() -> None:
+def test_a_crash_keeps_reported_submissions_and_a_prefix_of_the_rest() -> None:
     survivors = set()
     for seed in SEEDS:
         clock = ManualClock()
@@ -55,7 +55,7 @@ def test_a_crash_keeps_what_was_reported_and_a_prefix_of_the_rest() -> None:
     assert survivors == {3, 4, 5}
 
 
-def test_what_was_committed_and_not_yet_reported_survives_a_crash() -> None:
+def test_commits_that_are_not_reported_yet_survive_a_crash() -> None:
     seen_unreported = False
     for seed in SEEDS:
         clock = ManualClock()
@@ -88,7 +88,7 @@ def test_a_group_whose_commit_failed_may_or_may_not_be_there_afterwards() -> Non
         disk.fail_next_commit(OSError("fsync"))
         submit(disk, 1)
         clock.run()
-        submit(disk, 1)  # behind the failure: the writer is gone
+        submit(disk, 1)  # after the failure: the writer is gone
         survivors.add(len(found(disk.crash())))
     assert survivors == {0, 1}
 

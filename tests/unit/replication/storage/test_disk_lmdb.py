@@ -1,4 +1,4 @@
-"""What only the real disk has: a directory, its lock, its format version, a map that grows, a process that dies."""
+"""Features of the real disk alone: a directory, its lock, its format version, a growing map, a dying process."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ def open_disk(path: Path) -> LmdbDisk:
     return LmdbDisk(path, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
 
 
-def test_the_directory_and_its_files_are_the_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_access_the_directory_and_its_files(tmp_path: Path) -> None:
     path = tmp_path / "a" / "node-1"
     old_umask = os.umask(0)
     try:
@@ -47,13 +47,13 @@ def test_the_directory_and_its_files_are_the_owners_alone(tmp_path: Path) -> Non
     )
 
 
-def test_a_directory_open_to_others_is_closed_to_them(tmp_path: Path) -> None:
+def test_the_permissions_of_an_open_directory_are_tightened(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     open_disk(tmp_path).close()
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
-def test_a_second_process_is_refused_and_told_who_is_first(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> None:
     disk = open_disk(tmp_path)
     code = (
         "import sys; from smq.replication.storage.disk_lmdb import *\n"
@@ -77,12 +77,12 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> Non
 
 
 def test_every_commit_waits_for_the_disk(tmp_path: Path) -> None:
-    """The power losses of test_crash_images.py are of a recorded trace, and those of a fresh one need strace."""
+    """test_crash_images.py covers power losses of a recorded trace only; a fresh trace needs strace."""
     disk = open_disk(tmp_path)
     flags = disk._env.flags()
     disk.close()
-    told = {name: flags[name] for name in ("sync", "metasync", "writemap", "map_async")}
-    assert told == {"sync": True, "metasync": True, "writemap": False, "map_async": False}
+    found = {name: flags[name] for name in ("sync", "metasync", "writemap", "map_async")}
+    assert found == {"sync": True, "metasync": True, "writemap": False, "map_async": False}
 
 
 def test_the_format_version_is_written_at_creation(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_another_format_version_is_refused_and_left_alone(tmp_path: Path) -> Non
             open_disk(tmp_path / "node")
 
 
-def test_somebody_elses_environment_is_refused(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_smqs_is_refused(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path), max_dbs=2, lib_version=0) as env:
         env.open_db(b"theirs")
     with pytest.raises(FormatUnsupported, match="not smq's"):
@@ -128,7 +128,7 @@ def test_a_full_map_grows_and_nothing_is_lost(tmp_path: Path) -> None:
     harness.close()
 
 
-def test_a_map_that_may_not_grow_any_more_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_that_cannot_grow_further_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_lmdb, "MAP_BYTES_MAX", 2 << 20)
     harness = LmdbHarness(tmp_path / "node", map_size=1 << 20)
     harness.disk.submit([Put(T, b"k", bytes(4 << 20))])
@@ -137,7 +137,7 @@ def test_a_map_that_may_not_grow_any_more_is_fatal(tmp_path: Path, monkeypatch: 
     harness.close()
 
 
-def test_a_transaction_takes_no_more_than_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_takes_no_more_than_its_cap_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_lmdb, "COMMIT_BYTES_MAX", 1000)
     harness = LmdbHarness(tmp_path / "node")
     for i in range(20):
@@ -148,7 +148,7 @@ def test_a_transaction_takes_no_more_than_its_bytes(tmp_path: Path, monkeypatch:
     harness.close()
 
 
-def test_every_call_back_is_posted_to_the_loop(tmp_path: Path) -> None:
+def test_every_callback_is_posted_to_the_loop(tmp_path: Path) -> None:
     harness = LmdbHarness(tmp_path / "node")
     threads: list[threading.Thread] = []
     harness.disk.submit([Put(T, b"k", b"v")], lambda: threads.append(threading.current_thread()))
@@ -191,7 +191,7 @@ for i in range(10**9):
 """
 
 
-def test_after_kill_9_every_reported_submission_is_there_whole_and_in_order(tmp_path: Path) -> None:
+def test_after_kill_9_every_reported_submission_is_complete_and_in_order(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         reported = -1
@@ -202,7 +202,7 @@ def test_after_kill_9_every_reported_submission_is_there_whole_and_in_order(tmp_
             if line.isdigit():
                 reported = max(reported, int(line))
     with (tmp_path / LOCK_FILE).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it went with the process
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock ended with the process
     disk = open_disk(tmp_path)
     keys = disk.scan_keys(T, b"0", b":")
     assert len(keys) > reported
@@ -212,7 +212,7 @@ def test_after_kill_9_every_reported_submission_is_there_whole_and_in_order(tmp_
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
-def test_a_data_file_that_was_cut_is_refused_with_its_name_and_left_as_it_was(tmp_path: Path, kept: float) -> None:
+def test_a_truncated_data_file_is_refused_by_name_and_left_unchanged(tmp_path: Path, kept: float) -> None:
     harness = LmdbHarness(tmp_path)
     for i in range(200):
         harness.disk.submit([Put(T, b"%08d" % i, b"x" * 500)])
@@ -226,8 +226,8 @@ def test_a_data_file_that_was_cut_is_refused_with_its_name_and_left_as_it_was(tm
     assert file.stat().st_size == size
 
 
-def test_a_data_file_whose_missing_end_holds_nothing_is_whole(tmp_path: Path) -> None:
-    """LMDB need not write pages that a transaction took and gave back, so a short file alone proves no damage."""
+def test_a_data_file_whose_missing_end_is_unused_is_accepted(tmp_path: Path) -> None:
+    """LMDB need not write pages that a transaction took and gave back, so a short file by itself proves no damage."""
     open_disk(tmp_path).close()
     file = tmp_path / DATA_FILE
     with lmdb.open(str(tmp_path), max_dbs=8, lib_version=disk_lmdb.LMDB_MAJOR) as env:
@@ -236,7 +236,7 @@ def test_a_data_file_whose_missing_end_holds_nothing_is_whole(tmp_path: Path) ->
             txn.put(b"gone", b"x" * (1 << 20))
         with env.begin(write=True, db=db) as txn:
             txn.delete(b"gone")
-        for i in range(20):  # until all that lives has moved to the pages that became free
+        for i in range(20):  # until all live data has moved to the freed pages
             with env.begin(write=True, db=db) as txn:
                 txn.put(b"kept", b"%d" % i)
     size = file.stat().st_size
@@ -247,14 +247,14 @@ def test_a_data_file_whose_missing_end_holds_nothing_is_whole(tmp_path: Path) ->
     assert file.stat().st_size == size
 
 
-def test_a_header_that_speaks_of_more_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
+def test_a_header_with_more_pages_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
     harness = LmdbHarness(tmp_path)
     harness.disk.submit([Put(T, b"k", b"v")])
     harness.settle()
     harness.close()
     file = tmp_path / DATA_FILE
     content = bytearray(file.read_bytes())
-    for meta in (0, 4096):  # the last page's number, behind the roots of both trees
+    for meta in (0, 4096):  # the last page's number, after the roots of both trees
         content[meta + 16 + 24 + 2 * 48 : meta + 16 + 24 + 2 * 48 + 8] = (1 << 58).to_bytes(8, "little")
     file.write_bytes(content)
     with pytest.raises(DiskOpenError, match="empty one"):

@@ -1,4 +1,4 @@
-"""A flipped bit in a key of LMDB's tree: no search by that key finds its row any more, and the table is out of order.
+"""A flipped bit in a key of LMDB's tree: a search by that key no longer finds its row, and the table is out of order.
 
 The simulation cannot show it: it reads a damaged file as a whole, which puts the rows in order again.
 """
@@ -41,7 +41,7 @@ def filled(harness: LmdbHarness) -> tuple[PartitionLog, list[StoredValue]]:
 
 
 def garble(harness: LmdbHarness, offset: int, to: int) -> None:
-    """Every copy of the key in the file, while the node runs: it reads through the page cache."""
+    """Changes every copy of the key in the file while the node runs: it reads through the page cache."""
     path = harness.path / DATA_FILE
     found = path.read_bytes()
     old, new = batch_key(PID, Offset(offset)), batch_key(PID, Offset(to))
@@ -55,7 +55,7 @@ def garble(harness: LmdbHarness, offset: int, to: int) -> None:
 
 
 def read_whole(harness: LmdbHarness, log: PartitionLog, stored: list[StoredValue]) -> int:
-    """Every batch as a reader gets it, each that is missing put back as a repair does; how many were."""
+    """Reads every batch as a reader does, and puts back missing ones as a repair does; returns how many."""
     at, repairs = Offset(0), 0
     while at < BATCHES:
         try:
@@ -76,9 +76,7 @@ def read_whole(harness: LmdbHarness, log: PartitionLog, stored: list[StoredValue
 
 @pytest.mark.parametrize("bit", [0, 3, 5, 6, 12, 40], ids=lambda bit: f"bit{bit}")
 @pytest.mark.parametrize("offset", [0, 17, BATCHES - 1])
-def test_a_batch_whose_key_has_become_another_is_missing_and_can_be_put_back(
-    harness: LmdbHarness, offset: int, bit: int
-) -> None:
+def test_a_batch_with_a_garbled_key_is_missing_and_can_be_repaired(harness: LmdbHarness, offset: int, bit: int) -> None:
     log, stored = filled(harness)
     garble(harness, offset, offset ^ 1 << bit)
     assert read_whole(harness, log, stored) >= 1
@@ -87,7 +85,7 @@ def test_a_batch_whose_key_has_become_another_is_missing_and_can_be_put_back(
 
 
 @pytest.mark.parametrize("bit", [0, 3, 5, 6, 12, 40], ids=lambda bit: f"bit{bit}")
-def test_the_scrubbers_walk_meets_the_gap_that_a_garbled_key_leaves(harness: LmdbHarness, bit: int) -> None:
+def test_the_scrubber_finds_the_gap_that_a_garbled_key_leaves(harness: LmdbHarness, bit: int) -> None:
     log, _ = filled(harness)
     garble(harness, 17, 17 ^ 1 << bit)
     check, slices = Check(Table.BATCHES), list[Examined]()
@@ -99,7 +97,7 @@ def test_the_scrubbers_walk_meets_the_gap_that_a_garbled_key_leaves(harness: Lmd
         log.read(Offset(17), Offset(18), 1)
 
 
-def test_a_table_that_shows_a_key_from_behind_only_is_no_end_of_the_log(
+def test_a_key_visible_only_to_backward_scans_is_not_the_end_of_the_log(
     harness: LmdbHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, _ = filled(harness)

@@ -1,4 +1,4 @@
-"""The scrubber reads every table once a period, finds what has rotted, and goes on where it was after a restart."""
+"""The scrubber reads every table once per period, finds damaged rows, and continues where it was after a restart."""
 
 import random
 from collections.abc import Callable
@@ -34,23 +34,23 @@ class Node:
         self.clock = SimClock(Process(self.scheduler, "n", fail), Machine())
         self.disk = FakeDisk(self.clock, random.Random(1), image=image, on_fatal=fail)
         self.batches: list[tuple[Offset, bytes | None]] = []
-        self.looked: list[tuple[PartitionId, Offset]] = []
+        self.verified: list[tuple[PartitionId, Offset]] = []
         self.checkpoints: list[bytes] = []
         self.raft: list[tuple[Table, bytes]] = []
         self.scrubber = Scrubber(self, self.disk, period_s)
         self.scrubber.start()
 
-    def mend_batch(self, damage: BatchDamaged) -> None:
+    def repair_batch(self, damage: BatchDamaged) -> None:
         self.batches.append((damage.offset, damage.row))
 
-    def look_at(self, pid: PartitionId, offset: Offset) -> bool:
-        self.looked.append((pid, offset))
+    def verify_batch_at(self, pid: PartitionId, offset: Offset) -> bool:
+        self.verified.append((pid, offset))
         return True
 
-    def mend_checkpoint(self, pid: PartitionId, key: bytes) -> None:
+    def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
         self.checkpoints.append(key)
 
-    def mend_raft(self, table: Table, key: bytes) -> None:
+    def repair_raft(self, table: Table, key: bytes) -> None:
         self.raft.append((table, key))
 
     def fill(self) -> PartitionLog:
@@ -86,17 +86,17 @@ def flip(node: Node, table: Table, number: int) -> bytes:
     return key
 
 
-def test_a_pass_over_whole_data_finds_nothing_and_reads_all_of_it() -> None:
+def test_a_pass_over_intact_data_reads_everything_and_finds_nothing() -> None:
     node = Node()
     node.fill()
     size = sum(len(v) for t in scrub.TABLES for v in node.disk.image.tables[t].values())
     node.a_pass()
-    assert (node.batches, node.looked, node.checkpoints, node.raft) == ([], [], [], [])
+    assert (node.batches, node.verified, node.checkpoints, node.raft) == ([], [], [], [])
     assert node.scrubber.progress.read_bytes == size
     assert node.scrubber.progress.ended_ms >= node.scrubber.progress.started_ms
 
 
-def test_a_rotten_row_of_every_table_is_found_and_handed_to_who_can_mend_it() -> None:
+def test_a_damaged_row_of_every_table_is_found_and_handed_over_for_repair() -> None:
     node = Node()
     node.fill()
     batch, row = flip(node, Table.BATCHES, 3), flip(node, Table.TIMES, 7)
@@ -104,13 +104,13 @@ def test_a_rotten_row_of_every_table_is_found_and_handed_to_who_can_mend_it() ->
     vote = flip(node, Table.RAFT_META, 1)
     node.a_pass()
     assert sorted(node.batches, key=str) == sorted([(base_of_key(batch), None), (base_of_key(row), row)], key=str)
-    assert node.looked == []  # a batch that has rotted in its place leaves no gap
+    assert node.verified == []  # a batch damaged in its place leaves no gap
     assert node.checkpoints == [checkpoint]
     assert node.raft == [(Table.RAFT_META, vote), (Table.RAFT_LOG, entry)]
     assert node.scrubber.progress.found == 5
 
 
-def test_a_missing_index_row_is_found_by_its_neighbours() -> None:
+def test_a_missing_index_row_is_detected_by_its_neighbours() -> None:
     node = Node()
     node.fill()
     rows = node.disk.image.tables[Table.TIMES]
@@ -121,10 +121,10 @@ def test_a_missing_index_row_is_found_by_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("slice_bytes", [1, 100, 1 << 20])
-def test_a_batch_that_the_walk_does_not_meet_is_looked_at_by_its_offset(
+def test_a_batch_that_the_walk_misses_is_verified_by_its_offset(
     monkeypatch: pytest.MonkeyPatch, slice_bytes: int
 ) -> None:
-    """As in a tree that is out of order, between two slices or within one."""
+    """As in a tree out of order, between two slices or within one."""
     monkeypatch.setattr(scrub, "SLICE_BYTES", slice_bytes)
     node = Node()
     node.fill()
@@ -132,12 +132,12 @@ def test_a_batch_that_the_walk_does_not_meet_is_looked_at_by_its_offset(
     hidden = sorted(rows)[3]
     del rows[hidden]
     node.a_pass()
-    assert node.looked == [(PID, base_of_key(hidden))]
+    assert node.verified == [(PID, base_of_key(hidden))]
     assert node.scrubber.progress.found == 1
     assert node.batches == []
 
 
-def test_a_row_that_was_written_anew_meanwhile_is_none_of_its_business() -> None:
+def test_a_row_rewritten_in_the_meantime_is_not_reported() -> None:
     node = Node()
     node.fill()
     rows = node.disk.image.tables[Table.BATCHES]
@@ -153,9 +153,9 @@ def test_a_row_that_was_written_anew_meanwhile_is_none_of_its_business() -> None
     assert node.batches == []
 
 
-def test_after_a_restart_the_pass_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_restart_the_pass_continues_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrub, "SLICE_BYTES", 100)
-    monkeypatch.setattr(scrub, "KEEP_SLICES", 1)
+    monkeypatch.setattr(scrub, "SLICES_PER_SAVE", 1)
     node = Node()
     node.fill()
     node.run(PERIOD_S, until=lambda: scrub.TABLES[node.scrubber._table] is Table.BATCHES)
@@ -163,13 +163,13 @@ def test_after_a_restart_the_pass_goes_on_where_it_was(monkeypatch: pytest.Monke
     image = node.disk.crash()
     again = Node(image)
     assert scrub.TABLES[again.scrubber._table] is Table.BATCHES
-    flip(again, Table.RAFT_LOG, 0)  # behind it
+    flip(again, Table.RAFT_LOG, 0)  # after it
     flip(again, Table.BATCHES, BATCHES - 1)  # before it
     again.a_pass()
     assert (len(again.batches), again.raft) == (1, [])
 
 
-def test_a_position_that_cannot_be_read_is_a_pass_begun_anew() -> None:
+def test_an_unreadable_position_restarts_the_pass() -> None:
     node = Node()
     node.fill()
     node.disk.submit([Put(Table.META, b"scrub", b"nonsense of no length at all, and of no checksum either")])
@@ -179,7 +179,7 @@ def test_a_position_that_cannot_be_read_is_a_pass_begun_anew() -> None:
     assert again.scrubber.progress.passes == 1
 
 
-def test_a_pass_begins_once_a_period_and_not_at_all_without_one() -> None:
+def test_a_pass_begins_once_per_period_and_never_without_one() -> None:
     node = Node()
     node.fill()
     node.a_pass()
@@ -189,10 +189,10 @@ def test_a_pass_begins_once_a_period_and_not_at_all_without_one() -> None:
     assert node.scrubber.progress.passes == 2
     never = Node(node.disk.image, period_s=0)
     never.run(PERIOD_S)
-    assert never.scrubber.progress.passes == 2, "as the disk told it"
+    assert never.scrubber.progress.passes == 2, "as the disk reported it"
 
 
-def test_the_journal_mends_its_rows_from_memory() -> None:
+def test_the_journal_rewrites_its_rows_from_memory() -> None:
     node = Node()
     node.fill()
     journal = RaftJournal(node.disk, lambda: None)
@@ -206,10 +206,10 @@ def test_the_journal_mends_its_rows_from_memory() -> None:
     assert list(RaftJournal(node.disk, lambda: None).load())
 
 
-def test_a_log_mends_its_checkpoints_from_memory() -> None:
+def test_a_log_rewrites_its_checkpoints_from_memory() -> None:
     node = Node()
     log = node.fill()
     for number in range(2):
-        log.mend_checkpoint(flip(node, Table.CHECKPOINTS, number))
+        log.rewrite_checkpoint(flip(node, Table.CHECKPOINTS, number))
         node.scheduler.run_for_ms(100)
-    assert LogStore(node.disk).open_all()[PID].damaged is None
+    assert LogStore(node.disk).open_all()[PID].tail_damage is None

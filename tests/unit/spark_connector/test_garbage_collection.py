@@ -1,12 +1,12 @@
-"""What is set in Spark's Python workers, and in no other process."""
+"""The garbage collector's setting in Spark's Python workers, and in no other process."""
 
 import gc
 import subprocess
 import sys
 
-from smq.spark_connector.worker import spare_collector
+from smq.spark_connector.garbage_collection import freeze_loaded_modules
 
-# Spark runs its workers in children of `python -m pyspark.daemon`: this has that name, and asks instead of forking.
+# Spark runs its workers in children of `python -m pyspark.daemon`. This script takes that name instead of forking.
 AS_WORKER = """
 import gc, sys
 from types import SimpleNamespace
@@ -22,12 +22,12 @@ print(counts[0] > 10_000, counts[0] < counts[1] < counts[2], counts[2] == counts
 """
 
 
-def test_worker_of_spark_collects_no_modules_and_is_set_a_few_times_only() -> None:
-    told = subprocess.run([sys.executable, "-c", AS_WORKER], check=True, capture_output=True, text=True)
-    assert told.stdout.split() == ["True"] * 3
+def test_spark_worker_collects_no_modules_and_freezes_them_a_few_times_only() -> None:
+    ran = subprocess.run([sys.executable, "-c", AS_WORKER], check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == ["True"] * 3
 
 
 def test_other_processes_keep_their_collector() -> None:
     before = gc.get_freeze_count()
-    spare_collector()
+    freeze_loaded_modules()
     assert gc.get_freeze_count() == before

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from smq.clients.batch_queue import Batch, ProducerIdentity
-from smq.clients.batching import Accumulator, BatchingSettings
+from smq.clients.accumulator import Accumulator, BatchingSettings
+from smq.clients.partition_queue import Batch, ProducerIdentity
 from smq.clients.retry import Verdict
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId
@@ -22,7 +22,7 @@ from smq.testing.model_log import ModelPartition, Stored
 
 TOPIC = "t"
 PARTITIONS = 2
-DELIVERY_MS = 400.0  # short, so that batches do expire, and neighbours do not
+DELIVERY_MS = 400.0  # short, so that batches expire and their neighbours do not
 NODES = ("node-1", "node-2")
 HINT = ErrorDetails(leader=NodeId(2), leader_address=NODES[1])
 
@@ -43,7 +43,7 @@ LOST = SmqError(ErrorCode.APPEND_LOST, "truncated")
 
 @dataclass
 class Stream:
-    """To one node: requests are taken in order; what was appended is answered when it commits."""
+    """A stream to one node: requests are taken in order; an appended one is answered when it commits."""
 
     requests: deque[Batch] = field(default_factory=deque)
     waiting: list[tuple[Batch, Stored]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class ProducerWorld(RuleBasedStateMachine):
         )
         self.accumulator.set_partition_count(TOPIC, PARTITIONS)
 
-    # -- what the user does
+    # -- the user's steps
 
     @rule(partition=st.integers(0, PARTITIONS - 1), count=st.integers(1, 12))
     def send(self, partition: int, count: int) -> None:
@@ -110,7 +110,7 @@ class ProducerWorld(RuleBasedStateMachine):
     def flush(self) -> None:
         self.accumulator.mark_due()
 
-    # -- what the producer's shell does
+    # -- the publisher's steps
 
     @rule()
     def poll(self) -> None:
@@ -133,7 +133,7 @@ class ProducerWorld(RuleBasedStateMachine):
                     self.accumulator.give_identity(queue, identity)
 
     def _check_bytes(self, batch: Batch) -> None:
-        """A retry is the same bytes under the same producer id and sequence."""
+        """A retry has the same bytes, producer id and sequence."""
         header = parse_header(batch.data)
         if header.producer_id >= 0:
             key = (batch.partition, header.producer_id, header.producer_epoch, header.base_sequence)
@@ -151,7 +151,7 @@ class ProducerWorld(RuleBasedStateMachine):
         assert len(values) == batch.count
         return values
 
-    # -- what streams and leaders do
+    # -- steps of streams and leaders
 
     @rule(node=st.sampled_from(NODES), count=st.integers(1, 6))
     def take_requests(self, node: str, count: int) -> None:
@@ -192,7 +192,7 @@ class ProducerWorld(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), taken_before=st.integers(0, 5))
     def break_stream(self, node: str, taken_before: int) -> None:
-        """Some requests had arrived and were appended, the others were lost; no answer comes for any."""
+        """Some requests arrived and were appended, the others were lost; none is answered."""
         self.take_requests(node, taken_before) if taken_before else None
         stream = self.streams[node]
         lost = [batch for batch, _ in stream.waiting] + list(stream.requests)
@@ -202,7 +202,7 @@ class ProducerWorld(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES))
     def store_and_lose_the_answers(self, node: str) -> None:
-        """Steers toward what is hardest: batches that are stored, and whose sender cannot know."""
+        """Steers toward the hardest case: batches that are stored although their sender cannot know."""
         self.mark_and_poll()
         self.take_requests(node, 100)
         for partition in range(PARTITIONS):
@@ -246,7 +246,7 @@ class ProducerWorld(RuleBasedStateMachine):
     def _refuse(self, batch: Batch, error: SmqError) -> None:
         assert self.accumulator.refused(batch, error, self.now) is not Verdict.FENCED
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
     def buffer_is_bounded_and_counted(self) -> None:
@@ -258,7 +258,7 @@ class ProducerWorld(RuleBasedStateMachine):
         assert all(q.in_flight == sum(b.in_flight for b in q.batches()) <= 5 for q in queues)
 
     def teardown(self) -> None:
-        """The world heals: everything is settled, and the log is what the producer was told."""
+        """The world heals: everything is settled, and the log matches the acknowledgements."""
         if not hasattr(self, "accumulator"):
             return
         self._heal()

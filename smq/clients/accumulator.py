@@ -1,7 +1,8 @@
-"""The producer's accumulator: records in, batches that are due out, answers back in. Sans-IO.
+"""The producer's accumulator: records go in, due batches come out, answers go back in. Sans-IO.
 
-Owns which batch goes when: by size, linger, flush, back-off and the window of each partition; and the bound on
-buffered bytes. It must never send, sleep or read a clock: every call is told the time. Only the producer imports it.
+Owns the decision which batch goes when (by size, linger, flush, back-off and the window of each partition) and the
+bound on buffered bytes. It must never send, sleep or read a clock: every call is given the time. Only the producer
+and the publisher import it.
 """
 
 from collections import deque
@@ -9,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from smq.clients.batch_queue import NO_SEQUENCE, NOT_IDEMPOTENT, Batch, PartitionQueue, append_to
-from smq.clients.batch_queue import ProducerIdentity as ProducerIdentity
+from smq.clients.partition_queue import NO_SEQUENCE, NOT_IDEMPOTENT, Batch, PartitionQueue, append_to
+from smq.clients.partition_queue import ProducerIdentity as ProducerIdentity
 from smq.clients.partitioner import TopicQueues
 from smq.clients.retry import Backoff, RandomFn, Verdict, judge_batch
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers, open_batch
 
-IN_FLIGHT_MAX: Final = 5  # a leader remembers the last five batches of a producer (Kafka's number), no more
+IN_FLIGHT_MAX: Final = 5  # a leader remembers a producer's last five batches (Kafka's number), no more
 WAITING_OVERHEAD_BYTES: Final = 64  # counted for a record that waits for its topic's partition count
 
-RouteFn = Callable[[str, int], str | None]  # topic, partition -> the leader's address, where known
+RouteFn = Callable[[str, int], str | None]  # topic, partition -> the leader's address, if known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class BatchingSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Polled:
-    """What is to be done now."""
+    """The work that is due now."""
 
     sends: list[tuple[str, Batch]] = field(default_factory=list)
     failed: list[tuple[Batch, SmqError]] = field(default_factory=list)
@@ -64,14 +65,14 @@ class Accumulator:
     def __init__(self, settings: BatchingSettings, random: RandomFn) -> None:
         self.settings = settings
         self.buffered_bytes = 0
-        self.needs_poll = False  # set where poll() has new work; the producer clears it
+        self.needs_poll = False  # set when poll() has new work; the publisher clears it
         self.retries = 0
         self.identity_resets = 0
         self._batch_bytes = settings.batch_bytes
         self._random = random
         self._identity: ProducerIdentity | None = None if settings.is_idempotent else NOT_IDEMPOTENT
         self._topics: dict[str, TopicQueues] = {}
-        self._waiting: dict[str, deque[_Waiting]] = {}  # bounded by buffer_bytes_max, as the batches are
+        self._waiting: dict[str, deque[_Waiting]] = {}  # bounded by buffer_bytes_max, like the batches
         self._active: dict[PartitionQueue, None] = {}  # not empty, in order of first use
         self._failed: list[tuple[Batch, SmqError]] = []
         self._failed_waiting: list[tuple[object, SmqError]] = []
@@ -103,10 +104,11 @@ class Accumulator:
         token: object,
         now_ms: float,
     ) -> None:
-        """Takes a record in. OVERLOADED where the buffer is full; INVALID_REQUEST, UNKNOWN_PARTITION."""
+        """Adds a record. OVERLOADED if the buffer is full; INVALID_REQUEST, UNKNOWN_PARTITION."""
         if self.buffered_bytes >= self.settings.buffer_bytes_max:
-            told = f"the producer's buffer of {self.settings.buffer_bytes_max} bytes is full: await wait_room() first"
-            raise SmqError(ErrorCode.OVERLOADED, told)
+            size = self.settings.buffer_bytes_max
+            message = f"the producer's buffer of {size} bytes is full: await wait_room() first"
+            raise SmqError(ErrorCode.OVERLOADED, message)
         if not topic.queues:
             self._wait(topic, key, value, headers, partition, timestamp_ms, token, now_ms)
         else:
@@ -157,14 +159,14 @@ class Accumulator:
         token: object,
         now_ms: float,
     ) -> int:
-        """Takes records from index `start` on into one batch: how many, at most `count_max` and until batch or
-        buffer are full. 0 where the open batch was full; it is sealed then. One token for the whole run."""
+        """Adds records from index `start` on to one batch: at most `count_max`, until the batch or the buffer is full.
+        Returns how many; 0 if the open batch was full, which is then sealed. One token for the whole run."""
         batch = queue.open or self._fresh(queue, now_ms)
         first, before = batch.count, batch.bytes_counted
         stop = min(len(values), start + count_max)
-        room = self.settings.buffer_bytes_max - self.buffered_bytes
+        bytes_left = self.settings.buffer_bytes_max - self.buffered_bytes
         try:
-            is_full = _fill(batch, keys, values, timestamps_ms, range(start, stop), room)
+            is_full = _fill(batch, keys, values, timestamps_ms, range(start, stop), bytes_left)
         finally:
             added = batch.count - first
             if added:
@@ -182,7 +184,7 @@ class Accumulator:
         return Batch(queue, encoder, created_ms)
 
     def _opened(self, batch: Batch) -> None:
-        """A fresh batch has its first record: only now does its queue know it."""
+        """Called when a fresh batch has its first record: only now its queue gets to know it."""
         batch.queue.open = batch
         self._active.setdefault(batch.queue)
         self.needs_poll = True
@@ -205,7 +207,7 @@ class Accumulator:
         self.needs_poll = True
 
     def set_partition_count(self, name: str, count: int) -> None:
-        """The cluster has told how many partitions a topic has; records that waited for that take their places."""
+        """The number of partitions of a topic is known now; records that waited for it are assigned."""
         topic = self.topic(name)
         topic.grow(count)
         waiting = self._waiting.pop(name, None) if count else None
@@ -218,16 +220,16 @@ class Accumulator:
         self.needs_poll = True
 
     def set_identity(self, identity: ProducerIdentity) -> None:
-        """For every partition that has none of its own yet."""
+        """The shared identity, for every partition that has none of its own."""
         self._identity = identity
         self.needs_poll = True
 
     def limit_batch_bytes(self, bytes_max: int) -> None:
-        """The cluster takes no larger batches than this."""
+        """The cluster accepts no larger batches than this."""
         self._batch_bytes = min(self._batch_bytes, bytes_max)
 
     def give_identity(self, queue: PartitionQueue, identity: ProducerIdentity) -> None:
-        """A new one for a partition that had to leave its old one."""
+        """A new identity for a partition that abandoned its old one."""
         if queue.identity is None:
             queue.take_identity(identity)
             self.needs_poll = True
@@ -235,11 +237,11 @@ class Accumulator:
     # -- batches out
 
     def poll(self, now_ms: float, route: RouteFn) -> Polled:
-        """Everything that is due: what to send where, what has failed for good, what is missing."""
+        """Everything that is due: batches to send and where, final failures, and missing routes and identities."""
         out = Polled()
         for queue in list(self._active):
             self._expire(queue, now_ms)
-            if queue.reset_wanted and not queue.in_flight:
+            if queue.reset_pending and not queue.in_flight:
                 self._reset(queue)
             if queue.is_empty:
                 del self._active[queue]
@@ -251,7 +253,7 @@ class Accumulator:
         return out
 
     def _take_due(self, queue: PartitionQueue, now_ms: float, route: RouteFn, out: Polled) -> None:
-        if queue.reset_wanted or now_ms < queue.retry_at_ms:
+        if queue.reset_pending or now_ms < queue.retry_at_ms:
             return
         if queue.recovering and queue.in_flight:
             return
@@ -288,19 +290,21 @@ class Accumulator:
 
     def _expiry_error(self, batch: Batch) -> SmqError:
         where = f"{batch.topic}/{batch.partition}"
-        told = f"{batch.count} records for {where} were not acknowledged in {self.settings.delivery_timeout_ms:.0f} ms"
+        timeout_ms = self.settings.delivery_timeout_ms
+        message = f"{batch.count} records for {where} were not acknowledged in {timeout_ms:.0f} ms"
         last = batch.last_error
         if last is None:
-            return SmqError(ErrorCode.LEADER_UNAVAILABLE, f"{told}: its leader was not found")
+            return SmqError(ErrorCode.LEADER_UNAVAILABLE, f"{message}: no leader was found")
         code = last.code if last.code.is_definite and not batch.outcome_unknown else ErrorCode.TIMED_OUT
-        return SmqError(code, f"{told}; the last answer was {last.code.name}: {last.message}", last.details)
+        return SmqError(code, f"{message}; the last answer was {last.code.name}: {last.message}", last.details)
 
     def _expire_waiting(self, now_ms: float, out: Polled) -> None:
         oldest = now_ms - self.settings.delivery_timeout_ms
         for name, waiting in self._waiting.items():
             while waiting and waiting[0].created_ms <= oldest:
-                told = f"nobody told how many partitions {name!r} has in {self.settings.delivery_timeout_ms:.0f} ms"
-                self._drop_waiting(waiting, SmqError(ErrorCode.NODE_NOT_READY, told))
+                timeout_ms = self.settings.delivery_timeout_ms
+                message = f"no node reported the number of partitions of {name!r} in {timeout_ms:.0f} ms"
+                self._drop_waiting(waiting, SmqError(ErrorCode.NODE_NOT_READY, message))
             if waiting:
                 out.unrouted.add(name)
 
@@ -310,7 +314,7 @@ class Accumulator:
         self._failed_waiting.append((record.token, error))
 
     def next_wakeup_ms(self, now_ms: float) -> float | None:
-        """When poll() will have something to do although nothing came in; None for never."""
+        """When poll() will next have work even if nothing comes in; None for never."""
         times = [t for queue in self._active for t in self._wakeups(queue, now_ms)]
         timeout = self.settings.delivery_timeout_ms
         times += [w[0].created_ms + timeout for w in self._waiting.values() if w]
@@ -328,7 +332,7 @@ class Accumulator:
                 yield due
 
     def mark_due(self) -> list[Batch]:
-        """Flush: every open batch goes without lingering. All batches that are not done yet."""
+        """Flush: every open batch goes without lingering. Returns all batches that are not done."""
         batches = [b for queue in self._active for b in queue.batches()]
         for batch in batches:
             batch.is_due = True
@@ -342,7 +346,7 @@ class Accumulator:
     # -- answers in
 
     def acked(self, batch: Batch) -> bool:
-        """The leader has stored the batch. False for an answer that comes too late to matter."""
+        """The leader has stored the batch. False if the answer is too late to matter."""
         if batch.is_done:
             return False
         queue = batch.queue
@@ -366,8 +370,8 @@ class Accumulator:
         if verdict is Verdict.RETRY:
             self._retry_later(batch, error, now_ms)
         elif verdict is Verdict.RESTAMP:
-            batch.outcome_unknown = False  # the leader's log does not hold it, or it had answered "duplicate"
-            queue.reset_wanted = True
+            batch.outcome_unknown = False  # the leader's log does not hold it: otherwise it had answered "duplicate"
+            queue.reset_pending = True
         else:
             self._give_up(batch, batch.final_error(error))
         self.needs_poll = True
@@ -386,23 +390,23 @@ class Accumulator:
         queue = batch.queue
         queue.remove(batch)
         if batch.sequence != NO_SEQUENCE and self.settings.is_idempotent:
-            queue.reset_wanted = True
+            queue.reset_pending = True
         self._release(batch)
         self._failed.append((batch, error))
 
     def _reset(self, queue: PartitionQueue) -> None:
         self.identity_resets += 1
         for batch in queue.reset():
-            told = "a batch before it was given up, and it may have been stored itself"
-            self._give_up(batch, SmqError(ErrorCode.TIMED_OUT, told))
-        queue.reset_wanted = False  # giving those up has asked for it again
+            message = "an earlier batch was given up, and this one may have been stored"
+            self._give_up(batch, SmqError(ErrorCode.TIMED_OUT, message))
+        queue.reset_pending = False  # giving up those batches has set it again
 
     def _release(self, batch: Batch) -> None:
         self.buffered_bytes -= batch.bytes_counted
         self.needs_poll = True
 
     def fail_all(self, error: SmqError, topic: str | None = None) -> None:
-        """Gives up everything (of one topic); the next poll() reports it. Answers that come later do not matter."""
+        """Gives up everything (of one topic); the next poll() reports it. Later answers are ignored."""
         for queue in self._active:
             for batch in queue.batches() if topic in (None, queue.topic) else ():
                 batch.outcome_unknown = batch.outcome_unknown or batch.in_flight
@@ -418,27 +422,27 @@ def _fill(
     keys: Sequence[bytes | None] | None,
     values: Sequence[bytes | None],
     timestamps_ms: int | Sequence[int],
-    places: range,
-    room: int,
+    indexes: range,
+    bytes_left: int,
 ) -> bool:
-    """The bulk path: nothing but the encoder runs for every record. True where the batch has no room left."""
+    """The bulk path: only the encoder runs per record. True if the batch is full."""
     encoder = batch.open
     if encoder is None:
         return True
     append, size, count, counted = encoder.append, encoder.size, batch.count, batch.bytes_counted
     before, headers, index = size(), list[tuple[str, bytes | None]](), 0
     try:
-        for index in places:
+        for index in indexes:
             when = timestamps_ms if isinstance(timestamps_ms, int) else timestamps_ms[index]
             if append(count, when, None if keys is None else keys[index], values[index], headers) is None:
                 return True
             count += 1
-            if size() - before >= room:
+            if size() - before >= bytes_left:
                 break
         return False
     except (TypeError, OverflowError) as e:
-        told = f"record {index} cannot be encoded: keys and values are bytes or None, times integers ({e})"
-        raise SmqError(ErrorCode.INVALID_REQUEST, told) from e
+        message = f"record {index} cannot be encoded: keys and values must be bytes or None, times integers ({e})"
+        raise SmqError(ErrorCode.INVALID_REQUEST, message) from e
     finally:
         batch.count = count
         batch.bytes_counted = counted + size() - before

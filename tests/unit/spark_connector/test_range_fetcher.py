@@ -1,4 +1,4 @@
-"""Reading a range through faults: other replicas, damaged bytes, lagging nodes, logs whose head is gone."""
+"""Reading a range through faults: other replicas, damaged bytes, lagging nodes, logs without their first records."""
 
 import logging
 import threading
@@ -11,10 +11,10 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.records import HEADER_BYTES, NewRecord
+from smq.spark_connector.batch_reader import SmqReader
 from smq.spark_connector.errors import DataLossError, OptionError, ReadError
 from smq.spark_connector.options import read_options
 from smq.spark_connector.planning import SmqSlice
-from smq.spark_connector.reader import SmqReader
 from smq.spark_connector.schema import default_schema
 from tests.unit.spark_connector.fake_cluster import FakeCluster, fake_cluster, records
 
@@ -46,13 +46,13 @@ def offsets_of(reader: SmqReader, slices: list[InputPartition] | None = None) ->
 
 
 def preferred(slices: list[InputPartition], cluster: FakeCluster) -> int:
-    """Index of the node that the first slice reads from first."""
+    """Index of the node from which the first slice reads first."""
     (part,) = slices
     assert isinstance(part, SmqSlice)
     return [node.address for node in cluster.nodes].index(part.ranges[0].replicas[0])
 
 
-def test_whole_topic_arrives_in_order_and_once(cluster: FakeCluster) -> None:
+def test_complete_topic_arrives_in_order_and_once(cluster: FakeCluster) -> None:
     assert offsets_of(reader_of(cluster)) == list(range(1000))
 
 
@@ -79,7 +79,7 @@ def test_slices_prefer_different_replicas(cluster: FakeCluster) -> None:
     assert first == {node.address for node in cluster.nodes}
 
 
-def test_fenced_node_is_no_choice_while_others_live(cluster: FakeCluster) -> None:
+def test_fenced_node_is_not_chosen_while_others_live(cluster: FakeCluster) -> None:
     cluster.fenced.add(1)
     (part,) = reader_of(cluster).partitions()
     assert isinstance(part, SmqSlice)
@@ -88,7 +88,7 @@ def test_fenced_node_is_no_choice_while_others_live(cluster: FakeCluster) -> Non
     assert offsets_of(reader_of(cluster)) == list(range(1000))
 
 
-def test_replica_that_dies_in_the_middle_is_left_for_another(cluster: FakeCluster) -> None:
+def test_replica_that_dies_in_the_middle_is_abandoned_for_another(cluster: FakeCluster) -> None:
     reader = reader_of(cluster)
     slices = reader.partitions()
     node = cluster.nodes[preferred(slices, cluster)]
@@ -97,7 +97,7 @@ def test_replica_that_dies_in_the_middle_is_left_for_another(cluster: FakeCluste
         if len(node.fetches) == 3:
             stopping = threading.Thread(target=node.stop)
             stopping.start()
-            stopping.join(20)  # the third answer never leaves, and no fourth is given
+            stopping.join(20)  # the third answer never leaves, and there is no fourth
 
     node.on_fetch = die_after_three
     assert offsets_of(reader, slices) == list(range(1000))
@@ -107,7 +107,7 @@ def test_replica_that_dies_in_the_middle_is_left_for_another(cluster: FakeCluste
 @pytest.mark.parametrize(
     "code", [ErrorCode.NOT_REPLICA, ErrorCode.NODE_NOT_READY, ErrorCode.SHUTTING_DOWN, ErrorCode.DATA_DAMAGED]
 )
-def test_refusal_of_one_replica_costs_nothing(cluster: FakeCluster, code: ErrorCode) -> None:
+def test_refusal_of_one_replica_is_harmless(cluster: FakeCluster, code: ErrorCode) -> None:
     reader = reader_of(cluster)
     slices = reader.partitions()
 
@@ -147,7 +147,7 @@ def test_damaged_bytes_are_read_again_from_another_replica(cluster: FakeCluster)
     assert [(row["key"], row["value"]) for row in rows] == [(r.key, r.value) for r in records(1000)]
 
 
-def test_replica_that_lags_is_left_for_one_that_has_the_records(cluster: FakeCluster) -> None:
+def test_lagging_replica_is_abandoned_for_one_with_the_records(cluster: FakeCluster) -> None:
     reader = reader_of(cluster)
     slices = reader.partitions()
 
@@ -160,7 +160,7 @@ def test_replica_that_lags_is_left_for_one_that_has_the_records(cluster: FakeClu
     assert offsets_of(reader, slices) == list(range(1000))
 
 
-def test_replica_that_has_not_heard_of_the_topic_yet_is_not_believed(cluster: FakeCluster) -> None:
+def test_replica_that_does_not_know_a_new_topic_is_not_trusted(cluster: FakeCluster) -> None:
     reader = reader_of(cluster)
     slices = reader.partitions()
 
@@ -191,7 +191,7 @@ def test_gap_in_the_log_is_an_error(cluster: FakeCluster) -> None:
         offsets_of(reader_of(cluster))
 
 
-def test_gap_is_left_out_with_a_warning_where_data_loss_is_accepted(
+def test_gap_is_skipped_with_a_warning_if_data_loss_is_accepted(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     del cluster.log.partitions[TOPIC, 0].batches[10]
@@ -211,11 +211,11 @@ def test_log_start_that_passes_a_planned_read_is_an_error(cluster: FakeCluster) 
     reader = reader_of(cluster)
     slices = reader.partitions()
     drop_head(cluster, 200)
-    with pytest.raises(DataLossError, match=r"\[0, 200\) of t-0 are gone: the log starts at 200"):
+    with pytest.raises(DataLossError, match=r"\[0, 200\) of t-0 are gone: the log now starts at 200"):
         offsets_of(reader, slices)
 
 
-def test_log_start_that_passes_a_planned_read_is_skipped_where_accepted(cluster: FakeCluster) -> None:
+def test_log_start_that_passes_a_planned_read_is_skipped_if_accepted(cluster: FakeCluster) -> None:
     reader = reader_of(cluster, failondataloss="false")
     slices = reader.partitions()
     drop_head(cluster, 200)
@@ -243,7 +243,7 @@ def test_topic_deleted_after_planning_is_data_loss(cluster: FakeCluster, fail: s
 
 def test_batch_that_does_not_decode_names_its_offset(cluster: FakeCluster) -> None:
     data = bytearray(cluster.log.partitions[TOPIC, 0].batches[0].data)
-    # A header count that the records do not bear out, under a right CRC: only a producer can have done that.
+    # A header count that the records contradict, under a correct CRC: only a producer can have done that.
     import struct
 
     from crc32c import crc32c
@@ -256,12 +256,12 @@ def test_batch_that_does_not_decode_names_its_offset(cluster: FakeCluster) -> No
         offsets_of(reader_of(cluster))
 
 
-def test_unknown_topic_names_those_there_are(cluster: FakeCluster) -> None:
-    with pytest.raises(OptionError, match=r"no topic 'nope' .*there: t.*smq topic create"):
+def test_unknown_topic_error_names_the_existing_ones(cluster: FakeCluster) -> None:
+    with pytest.raises(OptionError, match=r"no topic 'nope' .*existing topics: t.*smq topic create"):
         reader_of(cluster, subscribe="nope").partitions()
 
 
-def test_assigned_partition_that_is_not_there_is_refused(cluster: FakeCluster) -> None:
+def test_missing_assigned_partition_is_refused(cluster: FakeCluster) -> None:
     given = {"servers": cluster.servers, "assign": '{"t":[0,4]}'}
     with pytest.raises(OptionError, match=r"names \[4\]"):
         SmqReader(read_options(given), SCHEMA).partitions()
@@ -276,18 +276,18 @@ def test_empty_topic_gives_one_empty_slice(cluster: FakeCluster) -> None:
     assert offsets_of(reader, [InputPartition(None)]) == []
 
 
-def test_cluster_that_does_not_answer_is_an_error_within_the_time_out() -> None:
+def test_cluster_that_does_not_answer_is_an_error_within_the_timeout() -> None:
     given = {"servers": "127.0.0.1:9", "subscribe": "t", "retrytimeoutms": "200"}
     with pytest.raises(ReadError, match=r"within 0\.2 s \(127\.0\.0\.1:9: .*no node answers"):
         SmqReader(read_options(given), SCHEMA).partitions()
 
 
-def test_one_living_bootstrap_server_is_enough(cluster: FakeCluster) -> None:
+def test_one_live_bootstrap_server_is_enough(cluster: FakeCluster) -> None:
     reader = reader_of(cluster, servers=f"127.0.0.1:9,{cluster.nodes[2].address}")
     assert offsets_of(reader) == list(range(1000))
 
 
-def test_out_of_range_answer_of_a_replica_that_lags_is_not_data_loss(cluster: FakeCluster) -> None:
+def test_out_of_range_answer_of_a_lagging_replica_is_not_data_loss(cluster: FakeCluster) -> None:
     reader = reader_of(cluster)
     slices = reader.partitions()
 

@@ -1,11 +1,11 @@
-"""What to fetch where, and what has been fetched: the consumer's side of every partition. Sans-IO.
+"""Plans the consumer's fetches and holds their results: the consumer's side of every partition. Sans-IO.
 
 Owns positions, buffered batches, back-off and the choice of replica. It must never send, sleep or read a clock.
 Only the consumer imports it.
 
-A partition is in at most one outstanding fetch. Partitions that become ready together go together, one call a
-node; a partition that becomes ready later does not wait for the others' long poll. Memory is bounded: a partition
-with `partition_bytes_max` buffered, or any when `buffer_bytes_max` is reached, is not fetched.
+A partition is in at most one outstanding fetch. Partitions that become ready together share one call per node; a
+partition that becomes ready later does not wait for the others' long poll. Memory is bounded: a partition with
+`partition_bytes_max` buffered is not fetched, and none is once `buffer_bytes_max` is reached.
 """
 
 from collections import deque
@@ -16,14 +16,14 @@ from typing import Final, Literal, TypeAlias
 from smq.clients.errors import build, error_from_detail
 from smq.clients.metadata import Metadata
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.retry import Backoff, RandomFn, wants_refresh
+from smq.clients.retry import Backoff, RandomFn, needs_refresh
 from smq.clients.types import RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 
 ResetTo: TypeAlias = Literal["none", "earliest", "latest"]
 
 AVOID_REPLICA_MS: Final = 2_000.0  # a replica that could not serve a partition is asked again after this
-LAGGING_ANSWERS_MAX: Final = 5  # a node that lags may not know a new topic yet; believed when it says so this often
+LAGGING_ANSWERS_MAX: Final = 5  # a lagging node may not know a new topic yet: its answer counts after this many
 PARTITIONS_PER_FETCH_MAX: Final = 200  # below the server's cap; more go into further calls
 _AVOID: Final = frozenset(
     {
@@ -43,13 +43,13 @@ class FetchSettings:
     buffer_bytes_max: int = 64 << 20
     max_wait_ms: int = 500
     reset: ResetTo = "none"
-    stall_timeout_ms: float = 60_000.0  # errors that pass are retried in silence for this long, then told
+    stall_timeout_ms: float = 60_000.0  # retriable errors are retried silently for this long, then reported
     only_node: int | None = None
     backoff: Backoff = field(default_factory=Backoff)
 
 
 class PartitionFetch:
-    """One assigned partition. `position` is the next offset to hand out, `fetch_offset` the next to ask for."""
+    """One assigned partition. `position` is the next offset to return, `fetch_offset` the next to fetch."""
 
     __slots__ = (
         "attempts",
@@ -85,7 +85,7 @@ class PartitionFetch:
         return self.topic, self.partition
 
     def move(self, position: int) -> None:
-        """Seek: what was fetched or is on its way is for nobody."""
+        """Seek: discards buffered batches and outstanding answers."""
         self.position = self.fetch_offset = position
         self.batches.clear()
         self.buffered_bytes = 0
@@ -100,7 +100,7 @@ class PartitionFetch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFetch:
     address: str
-    items: tuple[tuple[PartitionFetch, int], ...]  # with the generation that the answer is for
+    items: tuple[tuple[PartitionFetch, int], ...]  # with the generation at the time of the request
 
     def request(self, settings: FetchSettings) -> pb.FetchRequest:
         partitions = [
@@ -125,8 +125,8 @@ class FetchPlanner:
     def __init__(self, settings: FetchSettings, metadata: Metadata, random: RandomFn) -> None:
         self.settings = settings
         self.assigned: dict[TopicPartition, PartitionFetch] = {}
-        self.stale_topics: set[str] = set()  # to be refreshed: no replica is known, or one said that we are wrong
-        self.resets: list[tuple[PartitionFetch, ResetTo]] = []  # positions to be looked up anew
+        self.stale_topics: set[str] = set()  # to refresh: no replica is known, or a node says our metadata is old
+        self.resets: list[tuple[PartitionFetch, ResetTo]] = []  # positions to look up again
         self._metadata = metadata
         self._random = random
         self._turn = 0
@@ -155,7 +155,7 @@ class FetchPlanner:
         ]
 
     def _in_turn(self) -> Iterator[PartitionFetch]:
-        """Begins elsewhere every time: a response that is full leaves the last ones out."""
+        """Begins with another partition every time: a full response leaves the last ones out."""
         fetches = list(self.assigned.values())
         self._turn = (self._turn + 1) % len(fetches) if fetches else 0
         yield from fetches[self._turn :]
@@ -180,31 +180,31 @@ class FetchPlanner:
     # -- answers
 
     def fetched(self, plan: PlannedFetch, answer: pb.FetchResponse, now_ms: float) -> bool:
-        """Takes an answer in. True where it brought anything for the reader (data or an error)."""
+        """Processes an answer. True if it brought data or an error for the reader."""
         by_key = {f.key: (f, generation) for f, generation in plan.items}
-        news = False
+        has_update = False
         for part in answer.partitions:
             fetch, generation = by_key.pop((part.topic, part.partition), (None, 0))
             if fetch is None or fetch.generation != generation:
                 continue
             fetch.is_busy = False
             if part.HasField("error"):
-                news |= self._part_failed(fetch, plan.address, error_from_detail(part.error), now_ms)
+                has_update |= self._part_failed(fetch, plan.address, error_from_detail(part.error), now_ms)
             else:
-                news |= _take_in(fetch, part)
+                has_update |= _buffer(fetch, part)
         for fetch, generation in by_key.values():
             if fetch.generation == generation:
                 fetch.is_busy = False
-        return news
+        return has_update
 
     def failed(self, plan: PlannedFetch, error: SmqError, now_ms: float) -> bool:
-        """The call itself failed. True where a reader has to be told now."""
-        news = False
+        """The call itself failed. True if the reader must get an error now."""
+        has_update = False
         for fetch, generation in plan.items:
             if fetch.generation == generation:
                 fetch.is_busy = False
-                news |= self._part_failed(fetch, plan.address, error, now_ms)
-        return news
+                has_update |= self._part_failed(fetch, plan.address, error, now_ms)
+        return has_update
 
     def _part_failed(self, fetch: PartitionFetch, address: str, error: SmqError, now_ms: float) -> bool:
         fetch.attempts += 1
@@ -214,13 +214,13 @@ class FetchPlanner:
             return False
         if fetch.stalled_since_ms is None:
             fetch.stalled_since_ms = now_ms
-        is_passing = error.code.is_retriable or (wants_refresh(error) and fetch.attempts < LAGGING_ANSWERS_MAX)
-        if not is_passing or now_ms - fetch.stalled_since_ms >= self.settings.stall_timeout_ms:
+        may_pass = error.code.is_retriable or (needs_refresh(error) and fetch.attempts < LAGGING_ANSWERS_MAX)
+        if not may_pass or now_ms - fetch.stalled_since_ms >= self.settings.stall_timeout_ms:
             fetch.error = SmqError(error.code, f"{fetch.topic}/{fetch.partition}: {error.message}", error.details)
             return True
         if error.code in _AVOID:
             fetch.avoid[address] = now_ms + AVOID_REPLICA_MS
-        if wants_refresh(error):
+        if needs_refresh(error):
             self.stale_topics.add(fetch.topic)
         fetch.retry_at_ms = now_ms + self.settings.backoff.delay_ms(
             fetch.attempts, self._random, error.details.retry_after_ms
@@ -228,13 +228,13 @@ class FetchPlanner:
         return False
 
 
-def _take_in(fetch: PartitionFetch, part: pb.FetchedPartition) -> bool:
+def _buffer(fetch: PartitionFetch, part: pb.FetchedPartition) -> bool:
     fetch.log_start, fetch.hwm, fetch.lso = part.log_start, max(part.hwm, fetch.hwm), part.lso
     fetch.attempts, fetch.stalled_since_ms = 0, None
     fetch.avoid.clear()
     for b in part.batches:
         if b.last_offset < fetch.fetch_offset:
-            continue  # a batch that we have: nothing of it is new
+            continue  # already buffered
         fetch.batches.append(RawBatch(part.topic, part.partition, b.base_offset, b.last_offset, b.ts_ns, b.data))
         fetch.buffered_bytes += len(b.data)
         fetch.fetch_offset = b.last_offset + 1

@@ -1,9 +1,9 @@
-"""Records of one shape, read field by field instead of record by record.
+"""Reads fixed-width records field by field instead of record by record.
 
-Where a record begins is only known from the one before, unless both are of one size: then a stretch of records is a
-matrix with a record in each row, and a field is some of its columns. Producers of fixed-width values write long such
-stretches. Owns how one is found and proven: every length, every count and every offset in it is compared, so that
-what comes out is what the compiled reader says, or nothing. Pure. Imported by `record_columns`.
+The start of a record is known only from the record before it, unless both have one size. Then a stretch of records is a
+matrix with one record per row, and a field is some of its columns. Producers of fixed-width values write long such
+stretches. Owns how a stretch is found and verified: every length, count and offset in it is compared, so the result is
+that of the compiled reader, or none. Pure. Imported by `record_columns`.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from smq.records import INT32_MAX
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# Each stretch costs some 30 calls of numpy: smaller batches, and shorter stretches, are read faster one by one.
+# Each stretch costs some 30 calls of numpy: smaller batches and shorter stretches are faster record by record.
 RECORDS_MIN: Final = 512
 _STRETCH_MIN: Final = 512  # on average
-_STRETCHES_FREE: Final = 4  # the first ones are short: offsets, and time, take a byte more soon
-_FIRST_WINDOW: Final = 64  # where one byte no longer holds the offset: the first stretch of every batch ends there
+_STRETCHES_FREE: Final = 4  # the first ones are short: offsets and times soon need one more byte
+_FIRST_WINDOW: Final = 64  # from there on, an offset needs more than one byte: the first stretch of a batch ends there
 _VARINT_BYTES_MAX: Final = 10
 _WORD_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Where the fields of a record lie, in bytes from its start, as (start, length): -1 long where they are null."""
+    """The places of a record's fields, in bytes from its start, as (start, length); the length of a null is -1."""
 
     size: int
     # Attributes, lengths and counts: the same bytes in each record of a stretch. Some twice, to fill whole words.
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Consecutive records of one shape, one in each row. `timestamp_deltas` are what the batch's base is added to."""
+    """Consecutive records of one shape, one per row. `timestamp_deltas` are relative to the batch's base timestamp."""
 
     shape: Shape
     rows: Bytes
@@ -61,8 +61,8 @@ class Stretch:
 
 
 def stretches(body: bytes | memoryview, count: int) -> list[Stretch] | None:
-    """All `count` records that `body` holds, decompressed and nothing else. None where they are no long stretches,
-    have headers, or are not what the header says: then the compiled reader reads them, or says what is wrong."""
+    """All `count` records of the decompressed `body`. None if they form no long stretches, have headers, or contradict
+    the batch header: then the compiled reader reads them, or reports the error."""
     data = np.frombuffer(body, dtype=np.uint8)
     if len(data) > INT32_MAX:  # Arrow's offsets would not hold it
         return None
@@ -73,12 +73,12 @@ def stretches(body: bytes | memoryview, count: int) -> list[Stretch] | None:
         shape = shape_at(body, at)
         if shape is None or len(found) > _STRETCHES_FREE + done // _STRETCH_MIN:
             return None
-        room = min(count - done, window, (len(data) - at) // shape.size)
-        stretch = _stretch(data[at : at + room * shape.size].reshape(room, shape.size), shape, done)
+        rows_max = min(count - done, window, (len(data) - at) // shape.size)
+        stretch = _stretch(data[at : at + rows_max * shape.size].reshape(rows_max, shape.size), shape, done)
         size = len(stretch.rows)
         if size == 0:
             return None
-        if size == room:
+        if size == rows_max:
             window = count
         found.append(stretch)
         at += size * shape.size
@@ -87,7 +87,7 @@ def stretches(body: bytes | memoryview, count: int) -> list[Stretch] | None:
 
 
 def shape_at(body: bytes | memoryview, at: int) -> Shape | None:
-    """The shape of the record at `at`; None where it has headers, or does not lie in `body` as it says."""
+    """The shape of the record at `at`; None if it has headers, or does not fit into `body`."""
     try:
         length, after_length = _varint(body, at)
         attributes, timestamp = body[after_length], after_length + 1
@@ -115,12 +115,12 @@ def shape_at(body: bytes | memoryview, at: int) -> Shape | None:
 
 
 def _stretch(rows: Bytes, shape: Shape, first: int) -> Stretch:
-    """As many of `rows` as have the shape, from the first on; `first` is that one's number in the batch."""
+    """The leading `rows` that have the shape; `first` is the number of the first row in the batch."""
     timestamps, is_same = _varints(rows, *shape.timestamp)
     offsets, is_offset = _varints(rows, *shape.offset)
     is_same &= is_offset
     is_same &= offsets == np.arange(first, first + len(rows))
-    words = rows.take(shape.same, axis=1).view(np.uint64)  # eight bytes are compared at once
+    words = rows.take(shape.same, axis=1).view(np.uint64)  # eight bytes per comparison
     for column in range(words.shape[1]):
         is_same &= words[:, column] == words[0, column]
     size = len(rows) if is_same.all() else int(is_same.argmin())
@@ -128,7 +128,7 @@ def _stretch(rows: Bytes, shape: Shape, first: int) -> Stretch:
 
 
 def _varints(rows: Bytes, start: int, length: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The zigzag varints of `length` bytes at column `start`, and which rows have such a one there."""
+    """The zigzag varints of `length` bytes at column `start`, and which rows have one of that length."""
     last = rows[:, start + length - 1]
     is_one = last < 128
     raw = last.astype(np.uint64)
@@ -141,7 +141,7 @@ def _varints(rows: Bytes, start: int, length: int) -> tuple[Ints, npt.NDArray[np
 
 
 def _varint(body: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A zigzag varint and where it ends. IndexError where it does not, within `body` and its longest form."""
+    """A zigzag varint and its end. IndexError if it does not end within `body` or within its longest form."""
     raw = 0
     for i in range(_VARINT_BYTES_MAX):
         byte = body[at + i]

@@ -1,6 +1,6 @@
 """The batch readers: they plan on the driver and read on the executors.
 
-Owns what Spark calls. A read is fixed when it is planned: the same offsets for every task and every retry.
+Owns the methods that Spark calls. A read is fixed when it is planned: the same offsets for every task and retry.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from smq.spark_connector.garbage_collection import freeze_loaded_modules
 from smq.spark_connector.options import ReadOptions
 from smq.spark_connector.planning import Range, SmqSlice, resolve_ranges, slices_of
 from smq.spark_connector.positions import LookUp, Views, select_partitions
 from smq.spark_connector.pushdown import Bounds, narrowed
 from smq.spark_connector.schema import check_projection
 from smq.spark_connector.tasks import cluster_of, read_slice
-from smq.spark_connector.worker import spare_collector
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -30,11 +30,11 @@ class SmqReader(DataSourceReader):
         check_projection(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """The slices of this read, with offsets as of now, as a list, since Spark refuses other sequences.
+        """The slices of this read, with offsets as of now. A list, because Spark refuses other sequences.
 
         An empty read has one empty slice, because Spark turns an empty list into InputPartition(None).
         """
-        spare_collector()
+        freeze_loaded_modules()
         return list(slices_of(self._options.source, self._ranges())) or [SmqSlice([])]
 
     def _ranges(self) -> list[Range]:
@@ -54,10 +54,10 @@ class SmqReader(DataSourceReader):
 
 
 class SmqPushdownReader(SmqReader):
-    """As SmqReader, but reads only what the query's filters leave of topics, partitions, offsets and append times.
+    """As SmqReader, but reads only topics, partitions, offsets and append times that pass the query's filters.
 
-    One filter for each load(): Spark plans a read once and keeps it for all DataFrames that were derived from the
-    same load(), so that what one of them filters, the others never see. Therefore it is never the default.
+    One filter per load(): Spark plans a read once and reuses it for all DataFrames derived from the same load(), so
+    records filtered by one of them are missing in the others. Therefore it is not the default.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -65,7 +65,7 @@ class SmqPushdownReader(SmqReader):
         self._bounds = Bounds()
 
     def pushFilters(self, filters: list["Filter"]) -> Iterable["Filter"]:
-        """Takes what narrows the read, and leaves every filter to Spark as well: it is cheap on what is left."""
+        """Uses the filters that narrow the read, and also leaves all of them to Spark: that is cheap on fewer rows."""
         self._bounds = Bounds.of(filters)
         return filters
 

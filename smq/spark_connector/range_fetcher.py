@@ -1,7 +1,7 @@
-"""The raw batches of one range, from whichever replica has them, with nothing left out unnoticed.
+"""Fetches the raw batches of one range, from any replica that has them, and proves that none is missing.
 
-Owns fail-over in the middle of a task and the check that every offset of the range has come. One request is
-always under way while the batches of the one before are decoded, so that a task holds two answers at most.
+Owns failover in the middle of a task, and the check that every offset of the range has arrived. One request is always
+under way while the batches of the previous one are decoded, so a task holds at most two answers.
 """
 
 import logging
@@ -14,7 +14,7 @@ from smq.clients.errors import error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import BatchCorrupt, check_crc, parse_header
-from smq.spark_connector.cluster import FETCH_TIMEOUT_S, GONE, Cluster, Patience, as_smq_error
+from smq.spark_connector.cluster import FETCH_TIMEOUT_S, GONE, Cluster, Retries, as_smq_error
 from smq.spark_connector.decode import RawBatch
 from smq.spark_connector.errors import OptionError, report_loss
 from smq.spark_connector.planning import Range
@@ -22,7 +22,7 @@ from smq.spark_connector.planning import Range
 log = logging.getLogger(__name__)
 
 FETCH_BYTES: Final = 4 << 20  # per request; with two of them in flight, larger ones read no faster
-FETCH_WAIT_MS: Final = 500  # how long a replica may wait for the high water mark it has yet to apply
+FETCH_WAIT_MS: Final = 500  # how long a replica may wait for a high water mark that it has not applied yet
 
 
 class RangeFetcher:
@@ -35,7 +35,7 @@ class RangeFetcher:
         self._position = wanted.lo
         self._replicas = cluster.failed_last(wanted.replicas)
         self._tried = 0  # replicas that failed since the last progress
-        self._patience = Patience(cluster.retry_timeout_s)
+        self._retries = Retries(cluster.retry_timeout_s)
 
     def __iter__(self) -> Iterator[RawBatch]:
         if not self._replicas:
@@ -51,7 +51,7 @@ class RangeFetcher:
                 pending.cancel()
 
     def _request(self) -> Any:
-        """The call for what comes next, under way; None at the end of the range."""
+        """Starts the call for the next batches; None at the end of the range."""
         if self._position >= self._range.hi:
             return None
         request = pb.FetchRequest(max_wait_ms=FETCH_WAIT_MS, max_bytes=FETCH_BYTES)
@@ -76,12 +76,12 @@ class RangeFetcher:
             self._next_replica()
             return []
         self._follow(batches, part.log_start)
-        self._patience.renew()
+        self._retries.reset()
         self._tried = 0
         return batches
 
     def _checked(self, batch: pb.Batch) -> RawBatch:
-        data = batch.data  # each look at the field makes a copy
+        data = batch.data  # each access to the field makes a copy
         try:
             header = parse_header(data)
             check_crc(data, header)
@@ -93,7 +93,7 @@ class RangeFetcher:
         """Moves the position over `batches`, which must leave no gap."""
         for batch in batches:
             if batch.header.base_offset > self._position and self._position < self._range.hi:
-                reason = f"the log starts at {log_start} by now" if log_start > self._position else "the log has a gap"
+                reason = f"the log now starts at {log_start}" if log_start > self._position else "the log has a gap"
                 self._lost(self._position, min(batch.header.base_offset, self._range.hi), reason)
             self._position = max(self._position, batch.header.end)
 
@@ -101,18 +101,18 @@ class RangeFetcher:
         if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
             lo = error.details.lo
             if lo is not None and lo > self._position:
-                self._lost(self._position, min(lo, self._range.hi), f"the log starts at {lo} by now")
+                self._lost(self._position, min(lo, self._range.hi), f"the log now starts at {lo}")
                 self._position = lo
                 return
         elif error.code in GONE:
-            # A replica may have yet to hear of a topic that is new; the linearizable layout knows.
+            # A replica may not know a new topic yet; the linearizable layout does.
             self._look_up_replicas()
             if self._position >= self._range.hi:
                 return
         elif not error.code.is_retriable:
             raise error
         log.warning("%s at %d: %s failed (%s), trying another replica", self._range, self._position, address, error)
-        self._patience.note(address, error)
+        self._retries.record(address, error)
         self._cluster.failed(address)
         self._next_replica()
 
@@ -121,12 +121,12 @@ class RangeFetcher:
         report_loss(message, fail=self._fail_on_data_loss)
 
     def _next_replica(self) -> None:
-        """Turns to another replica; after all of them have failed, waits and asks where they are now."""
+        """Switches to another replica; after all of them have failed, waits and looks them up again."""
         self._replicas.append(self._replicas.pop(0))
         self._tried += 1
         if self._tried >= len(self._replicas):
             self._tried = 0
-            self._patience.pause(f"{self._range} could not be read from offset {self._position} on")
+            self._retries.pause(f"{self._range} could not be read from offset {self._position} on")
             self._look_up_replicas()
 
     def _look_up_replicas(self) -> None:
@@ -137,4 +137,4 @@ class RangeFetcher:
         elif view.replicas:
             self._replicas = self._cluster.failed_last(view.replicas)
         elif not self._replicas:
-            raise OptionError(f"no replica of {self._range} tells a gRPC address: set it in the nodes' configuration")
+            raise OptionError(f"no replica of {self._range} has a gRPC address: set it in the nodes' configuration")

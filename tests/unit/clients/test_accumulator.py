@@ -1,13 +1,13 @@
-"""The accumulator, scenario by scenario. Time is a number that the test moves."""
+"""The accumulator, scenario by scenario. Time is a number that the test advances."""
 
 import random
 from collections.abc import Iterable
 
 import pytest
 
-from smq.clients.batch_queue import Batch, PartitionQueue, ProducerIdentity
-from smq.clients.batching import Accumulator, BatchingSettings, Polled
-from smq.clients.retry import REFUSALS_BELIEVED_AFTER, Verdict
+from smq.clients.accumulator import Accumulator, BatchingSettings, Polled
+from smq.clients.partition_queue import Batch, PartitionQueue, ProducerIdentity
+from smq.clients.retry import REFUSALS_UNTIL_FINAL, Verdict
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, key_partition
 from smq.records import INT32_MAX, decode_batch, parse_header, validate_produced
@@ -39,7 +39,7 @@ class World:
             self.accumulator.add(self.topic, key, value, (), partition, 1, value, self.now)
 
     def add_batches(self, *values: bytes, partition: int = 0) -> None:
-        """Each value in a batch of its own, however small."""
+        """Sends each value in a batch of its own, however small."""
         for value in values:
             self.add(value, partition=partition)
             self.queue(partition).seal()
@@ -68,7 +68,7 @@ def values(batches: Iterable[Batch]) -> list[bytes | None]:
     return [r.value for b in batches for r in decode_batch(b.data)]
 
 
-def test_batch_waits_for_linger_and_goes_when_it_is_over() -> None:
+def test_batch_is_sent_when_its_linger_is_over() -> None:
     w = World()
     w.add(b"a", b"b")
     assert w.sends(after_ms=4.9) == []
@@ -76,7 +76,7 @@ def test_batch_waits_for_linger_and_goes_when_it_is_over() -> None:
     assert values(w.sends(after_ms=0.1)) == [b"a", b"b"]
 
 
-def test_full_batch_goes_at_once() -> None:
+def test_full_batch_is_sent_immediately() -> None:
     w = World()
     w.add(*[b"x" * 50] * 10)
     [batch] = w.sends()
@@ -91,13 +91,13 @@ def test_flush_sends_without_linger() -> None:
     assert values(w.sends()) == [b"a"]
 
 
-def test_single_record_larger_than_a_batch_goes_alone() -> None:
+def test_record_larger_than_a_batch_is_sent_alone() -> None:
     w = World()
     w.add(b"a", b"x" * 1_000, b"b")
     assert [b.count for b in w.queue().batches()] == [1, 1, 1]
 
 
-def test_first_batch_goes_alone_until_the_leader_knows_the_producer() -> None:
+def test_first_batch_is_sent_alone_until_the_leader_knows_the_producer() -> None:
     w = World()
     w.add_batches(b"a", b"b", b"c")
     [first] = w.sends()
@@ -192,7 +192,7 @@ def test_hint_is_followed_without_a_pause_once() -> None:
     assert w.sends() == []
 
 
-def test_server_pause_is_kept() -> None:
+def test_pause_from_the_server_is_respected() -> None:
     w = World()
     w.add_batches(b"a")
     [batch] = w.sends()
@@ -201,7 +201,7 @@ def test_server_pause_is_kept() -> None:
     assert len(w.sends(after_ms=1)) == 1
 
 
-def test_too_large_batch_fails_and_the_next_goes_on_under_a_fresh_identity() -> None:
+def test_too_large_batch_fails_and_the_next_continues_under_a_new_identity() -> None:
     w = World()
     w.prime()
     w.add_batches(b"large", b"next")
@@ -219,8 +219,8 @@ def test_too_large_batch_fails_and_the_next_goes_on_under_a_fresh_identity() -> 
     assert values([batch]) == [b"next"]
 
 
-def test_identity_is_left_only_when_nothing_is_in_flight_under_it() -> None:
-    """Else the next batch would overtake the one in flight, which is refused and goes again under the fresh one."""
+def test_identity_is_abandoned_only_when_nothing_is_in_flight_under_it() -> None:
+    """Otherwise the next batch would overtake the one in flight, which is refused and resent under the new identity."""
     w = World()
     w.prime()
     w.add_batches(b"large", b"following")
@@ -257,7 +257,7 @@ def test_neighbour_of_an_expired_batch_that_may_be_stored_is_reported_not_resent
     assert w.accumulator.is_empty or w.poll().sends == []
 
 
-def test_expired_batch_that_never_left_fails_definitely() -> None:
+def test_expired_batch_that_was_never_sent_fails_definitely() -> None:
     w = World()
     w.leader = None
     w.add(b"a")
@@ -269,7 +269,7 @@ def test_expired_batch_that_never_left_fails_definitely() -> None:
     assert w.accumulator.buffered_bytes == 0
 
 
-def test_expired_batch_tells_the_last_definite_answer() -> None:
+def test_expired_batch_reports_the_last_definite_answer() -> None:
     w = World()
     w.add_batches(b"a")
     w.refuse(w.sends()[0], SmqError(ErrorCode.STORAGE_FULL, "the disk is full"))
@@ -288,11 +288,11 @@ def test_batch_in_flight_does_not_expire_before_its_answer() -> None:
     assert error.code is ErrorCode.TIMED_OUT
 
 
-def test_out_of_order_at_the_head_is_believed_only_when_it_is_repeated() -> None:
+def test_out_of_order_at_the_head_is_final_only_when_repeated() -> None:
     w = World(delivery_timeout_ms=1e9)
     w.prime()
     w.add_batches(b"a")
-    for _ in range(REFUSALS_BELIEVED_AFTER - 1):
+    for _ in range(REFUSALS_UNTIL_FINAL - 1):
         [batch] = w.sends(after_ms=500)
         assert w.refuse(batch, OUT_OF_ORDER) is Verdict.RETRY
     [batch] = w.sends(after_ms=500)
@@ -301,12 +301,12 @@ def test_out_of_order_at_the_head_is_believed_only_when_it_is_repeated() -> None
     assert error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
-def test_loss_that_acks_leader_allows_is_survived_under_a_fresh_identity() -> None:
+def test_loss_that_acks_leader_allows_is_survived_under_a_new_identity() -> None:
     w = World(acks_all=False, delivery_timeout_ms=1e9)
     w.prime()
     w.add_batches(b"a")
-    w.refuse(w.sends()[0], BROKEN)  # in doubt, until the leader has said that it is not there
-    for _ in range(REFUSALS_BELIEVED_AFTER):
+    w.refuse(w.sends()[0], BROKEN)  # in doubt until the leader has said that the record is not there
+    for _ in range(REFUSALS_UNTIL_FINAL):
         [batch] = w.sends(after_ms=500)
         w.refuse(batch, OUT_OF_ORDER)
     assert w.poll().need_identity == [w.queue()]
@@ -315,7 +315,7 @@ def test_loss_that_acks_leader_allows_is_survived_under_a_fresh_identity() -> No
     assert (batch.identity, batch.sequence, values([batch])) == (FRESH, 0, [b"a"])
 
 
-def test_fenced_producer_is_told_so() -> None:
+def test_fenced_producer_gets_that_error() -> None:
     w = World()
     w.add_batches(b"a", b"b")
     [batch] = w.sends()
@@ -332,7 +332,7 @@ def test_late_answers_change_nothing() -> None:
     [batch] = w.sends()
     w.accumulator.fail_all(SmqError(ErrorCode.UNKNOWN_TOPIC, "deleted"))
     [(_, error)] = w.poll().failed
-    assert error.code is ErrorCode.TIMED_OUT, "it was in flight: nobody knows"
+    assert error.code is ErrorCode.TIMED_OUT, "it was in flight: the outcome is unknown"
     assert not w.accumulator.acked(batch)
     assert w.refuse(batch, BROKEN) is None
 
@@ -349,7 +349,7 @@ def test_without_idempotence_one_batch_is_in_flight_and_carries_no_identity() ->
     assert values(w.sends()) == [b"b"]
 
 
-def test_full_buffer_refuses_and_has_room_again_after_an_acknowledgement() -> None:
+def test_full_buffer_refuses_until_an_acknowledgement_frees_space() -> None:
     w = World(buffer_bytes_max=200)
     w.add(b"x" * 250)
     with pytest.raises(SmqError) as caught:
@@ -360,7 +360,7 @@ def test_full_buffer_refuses_and_has_room_again_after_an_acknowledgement() -> No
     w.add(b"y")
 
 
-def test_keys_go_where_kafkas_partitioner_puts_them() -> None:
+def test_keys_are_partitioned_as_by_kafka() -> None:
     w = World(partitions=6)
     for i in range(50):
         key = b"key-%d" % i
@@ -402,7 +402,7 @@ def test_partition_out_of_range_is_refused_with_the_range(partition: int) -> Non
         ("text", b"v", (), 1),
     ],
 )
-def test_record_that_cannot_be_encoded_is_refused_and_costs_the_others_nothing(
+def test_record_that_cannot_be_encoded_is_refused_without_harm_to_others(
     key: object, value: object, headers: object, timestamp: object
 ) -> None:
     w = World()
@@ -425,7 +425,7 @@ def test_headers_nulls_and_times_survive() -> None:
     assert list(record.headers) == [("h", b"v"), ("n", None)]
 
 
-def test_records_wait_for_the_partition_count_and_then_take_their_places() -> None:
+def test_records_wait_for_the_partition_count_and_are_then_assigned() -> None:
     w = World(partitions=0)
     w.add(b"a", b"b", partition=None)
     w.add(b"c", partition=5)
@@ -436,7 +436,7 @@ def test_records_wait_for_the_partition_count_and_then_take_their_places() -> No
     assert values([b for _, b in polled.sends]) == [b"a", b"b"]
 
 
-def test_records_of_a_topic_that_nobody_knows_expire() -> None:
+def test_records_of_an_unknown_topic_expire() -> None:
     w = World(partitions=0)
     w.add(b"a", partition=None)
     assert w.accumulator.next_wakeup_ms(0.0) == 1_000.0
@@ -475,21 +475,21 @@ def test_run_fills_a_batch_and_stops_at_its_end() -> None:
     assert w.accumulator.buffered_bytes == 0
 
 
-def test_run_stops_where_the_buffer_is_full() -> None:
+def test_run_stops_when_the_buffer_is_full() -> None:
     w = World(buffer_bytes_max=100, batch_bytes=10_000)
     taken = w.accumulator.add_run(w.queue(), None, [b"x" * 20] * 50, 1, 0, 50, "bulk", 0.0)
     assert 0 < taken < 50
     assert w.accumulator.is_full
 
 
-def test_run_with_a_bad_record_keeps_what_was_before_it() -> None:
+def test_run_with_a_bad_record_keeps_the_records_before_it() -> None:
     w = World()
     with pytest.raises(SmqError, match="record 2"):
         w.accumulator.add_run(w.queue(), None, [b"a", b"b", "c"], 1, 0, 9, "bulk", 0.0)  # type: ignore[list-item]  # on purpose
     assert values(w.sends(after_ms=5)) == [b"a", b"b"]
 
 
-def test_no_wakeup_is_wanted_while_only_an_answer_can_help() -> None:
+def test_no_wakeup_is_scheduled_while_only_an_answer_can_help() -> None:
     w = World()
     w.add_batches(b"a", b"b")
     w.sends()
@@ -497,7 +497,7 @@ def test_no_wakeup_is_wanted_while_only_an_answer_can_help() -> None:
     assert not w.accumulator.is_empty
 
 
-def test_open_batch_behind_one_in_flight_wakes_at_its_linger() -> None:
+def test_open_batch_after_one_in_flight_wakes_at_its_linger() -> None:
     w = World()
     w.prime()
     w.add_batches(b"a")

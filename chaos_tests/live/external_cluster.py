@@ -1,4 +1,4 @@
-"""A cluster that somebody else runs: reached by its addresses, struck by his own commands.
+"""An external cluster: reached by its addresses, struck by its operator's own commands.
 
 Owns the hooks file (TOML) and a Fleet without processes. A hook is a shell command; {node} in it becomes a node's id:
 
@@ -9,11 +9,11 @@ Owns the hooks file (TOML) and a Fleet without processes. A hook is a shell comm
     undo = "ssh node{node} sudo systemctl start smq"
     target = "leader"                               # or "any"
     family = "kill"                                 # or "isolate", "pause": its failover is measured
-    keeps_majority = true                           # whether writing must go on meanwhile
+    keeps_majority = true                           # whether writes must continue during the fault
     hold_s = [2, 5]
 
-Without hooks the run is workload and checkers alone. It writes to topics of its own and to groups of its own; after
-a run that held, the topics are deleted.
+Without hooks the run is workload and checkers alone. It uses topics and groups of its own, and deletes the topics after
+a run without findings.
 """
 
 import secrets
@@ -39,7 +39,7 @@ _HOOK_S: Final = 120.0
 _KNOWN: Final = {"name", "says", "strike", "undo", "target", "family", "keeps_majority", "hold_s"}
 _HOLD_S: Final = [2.0, 5.0]
 _TARGETS: Final = ("any", "leader")
-_HOOK: Final = "hook"  # family of those that say none
+_HOOK: Final = "hook"  # the family if a hook names none
 
 
 class HooksError(ValueError):
@@ -47,7 +47,7 @@ class HooksError(ValueError):
 
 
 @dataclass
-class TheirNetwork:
+class ExternalNetwork:
     """Implements network.Network for a cluster whose network is not ours."""
 
     name: str = "a cluster given by its addresses"
@@ -64,8 +64,8 @@ class TheirNetwork:
 
 
 @dataclass
-class TheirDisks:
-    """Implements disks.Disks likewise."""
+class ExternalDisks:
+    """Implements disks.Disks for such a cluster."""
 
     name: str = "disks of its own"
     power: Power | None = None
@@ -77,24 +77,24 @@ class TheirDisks:
     def close(self) -> None: ...
 
 
-class TheirNode(Node):
-    """A node whose process is none of ours: taken to run, for only asking it can tell."""
+class ExternalNode(Node):
+    """A node whose process is not ours: assumed to run, because only its answers show whether it does."""
 
     def is_alive(self) -> bool:
         return True
 
 
 @dataclass(kw_only=True)
-class OwnCluster(Fleet):
-    """`addresses` are gRPC addresses; the others are learnt from those that answer."""
+class ExternalCluster(Fleet):
+    """`addresses` are gRPC addresses; the nodes that answer report the others."""
 
     addresses: tuple[str, ...] = field(default=())
-    topics: tuple[str, ...] = ()  # that the run makes
+    topics: tuple[str, ...] = ()  # created by the run
     tls: Tls | None = None
 
     def start(self) -> None:
         for node in described(self.addresses, self.tls):
-            self.nodes[node.node] = TheirNode(
+            self.nodes[node.node] = ExternalNode(
                 id=node.node,
                 config=self.root,
                 data_dir=self.root,
@@ -108,20 +108,20 @@ class OwnCluster(Fleet):
         self.wait_ready()
 
     def run(self, node: int, *, before: Sequence[str] = ()) -> None:
-        """Started by its hook, not from here."""
+        """Does nothing: the fault's hook starts the node."""
 
     def kill(self, *nodes: int) -> None:
         raise ClusterError("the nodes of this cluster are not killed from here")
 
     def heal(self) -> None:
-        """Each fault's own undo has done it."""
+        """Does nothing: each fault has been undone by its hook."""
 
     def close(self) -> None:
         for member in self.nodes.values():
             member.raw.close()
 
     def discard_data(self) -> None:
-        """The topics of the run; what its groups have committed goes with them."""
+        """Deletes the topics of the run, and the groups' offsets with them."""
         for member in self.nodes.values():
             raw = RawNode(member.grpc, self.tls)
             try:
@@ -136,7 +136,7 @@ class OwnCluster(Fleet):
 
 
 def described(addresses: Sequence[str], tls: Tls | None) -> Sequence[pb.NodeInfo]:
-    """The nodes of the cluster, as one of these addresses tells them; ClusterError where none of them answers."""
+    """The nodes of the cluster, as reported by one of these addresses; ClusterError if none of them answers."""
     for address in addresses:
         raw = RawNode(address, tls)
         try:
@@ -147,7 +147,7 @@ def described(addresses: Sequence[str], tls: Tls | None) -> Sequence[pb.NodeInfo
             raw.close()
     raise ClusterError(
         f"none of {', '.join(addresses)} answers: name the gRPC addresses of running nodes"
-        + ("" if tls is not None else ", and the files of TLS (--tls-ca) where the nodes want it")
+        + ("" if tls is not None else ", and the files for TLS (--tls-ca) if the nodes use it")
     )
 
 
@@ -162,15 +162,15 @@ def read_hooks(path: Path) -> list[Fault]:
         unknown = sorted(entry.keys() - _KNOWN)
         missing = sorted({"name", "strike", "undo"} - entry.keys())
         if unknown or missing:
-            told = f"unknown {', '.join(unknown)}" if unknown else f"without {', '.join(missing)}"
-            raise HooksError(f"{path}: fault {number} is {told}; known are {', '.join(sorted(_KNOWN))}")
+            problem = f"unknown keys: {', '.join(unknown)}" if unknown else f"missing keys: {', '.join(missing)}"
+            raise HooksError(f"{path}: fault {number}: {problem}; known keys: {', '.join(sorted(_KNOWN))}")
         if entry.get("family", _HOOK) not in (*FAILOVERS, _HOOK):
-            raise HooksError(f"{path}: fault {number}: its family is one of {', '.join(FAILOVERS)}, or left out")
+            raise HooksError(f"{path}: fault {number}: its family must be one of {', '.join(FAILOVERS)}, or left out")
         if entry.get("target", "any") not in _TARGETS:
-            raise HooksError(f"{path}: fault {number}: its target is one of {', '.join(_TARGETS)}")
+            raise HooksError(f"{path}: fault {number}: its target must be one of {', '.join(_TARGETS)}")
         hold = entry.get("hold_s", _HOLD_S)
         if not (isinstance(hold, list) and len(hold) == 2 and all(isinstance(s, int | float) for s in hold)):
-            raise HooksError(f"{path}: fault {number}: hold_s is two numbers of seconds, [shortest, longest]")
+            raise HooksError(f"{path}: fault {number}: hold_s must be two numbers of seconds, [shortest, longest]")
         found.append(_fault(entry))
     return found
 
@@ -199,7 +199,7 @@ def _fault(entry: dict[str, Any]) -> Fault:
 
 
 def _shell(command: str, node: int) -> None:
-    told = command.replace("{node}", str(node))
-    done = subprocess.run(told, shell=True, capture_output=True, text=True, timeout=_HOOK_S, check=False)
+    filled = command.replace("{node}", str(node))
+    done = subprocess.run(filled, shell=True, capture_output=True, text=True, timeout=_HOOK_S, check=False)
     if done.returncode:
-        raise ClusterError(f"the hook {shlex.quote(told)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise ClusterError(f"the hook {shlex.quote(filled)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")

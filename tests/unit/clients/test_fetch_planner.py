@@ -1,11 +1,11 @@
-"""What the consumer fetches where, decided without a network."""
+"""Which partitions the consumer fetches from which node, without a network."""
 
 from typing import Any
 
 import pytest
 
 from smq.clients.errors import detail_from_error
-from smq.clients.fetching import LAGGING_ANSWERS_MAX, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch
+from smq.clients.fetch_planner import LAGGING_ANSWERS_MAX, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch
 from smq.clients.metadata import ClusterView, Metadata, PartitionView, TopicView
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -46,7 +46,7 @@ def partitions_of(plans: list[PlannedFetch]) -> dict[str, list[int]]:
     return {p.address: sorted(f.partition for f, _ in p.items) for p in plans}
 
 
-def test_partitions_of_one_leader_go_in_one_call() -> None:
+def test_partitions_of_one_leader_share_a_call() -> None:
     planner = planner_of([1, 2, 1, 3])
     assert partitions_of(planner.plan(0.0)) == {"n1:1": [0, 2], "n2:1": [1], "n3:1": [3]}
     assert planner.plan(0.0) == [], "all are busy"
@@ -56,7 +56,7 @@ def test_partition_that_is_ready_again_does_not_wait_for_the_others_long_poll() 
     planner = planner_of([1, 1])
     [plan] = planner.plan(0.0)
     planner.fetched(plan, answer(0, (0, 4)), 0.0)
-    # The answer left partition 1 out: both are free again, the next call holds both.
+    # The answer left partition 1 out: both are free again, and the next call holds both.
     [again] = planner.plan(0.0)
     assert [(p.partition, p.offset) for p in again.request(planner.settings).partitions] in (
         [(0, 5), (1, 0)],
@@ -74,7 +74,7 @@ def test_order_of_partitions_changes_so_that_none_starves() -> None:
     assert firsts == {0, 1, 2}
 
 
-def test_full_partition_is_not_fetched_and_is_again_when_read() -> None:
+def test_full_partition_is_not_fetched_until_it_is_read() -> None:
     planner = planner_of([1], partition_bytes_max=10)
     [plan] = planner.plan(0.0)
     assert planner.fetched(plan, answer(0, (0, 4)), 0.0)
@@ -92,7 +92,7 @@ def test_nothing_is_fetched_while_all_buffers_together_are_full() -> None:
     assert planner.plan(0.0) == []
 
 
-def test_answer_from_before_a_seek_is_for_nobody() -> None:
+def test_answer_from_before_a_seek_is_discarded() -> None:
     planner = planner_of([1])
     [plan] = planner.plan(0.0)
     planner.assigned[T, 0].move(50)
@@ -102,7 +102,7 @@ def test_answer_from_before_a_seek_is_for_nobody() -> None:
     assert again.request(planner.settings).partitions[0].offset == 50
 
 
-def test_batch_that_begins_below_the_position_is_taken_and_one_wholly_below_is_not() -> None:
+def test_batch_that_begins_below_the_position_is_kept_and_one_wholly_below_is_not() -> None:
     planner = planner_of([1])
     fetch = planner.assigned[T, 0]
     fetch.move(7)
@@ -121,7 +121,7 @@ def test_high_water_mark_of_a_lagging_replica_does_not_go_back() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_REPLICA, ErrorCode.DATA_DAMAGED, ErrorCode.NODE_NOT_READY])
-def test_replica_that_cannot_serve_is_avoided_for_a_while(code: ErrorCode) -> None:
+def test_replica_that_cannot_serve_is_temporarily_avoided(code: ErrorCode) -> None:
     planner = planner_of([1])
     [plan] = planner.plan(0.0)
     assert not planner.fetched(plan, answer(0, error=SmqError(code, "")), 0.0)
@@ -142,17 +142,17 @@ def test_node_that_is_down_costs_a_pause_and_a_refresh() -> None:
     assert planner.next_wakeup_ms(0.0) is not None
 
 
-def test_trouble_that_passes_is_silent_and_trouble_that_lasts_is_told() -> None:
+def test_passing_failures_are_silent_and_lasting_ones_are_raised() -> None:
     planner = planner_of([1], stall_timeout_ms=1_000.0)
     trouble = SmqError(ErrorCode.NODE_NOT_READY, "starting")
-    for now, is_told in ((0.0, False), (500.0, False), (1_000.0, True)):
+    for now, is_raised in ((0.0, False), (500.0, False), (1_000.0, True)):
         [plan] = planner.plan(now)
-        assert planner.fetched(plan, answer(0, error=trouble), now) is is_told
+        assert planner.fetched(plan, answer(0, error=trouble), now) is is_raised
     assert planner.assigned[T, 0].error is not None
     assert planner.plan(1e9) == [], "until the reader has heard of it"
 
 
-def test_out_of_range_is_told_at_once() -> None:
+def test_out_of_range_is_raised_immediately() -> None:
     planner = planner_of([1])
     [plan] = planner.plan(0.0)
     gone = SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, "gone", ErrorDetails(lo=Offset(5), hi=Offset(9)))
@@ -164,14 +164,14 @@ def test_out_of_range_is_told_at_once() -> None:
     assert planner.plan(0.0)
 
 
-def test_out_of_range_asks_for_a_reset_where_the_user_wants_one() -> None:
+def test_out_of_range_requests_a_reset_if_the_user_wants_one() -> None:
     planner = planner_of([1], reset="earliest")
     [plan] = planner.plan(0.0)
     assert not planner.fetched(plan, answer(0, error=SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, "")), 0.0)
     assert planner.resets == [(planner.assigned[T, 0], "earliest")]
 
 
-def test_unknown_topic_is_believed_only_when_it_is_repeated() -> None:
+def test_unknown_topic_is_final_only_when_repeated() -> None:
     planner = planner_of([1])
     unknown = SmqError(ErrorCode.UNKNOWN_TOPIC, "")
     now = 0.0
@@ -181,12 +181,12 @@ def test_unknown_topic_is_believed_only_when_it_is_repeated() -> None:
         now += 1_000.0
 
 
-def test_named_node_is_asked_whoever_leads() -> None:
+def test_named_node_is_asked_whichever_node_leads() -> None:
     planner = planner_of([1, 2], only_node=3)
     assert partitions_of(planner.plan(0.0)) == {"n3:1": [0, 1]}
 
 
-def test_partition_without_a_known_replica_wants_a_refresh() -> None:
+def test_partition_without_a_known_replica_requests_a_refresh() -> None:
     planner = planner_of([1])
     planner.assigned["u", 0] = PartitionFetch("u", 0, 0)
     planner.plan(0.0)

@@ -1,16 +1,16 @@
-"""One partition's batches on their way out: the order, the sequences, the window in flight.
+"""One partition's queue of batches to send: their order, their sequences, and the window in flight.
 
 Owns the rules that keep an idempotent producer's records in order and stored once. Sans-IO: it must never send,
-sleep or read a clock. Only `batching` imports it (and the producer, for the types).
+sleep or read a clock. Only `accumulator` and `partitioner` import it (and the producer, for the types).
 
-Why the rules are as they are:
-- Sequences are given when a batch is first sent, never before, so that a batch which is never sent leaves no gap.
-- A leader that does not know a producer id takes any first sequence (Kafka's rule too). Until the first
-  acknowledgement under an id only one batch is in flight, or a refused first batch could be overtaken for good.
-- After a failure the queue is recovering: it waits until nothing is in flight and resends one batch at a time.
-  Whatever was in flight behind the failed batch has failed with it, and goes again in the same order.
-- A batch that is given up with a sequence leaves a hole that the log would refuse for ever. What follows goes on
-  under a new producer id: restamped where it certainly was not stored, reported where that is not known.
+The reasons for the rules:
+- A batch gets its sequence when it is first sent, never before. So a batch that is never sent leaves no gap.
+- A leader that does not know a producer id accepts any first sequence (as in Kafka). So only one batch is in flight
+  until the first acknowledgement under an id. Otherwise a later batch could overtake a refused first one for good.
+- After a failure the queue is recovering: it waits until nothing is in flight and resends one batch at a time. Every
+  batch in flight after the failed one has failed with it, and is resent in the same order.
+- A batch given up after it got a sequence leaves a gap that the log would refuse for ever. Later batches continue under
+  a new producer id: restamped if they certainly were not stored, reported if that is unknown.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ NOT_IDEMPOTENT: Final = ProducerIdentity(producer_id=-1, producer_epoch=-1)
 
 
 class Batch:
-    """Records of one partition. `tokens` are (first index in the batch, count, whatever the sender gave)."""
+    """Records of one partition. `tokens` are (first index in the batch, count, the sender's own object)."""
 
     __slots__ = (
         "attempts",
@@ -96,12 +96,12 @@ class Batch:
             )
 
     def final_error(self, error: SmqError) -> SmqError:
-        """What the sender is told: never a definite error where an earlier attempt may have been stored."""
+        """The error for the sender: never a definite one if an earlier attempt may have been stored."""
         where = f"{self.topic}/{self.partition}"
         if not self.outcome_unknown or not error.code.is_definite:
             return error
-        told = f"whether {self.count} records for {where} are stored is not known; the last answer was {error}"
-        return SmqError(ErrorCode.TIMED_OUT, told, error.details)
+        message = f"it is unknown whether {self.count} records for {where} are stored; the last answer was {error}"
+        return SmqError(ErrorCode.TIMED_OUT, message, error.details)
 
 
 class PartitionQueue:
@@ -116,7 +116,7 @@ class PartitionQueue:
         "partition",
         "primed",
         "recovering",
-        "reset_wanted",
+        "reset_pending",
         "retry_at_ms",
         "sealed",
         "topic",
@@ -129,11 +129,11 @@ class PartitionQueue:
         self.sealed: deque[Batch] = deque()  # bounded by the accumulator's buffer_bytes_max
         self.in_flight = 0
         self.identity: ProducerIdentity | None = None
-        self.needs_own_identity = False  # the producer's shared one has been left behind here
+        self.needs_own_identity = False  # this partition has abandoned the producer's shared identity
         self.next_sequence = 0
         self.primed = False  # a batch under this identity has been acknowledged
         self.recovering = False
-        self.reset_wanted = False
+        self.reset_pending = False
         self.retry_at_ms = 0.0
 
     @property
@@ -154,11 +154,11 @@ class PartitionQueue:
     def window(self, in_flight_max: int) -> int:
         """How many batches may be in flight now."""
         if self.recovering and (not self.sealed or self.sealed[0].attempts == 0):
-            self.recovering = False  # all that had been sent before the failure is settled
+            self.recovering = False  # every batch sent before the failure is settled
         return 1 if self.recovering or not self.primed else in_flight_max
 
     def candidate(self, now_ms: float, linger_ms: float) -> Batch | None:
-        """The next batch in order, sealing the open one where it is due; None where there is nothing to send."""
+        """The next batch in order; seals the open one if it is due. None if there is nothing to send."""
         if len(self.sealed) > self.in_flight:
             return self.sealed[self.in_flight]
         batch = self.open
@@ -168,7 +168,7 @@ class PartitionQueue:
         return batch
 
     def sent(self, batch: Batch) -> None:
-        """Called as `batch` is handed out, with `identity` set; stamps it the first time."""
+        """Called when `batch` is handed out, with `identity` set; stamps it the first time."""
         identity = self.identity or NOT_IDEMPOTENT
         if identity is NOT_IDEMPOTENT:
             if batch.open is not None:
@@ -196,8 +196,9 @@ class PartitionQueue:
             self.answered(batch)
 
     def reset(self) -> list[Batch]:
-        """Leaves the identity. Certain batches lose their stamp and go again; the uncertain are returned."""
-        self.reset_wanted = False
+        """Abandons the identity. Batches that were not stored lose their stamp and are resent. Returns the batches
+        whose outcome is unknown."""
+        self.reset_pending = False
         self.identity = None
         self.needs_own_identity = True
         uncertain = [b for b in self.sealed if b.sequence != NO_SEQUENCE and b.outcome_unknown]
@@ -207,9 +208,9 @@ class PartitionQueue:
 
 
 def append_to(batch: Batch, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Encodes one record into an open batch: its size in bytes, or 0 where it does not fit.
+    """Encodes one record into an open batch. Returns its size in bytes, or 0 if it does not fit.
 
-    INVALID_REQUEST where the record cannot be encoded; the batch is as it was.
+    INVALID_REQUEST if the record cannot be encoded; the batch is unchanged.
     """
     encoder = batch.open
     if encoder is None:
@@ -220,14 +221,14 @@ def append_to(batch: Batch, timestamp_ms: int, key: bytes | None, value: bytes |
             batch.count, timestamp_ms, key, value, headers if type(headers) is list else list(headers)
         )
     except (TypeError, OverflowError, AttributeError, ValueError) as e:
-        raise SmqError(ErrorCode.INVALID_REQUEST, f"the record cannot be encoded: {_told(e, key, value)}") from e
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"the record cannot be encoded: {_reason(e, key, value)}") from e
     if added is None:
         return 0
     batch.count += 1
     return encoder.size() - before
 
 
-def _told(failure: Exception, key: object, value: object) -> str:
+def _reason(failure: Exception, key: object, value: object) -> str:
     for name, given in (("key", key), ("value", value)):
         if given is not None and not isinstance(given, bytes | bytearray | memoryview):
             return f"its {name} must be bytes or None, not {type(given).__name__}"

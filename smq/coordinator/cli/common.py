@@ -1,6 +1,6 @@
 """What the commands share: running a coroutine, tables, numbers of things, and errors in one sentence.
 
-Owns no command. The modules of commands (cli_*) import it.
+Owns no command. The modules of commands import it.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from smq import clients
 from smq.clients.metadata import parse_bootstrap
 from smq.clients.tls import tls_from_environment
 from smq.coordinator.user_errors import UserError
@@ -24,6 +25,11 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS: Final = 3_000.0  # somebody is waiting at a terminal
 CALL_TIMEOUT_MS: Final = 15_000.0  # an election, and a little more
+
+
+def open_admin(bootstrap: str, timeout_ms: float = CALL_TIMEOUT_MS) -> "clients.Admin":
+    """The client of every command that asks about the cluster, or changes it. Only its first use imports it."""
+    return clients.Admin(bootstrap, timeout_ms=timeout_ms, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 def print_table(table: Table) -> None:

@@ -1,7 +1,7 @@
 """`smq consume`: records of a topic to standard output, from any of the seven offset types on.
 
-Owns the command, its output and its rule for what is committed: what was written, nothing beyond. `cli.topic` alone
-imports it.
+Owns the command, its output and its rule for commits: it commits what it has written, and nothing beyond. `cli.main`
+loads it when it is used.
 """
 
 import sys
@@ -11,9 +11,9 @@ from typing import BinaryIO, Final
 
 import click
 
-from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
+from smq.clients import OFFSET_TYPES, Consumer, ConsumerRecord, StartAt
 from smq.clients.types import TopicPartition
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, run
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.record_json import record_line
 
@@ -102,12 +102,12 @@ def _tell_moved(start: StartAt | None, positions: Mapping[TopicPartition, int]) 
 
 
 async def _all_partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    async with open_admin(bootstrap) as admin:
         return [(topic, p.partition) for p in (await admin.describe_topic(topic)).partitions]
 
 
 async def _ends(bootstrap: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    async with open_admin(bootstrap) as admin:
         listed = await admin.list_offsets(dict.fromkeys(partitions, "RESET_TO_LATEST"))
     return {tp: found.offset for tp, found in listed.items()}
 

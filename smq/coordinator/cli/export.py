@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from smq.clients import Admin, Consumer, StartAt
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, run
+from smq.clients import Consumer, StartAt
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export_files import FORMATS, RecordFile, record_file
 from smq.coordinator.user_errors import UserError
@@ -82,7 +82,7 @@ def topic_export(
 async def _ranges(
     bootstrap: str, topic: str, partitions: tuple[int, ...], first: int | None, end: int | None
 ) -> list[ExportRange]:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    async with open_admin(bootstrap) as admin:
         wanted = sorted(set(partitions)) or [p.partition for p in (await admin.describe_topic(topic)).partitions]
         if len(wanted) != 1 and (first is not None or end is not None):
             raise click.UsageError("offsets count within a partition: name one with --partition")

@@ -1,6 +1,6 @@
 """`smq group ...`: consumer groups, their members, how far behind they are, and how long their offsets are kept.
 
-Owns what these commands print. Whatever they do goes through smq.clients. `cli.topic` alone imports it.
+Owns what these commands print. Whatever they do goes through smq.clients. `cli.main` loads it when it is used.
 """
 
 import json
@@ -11,23 +11,12 @@ from typing import Final
 import click
 from rich.table import Table
 
-from smq.clients import Admin
 from smq.clients.types import GroupDescription, GroupMember
-from smq.coordinator.cli.common import (
-    CALL_TIMEOUT_MS,
-    CONNECT_TIMEOUT_MS,
-    json_option,
-    print_table,
-    run,
-)
+from smq.coordinator.cli.common import json_option, open_admin, print_table, run
 from smq.coordinator.cli.connect import bootstrap_option
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FOREVER: Final = "forever"
-
-
-def _admin(bootstrap: str) -> Admin:
-    return Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 @click.group()
@@ -42,7 +31,7 @@ def group_list(as_json: bool, bootstrap: str) -> None:
     """Lists all groups."""
 
     async def work() -> None:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             groups = await admin.list_groups()
         if as_json:
             click.echo(json.dumps([asdict(g) for g in groups]))
@@ -63,7 +52,7 @@ def group_describe(name: str, as_json: bool, bootstrap: str) -> None:
     """Shows the members of the group NAME, and how far behind it is in each partition."""
 
     async def work() -> GroupDescription:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             return await admin.describe_group(name)
 
     found = run(work(), bootstrap)
@@ -107,7 +96,7 @@ def group_delete(name: str, bootstrap: str) -> None:
     """Deletes the group NAME with all it has committed. Refused while it has members."""
 
     async def work() -> None:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             await admin.delete_group(name)
 
     run(work(), bootstrap)
@@ -123,7 +112,7 @@ def group_retention(duration: str | None, bootstrap: str) -> None:
     wanted = _milliseconds(duration) if duration is not None else None
 
     async def work() -> int:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             if wanted is not None:
                 await admin.set_offsets_retention(wanted)
             return await admin.offsets_retention_ms()

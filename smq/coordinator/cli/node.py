@@ -1,6 +1,6 @@
-"""`smq node ...` and `smq offsets ...`: who leads and who is to leave; and offsets of topics with storage=external.
+"""`smq node ...`: lists nodes, and drains one before work on it.
 
-Owns what these commands print. Whatever they do goes through smq.clients. `cli.topic` alone imports it.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from smq.clients import Admin, OffsetAssigner
+from smq.clients import Admin
 from smq.clients.types import ClusterDescription
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, json_option, run
+from smq.coordinator.cli.common import counted, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -34,7 +34,7 @@ def node_list(as_json: bool, bootstrap: str) -> None:
     """Lists all nodes, whether they are drained, their racks, and what they lead."""
 
     async def work() -> ClusterDescription:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             return await admin.describe_cluster(is_linearizable=False)
 
     rows = _rows(run(work(), bootstrap))
@@ -75,7 +75,7 @@ def node_drain(number: int, no_wait: bool, bootstrap: str) -> None:
     It goes on storing its replicas. Waits until it leads nothing that another replica can."""
 
     async def work() -> str:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             await admin.set_node_drained(number, True)
             if no_wait:
                 return f"node {number} is being drained: `smq node list` shows what it still leads"
@@ -108,65 +108,8 @@ def node_undrain(number: int, bootstrap: str) -> None:
     """Lets node NUMBER lead again: it gets its leaderships back within seconds."""
 
     async def work() -> None:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             await admin.set_node_drained(number, False)
 
     run(work(), bootstrap)
     click.echo(f"node {number} is in service")
-
-
-# ----------------------------------------------------------------------------------------------------- offsets
-@click.group()
-def offsets() -> None:
-    """Assigns offsets in topics with storage=external, whose records are kept elsewhere."""
-
-
-@offsets.command("assign")
-@click.argument("topic")
-@click.argument("partition", type=int)
-@click.option("--count", type=int, default=1, show_default=True, help="How many.")
-@click.option("--request-id", metavar="HEX", help="32 hex digits; the same id is answered with the same offsets.")
-@bootstrap_option
-def offsets_assign(topic: str, partition: int, count: int, request_id: str | None, bootstrap: str) -> None:
-    """Prints the first and the last of COUNT offsets that nobody else gets."""
-    asked_under = _request_id(request_id)
-
-    async def work() -> tuple[int, int]:
-        async with _assigner(bootstrap) as assigner:
-            return await assigner.assign(topic, partition, count, request_id=asked_under)
-
-    base, last = run(work(), bootstrap)
-    click.echo(f"{base} {last}")
-
-
-def _request_id(text: str | None) -> bytes | None:
-    try:
-        found = bytes.fromhex(text) if text is not None else None
-    except ValueError:
-        found = b""
-    if found is not None and len(found) != 16:
-        raise click.UsageError(f"{text!r} is no request id: a request id is 32 hex digits")
-    return found
-
-
-@offsets.command("advance")
-@click.argument("topic")
-@click.argument("partition", type=int)
-@click.argument("offset", type=int)
-@bootstrap_option
-def offsets_advance(topic: str, partition: int, offset: int, bootstrap: str) -> None:
-    """Tells readers that everything below OFFSET is there; prints the high water mark, which never goes back."""
-
-    async def work() -> int:
-        async with _assigner(bootstrap) as assigner:
-            return await assigner.advance(topic, partition, offset)
-
-    click.echo(run(work(), bootstrap))
-
-
-def _admin(bootstrap: str) -> Admin:
-    return Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-
-
-def _assigner(bootstrap: str) -> OffsetAssigner:
-    return OffsetAssigner(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)

@@ -1,6 +1,6 @@
 """`smq produce`: records from a file or standard input into a topic, with a progress bar.
 
-Owns the command and its reading thread. The formats are cli_input's. `cli.topic` alone imports it.
+Owns the command and its reading thread. `cli.input` owns the formats. `cli.main` loads it when it is used.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from smq.clients import Admin, BatchMetadata, Producer, RecordMetadata
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, run
+from smq.clients import BatchMetadata, Producer, RecordMetadata
+from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, format_of, read_records
 from smq.records import CODECS
@@ -81,7 +81,7 @@ def produce(
 
 
 async def _check_topic(bootstrap: str, topic: str) -> None:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    async with open_admin(bootstrap) as admin:
         await admin.describe_topic(topic)
 
 

@@ -1,7 +1,7 @@
 """The Agent service: publishing sessions, PublishRecord and SubscribeRecord.
 
-Owns the registries of sessions and the node-wide publishing budget; the streams themselves live in grpc_publish
-and grpc_subscribe. Only the composition root imports it.
+Owns the registries of sessions and the node-wide publishing budget. The streams themselves live in `grpc.publish` and
+`grpc.subscribe`. Only the composition root imports it.
 """
 
 import time

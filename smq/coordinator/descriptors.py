@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
+class ConnectionCaps:
     """Of clients, at most, by port. `descriptor_max` is the first number of a descriptor that is not theirs."""
 
     grpc: int
@@ -41,7 +41,7 @@ class Connections:
         return AcceptLimits(connections_max=self.http, per_address_max=per_address, descriptor_max=self.descriptor_max)
 
 
-def divide(descriptors: int) -> Connections:
+def divide(descriptors: int) -> ConnectionCaps:
     """StartError where there are too few. Where all the caps do not fit, each is cut by the same part."""
     if descriptors < limits.DESCRIPTORS_MIN:
         raise StartError(
@@ -52,27 +52,27 @@ def divide(descriptors: int) -> Connections:
     caps = (limits.GRPC_CONNECTIONS_MAX, limits.KAFKA_CONNECTIONS_MAX, limits.HTTP_CONNECTIONS_MAX)
     scale = min(1.0, rest / sum(caps))
     grpc, kafka, http = (max(1, int(cap * scale)) for cap in caps)
-    return Connections(grpc=grpc, kafka=kafka, http=http, descriptor_max=rest)
+    return ConnectionCaps(grpc=grpc, kafka=kafka, http=http, descriptor_max=rest)
 
 
-def take_descriptors() -> Connections:
+def take_descriptors() -> ConnectionCaps:
     """Raises this process's limit as far as it may, and divides it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _wanted()
     if soft < wanted:
         soft = min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    connections = divide(soft)
+    caps = divide(soft)
     if soft < wanted:
         log.warning(
             "few_file_descriptors",
             limit=soft,
             wanted=wanted,
-            grpc_connections_max=connections.grpc,
-            kafka_connections_max=connections.kafka,
+            grpc_connections_max=caps.grpc,
+            kafka_connections_max=caps.kafka,
             advice="raise the hard limit of open files (ulimit -Hn, LimitNOFILE= of systemd) for more connections",
         )
-    return connections
+    return caps
 
 
 def _wanted() -> int:

@@ -21,9 +21,9 @@ GRPC_IDLE_MS: Final = 600_000  # without any call; a client that wants another c
 # the time that an answer takes, so the slower a node gets, the more it takes in: measured, 32 streams of one client
 # filled 7 GB in 10 s. 256 KiB are 25 MB/s a stream over 10 ms, and more than loopback needs.
 GRPC_WINDOW_BYTES: Final = 256 << 10
-GRPC_ARRIVALS_MAX: Final = 32  # calls whose request, 9 MiB at most, is on the way; most are one packet, there at once
-GRPC_ARRIVAL_PATIENT_S: Final = 1.0  # who takes longer while others wait leaves its place, and is one of the slow
-GRPC_ARRIVALS_SLOW_MAX: Final = 32  # the oldest is ended where there are more: nobody waits for those who dawdle
+GRPC_ARRIVALS_MAX: Final = 32  # calls whose request, at most 9 MiB, is arriving; most are a single packet
+GRPC_ARRIVAL_S_MAX: Final = 1.0  # a call that takes longer while others wait loses its place and becomes a slow one
+GRPC_ARRIVALS_SLOW_MAX: Final = 32  # beyond, the oldest slow call is ended: others do not wait for it
 GRPC_LARGE_REQUEST_BYTES: Final = 64 << 10  # smaller ones are as many as the streams, and weigh as little
 # Of all that are being served: a request waits for a commit or for records, with all that its client sent along.
 GRPC_LARGE_REQUESTS_BYTES_MAX: Final = 128 * MIB
@@ -45,7 +45,7 @@ PUBLISH_STREAMS_PER_CONNECTION_MAX: Final = 16
 # faster than this node's, so the disk's own queue must.
 PUBLISH_DISK_QUEUE_BYTES_MAX: Final = 32 * MIB
 PUBLISH_DISK_POLL_MS: Final = 2  # 32 MiB take a disk much longer; nothing waits for this but a congested stream
-PUBLISH_RETRY_AFTER_MS: Final = 100  # a queue of 32 MiB is shorter by then
+OVERLOADED_RETRY_AFTER_MS: Final = 100  # a disk queue of 32 MiB is shorter by then
 
 PUBLISH_SESSIONS_MAX: Final = 10_000  # a few hundred bytes each; the idlest goes when there is one more
 SUBSCRIPTIONS_MAX: Final = 10_000  # each is a stream with at most one response in memory

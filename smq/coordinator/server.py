@@ -22,15 +22,15 @@ import uvloop
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
 from smq.coordinator.config import Address, ServerConfig, format_address
-from smq.coordinator.descriptors import Connections, take_descriptors
+from smq.coordinator.descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
-from smq.coordinator.grpc.connection_limit import GrpcDoors
-from smq.coordinator.grpc.request_admission import ArrivalGate
+from smq.coordinator.grpc.connection_limit import ConnectionLimit
+from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.heap import HeapKeeper
-from smq.coordinator.http.connection_metrics import DoorCollector, Doors
+from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
 from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaServer
@@ -84,14 +84,14 @@ class Server:
 
     async def _start(self, clock: AsyncioClock) -> None:
         config = self._config
-        connections = take_descriptors()
+        caps = take_descriptors()
         self._tls = load_tls(config.tls, cluster_id=config.cluster_id, node_id=config.node_id)
         peer_listener = _listener("other nodes", config.peers[config.node_id])
         http_listener = _listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
         kafka_listener = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
         self.kafka_address = _bound(config.kafka_address, kafka_listener)
-        self.grpc_address = self._open_grpc(connections)
+        self.grpc_address = self._open_grpc(caps)
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
@@ -111,25 +111,25 @@ class Server:
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
         self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
-        self._kafka = self._kafka_server(kafka_listener, connections.kafka_limits, context)
-        doors: dict[str, Doors] = {"nodes": network.acceptor, "grpc": self._grpc_doors}
+        self._kafka = self._kafka_server(kafka_listener, caps.kafka_limits, context)
+        connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc_connections}
         if self._kafka is not None:
-            doors["kafka"] = self._kafka.acceptor
+            connections["kafka"] = self._kafka.acceptor
         self._http = HttpServer(
             self.node,
             http_listener,
             lambda: self._is_stopping,
-            make_registry(self.node, DoorCollector(doors, self._tls)),
-            limits=connections.http_limits,
+            make_registry(self.node, ConnectionCollector(connections, self._tls)),
+            limits=caps.http_limits,
             tls=context,
         )
-        doors["http"] = self._http.acceptor
+        connections["http"] = self._http.acceptor
         try:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
             raise StartError(str(e)) from e
         await self._grpc.start()
-        self._grpc_doors.start()
+        self._grpc_connections.start()
         await self._http.start()
         if self._groups is not None:
             self._groups.start()
@@ -147,17 +147,17 @@ class Server:
             pid=os.getpid(),
         )
 
-    def _open_grpc(self, connections: Connections) -> Address:
+    def _open_grpc(self, caps: ConnectionCaps) -> Address:
         """Bound, and not served yet."""
         config = self._config
         options = (
             *_GRPC_OPTIONS,
             ("grpc.max_receive_message_length", config.request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
-            ("grpc.max_allowed_incoming_connections", connections.grpc),
+            ("grpc.max_allowed_incoming_connections", caps.grpc),
         )
-        self._grpc = grpc.aio.server(options=options, interceptors=[ArrivalGate()])
+        self._grpc = grpc.aio.server(options=options, interceptors=[RequestAdmission()])
         port = self._bind_grpc()
-        self._grpc_doors = GrpcDoors(port, per_address_max=connections.grpc_per_address)
+        self._grpc_connections = ConnectionLimit(port, per_address_max=caps.grpc_per_address)
         return config.grpc_address[0], port
 
     def _bind_grpc(self) -> int:
@@ -224,7 +224,7 @@ class Server:
             self._groups.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
-        self._grpc_doors.stop()
+        self._grpc_connections.stop()
         if self._kafka is not None:
             await self._kafka.stop()
         await self._http.stop()

@@ -80,7 +80,7 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *,
             answer_ms=wait_ms + FETCH_BARRIER_MS,
             bytes_max=min(max(request["max_bytes"], 1), gateway.response_bytes_max),
             bytes_min=request["min_bytes"],
-            room=gateway.inflight.reserved,
+            reserve=gateway.inflight.reserved,
         )
     except SmqError:
         return [None] * len(wanted)  # the node is full of answers that others have not taken: nothing yet

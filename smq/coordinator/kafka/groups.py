@@ -9,12 +9,12 @@ behind that. A member's commit is a sign of life, too; whether it may is for the
 from typing import Final
 
 from smq.coordinator.groups.types import Identity
-from smq.coordinator.grpc.broker import check_count
 from smq.coordinator.kafka.cluster import Gateway, endpoint, find_known, topic_named
 from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.calls import Answer
+from smq.coordinator.service.requests import check_count
 from smq.raft_state.commands import OffsetCommit, Reply
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
@@ -105,7 +105,7 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
         check_count("offsets", items, COMMIT_ITEMS_MAX)
         code = gateway.groups.refusal(group)
         if code is KafkaError.NONE:
-            answer = Answer[Reply](gateway.calls.patience)
+            answer = Answer[Reply](gateway.calls.timeouts)
             gateway.groups.commit(group, who, generation, tuple(items), NO_REQUEST, TIMEOUT_MS_DEFAULT, answer.done)
             await answer.result(TIMEOUT_MS_DEFAULT)
     except SmqError as e:

@@ -43,7 +43,7 @@ LongPoll: TypeAlias = Callable[[Gateway, int, Struct, Client], Awaitable[Struct]
 # -------------------------------------------------------------------------------------------------------- joining
 def join_group(gateway: Gateway, version: int, request: Struct, client: Client) -> Awaitable[Struct]:
     """Begins to join at once; what it returns is the answer, once the generation has formed."""
-    answer = Answer[Joined](gateway.calls.patience)
+    answer = Answer[Joined](gateway.calls.timeouts)
     session_ms = request["session_timeout_ms"]
     rebalance_ms = request["rebalance_timeout_ms"] if request["rebalance_timeout_ms"] > 0 else session_ms
     member = GroupMember(
@@ -107,7 +107,7 @@ def _cut(text: str) -> str:
 # -------------------------------------------------------------------------------------------------------- syncing
 def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client) -> Awaitable[Struct]:
     """Begins at once; what it returns is the answer, once the leader has given the assignment."""
-    answer = Answer[Synced](gateway.calls.patience)
+    answer = Answer[Synced](gateway.calls.timeouts)
     if not is_group(request["group_id"]):
         answer.done(Synced(code=KafkaError.INVALID_GROUP_ID))
         return _synced(answer, lambda: None)
@@ -158,7 +158,7 @@ async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct
         Identity(member_id=m["member_id"], instance_id=(m.get("group_instance_id") if m is not request else "") or "")
         for m in named
     ]
-    answer = Answer[list[KafkaError]](gateway.calls.patience)
+    answer = Answer[list[KafkaError]](gateway.calls.timeouts)
     if is_group(request["group_id"]):
         gateway.groups.leave(PREFIX + request["group_id"], leaving, answer.done)
     else:

@@ -1,7 +1,6 @@
-"""One Fetch over several partitions: all that is there now, or the first that comes within max_wait.
+"""One Fetch over several partitions: everything that is there now, or the first that arrives within max_wait.
 
-Owns the rule for waiting and the byte cap of a whole response. It knows no wire format. The services
-import it.
+Owns the rule for waiting and the byte cap of a whole response. Knows no wire format; services import it.
 """
 
 import asyncio
@@ -13,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from smq.coordinator.grpc.errors import internal
 from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.calls import Answer, NodeCalls
+from smq.coordinator.service.faults import internal
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.api import Cancel, Fetched
 
@@ -28,13 +27,13 @@ class Wanted:
     max_bytes: int
 
 
-Outcome: TypeAlias = Fetched | SmqError | None  # None: not looked at, the response was full before
+Outcome: TypeAlias = Fetched | SmqError | None  # None: not read, the response was full before
+
+# Reserves this many bytes of a budget for the length of a block.
+Reserve: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]
 
 
-Room: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]  # of so many bytes, for the length of a block
-
-
-def _any_room(_size: int) -> AbstractAsyncContextManager[None]:
+def _unlimited(_size: int) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
@@ -46,17 +45,17 @@ async def fetch_many(
     answer_ms: int,
     bytes_max: int,
     bytes_min: int = 1,
-    room: Room = _any_room,
+    reserve: Reserve = _unlimited,
 ) -> list[Outcome]:
-    """One outcome for each of `wanted`. Answers at once where any has an error or all together have `bytes_min`, else
-    as soon as they do. `answer_ms` bounds one partition's read, barrier and all; `room` is taken while records are
-    read, and not while they are waited for: nothing that was read is kept over a wait."""
+    """One outcome for each of `wanted`. Answers immediately if any of them has an error or if together they have
+    `bytes_min`, otherwise as soon as that is so. `answer_ms` bounds one partition's read, its barrier included. Bytes
+    are reserved while records are read, but not while the fetch waits: nothing that was read is kept during a wait."""
     until = time.monotonic() + max_wait_ms / 1000
     bytes_min = min(bytes_min, bytes_max)
     failed: dict[int, Fetched | SmqError] = {}
-    # A round ends with something new, or with the time: with the usual bytes_min of 1 there are two at most.
+    # A round ends with something new or with the deadline. With the usual bytes_min of 1 there are at most two.
     while True:
-        async with room(bytes_max):
+        async with reserve(bytes_max):
             outcomes, is_full = await _read_now(calls, wanted, answer_ms, bytes_max)
             left_ms = math.ceil((until - time.monotonic()) * 1000)
             if left_ms <= 0 or is_full or failed or _is_enough(outcomes, bytes_min):
@@ -71,19 +70,19 @@ async def fetch_many(
 
 
 def _watched(want: Wanted, outcome: Outcome) -> int:
-    """From where on there is more than was read, or could have been but for the partition's own byte cap."""
+    """The offset to wait at: the end of what this read returned, or would have without the partition's byte cap."""
     return max(want.offset, outcome.readable_end) if isinstance(outcome, Fetched) else want.offset
 
 
 class _Fetches:
-    """Fetches of several partitions under way at a time, with neither a task nor a timer each."""
+    """Concurrent fetches of several partitions, without a task or a timer for each."""
 
     def __init__(self, calls: NodeCalls, *, outcomes_needed: int) -> None:
         self._node = calls.node
         self._outcomes_needed = outcomes_needed
         self._outcomes: dict[int, Fetched | SmqError] = {}
         self._withdrawals: list[Cancel] = []
-        self._enough = Answer[None](calls.patience)
+        self._enough = Answer[None](calls.timeouts)
 
     def start(self, place: int, want: Wanted, *, max_wait_ms: int = 0) -> None:
         done = partial(self._on_done, place)
@@ -98,7 +97,7 @@ class _Fetches:
             )
         except SmqError as e:
             done(e)
-        except Exception as e:  # noqa: BLE001 - one partition's fault must not take the others' data with it
+        except Exception as e:  # noqa: BLE001 - one partition's fault must not cost the others their data
             done(internal("fetch", e))
         else:
             self._withdrawals.append(withdraw)
@@ -109,12 +108,12 @@ class _Fetches:
             self._enough.done(None)
 
     async def take(self, answer_ms: int) -> dict[int, Fetched | SmqError]:
-        """As many as are needed, by their places; those that did not come within `answer_ms` are missing."""
+        """The outcomes by place, once there are enough; those that did not arrive within `answer_ms` are missing."""
         try:
             await self._enough.result(answer_ms, grace_ms=0)
-            await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
+            await asyncio.sleep(0)  # one advance wakes many partitions: take all of them
         except SmqError:
-            pass  # too late: the only error that `_enough` is ever given
+            pass  # timed out: the only error that `_enough` is ever given
         finally:
             for withdraw in self._withdrawals:
                 withdraw()
@@ -124,8 +123,8 @@ class _Fetches:
 async def _read_now(
     calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int
 ) -> tuple[list[Outcome], bool]:
-    """In order, a few at a time, so that what is read beyond the cap stays small; and whether there was more than the
-    cap allows."""
+    """Reads in order, a few partitions at a time, so that little is read beyond the cap. Also says whether there was
+    more than the cap allows."""
     outcomes: list[Outcome] = [None] * len(wanted)
     left = bytes_max
     for first in range(0, len(wanted), FETCH_CONCURRENCY):
@@ -143,7 +142,7 @@ async def _read_now(
 
 
 def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[Outcome, int]:
-    """Drops the batches that do not fit any more; the first batch of a response always comes."""
+    """Drops the batches that no longer fit; the first batch of a response is always kept."""
     if isinstance(result, SmqError):
         return result, left
     kept = 0
@@ -158,7 +157,7 @@ def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[
 
 
 def _is_enough(outcomes: Sequence[Outcome], bytes_min: int) -> bool:
-    """A partition with nothing new is enough where nothing is asked for."""
+    """An error ends the wait, too. Nothing new is enough if `bytes_min` is 0."""
     if any(isinstance(o, SmqError) for o in outcomes):
         return True
     return sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches) >= bytes_min

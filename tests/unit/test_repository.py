@@ -328,6 +328,12 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
         ("smq/replication/membership/liveness.py", "import smq.replication.membership.drain", "Inside membership"),
         ("smq/records.py", "import chaos_tests", "Nothing imports the chaos tests"),
         ("smq/clients/__init__.py", "import smq.raft_state.commands", "clients know ids and errors only"),
+        ("smq/coordinator/service/fetching.py", "import smq.coordinator.grpc.errors", "Inside the server"),
+        ("smq/coordinator/cli/connect.py", "import smq.coordinator.cli.topic", "Inside cli"),
+        ("smq/coordinator/grpc/errors.py", "import smq.coordinator.grpc.broker", "Inside grpc"),
+        ("smq/coordinator/http/metrics.py", "import smq.coordinator.http.endpoints", "Inside http"),
+        ("smq/coordinator/service/calls.py", "import smq.coordinator.service.lookup", "Inside service"),
+        ("smq/coordinator/tls/layout.py", "import smq.coordinator.tls.contexts", "Inside tls"),
     ],
 )
 def test_layer_contract_breaks_on_a_planted_import(tmp_path: Path, module: str, line: str, contract: str) -> None:

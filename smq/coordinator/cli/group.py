@@ -1,6 +1,6 @@
-"""`smq group ...`: consumer groups, their members, how far behind they are, and how long their offsets are kept.
+"""`smq group ...`: consumer groups, their members, their lag, and how long their offsets are kept.
 
-Owns what these commands print. Whatever they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
 """
 
 import json
@@ -39,7 +39,7 @@ def group_list(as_json: bool, bootstrap: str) -> None:
         table = Table("group", "state", "members", "generation", "protocol type")
         for g in groups:
             table.add_row(g.name, g.state, str(g.members), str(g.generation), g.protocol_type or "-")
-        print_table(table) if groups else click.echo("there are no groups: one begins with its first commit or member")
+        print_table(table) if groups else click.echo("there are no groups: the first commit or member creates one")
 
     run(work(), bootstrap)
 
@@ -49,7 +49,7 @@ def group_list(as_json: bool, bootstrap: str) -> None:
 @json_option
 @bootstrap_option
 def group_describe(name: str, as_json: bool, bootstrap: str) -> None:
-    """Shows the members of the group NAME, and how far behind it is in each partition."""
+    """Shows the members of the group NAME, and its lag in each partition."""
 
     async def work() -> GroupDescription:
         async with open_admin(bootstrap) as admin:
@@ -93,7 +93,7 @@ def _number(value: int | None) -> str:
 @click.argument("name")
 @bootstrap_option
 def group_delete(name: str, bootstrap: str) -> None:
-    """Deletes the group NAME with all it has committed. Refused while it has members."""
+    """Deletes the group NAME and all its committed offsets. Refused while it has members."""
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
@@ -107,14 +107,15 @@ def group_delete(name: str, bootstrap: str) -> None:
 @click.argument("duration", required=False)
 @bootstrap_option
 def group_retention(duration: str | None, bootstrap: str) -> None:
-    """Shows, or sets to DURATION (30d, 12h, 90m, 10s, 500ms or forever), how long groups without members keep what they
-    have committed. It holds for the whole cluster."""
-    wanted = _milliseconds(duration) if duration is not None else None
+    """Shows how long groups without members keep their committed offsets, or sets it to DURATION.
+
+    DURATION is 30d, 12h, 90m, 10s, 500ms or forever. The setting applies to the whole cluster."""
+    new_ms = _milliseconds(duration) if duration is not None else None
 
     async def work() -> int:
         async with open_admin(bootstrap) as admin:
-            if wanted is not None:
-                await admin.set_offsets_retention(wanted)
+            if new_ms is not None:
+                await admin.set_offsets_retention(new_ms)
             return await admin.offsets_retention_ms()
 
     click.echo(_duration(run(work(), bootstrap)))
@@ -125,7 +126,7 @@ def _milliseconds(text: str) -> int:
         return 0
     match = re.fullmatch(r"([1-9][0-9]{0,15})(ms|s|m|h|d)", text)
     if match is None:
-        raise click.UsageError(f"{text!r} is no duration: say 30d, 12h, 90m, 10s, 500ms or {_FOREVER}")
+        raise click.UsageError(f"{text!r} is not a duration: write 30d, 12h, 90m, 10s, 500ms or {_FOREVER}")
     return int(match[1]) * _UNITS_MS[match[2]]
 
 

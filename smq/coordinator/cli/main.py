@@ -16,7 +16,7 @@ from smq import extra_advice
 
 try:
     import click
-except ImportError as e:  # smq without extras has the script, and none of what it runs on
+except ImportError as e:  # smq without extras installs the script, but not what it needs
     raise SystemExit(f"smq: the command line needs the extra server (or spark): {extra_advice('server')}") from e
 
 from smq.coordinator.user_errors import EXIT_FAILED, UserError
@@ -40,8 +40,8 @@ _MODULES: Final = {
 }
 _PLUGIN_GROUP: Final = "smq.cli"
 
-# gRPC writes a line for every handshake that fails: strangers could fill a node's disk with them. It reads this when
-# it is imported, which no command has done yet; the processes that `smq dev` starts inherit it.
+# gRPC logs a line for every handshake that fails, so strangers could fill a node's disk. It reads this variable when it
+# is imported, which no command has done yet. The processes that `smq cluster` starts inherit it.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
@@ -70,7 +70,7 @@ class SmqGroup(click.Group):
 
 
 def _added(command: click.Command) -> click.Command:
-    """The command of another layer, with the options for what it takes."""
+    """The command of another layer, with the options that its parameters ask for."""
     if command.callback is None or "bootstrap" not in inspect.signature(command.callback).parameters:
         return command
     from smq.coordinator.cli.connect import with_bootstrap_option
@@ -79,7 +79,7 @@ def _added(command: click.Command) -> click.Command:
 
 
 def _load(module: str) -> ModuleType:
-    """The module. A sentence where what it imports belongs to an extra that is not installed."""
+    """The module. A one-sentence error if it needs an extra that is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:

@@ -1,4 +1,4 @@
-"""`smq node ...`: lists nodes, and drains one before work on it.
+"""`smq node ...`: lists nodes, and drains one before maintenance.
 
 Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
 """
@@ -18,20 +18,20 @@ from smq.coordinator.cli.common import counted, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.raft_state.errors import ErrorCode, SmqError
 
-_LOOK_S: Final = 0.2
-_DRAIN_S: Final = 60.0  # thousands of leaderships, some hundreds a second
+_POLL_S: Final = 0.2
+_DRAIN_TIMEOUT_S: Final = 60.0  # thousands of leaderships, at some hundreds per second
 
 
 @click.group()
 def node() -> None:
-    """Lists nodes; drains one before work on it, and undrains it."""
+    """Lists nodes; drains a node before maintenance, and undrains it."""
 
 
 @node.command("list")
 @json_option
 @bootstrap_option
 def node_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all nodes, whether they are drained, their racks, and what they lead."""
+    """Lists all nodes: whether they are drained, their racks, and how many partitions they lead."""
 
     async def work() -> ClusterDescription:
         async with open_admin(bootstrap) as admin:
@@ -67,12 +67,12 @@ def _rows(cluster: ClusterDescription) -> list[dict[str, Any]]:
 
 @node.command("drain")
 @click.argument("number", type=int)
-@click.option("--no-wait", is_flag=True, help="Return at once, and let the leaderships move meanwhile.")
+@click.option("--no-wait", is_flag=True, help="Return immediately, while the leaderships still move.")
 @bootstrap_option
 def node_drain(number: int, no_wait: bool, bootstrap: str) -> None:
-    """Moves all leaderships off node NUMBER and gives it no new ones, also after it restarts, until it is undrained.
+    """Moves all leaderships off node NUMBER. It gets no new ones, even after a restart, until it is undrained.
 
-    It goes on storing its replicas. Waits until it leads nothing that another replica can."""
+    The node goes on storing its replicas. Waits until it leads nothing that another replica could lead."""
 
     async def work() -> str:
         async with open_admin(bootstrap) as admin:
@@ -85,27 +85,27 @@ def node_drain(number: int, no_wait: bool, bootstrap: str) -> None:
 
 
 async def _wait_drained(admin: Admin, number: int) -> str:
-    deadline = time.monotonic() + _DRAIN_S
+    deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     while True:
         cluster = await admin.describe_cluster()
         away = {n.node for n in cluster.nodes if n.fenced or n.drained}
         led = [p for t in cluster.topics for p in t.partitions if p.leader == number]
         left = sum(any(replica not in away for replica in p.replicas) for p in led)
         if not left:
-            stays = f", but for {counted(len(led), 'partition')} that nobody else can lead" if led else ""
+            stays = f", except {counted(len(led), 'partition')} that no other node can lead" if led else ""
             return f"node {number} is drained: it leads nothing{stays}"
         if time.monotonic() > deadline:
             leads = counted(left, "partition")
-            told = f"node {number} still leads {leads}: the others lag, or are not well (`smq status`)"
-            raise SmqError(ErrorCode.TIMED_OUT, told)
-        await asyncio.sleep(_LOOK_S)
+            reason = f"node {number} still leads {leads}: the other nodes lag or are unhealthy (`smq status`)"
+            raise SmqError(ErrorCode.TIMED_OUT, reason)
+        await asyncio.sleep(_POLL_S)
 
 
 @node.command("undrain")
 @click.argument("number", type=int)
 @bootstrap_option
 def node_undrain(number: int, bootstrap: str) -> None:
-    """Lets node NUMBER lead again: it gets its leaderships back within seconds."""
+    """Lets node NUMBER lead again. It gets its leaderships back within seconds."""
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:

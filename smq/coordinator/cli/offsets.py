@@ -12,22 +12,22 @@ from smq.coordinator.cli.connect import bootstrap_option
 
 @click.group()
 def offsets() -> None:
-    """Assigns offsets in topics with storage=external, whose records are kept elsewhere."""
+    """Assigns offsets in topics with storage=external, whose records are stored elsewhere."""
 
 
 @offsets.command("assign")
 @click.argument("topic")
 @click.argument("partition", type=int)
 @click.option("--count", type=int, default=1, show_default=True, help="How many.")
-@click.option("--request-id", metavar="HEX", help="32 hex digits; the same id is answered with the same offsets.")
+@click.option("--request-id", metavar="HEX", help="32 hex digits; the same id always gets the same offsets.")
 @bootstrap_option
 def offsets_assign(topic: str, partition: int, count: int, request_id: str | None, bootstrap: str) -> None:
-    """Prints the first and the last of COUNT offsets that nobody else gets."""
-    asked_under = _request_id(request_id)
+    """Prints the first and the last of COUNT offsets that no other caller gets."""
+    parsed_id = _request_id(request_id)
 
     async def work() -> tuple[int, int]:
         async with _assigner(bootstrap) as assigner:
-            return await assigner.assign(topic, partition, count, request_id=asked_under)
+            return await assigner.assign(topic, partition, count, request_id=parsed_id)
 
     base, last = run(work(), bootstrap)
     click.echo(f"{base} {last}")
@@ -39,7 +39,7 @@ def _request_id(text: str | None) -> bytes | None:
     except ValueError:
         found = b""
     if found is not None and len(found) != 16:
-        raise click.UsageError(f"{text!r} is no request id: a request id is 32 hex digits")
+        raise click.UsageError(f"{text!r} is not a request id: a request id is 32 hex digits")
     return found
 
 
@@ -49,7 +49,7 @@ def _request_id(text: str | None) -> bytes | None:
 @click.argument("offset", type=int)
 @bootstrap_option
 def offsets_advance(topic: str, partition: int, offset: int, bootstrap: str) -> None:
-    """Tells readers that everything below OFFSET is there; prints the high water mark, which never goes back."""
+    """Declares everything below OFFSET readable. Prints the high water mark, which never goes back."""
 
     async def work() -> int:
         async with _assigner(bootstrap) as assigner:

@@ -27,7 +27,7 @@ _CERTIFICATE_DAYS_FEW: Final = 14
 @json_option
 @bootstrap_option
 def status(as_json: bool, bootstrap: str) -> None:
-    """Shows the nodes, who leads, and which partitions have no leader. Exit code 1 where something is wrong."""
+    """Shows the nodes, the Raft leader, and the partitions without a leader. Exit code 1 if something is wrong."""
 
     async def work() -> tuple[ClusterDescription, list[NodeStatus | SmqError]]:
         async with open_admin(bootstrap, _STATUS_TIMEOUT_MS) as admin:
@@ -37,21 +37,21 @@ def status(as_json: bool, bootstrap: str) -> None:
     cluster, nodes = run(work(), bootstrap)
     # Without replicas (storage=external) a partition needs no leader.
     led = [(t, p) for t in cluster.topics for p in t.partitions if p.replicas]
-    headless = [f"{t.name}/{p.partition}" for t, p in led if not p.leader_available]
-    is_well = not headless and all(isinstance(n, NodeStatus) and n.is_ready for n in nodes)
+    leaderless = [f"{t.name}/{p.partition}" for t, p in led if not p.leader_available]
+    is_healthy = not leaderless and all(isinstance(n, NodeStatus) and n.is_ready for n in nodes)
     if as_json:
-        _status_json(cluster, nodes, headless, is_well)
+        _status_json(cluster, nodes, leaderless, is_healthy)
     else:
         _status_table(cluster, nodes)
         topics = counted(len(cluster.topics), "topic")
         partitions = counted(sum(len(t.partitions) for t in cluster.topics), "partition")
-        click.echo(f"{topics}, {partitions}, {len(headless)} without a leader")
+        click.echo(f"{topics}, {partitions}, {len(leaderless)} without a leader")
         _certificates(nodes)
         if not any(isinstance(n, NodeStatus) and n.raft_leader is not None for n in nodes):
-            click.echo("  no Raft leader: nothing is written before a majority of the nodes runs and is connected")
-        for name in headless[:10]:
+            click.echo("  no Raft leader: nothing can be written until a majority of the nodes runs and is connected")
+        for name in leaderless[:10]:
             click.echo(f"  no leader: {name} (no replica that holds all committed records is up)")
-    if not is_well:
+    if not is_healthy:
         raise SystemExit(EXIT_FAILED)
 
 
@@ -71,7 +71,7 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
             state = "does not answer"
         else:
             state = "ready" if found.is_ready else "not ready: starting, or without a quorum"
-            role = "leader" if found.raft_leader == found.node else f"follows {found.raft_leader or 'nobody'}"
+            role = "leader" if found.raft_leader == found.node else f"follows {found.raft_leader or 'no leader'}"
             leads = sum(r.is_leader for r in found.replicas)
             lag = sum(max(r.hwm - r.verified_end, 0) for r in found.replicas)
             cells = [role, str(found.raft_term), str(found.applied_index), str(leads), str(lag)]
@@ -88,7 +88,7 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
 
 
 def _certificates(nodes: list[NodeStatus | SmqError]) -> None:
-    """When those of the nodes end, the first to end first; nothing without TLS."""
+    """When the nodes' certificates expire, the first to expire first; nothing without TLS."""
     ends = sorted(
         (n.certificate_ends_ms, n.node)
         for n in nodes
@@ -98,15 +98,20 @@ def _certificates(nodes: list[NodeStatus | SmqError]) -> None:
         end = datetime.fromtimestamp(end_ms / 1000, UTC)
         left = (end - datetime.now(UTC)).days
         hint = "; renew it now" if left < _CERTIFICATE_DAYS_FEW else ""
-        click.echo(f"TLS certificate of node {node} ends {end:%Y-%m-%d %H:%M} UTC, in {counted(left, 'day')}{hint}")
+        click.echo(f"TLS certificate of node {node} expires {end:%Y-%m-%d %H:%M} UTC, in {counted(left, 'day')}{hint}")
 
 
 def _status_json(
-    cluster: ClusterDescription, nodes: list[NodeStatus | SmqError], headless: list[str], is_well: bool
+    cluster: ClusterDescription, nodes: list[NodeStatus | SmqError], leaderless: list[str], is_healthy: bool
 ) -> None:
-    told = [
+    described_nodes = [
         {**asdict(described), "status": None if isinstance(found, SmqError) else asdict(found)}
         for described, found in zip(cluster.nodes, nodes, strict=True)
     ]
-    whole = {"cluster_id": cluster.cluster_id, "is_well": is_well, "nodes": told, "without_leader": headless}
-    click.echo(json.dumps(whole, indent=2))
+    document = {
+        "cluster_id": cluster.cluster_id,
+        "is_well": is_healthy,
+        "nodes": described_nodes,
+        "without_leader": leaderless,
+    }
+    click.echo(json.dumps(document, indent=2))

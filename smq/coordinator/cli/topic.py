@@ -29,12 +29,16 @@ def topic() -> None:
 @click.option(
     "--replication-factor",
     type=click.IntRange(min=1),
-    help="Copies of each partition; 3 (or all nodes) without.",
+    help="Copies of each partition. Default: 3, or the number of nodes if there are fewer.",
 )
 @click.option("--config", "settings", metavar="KEY=VALUE", multiple=True, help="A topic setting; may be repeated.")
-@click.option("--storage", type=click.Choice(["log", "external"]), help="external: smq numbers the records only.")
+@click.option(
+    "--storage",
+    type=click.Choice(["log", "external"]),
+    help="external: smq stores no records, only offsets.",
+)
 @click.option("--start-offset", type=int, default=0, help="First offset of every partition.")
-@click.option("--if-not-exists", is_flag=True, help="Succeed where the topic is there already.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed if the topic already exists.")
 @bootstrap_option
 def topic_create(
     name: str,
@@ -61,7 +65,7 @@ def topic_create(
                 )
             except SmqError as e:
                 if e.code is ErrorCode.TOPIC_EXISTS and if_not_exists:
-                    return f"topic {name} is there already"
+                    return f"topic {name} already exists"
                 raise
             return f"created topic {name} with {counted(partitions, 'partition')}"
 
@@ -134,8 +138,8 @@ def topic_delete(name: str, bootstrap: str) -> None:
 @topic.command("alter")
 @click.argument("name")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A setting to change; may be repeated.")
-@click.option("--unset", metavar="KEY", multiple=True, help="A setting to put back to its default; may be repeated.")
-@click.option("--partitions", type=int, help="The new number of partitions; never fewer than there are.")
+@click.option("--unset", metavar="KEY", multiple=True, help="A setting to reset to its default; may be repeated.")
+@click.option("--partitions", type=int, help="The new number of partitions; it can only grow.")
 @bootstrap_option
 def topic_alter(
     name: str, settings: tuple[str, ...], unset: tuple[str, ...], partitions: int | None, bootstrap: str
@@ -143,7 +147,7 @@ def topic_alter(
     """Changes settings of the topic NAME, or adds partitions."""
     config = parse_settings(settings)
     if not config and not unset and partitions is None:
-        raise click.UsageError("say what to change: --set, --unset or --partitions")
+        raise click.UsageError("nothing to change: pass --set, --unset or --partitions")
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
@@ -159,7 +163,7 @@ def topic_alter(
 @topic.command("delete-records")
 @click.argument("name")
 @click.option("--partition", type=int, required=True, help="The partition.")
-@click.option("--before", type=int, required=True, help="Records below this offset go; -1: all committed ones.")
+@click.option("--before", type=int, required=True, help="Delete records below this offset; -1: all committed ones.")
 @bootstrap_option
 def topic_delete_records(name: str, partition: int, before: int, bootstrap: str) -> None:
     """Deletes the oldest records of one partition of the topic NAME."""
@@ -168,7 +172,7 @@ def topic_delete_records(name: str, partition: int, before: int, bootstrap: str)
         async with open_admin(bootstrap) as admin:
             return await admin.delete_records(name, partition, before)
 
-    click.echo(f"{name}/{partition} begins at offset {run(work(), bootstrap)} now")
+    click.echo(f"{name}/{partition} now begins at offset {run(work(), bootstrap)}")
 
 
 topic.add_command(topic_export)
@@ -180,4 +184,4 @@ def _topic_json(t: TopicDescription) -> dict[str, object]:
 
 
 def _settings(t: TopicDescription) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(t.config.items())) or "as by default"
+    return ", ".join(f"{key}={value}" for key, value in sorted(t.config.items())) or "default"

@@ -104,14 +104,14 @@ def test_range_that_is_not_there_is_refused_with_the_one_that_is(smq: Smq, tmp_p
     numbered(smq, tmp_path, 30)
     path = tmp_path / "out.jsonl"
     for options in (("--to", 31), ("--from", 31), ("--from", 20, "--to", 10)):
-        told = smq("topic", "export", "t", "--output", path, "--partition", 0, *options)
-        refused(told, "t/0, which holds the offsets [0, 30)")
+        result = smq("topic", "export", "t", "--output", path, "--partition", 0, *options)
+        refused(result, "t/0, which holds offsets [0, 30)")
     assert not path.exists()
 
 
 def test_what_cannot_be_meant_is_refused(smq: Smq, tmp_path: Path) -> None:
     refused(smq("topic", "export", "t", "--output", tmp_path / "a.jsonl", "--from", 1), "name one with --partition")
-    refused(smq("topic", "export", "t", "--output", tmp_path / "a.txt"), "say --format jsonl or parquet")
+    refused(smq("topic", "export", "t", "--output", tmp_path / "a.txt"), "pass --format jsonl or parquet")
     refused(smq("topic", "export", "nope", "--output", tmp_path / "a.jsonl"), "no topic 'nope'")
     refused(smq("topic", "export", "t", "--output", tmp_path / "no" / "a.jsonl"), "cannot be written")
     assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,8 @@
-"""How many connections each port may have, by the file descriptors that this process may open.
+"""How many connections each port may have, given the file descriptors that this process may open.
 
-Owns the division: the disk and the other nodes first, clients share the rest. A node whose clients have taken every
-descriptor could not open its journal or answer a peer, and its cluster would lose it to its clients. The composition
-root imports it.
+Owns the division: the disk and the other nodes come first, and clients share the rest. Otherwise clients could take
+every descriptor, the node could neither open its journal nor answer a peer, and the cluster would lose it. The
+composition root imports it.
 """
 
 import resource
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionCaps:
-    """Of clients, at most, by port. `descriptor_max` is the first number of a descriptor that is not theirs."""
+    """The most connections of clients, per port. `descriptor_max` is the first descriptor number beyond theirs."""
 
     grpc: int
     kafka: int
@@ -42,11 +42,11 @@ class ConnectionCaps:
 
 
 def divide(descriptors: int) -> ConnectionCaps:
-    """StartError where there are too few. Where all the caps do not fit, each is cut by the same part."""
+    """StartError if there are too few. If the caps do not all fit, each is cut in the same proportion."""
     if descriptors < limits.DESCRIPTORS_MIN:
         raise StartError(
-            f"this process may open {descriptors} files only, and a node needs {limits.DESCRIPTORS_MIN} and one for "
-            "each connection of a client: raise the limit (ulimit -n, LimitNOFILE= of systemd)"
+            f"this process may open only {descriptors} files, and a node needs {limits.DESCRIPTORS_MIN} plus one per "
+            "client connection: raise the limit (ulimit -n, LimitNOFILE= of systemd)"
         )
     rest = descriptors - limits.DESCRIPTORS_RESERVED
     caps = (limits.GRPC_CONNECTIONS_MAX, limits.KAFKA_CONNECTIONS_MAX, limits.HTTP_CONNECTIONS_MAX)
@@ -56,7 +56,7 @@ def divide(descriptors: int) -> ConnectionCaps:
 
 
 def take_descriptors() -> ConnectionCaps:
-    """Raises this process's limit as far as it may, and divides it."""
+    """Raises this process's limit as far as allowed, and divides it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _wanted()
     if soft < wanted:

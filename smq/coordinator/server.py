@@ -1,7 +1,7 @@
-"""The composition root: one node with its real ports, its gRPC and HTTP services, and its end.
+"""The composition root: one node with its real ports and its gRPC, HTTP and Kafka services.
 
-Owns the order of starting and stopping, and what happens on signals and on a fatal error. It decides nothing about
-data. The CLI imports it, nobody else.
+Owns the order of starting and stopping, and the reaction to signals and to a fatal error. It decides nothing about
+data. Only the CLI imports it.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Server:
         self._is_stopping = False
 
     async def start(self) -> None:
-        """The directory first: who starts a node twice is told of that, and not of a port."""
+        """Opens the directory first: a node that is started twice should report that, and not a port in use."""
         clock = AsyncioClock(asyncio.get_running_loop(), on_error=die)
         try:
             self._disk = LmdbDisk(self._config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
@@ -107,7 +107,7 @@ class Server:
         try:
             self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
         except ValueError as e:
-            raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
+            raise StartError(f"the settings under [tuning] contradict each other: {e}") from e
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
         self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
@@ -148,7 +148,7 @@ class Server:
         )
 
     def _open_grpc(self, caps: ConnectionCaps) -> Address:
-        """Bound, and not served yet."""
+        """Binds the port, without serving it yet."""
         config = self._config
         options = (
             *_GRPC_OPTIONS,
@@ -185,7 +185,7 @@ class Server:
     ) -> KafkaServer | None:
         if listener is None:
             return None
-        assert self._groups is not None, "it is made with the listener"
+        assert self._groups is not None, "it is created with the listener"
         return KafkaServer(
             self.node,
             self._groups,
@@ -199,16 +199,16 @@ class Server:
 
     @property
     def tls_ends_s(self) -> float | None:
-        """Unix time at which the node's certificate ends; None without TLS."""
+        """Unix time at which the node's certificate expires; None without TLS."""
         return self._tls.ends_s if self._tls is not None else None
 
     def reload(self) -> None:
-        """Reads the certificates again, as their change would do a little later."""
+        """Reads the certificates again now, without waiting for the watch to see a change."""
         if self._tls is not None:
             self._tls.reload()
 
     async def stop(self) -> None:
-        """Hands leaderships over, ends the streams with typed errors, then closes everything. Once."""
+        """Hands leaderships over, ends the streams with typed errors, then closes everything. Runs once."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -235,9 +235,9 @@ class Server:
 
 
 def die(error: BaseException) -> NoReturn:
-    """The node's state, or what its disk holds, is not known any more: nothing may be said after this.
+    """The node's state, or the content of its disk, is no longer known: nothing may be sent after this.
 
-    What the operator has to mend is told in its own words; a fault of ours keeps its traceback.
+    An error that the operator must fix is logged as its message; a fault of ours is logged with its traceback.
     """
     if isinstance(error, DataDamaged | StartRefused):
         log.critical("fatal", error=str(error))
@@ -256,10 +256,10 @@ def run_server(
 ) -> int:
     """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code."""
     configure_logs(config.node_id, log_level)
-    # A signal that ends the process (LMDB's map over a failing disk) leaves a stack in the log: the descriptor is
-    # named, since what stands for sys.stderr may have none.
+    # A signal that ends the process (LMDB's map over a failing disk) leaves a stack in the log. The descriptor is given
+    # by number, because a replaced sys.stderr may have none.
     faulthandler.enable(2)
-    # With Python's 5 ms a busy loop would hold up the disk's writer thread (see disk_lmdb).
+    # With Python's default of 5 ms a busy loop would delay the disk's writer thread (see disk_lmdb).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     HeapKeeper().start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -274,18 +274,18 @@ async def _run(
 
     def on_signal() -> None:
         if stop.is_set():
-            os._exit(EXIT_FAILED)  # asked twice: at once
+            os._exit(EXIT_FAILED)  # the second signal: end immediately
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     if is_child:
-        # The parent holds the other end of stdin: it ends with the parent, however that dies.
+        # The parent holds the other end of stdin, which ends with the parent, however it dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
     server = Server(config)
     await server.start()
-    has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None where it was closed before the start
-    if config.tls is not None and not has_terminal:  # of a terminal it says that nobody is there any more
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None if it was closed before the start
+    if config.tls is not None and not has_terminal:  # from a terminal it means that the user is gone
         loop.add_signal_handler(signal.SIGHUP, server.reload)
     started = asyncio.create_task(on_started(server)) if on_started is not None else None
     await stop.wait()
@@ -298,7 +298,7 @@ async def _run(
 
 
 def _bound(address: Address | None, listener: socket.socket | None) -> Address | None:
-    """The address with the port that was really taken."""
+    """The address with the port that was actually bound."""
     return (address[0], listener.getsockname()[1]) if address is not None and listener is not None else None
 
 
@@ -310,4 +310,6 @@ def _listener(purpose: str, address: Address) -> socket.socket:
 
 
 def _port_taken(purpose: str, address: str, reason: str) -> PortTaken:
-    return PortTaken(f"cannot listen on {address} for {purpose}: {reason}; choose another port, or stop who uses it")
+    return PortTaken(
+        f"cannot listen on {address} for {purpose}: {reason}; choose another port, or stop the process that uses it"
+    )

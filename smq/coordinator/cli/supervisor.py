@@ -167,8 +167,8 @@ def _start_failure(child: Child) -> StartError:
     last_line = lines[-1] if lines else "nothing"
     kind = PortTaken if child.process.returncode == EXIT_PORT_TAKEN else StartError
     return kind(
-        f"node {child.config.node_id} ended with exit code {child.process.returncode} while starting; its last line is: "
-        f"{last_line} (log: {child.log_path})"
+        f"node {child.config.node_id} ended with exit code {child.process.returncode} while starting; "
+        f"its last line is: {last_line} (log: {child.log_path})"
     )
 
 

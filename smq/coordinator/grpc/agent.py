@@ -44,7 +44,7 @@ class AgentService(smq_pb2_grpc.AgentServicer):
             try:
                 session = await self._open(request, timeout_ms)
                 self._sessions.open(session)
-            except BaseException:  # cancelled, too: the place is taken until it is given back
+            except BaseException:  # also if cancelled: the id stays reserved until it is released
                 self._sessions.release(request.session_id)
                 raise
         return pb.StartPublishSessionResponse(

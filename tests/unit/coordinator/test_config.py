@@ -132,7 +132,7 @@ def test_tls_without_client_certificates_opens_only_the_port_of_the_nodes(listen
     if listener.startswith("peers."):
         parse(text)  # between nodes both sides show a certificate, whatever clients do
         return
-    with pytest.raises(ConfigError, match=f"{listener} is .*lets anybody in.*client_certificates = true"):
+    with pytest.raises(ConfigError, match=f"{listener} is .*admits anybody.*client_certificates = true"):
         parse(text)
     parse("insecure = true\n" + text)
 

@@ -280,7 +280,7 @@ def test_renewed_files_are_used_for_new_connections_and_old_ones_live_on(authori
 
 
 def test_changed_files_are_noticed_by_themselves(authorities: Authorities, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smq.coordinator.tls.contexts._LOOK_S", 0.01)
+    monkeypatch.setattr("smq.coordinator.tls.contexts._POLL_S", 0.01)
 
     async def test() -> None:
         tls = node_tls(authorities.node(2), 2)
@@ -323,7 +323,7 @@ async def _serial(pair: SecurePair) -> int:
         (lambda a: a.node(3), rf"names {node_uri('c', NodeId(3))}, and this is {node_uri('c', NodeId(1))}"),
         (lambda a: a.node(1, cluster_id="d"), "names smq://d/nodes/1"),
         (lambda a: a.client(), "names no node"),
-        (lambda a: a.node(1, days=-1), "ended on .*renew it"),
+        (lambda a: a.node(1, days=-1), "expired on .*renew it"),
     ],
 )
 def test_a_node_does_not_start_with_a_certificate_that_peers_would_refuse(

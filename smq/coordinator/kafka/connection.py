@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._buffered = 0
         self._slots.clear()
-        self._node_inflight.forget(self)
+        self._node_inflight.forget(self._recheck)
         self._account(-self._inflight_bytes)
         for task in self._tasks:
             task.cancel()
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
         self._inflight_bytes += size
         self._node_inflight.add(size)
 
-    def look_again(self) -> None:
+    def _recheck(self) -> None:
         """The node has room again."""
         self._loop.call_soon(self._take_frames)
 
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             return  # nor may it wait for room any more
         wanted = self._has_room
         if not wanted and self._node_inflight.is_full:
-            self._node_inflight.wait(self)
+            self._node_inflight.notify_room(self._recheck)
         if wanted == self._is_reading:
             return
         self._is_reading = wanted

@@ -6,25 +6,32 @@ budget that stays full. Everything runs on the loop's thread. Knows no wire form
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
 
 from smq.coordinator.limits import OVERLOADED_RETRY_AFTER_MS
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 
 
 class ByteBudget:
-    """First come, first served. A piece larger than the whole budget is admitted alone."""
+    """First come, first served. A piece must fit, but one larger than the whole budget is admitted alone. With
+    `may_overshoot` a piece is admitted whenever the budget is not full, so the last one may exceed the bound."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._max: Final = bytes_max
+    def __init__(self, bytes_max: int, *, may_overshoot: bool = False) -> None:
+        self._max = bytes_max
+        self._may_overshoot = may_overshoot
         self._used = 0
+        self._is_granting = False
+        self._listeners: dict[Callable[[], None], None] = {}
         # At most one per stream. Not a plain dict: finding its first entry is slow after many removals.
         self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
 
     @property
     def used_bytes(self) -> int:
         return self._used
+
+    @property
+    def is_full(self) -> bool:
+        return self._used >= self._max
 
     @property
     def is_idle(self) -> bool:
@@ -58,22 +65,42 @@ class ByteBudget:
             if place.done() and not place.cancelled():
                 self.release(size)  # granted in the very moment of the cancellation
             elif self._waiting.pop(place, None) is not None:
-                self._grant()
+                self._grant_soon()
             raise
 
     def release(self, size: int) -> None:
         self._used -= size
-        self._grant()
+        self._grant_soon()
+
+    def notify_room(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` once, when the budget is no longer full and everything that waits in `acquire` is served."""
+        self._listeners[listener] = None
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        self._listeners.pop(listener, None)
 
     def _fits(self, size: int) -> bool:
+        if self._may_overshoot:
+            return not self.is_full
         return self._used + size <= self._max or self._used == 0
 
+    def _grant_soon(self) -> None:
+        """Not immediately: the reservation for an answer is released just before the answer itself is counted."""
+        if (self._waiting or self._listeners) and not self._is_granting:
+            self._is_granting = True
+            asyncio.get_running_loop().call_soon(self._grant)
+
     def _grant(self) -> None:
+        self._is_granting = False
         while self._waiting and self._fits(next(iter(self._waiting.values()))):
             place, size = self._waiting.popitem(last=False)
             if not place.done():
                 self._used += size
                 place.set_result(None)
+        if self._listeners and not self._waiting and not self.is_full:
+            listeners, self._listeners = self._listeners, {}
+            for listener in listeners:
+                listener()
 
 
 def try_acquire_all(budgets: Sequence[ByteBudget], size: int) -> bool:

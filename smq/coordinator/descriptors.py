@@ -58,16 +58,16 @@ def divide(descriptors: int) -> ConnectionCaps:
 def take_descriptors() -> ConnectionCaps:
     """Raises this process's limit as far as allowed, and divides it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _wanted()
-    if soft < wanted:
-        soft = min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted
+    needed = _descriptors_needed()
+    if soft < needed:
+        soft = min(needed, hard) if hard != resource.RLIM_INFINITY else needed
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     caps = divide(soft)
-    if soft < wanted:
+    if soft < needed:
         log.warning(
             "few_file_descriptors",
             limit=soft,
-            wanted=wanted,
+            needed=needed,
             grpc_connections_max=caps.grpc,
             kafka_connections_max=caps.kafka,
             advice="raise the hard limit of open files (ulimit -Hn, LimitNOFILE= of systemd) for more connections",
@@ -75,6 +75,6 @@ def take_descriptors() -> ConnectionCaps:
     return caps
 
 
-def _wanted() -> int:
+def _descriptors_needed() -> int:
     caps = limits.GRPC_CONNECTIONS_MAX + limits.KAFKA_CONNECTIONS_MAX + limits.HTTP_CONNECTIONS_MAX
     return caps + limits.DESCRIPTORS_RESERVED

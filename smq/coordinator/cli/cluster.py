@@ -89,11 +89,11 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, tls: bool, ready_file: Pa
     async def announce(server: Server) -> None:
         while not server.node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
             await asyncio.sleep(_READY_POLL_S)
-        say(
+        report(
             f"smq is ready: gRPC {_grpc(config)}, HTTP {_http(config)}, Kafka {_kafka(config)}, data in {data_dir}; "
             "Ctrl-C stops it"
         )
-        _say_tls(config, data_dir)
+        _report_tls(config, data_dir)
         write_ready_file(ready_file, [describe_node(config, os.getpid())])
 
     return run_server(config, on_started=announce, log_level=log_level)
@@ -144,7 +144,7 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    supervisor = Supervisor(config_paths, say)
+    supervisor = Supervisor(config_paths, report)
     stopped = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(supervisor.start())
     await asyncio.wait({stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -154,19 +154,19 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
         return 0
     starting.result()
     for child in supervisor.children:
-        say(
+        report(
             f"node {child.config.node_id}: pid {child.pid}, gRPC {_grpc(child.config)}, HTTP {_http(child.config)}, "
             f"Kafka {_kafka(child.config)}, log {child.log_path}"
         )
-    say(f"smq is ready: {counted(len(config_paths), 'node')}, data in {data_dir}; Ctrl-C stops them")
-    _say_tls(supervisor.children[0].config, data_dir)
+    report(f"smq is ready: {counted(len(config_paths), 'node')}, data in {data_dir}; Ctrl-C stops them")
+    _report_tls(supervisor.children[0].config, data_dir)
     write_ready_file(ready_file, [child.describe() for child in supervisor.children])
     dead = asyncio.create_task(supervisor.wait_all_dead())
     await asyncio.wait({stopped, dead}, return_when=asyncio.FIRST_COMPLETED)
     await supervisor.stop()
     if stop.is_set():
         return 0
-    say("no node is left")
+    report("no node is left")
     return 1
 
 
@@ -211,14 +211,16 @@ def write_ready_file(path: Path | None, nodes: Sequence[dict[str, object]]) -> N
         temporary.replace(path)
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     """Prints one line for the operator; stdout is for data."""
     click.echo(line, err=True)
 
 
-def _say_tls(config: ServerConfig, data_dir: Path) -> None:
+def _report_tls(config: ServerConfig, data_dir: Path) -> None:
     if config.tls is not None:
-        say(f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates")
+        report(
+            f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates"
+        )
 
 
 def _grpc(config: ServerConfig) -> str:

@@ -57,11 +57,11 @@ def describe_node(config: ServerConfig, pid: int) -> dict[str, object]:
 
 
 class Supervisor:
-    """`say` takes one line for the operator."""
+    """`report` takes one line for the operator."""
 
-    def __init__(self, config_paths: list[Path], say: Callable[[str], None]) -> None:
+    def __init__(self, config_paths: list[Path], report: Callable[[str], None]) -> None:
         self._paths = config_paths
-        self._say = say
+        self._report = report
         self._is_stopping = False
         self.children: list[Child] = []
 
@@ -136,7 +136,7 @@ class Supervisor:
         if not self._is_stopping:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             how += _ADVICE.get(code, "")
-            self._say(
+            self._report(
                 f"node {child.config.node_id} (pid {child.pid}) {how}; its log is {child.log_path}. Restart it with: "
                 f"smq serve --config {child.log_path.parent / 'node.toml'}"
             )

@@ -18,7 +18,7 @@ from smq.coordinator.limits import (
     LIST_OFFSETS_MAX,
 )
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.coordinator.service.lookup import find_partition, start_position, timestamp_position
 from smq.coordinator.service.positions import parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
@@ -40,8 +40,8 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         check_count("partitions", request.partitions, FETCH_PARTITIONS_MAX)
         if request.max_wait_ms < 0 or request.max_bytes < 0 or any(p.max_bytes < 0 for p in request.partitions):
             raise SmqError(ErrorCode.INVALID_REQUEST, "max_wait_ms and max_bytes must be 0 or more")
-        wanted = [
-            Wanted(
+        fetches = [
+            PartitionFetch(
                 topic=p.topic,
                 partition=p.partition,
                 offset=p.offset,
@@ -56,17 +56,17 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         peer = context.peer()
         outcomes = await fetch_many(
             self._calls,
-            wanted,
+            fetches,
             max_wait_ms=wait_ms,
             answer_ms=answer_ms,
             bytes_max=bytes_max,
             reserve=lambda size: self._answers.reserved(peer, size, answer_ms),
         )
         self._answers.hold(peer, sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches))
-        return pb.FetchResponse(partitions=[self._fetched(w, o) for w, o in zip(wanted, outcomes, strict=True)])
+        return pb.FetchResponse(partitions=[self._fetched(f, o) for f, o in zip(fetches, outcomes, strict=True)])
 
-    def _fetched(self, wanted: Wanted, outcome: Outcome) -> pb.FetchedPartition:
-        out = pb.FetchedPartition(topic=wanted.topic, partition=wanted.partition)
+    def _fetched(self, fetch: PartitionFetch, outcome: Outcome) -> pb.FetchedPartition:
+        out = pb.FetchedPartition(topic=fetch.topic, partition=fetch.partition)
         if isinstance(outcome, SmqError):
             out.error.CopyFrom(to_detail(outcome))
         elif isinstance(outcome, Fetched):
@@ -74,9 +74,9 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             out.batches.extend(_to_pb(batch) for batch in outcome.batches)
         else:
             # The response was full before this partition was read: its range as this node last applied it.
-            topic = self._calls.node.state.topics.get(wanted.topic)
-            if topic is not None and 0 <= wanted.partition < len(topic.partitions):
-                state = topic.partitions[wanted.partition]
+            topic = self._calls.node.state.topics.get(fetch.topic)
+            if topic is not None and 0 <= fetch.partition < len(topic.partitions):
+                state = topic.partitions[fetch.partition]
                 out.log_start, out.hwm, out.lso = state.log_start, state.hwm, state.lso
         return out
 

@@ -12,7 +12,7 @@ from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
 from smq.coordinator.kafka.racks import is_behind, preferred_replica
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX
-from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId
 from smq.raft_state.state import PartitionState
@@ -31,7 +31,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
             "responses": [],
         }
     answers: list[Struct] = []
-    wanted: list[Wanted] = []
+    wanted: list[PartitionFetch] = []
     places: list[Struct] = []  # where the answer to each of `wanted` goes
     hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
     for topic in request["topics"]:
@@ -68,7 +68,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     }
 
 
-async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *, is_due: bool) -> list[Outcome]:
+async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFetch], *, is_due: bool) -> list[Outcome]:
     if not wanted:
         return []
     wait_ms = 0 if is_due else min(max(request["max_wait_ms"], 0), FETCH_WAIT_MS_MAX)
@@ -86,8 +86,8 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *,
         return [None] * len(wanted)  # the node is full of answers that others have not taken: nothing yet
 
 
-def _wanted(name: str, asked: Struct) -> Wanted:
-    return Wanted(
+def _wanted(name: str, asked: Struct) -> PartitionFetch:
+    return PartitionFetch(
         topic=name,
         partition=asked["partition"],
         offset=asked["fetch_offset"],
@@ -111,7 +111,7 @@ def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | N
     return preferred_replica(gateway.state, known, ends, rack=rack, offset=asked["fetch_offset"])
 
 
-def _send_back(gateway: Gateway, want: Wanted, answer: Struct, found: Fetched) -> None:
+def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:
     """To the leader, from a follower that cannot serve. Only clients that name a rack expect to be sent."""
     known = find_known(gateway.state, want.topic, want.partition)
     if known is None or known.leader == gateway.calls.node.node_id:
@@ -132,7 +132,7 @@ def _empty(index: int, isolation_level: int) -> Struct:
     }
 
 
-def _fill(gateway: Gateway, want: Wanted, answer: Struct, outcome: Outcome, hints: LeaderHints) -> None:
+def _fill(gateway: Gateway, want: PartitionFetch, answer: Struct, outcome: Outcome, hints: LeaderHints) -> None:
     if isinstance(outcome, SmqError):
         code = fetch_code_of(outcome)
         answer["error_code"] = code

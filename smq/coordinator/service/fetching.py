@@ -20,7 +20,7 @@ from smq.replication.api import Cancel, Fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PartitionFetch:
     topic: str
     partition: int
     offset: int
@@ -39,7 +39,7 @@ def _unlimited(_size: int) -> AbstractAsyncContextManager[None]:
 
 async def fetch_many(
     calls: NodeCalls,
-    wanted: Sequence[Wanted],
+    requests: Sequence[PartitionFetch],
     *,
     max_wait_ms: int,
     answer_ms: int,
@@ -47,7 +47,7 @@ async def fetch_many(
     bytes_min: int = 1,
     reserve: Reserve = _unlimited,
 ) -> list[Outcome]:
-    """One outcome for each of `wanted`. Answers immediately if any of them has an error or if together they have
+    """One outcome for each of `requests`. Answers immediately if any of them has an error or if together they have
     `bytes_min`, otherwise as soon as that is so. `answer_ms` bounds one partition's read, its barrier included. Bytes
     are reserved while records are read, but not while the fetch waits: nothing that was read is kept during a wait."""
     until = time.monotonic() + max_wait_ms / 1000
@@ -56,22 +56,22 @@ async def fetch_many(
     # A round ends with something new or with the deadline. With the usual bytes_min of 1 there are at most two.
     while True:
         async with reserve(bytes_max):
-            outcomes, is_full = await _read_now(calls, wanted, answer_ms, bytes_max)
+            outcomes, is_full = await _read_now(calls, requests, answer_ms, bytes_max)
             left_ms = math.ceil((until - time.monotonic()) * 1000)
             if left_ms <= 0 or is_full or failed or _is_enough(outcomes, bytes_min):
                 return [failed.get(place, outcome) for place, outcome in enumerate(outcomes)]
         watches = _Fetches(calls, outcomes_needed=1)
-        ends = [_watched(want, outcome) for want, outcome in zip(wanted, outcomes, strict=True)]
+        ends = [_watched(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
         del outcomes
-        for place, (want, end) in enumerate(zip(wanted, ends, strict=True)):
-            watches.start(place, replace(want, offset=end, max_bytes=0), max_wait_ms=left_ms)
+        for place, (request, end) in enumerate(zip(requests, ends, strict=True)):
+            watches.start(place, replace(request, offset=end, max_bytes=0), max_wait_ms=left_ms)
         found = await watches.take(answer_ms)
         failed = {place: outcome for place, outcome in found.items() if isinstance(outcome, SmqError)}
 
 
-def _watched(want: Wanted, outcome: Outcome) -> int:
+def _watched(request: PartitionFetch, outcome: Outcome) -> int:
     """The offset to wait at: the end of what this read returned, or would have without the partition's byte cap."""
-    return max(want.offset, outcome.readable_end) if isinstance(outcome, Fetched) else want.offset
+    return max(request.offset, outcome.readable_end) if isinstance(outcome, Fetched) else request.offset
 
 
 class _Fetches:
@@ -84,14 +84,14 @@ class _Fetches:
         self._withdrawals: list[Cancel] = []
         self._enough = Answer[None](calls.timeouts)
 
-    def start(self, place: int, want: Wanted, *, max_wait_ms: int = 0) -> None:
+    def start(self, place: int, request: PartitionFetch, *, max_wait_ms: int = 0) -> None:
         done = partial(self._on_done, place)
         try:
             withdraw = self._node.fetch(
-                want.topic,
-                want.partition,
-                want.offset,
-                max_bytes=want.max_bytes,
+                request.topic,
+                request.partition,
+                request.offset,
+                max_bytes=request.max_bytes,
                 max_wait_ms=max_wait_ms,
                 done=done,
             )
@@ -121,17 +121,17 @@ class _Fetches:
 
 
 async def _read_now(
-    calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int
+    calls: NodeCalls, requests: Sequence[PartitionFetch], answer_ms: int, bytes_max: int
 ) -> tuple[list[Outcome], bool]:
     """Reads in order, a few partitions at a time, so that little is read beyond the cap. Also says whether there was
     more than the cap allows."""
-    outcomes: list[Outcome] = [None] * len(wanted)
+    outcomes: list[Outcome] = [None] * len(requests)
     left = bytes_max
-    for first in range(0, len(wanted), FETCH_CONCURRENCY):
-        group = range(first, min(first + FETCH_CONCURRENCY, len(wanted)))
+    for first in range(0, len(requests), FETCH_CONCURRENCY):
+        group = range(first, min(first + FETCH_CONCURRENCY, len(requests)))
         reads = _Fetches(calls, outcomes_needed=len(group))
         for place in group:
-            reads.start(place, replace(wanted[place], max_bytes=min(wanted[place].max_bytes, left)))
+            reads.start(place, replace(requests[place], max_bytes=min(requests[place].max_bytes, left)))
         found = await reads.take(answer_ms)
         for place in group:
             outcome = found.get(place) or SmqError(ErrorCode.TIMED_OUT, f"no answer within {answer_ms} ms")

@@ -1,4 +1,4 @@
-"""node.toml: what is written is read back, what is wrong is named."""
+"""node.toml: a written file reads back the same, and mistakes are named."""
 
 from pathlib import Path
 

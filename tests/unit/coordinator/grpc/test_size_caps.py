@@ -1,4 +1,4 @@
-"""Sizes of batches and requests on gRPC and Kafka: below, at and above each limit, and what the others notice of it."""
+"""Sizes of batches and requests on gRPC and Kafka: below, at and above each limit, and the effect on other clients."""
 
 import asyncio
 import struct
@@ -20,7 +20,7 @@ KAFKA = ("127.0.0.1", 0)
 
 
 def batch_of_size(size: int) -> bytes:
-    """A valid batch of exactly so many bytes."""
+    """A valid batch of exactly this many bytes."""
     value = size - 100
     while True:
         batch = encode_batch([NewRecord(key=None, value=bytes(value), timestamp_ms=1)])
@@ -77,7 +77,7 @@ def test_a_grpc_message_far_above_the_limit_costs_its_own_stream_alone(tmp_path:
 def test_a_kafka_request_up_to_the_limit_is_read_and_one_byte_more_closes_its_connection(
     tmp_path: Path, excess: int
 ) -> None:
-    """ApiVersions 0, and behind it bytes that a request may be followed by."""
+    """ApiVersions 0, followed by bytes that a request may carry."""
 
     async def body(served: Served) -> None:
         assert served.server.kafka_address is not None

@@ -1,4 +1,4 @@
-"""The text of /metrics: what Prometheus reads of partitions and groups, written a piece at a time."""
+"""The text of /metrics: what Prometheus reads of partitions and groups, written piece by piece."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ GROUP = 'a "group" of \\'
 
 
 class FakeNode:
-    """What a scrape asks of a node; `read` counts the replicas it was told of."""
+    """What a scrape needs of a node; `read` counts the replicas that it returned."""
 
     node_id = NodeId(1)
     raft_leader = node = NodeId(1)

@@ -26,7 +26,7 @@ def test_a_result_is_returned_and_an_error_raised() -> None:
         assert await good.result(1000, withdrawn) == 7
         with pytest.raises(SmqError, match="NO_QUORUM"):
             await bad.result(1000, withdrawn)
-        assert withdrawn.count == 0  # what has been answered is not withdrawn
+        assert withdrawn.count == 0  # an answered call is not withdrawn
 
     asyncio.run(test())
 
@@ -66,7 +66,7 @@ def test_a_thousand_calls_wait_on_one_timer_and_leave_nothing_behind() -> None:
             timers += 1
             return call_later(*args, **kwargs)
 
-        loop.call_later = counted  # type: ignore[assignment] # it counts, and does what it did
+        loop.call_later = counted  # type: ignore[assignment] # counts, and then does the same
         answers = [Answer[int](timeouts) for _ in range(1_000)]
         waiting = [asyncio.create_task(answer.result(60_000)) for answer in answers]
         await asyncio.sleep(0)

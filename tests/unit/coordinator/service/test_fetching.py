@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.replication.api import Fetched, StoredBatch
@@ -18,7 +18,7 @@ BATCH_BYTES = 100
 
 
 class Log:
-    """Partitions of batches of one record each, behind the fetch of NodeApi."""
+    """Partitions of batches of one record each, served by NodeApi's fetch."""
 
     def __init__(self, **ends: int) -> None:
         self.ends = ends
@@ -85,15 +85,15 @@ def _batch(offset: int) -> StoredBatch:
     return StoredBatch(Offset(offset), Offset(offset), TsNs(offset), memoryview(bytes(BATCH_BYTES)))
 
 
-def _want(topic: str, offset: int = 0, max_bytes: int = 1_000) -> Wanted:
-    return Wanted(topic=topic, partition=0, offset=offset, max_bytes=max_bytes)
+def _want(topic: str, offset: int = 0, max_bytes: int = 1_000) -> PartitionFetch:
+    return PartitionFetch(topic=topic, partition=0, offset=offset, max_bytes=max_bytes)
 
 
 def _counts(outcomes: list[Outcome]) -> list[int]:
     return [len(o.batches) if isinstance(o, Fetched) else -1 for o in outcomes]
 
 
-async def _fetch(log: Log, *wanted: Wanted, **options: Any) -> list[Outcome]:
+async def _fetch(log: Log, *wanted: PartitionFetch, **options: Any) -> list[Outcome]:
     """It would wait longer than a test may take."""
     options = {"max_wait_ms": 600_000, "answer_ms": 1_200_000, "bytes_max": 10_000} | options
     async with asyncio.timeout(PATIENCE_S):

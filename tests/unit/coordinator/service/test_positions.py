@@ -104,7 +104,7 @@ def test_resume_below_log_start_names_the_range_that_is_gone(type_: OffsetType) 
 
 
 @pytest.mark.parametrize("type_", RESUMES)
-def test_resume_below_log_start_starts_at_earliest_where_the_caller_asked_to_reset(type_: OffsetType) -> None:
+def test_resume_below_log_start_starts_at_earliest_if_the_caller_asked_to_reset(type_: OffsetType) -> None:
     assert resolve(StartRequest(type=type_, committed=Offset(4), reset_if_gone=True), LO, HI) == at(10, clamped=True)
 
 

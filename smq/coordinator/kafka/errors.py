@@ -1,4 +1,4 @@
-"""SmqError as Kafka's error codes: one table, and what of it differs for readers.
+"""Kafka's error codes for SmqError and for the outcomes of groups: one table each, and what differs for readers.
 
 Owns the numbers. A definite error of ours must not become an indefinite one of Kafka's where that would lose or repeat
 a producer's batch: clients count some codes as "not stored", and some as "perhaps".
@@ -7,6 +7,7 @@ a producer's batch: clients count some codes as "not stored", and some as "perha
 import enum
 from typing import Final
 
+from smq.coordinator.groups.outcomes import Outcome
 from smq.raft_state.errors import ErrorCode, SmqError
 
 
@@ -140,6 +141,29 @@ _GROUP_CODES: Final = {
     ErrorCode.NODE_NOT_READY: KafkaError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.LEADER_UNAVAILABLE: KafkaError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.SHUTTING_DOWN: KafkaError.NOT_COORDINATOR,
+}
+
+
+# Clients take NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE as: look the coordinator up again, then repeat the request.
+OUTCOME_CODES: Final[dict[Outcome, KafkaError]] = {
+    Outcome.OK: KafkaError.NONE,
+    Outcome.ID_RESERVED: KafkaError.MEMBER_ID_REQUIRED,
+    Outcome.REBALANCING: KafkaError.REBALANCE_IN_PROGRESS,
+    Outcome.UNKNOWN_MEMBER: KafkaError.UNKNOWN_MEMBER_ID,
+    Outcome.FENCED_INSTANCE: KafkaError.FENCED_INSTANCE_ID,
+    Outcome.WRONG_GENERATION: KafkaError.ILLEGAL_GENERATION,
+    Outcome.PROTOCOL_MISMATCH: KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+    Outcome.GROUP_FULL: KafkaError.GROUP_MAX_SIZE_REACHED,
+    Outcome.TOO_MANY_GROUPS: KafkaError.POLICY_VIOLATION,
+    Outcome.LIMIT_EXCEEDED: KafkaError.POLICY_VIOLATION,
+    Outcome.TOO_MANY_NEW_GROUPS: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    Outcome.QUEUE_FULL: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    Outcome.BAD_SESSION_TIMEOUT: KafkaError.INVALID_SESSION_TIMEOUT,
+    Outcome.BAD_MEMBER: KafkaError.INVALID_REQUEST,
+    Outcome.BAD_GROUP: KafkaError.INVALID_GROUP_ID,
+    Outcome.NOT_COORDINATOR: KafkaError.NOT_COORDINATOR,
+    Outcome.NOT_READY: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    Outcome.UNCERTAIN: KafkaError.COORDINATOR_NOT_AVAILABLE,
 }
 
 

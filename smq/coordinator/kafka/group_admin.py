@@ -10,7 +10,7 @@ from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_t
 from smq.coordinator.groups.view import PHASES
 from smq.coordinator.kafka.cluster import Gateway, find_known
 from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError, group_code_of
+from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_of
 from smq.coordinator.kafka.groups import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import DeleteGroup, DeleteOffsets
@@ -29,6 +29,11 @@ _DELETE_ATTEMPTS: Final = 3  # each time the group has rebalanced meanwhile
 def _state_of(gateway: Gateway, group: GroupState) -> str:
     is_rebalancing = bool(group.members) and gateway.groups.is_rebalancing(group.name)
     return PHASES[GroupPhase.PREPARING if is_rebalancing else group.phase]
+
+
+def _refusal(gateway: Gateway, name: str) -> KafkaError:
+    """NONE if this node coordinates the group."""
+    return OUTCOME_CODES[gateway.groups.refusal(PREFIX + name)]
 
 
 async def _barrier(gateway: Gateway) -> KafkaError:
@@ -50,7 +55,7 @@ async def describe_groups(gateway: Gateway, version: int, request: Struct) -> St
 
 def _described(gateway: Gateway, version: int, name: str, failure: KafkaError) -> Struct:
     answer: Struct = {
-        "error_code": failure or (gateway.groups.refusal(PREFIX + name) if is_group(name) else KafkaError.NONE),
+        "error_code": failure or (_refusal(gateway, name) if is_group(name) else KafkaError.NONE),
         "error_message": None,
         "group_id": name,
         "group_state": "",
@@ -120,7 +125,7 @@ async def delete_groups(gateway: Gateway, _version: int, request: Struct) -> Str
 async def _delete(gateway: Gateway, name: str) -> KafkaError:
     if not is_group(name):
         return KafkaError.INVALID_GROUP_ID
-    code = gateway.groups.refusal(PREFIX + name)
+    code = _refusal(gateway, name)
     if code is not KafkaError.NONE:
         return code
     try:
@@ -135,7 +140,7 @@ async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Str
     name, answer = request["group_id"], {"error_code": KafkaError.INVALID_GROUP_ID, "throttle_time_ms": 0, "topics": []}
     if not is_group(name):
         return answer
-    answer["error_code"] = gateway.groups.refusal(PREFIX + name) or await _barrier(gateway)
+    answer["error_code"] = _refusal(gateway, name) or await _barrier(gateway)
     for _ in range(_DELETE_ATTEMPTS):
         group = gateway.state.groups.get(PREFIX + name)
         if group is None:

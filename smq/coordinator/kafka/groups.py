@@ -11,7 +11,7 @@ from typing import Final
 from smq.coordinator.groups.types import Identity
 from smq.coordinator.kafka.cluster import Gateway, endpoint, find_known, topic_named
 from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError, group_code_of
+from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.calls import Answer
 from smq.coordinator.service.requests import check_count
@@ -103,7 +103,7 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
     who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
-        code = gateway.groups.refusal(group)
+        code = OUTCOME_CODES[gateway.groups.refusal(group)]
         if code is KafkaError.NONE:
             answer = Answer[Reply](gateway.calls.timeouts)
             gateway.groups.commit(group, who, generation, tuple(items), NO_REQUEST, TIMEOUT_MS_DEFAULT, answer.done)

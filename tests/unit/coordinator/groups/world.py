@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
-from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.commands import Command, FenceNode, OffsetCommit, Rejected, Reply
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -175,13 +175,13 @@ class Client:
         """As clients do it: under the id that they are told."""
         self.ask()
         self.world.run(0)
-        if not self.is_waiting and self.joined[-1].code is KafkaError.MEMBER_ID_REQUIRED:
+        if not self.is_waiting and self.joined[-1].outcome is Outcome.ID_RESERVED:
             self.ask()
         return self
 
     @property
-    def code(self) -> KafkaError:
-        return self.joined[-1].code
+    def outcome(self) -> Outcome:
+        return self.joined[-1].outcome
 
     def sync(self, **assignments: bytes) -> "Client":
         """`assignments` by member name is for leaders; the ids are passed on as they are."""
@@ -198,14 +198,14 @@ class Client:
     def who(self) -> Identity:
         return Identity(member_id=self.member_id, instance_id=self.instance)
 
-    def beat(self, *, at: int | None = None) -> KafkaError:
+    def beat(self, *, at: int | None = None) -> Outcome:
         return self.world.coordinators[at or self.world.owner].heartbeat(GROUP, self.who, self.generation)
 
-    def leave(self) -> list[KafkaError]:
-        codes: list[KafkaError] = []
-        self.world.coordinator.leave(GROUP, [self.who], codes.extend)
+    def leave(self) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        self.world.coordinator.leave(GROUP, [self.who], outcomes.extend)
         self.world.run()
-        return codes
+        return outcomes
 
     def commit(self, offset: int, *, generation: int | None = None) -> ErrorCode | None:
         """None where it was taken."""
@@ -228,15 +228,15 @@ def converge(world: World, *clients: Client) -> None:
     """As client libraries do it: whoever is told to joins again, until all are in one generation."""
     for _ in range(6):
         for client in clients:
-            if client.is_waiting or (client.joined and client.beat() is KafkaError.NONE):
+            if client.is_waiting or (client.joined and client.beat() is Outcome.OK):
                 continue
-            if client.joined and client.code is KafkaError.UNKNOWN_MEMBER_ID:
+            if client.joined and client.outcome is Outcome.UNKNOWN_MEMBER:
                 client.member_id = ""
             client.join()
             world.run()
         world.run(100)
     assert len({client.generation for client in clients}) == 1, [c.joined for c in clients]
-    assert {client.code for client in clients} == {KafkaError.NONE}
+    assert {client.outcome for client in clients} == {Outcome.OK}
 
 
 def assemble(world: World, *clients: Client) -> None:

@@ -332,6 +332,8 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
         ("smq/coordinator/service/fetching.py", "import smq.coordinator.grpc.errors", "Inside the server"),
         ("smq/coordinator/cli/connect.py", "import smq.coordinator.cli.topic", "Inside cli"),
         ("smq/coordinator/grpc/errors.py", "import smq.coordinator.grpc.broker", "Inside grpc"),
+        ("smq/coordinator/groups/round.py", "import smq.coordinator.groups.memory", "Inside groups"),
+        ("smq/coordinator/kafka/cluster.py", "import smq.coordinator.kafka.fetch", "Inside kafka"),
         ("smq/coordinator/http/metrics.py", "import smq.coordinator.http.endpoints", "Inside http"),
         ("smq/coordinator/service/calls.py", "import smq.coordinator.service.lookup", "Inside service"),
         ("smq/coordinator/tls/layout.py", "import smq.coordinator.tls.contexts", "Inside tls"),

@@ -7,9 +7,10 @@ the high water mark it knows; a client that says where it stands is sent to one 
 
 from typing import Final
 
-from smq.coordinator.kafka.cluster import Gateway, LeaderHints, check_epoch, find_known, topic_named
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import LeaderHints, check_epoch, find_known, topic_named
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.racks import is_behind, preferred_replica
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.connection import Connection
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.replication.api import NodeApi

@@ -10,9 +10,10 @@ from typing import Final
 
 import structlog
 
-from smq.coordinator.kafka.cluster import Gateway, LeaderHints, find_known, topic_named
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import LeaderHints, find_known, topic_named
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.errors import SmqError
 from smq.records import HEADER_BYTES, MAGIC, parse_header
 from smq.replication.api import Acks, Produced

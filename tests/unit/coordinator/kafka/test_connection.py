@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka import connection as connection_module
-from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.connection import Connection
-from smq.coordinator.kafka.gateway import Request
+from smq.coordinator.kafka.dispatch import Request
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.kafka.metadata import api_versions
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,

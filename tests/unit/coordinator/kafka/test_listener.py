@@ -14,9 +14,9 @@ import pytest
 from smq.coordinator.config import format_address
 from smq.coordinator.kafka import connection as connection_module
 from smq.coordinator.kafka import listener as listener_module
+from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX, MIB
 from tests.kafka.raw import RawKafka, batch
 from tests.unit.coordinator.served import Served, serving

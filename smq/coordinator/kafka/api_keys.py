@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final
 
-from smq.coordinator.kafka.compiler import Decoder, Encoder, compile_decoder, compile_encoder
+from smq.coordinator.kafka.codec import Decoder, Encoder, compile_decoder, compile_encoder
 from smq.coordinator.kafka.schema import Message, Versions, load_message
 
 

@@ -9,14 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from smq.coordinator.kafka.cluster import (
-    PARTITIONS_DEFAULT,
-    Gateway,
-    check_setting,
-    default_replication_factor,
-)
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import PARTITIONS_DEFAULT, check_setting, default_replication_factor
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, told
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic
 from smq.raft_state.commands import AlterTopicConfig

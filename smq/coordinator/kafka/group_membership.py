@@ -11,11 +11,11 @@ from typing import Final, TypeAlias
 
 from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
-from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
-from smq.coordinator.kafka.groups import PREFIX, is_group
-from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
 from smq.coordinator.service.calls import Answer
 from smq.raft_state.commands import GroupMember

@@ -1,7 +1,7 @@
-"""Dispatch: from the bytes of a request to its handler, and from the handler's answer to the response's parts.
+"""Dispatch: from the bytes of a request to its handler, and from the handler's answer to the parts of the response.
 
-Owns the header of requests and responses, and the table of handlers, which has exactly the keys that `keys` serves.
-It holds no connection: `connection` gives it frames and takes gather lists.
+Owns the headers of requests and responses, and the table of handlers, which has exactly the keys that `api_keys`
+serves. It holds no connection: `connection` hands it frames and takes gather lists.
 """
 
 import struct
@@ -34,8 +34,8 @@ Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
 _HEADER: Final = struct.Struct(">hhi")  # key, version, correlation id; a nullable string follows
 _RESPONSE_HEADER: Final = struct.Struct(">ii")  # size, correlation id
 
-# Produce is not in here: it has a way of its own, without a task. See produce. JoinGroup and SyncGroup are begun in
-# their turn and waited for beside it: see `begin`.
+# Produce is missing: it needs no task (see `produce`). So are JoinGroup and SyncGroup, which begin in their turn and
+# then wait outside it: see `begin`.
 HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.FETCH: fetch,
     ApiKey.LIST_OFFSETS: log_offsets.list_offsets,
@@ -65,7 +65,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`body` is None where the version of ApiVersions is not known: the answer then says which are."""
+    """`body` is None if the version of ApiVersions is unknown: the answer then names the known ones."""
 
     key: int
     version: int
@@ -75,7 +75,7 @@ class Request:
 
 
 def parse_request(frame: memoryview) -> Request:
-    """CodecError for what is not a request that is served: there is no telling how its sender would read an answer."""
+    """CodecError for a request that is not served: its sender might not be able to read any answer."""
     if len(frame) < _HEADER.size:
         raise CodecError(f"a request has at least {_HEADER.size} bytes, this has {len(frame)}")
     key, version, correlation_id = _HEADER.unpack_from(frame)
@@ -91,7 +91,7 @@ def parse_request(frame: memoryview) -> Request:
 
 
 def _read_client(frame: memoryview, position: int, *, is_flexible: bool) -> tuple[str, int]:
-    """The client's name, and what is behind it and the tags, of which we know none."""
+    """The client's name, and the position after it and after the tags, of which none is known."""
     try:
         name, position = wire.read_nullable_string(frame, position)
         if is_flexible:
@@ -102,23 +102,23 @@ def _read_client(frame: memoryview, position: int, *, is_flexible: bool) -> tupl
 
 
 def encode_response(request: Request, body: Struct) -> list[Buffer]:
-    """The whole response as parts to be sent one after another."""
+    """The response as parts to be sent in this order."""
     version = request.version if request.body is not None else 0
     parts = response_encoder(request.key, version)(body)
-    # The header of an ApiVersions response is never flexible: its reader does not know yet what the node can.
+    # The header of an ApiVersions response is never flexible: its reader does not know the node's versions yet.
     tags = b"\0" if request.key != ApiKey.API_VERSIONS and is_header_flexible(request.key, version) else b""
     size = 4 + len(tags) + sum(map(len, parts))
     return [_RESPONSE_HEADER.pack(size, request.correlation_id) + tags, *parts]
 
 
 async def answer(gateway: Gateway, request: Request) -> Struct:
-    """Of every key but Produce."""
+    """For every key but Produce, JoinGroup and SyncGroup."""
     if request.body is None:
         return metadata.api_versions(KafkaError.UNSUPPORTED_VERSION)
     return await HANDLERS[request.key](gateway, request.version, request.body)
 
 
 def begin(gateway: Gateway, request: Request, host: str) -> Awaitable[Struct]:
-    """Of JoinGroup and SyncGroup: begun when this returns, answered by what it returns."""
+    """For JoinGroup and SyncGroup. The request has begun when this returns; the awaitable is the answer."""
     assert request.body is not None, "only an ApiVersions of an unknown version has none"
     return LONG_POLLS[request.key](gateway, request.version, request.body, Client(request.client_id, f"/{host}"))

@@ -1,8 +1,8 @@
-"""Fetch: the stored bytes of many partitions in one response, now or as soon as there is enough.
+"""Fetch: the stored bytes of many partitions in one response, now or as soon as there are enough.
 
-Owns the answers to readers. Batches leave as they lie in the log, as parts of the response's gather list. Sessions
-(KIP-227) are not kept: who asks for one is told "session 0" and goes on with full requests. Any replica serves, up to
-the high water mark it knows; a client that says where it stands is sent to one that stands there (KIP-392).
+Owns the answers to readers. Batches leave as they are in the log, as parts of the response's gather list. There are no
+sessions (KIP-227): a client that asks for one gets "session 0" and goes on with full requests. Any replica serves, up
+to the high water mark that it knows. A client that names its rack is sent to a replica there (KIP-392).
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
         }
     answers: list[Struct] = []
     wanted: list[PartitionFetch] = []
-    places: list[Struct] = []  # where the answer to each of `wanted` goes
+    places: list[Struct] = []  # the answer for each of `wanted`
     hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
     for topic in request["topics"]:
         name = topic_named(gateway.state, topic["topic"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
@@ -84,7 +84,7 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFe
             reserve=gateway.inflight.reserved,
         )
     except SmqError:
-        return [None] * len(wanted)  # the node is full of answers that others have not taken: nothing yet
+        return [None] * len(wanted)  # the node is full of answers that clients have not taken: nothing yet
 
 
 def _wanted(name: str, asked: Struct) -> PartitionFetch:
@@ -104,7 +104,7 @@ def _refusal(gateway: Gateway, name: str | None, asked: Struct) -> KafkaError:
 
 
 def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | None:
-    """Who should be asked instead, in the client's rack."""
+    """The replica in the client's rack that the client should ask instead."""
     known = find_known(gateway.state, name, asked["partition"]) if rack else None
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
@@ -113,7 +113,8 @@ def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | N
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:
-    """To the leader, from a follower that cannot serve. Only clients that name a rack expect to be sent."""
+    """Sends the client back to the leader if this follower cannot serve it. Only clients that name a rack expect
+    this."""
     known = find_known(gateway.state, want.topic, want.partition)
     if known is None or known.leader == gateway.calls.node.node_id:
         return
@@ -139,10 +140,10 @@ def _fill(gateway: Gateway, want: PartitionFetch, answer: Struct, outcome: Outco
         answer["error_code"] = code
         hints.add(answer, code, want.topic, want.partition)
         if outcome.details.lo is not None and outcome.details.hi is not None:
-            # Out of range: Kafka leaves its readers to ask what is there.
+            # Out of range. Kafka gives no range here, and its readers ask for it.
             answer |= {"log_start_offset": outcome.details.lo, "high_watermark": outcome.details.hi}
         return
-    # None: the response was full before this partition's turn; its range is as this node last applied it.
+    # None: the response was full before this partition's turn. The range is as this node last applied it.
     found = outcome if isinstance(outcome, Fetched) else find_known(gateway.state, want.topic, want.partition)
     _fill_range(answer, found)
     if isinstance(outcome, Fetched):

@@ -1,8 +1,8 @@
 """JoinGroup, SyncGroup, Heartbeat and LeaveGroup: from Kafka's fields to the group's coordinator and back.
 
-Owns the reading of versions: what an old one leaves out, and what it must not be told. JoinGroup and SyncGroup are
-begun in their turn and then waited for beside it, so that what a client sends behind them on the same connection is not
-held up by the other members of its group.
+Owns the differences between versions: the fields that an old one lacks, and the answers that it cannot read. JoinGroup
+and SyncGroup begin in their turn and then wait outside it. So the other members of a group do not hold up the requests
+that a client sends after them on the same connection.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,15 +24,15 @@ from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
 
 _ID_FIRST_VERSION: Final = 4  # of JoinGroup: KIP-394
 _SKIP_VERSION: Final = 9  # of JoinGroup: KIP-814
-_PROTOCOL_TYPE_VERSION: Final = 7  # of JoinGroup: its answer may leave the protocol out
-_NAMED_PROTOCOL_VERSION: Final = 5  # of SyncGroup: the request says which protocol it means
+_PROTOCOL_TYPE_VERSION: Final = 7  # of JoinGroup: the answer may have no protocol
+_NAMED_PROTOCOL_VERSION: Final = 5  # of SyncGroup: the request names its protocol
 _BATCH_VERSION: Final = 3  # of LeaveGroup
 _REBALANCE_MS_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request, as the group's description will show it."""
+    """The sender of a request, as DescribeGroups will show it."""
 
     client_id: str
     host: str
@@ -43,7 +43,7 @@ LongPoll: TypeAlias = Callable[[Gateway, int, Struct, Client], Awaitable[Struct]
 
 # -------------------------------------------------------------------------------------------------------- joining
 def join_group(gateway: Gateway, version: int, request: Struct, client: Client) -> Awaitable[Struct]:
-    """Begins to join at once; what it returns is the answer, once the generation has formed."""
+    """Begins to join immediately. The awaitable is the answer once the generation has formed."""
     session_ms = request["session_timeout_ms"]
     rebalance_ms = request["rebalance_timeout_ms"] if request["rebalance_timeout_ms"] > 0 else session_ms
     member = GroupMember(
@@ -109,13 +109,13 @@ def _join_response(code: KafkaError, joined: Joined, version: int) -> Struct:
 
 
 def _cut(text: str) -> str:
-    """A client may call itself anything; what it is shown as is bounded."""
+    """A client may choose any name. The one that is kept is bounded."""
     return text[: MEMBER_TEXT_BYTES_MAX // 4]
 
 
 # -------------------------------------------------------------------------------------------------------- syncing
 def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client) -> Awaitable[Struct]:
-    """Begins at once; what it returns is the answer, once the leader has given the assignment."""
+    """Begins immediately. The awaitable is the answer once the leader has given the assignment."""
     if not is_group(request["group_id"]):
         return _refused(_sync_response(KafkaError.INVALID_GROUP_ID, Synced(outcome=Outcome.BAD_GROUP)))
     is_named = version >= _NAMED_PROTOCOL_VERSION
@@ -133,7 +133,7 @@ def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client)
 
 async def _synced(answer: Answer[Synced], withdraw: Callable[[], None]) -> Struct:
     try:
-        # The coordinator ends the waiting by the members' rebalance time-outs, whatever these are.
+        # The coordinator ends the wait: it knows the members' rebalance time-outs.
         synced = await answer.result(_REBALANCE_MS_MAX, withdraw)
     except SmqError:
         synced = Synced(outcome=Outcome.UNCERTAIN)
@@ -165,7 +165,7 @@ async def heartbeat(gateway: Gateway, _version: int, request: Struct) -> Struct:
 
 
 async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct:
-    """Several at once from version 3 on, each with an error of its own."""
+    """From version 3 on for several members, each with an error of its own."""
     named = request["members"] if version >= _BATCH_VERSION else [request]
     leaving = [
         Identity(member_id=m["member_id"], instance_id=(m.get("group_instance_id") if m is not request else "") or "")
@@ -176,7 +176,7 @@ async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct
         codes = [OUTCOME_CODES[outcome] for outcome in await _leave(gateway, PREFIX + request["group_id"], leaving)]
     if version < _BATCH_VERSION:
         return {"throttle_time_ms": 0, "error_code": codes[0], "members": []}
-    overall = next((code for code in codes if code in _OF_THE_WHOLE), KafkaError.NONE)
+    overall = next((code for code in codes if code in _WHOLE_REQUEST), KafkaError.NONE)
     members = [
         {"member_id": who.member_id, "group_instance_id": who.instance_id or None, "error_code": code}
         for who, code in zip(leaving, codes, strict=True)
@@ -197,7 +197,7 @@ async def _leave(gateway: Gateway, group: str, leaving: list[Identity]) -> list[
         return [Outcome.UNCERTAIN] * len(leaving)
 
 
-_OF_THE_WHOLE: Final = (
+_WHOLE_REQUEST: Final = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.INVALID_GROUP_ID,

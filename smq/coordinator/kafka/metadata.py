@@ -1,6 +1,6 @@
 """ApiVersions, Metadata and DescribeCluster: what a client asks first.
 
-Owns the description of the node and the cluster that clients get.
+Owns the description of the node and the cluster that clients get, and when a topic is created on first use.
 """
 
 from typing import Final

@@ -9,7 +9,7 @@ from collections import Counter
 from smq.coordinator.kafka.cluster import NO_TOPIC_ID, new_topic
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.config_admin import described
-from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, told
+from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_confirmed, find_topic
@@ -49,7 +49,7 @@ async def _create(gateway: Gateway, asked: Struct, request: Struct, *, is_twice:
             reply = await gateway.calls.propose(command, max(request["timeout_ms"], 1))
             answer["topic_id"] = reply.topic_id if isinstance(reply, TopicCreated) else NO_TOPIC_ID
     except (SmqError, KafkaRefusal) as e:
-        return answer | told(e)
+        return answer | error_fields(e)
     return answer | {
         "num_partitions": command.partition_count,
         "replication_factor": command.replication_factor,
@@ -116,7 +116,7 @@ async def _delete(gateway: Gateway, asked: Struct, timeout_ms: int) -> Struct:
             answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
         await gateway.calls.propose(DeleteTopic(request_id=NO_REQUEST, name=name), timeout_ms)
     except (SmqError, KafkaRefusal) as e:
-        return answer | told(e)
+        return answer | error_fields(e)
     return answer
 
 
@@ -149,5 +149,5 @@ async def _grow(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
             command = AddPartitions(request_id=NO_REQUEST, name=asked["name"], partition_count=asked["count"])
             await gateway.calls.propose(command, timeout_ms)
     except (SmqError, KafkaRefusal) as e:
-        return answer | told(e)
+        return answer | error_fields(e)
     return answer

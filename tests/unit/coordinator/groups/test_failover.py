@@ -1,4 +1,4 @@
-"""A group's coordinator when nodes die, commands fail, or nobody can be heard: what members notice of it."""
+"""A group's coordinator when nodes die, commands fail, or no member can be heard: what members notice."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_new_coordinator_gives_each_member_one_fresh_session_and_no_more(world: 
     assert list(world.group.members) == [a.member_id]
 
 
-def test_all_nodes_restart_one_after_the_other_and_nobody_rebalances(world: World) -> None:
+def test_all_nodes_restart_one_after_the_other_without_a_rebalance(world: World) -> None:
     a, b = client(world, "a", session_ms=3_000), client(world, "b", session_ms=3_000)
     assemble(world, a, b)
     generation = world.group.generation
@@ -76,7 +76,7 @@ def test_restarted_process_coordinates_nothing_that_its_former_life_was_given(wo
     assert a.ask().outcome is Outcome.NOT_COORDINATOR
 
 
-def test_who_waits_at_a_former_coordinator_is_sent_on(world: World) -> None:
+def test_member_that_waits_at_a_former_coordinator_is_sent_on(world: World) -> None:
     a = client(world, "a")
     assemble(world, a)
     b = client(world, "b").join()
@@ -124,7 +124,7 @@ def test_two_coordinators_cannot_both_change_the_group(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-def test_generation_whose_outcome_is_not_known_sends_everybody_back_to_the_state(
+def test_generation_whose_outcome_is_unknown_sends_all_members_back_to_the_state(
     world: World, is_applied: bool
 ) -> None:
     a, b = client(world, "a"), client(world, "b")
@@ -151,7 +151,7 @@ def test_member_that_is_too_large_is_refused_alone(world: World) -> None:
 
 
 def test_removal_that_is_applied_after_its_proposer_gave_it_up_still_makes_the_others_rebalance(world: World) -> None:
-    """Else nobody would take over what was assigned to the member that has gone."""
+    """Otherwise no member would take over the assignment of the one that has gone."""
     a, b = client(world, "a"), client(world, "b")
     assemble(world, a, b)
     node = world.nodes[world.owner]
@@ -168,7 +168,7 @@ def test_removal_that_is_applied_after_its_proposer_gave_it_up_still_makes_the_o
     assert (a.outcome, list(world.group.members)) == (OK, [a.member_id])
 
 
-def test_limit_that_the_state_machine_keeps_is_told_as_a_policy(world: World) -> None:
+def test_limit_of_the_state_machine_has_an_outcome_of_its_own(world: World) -> None:
     world.machine.state.groups_max = 1
     a = client(world, "a").ask()
     world.apply(commit("another", (pid(1), 1)))
@@ -178,8 +178,8 @@ def test_limit_that_the_state_machine_keeps_is_told_as_a_policy(world: World) ->
     assert list(world.machine.state.groups) == ["another"]
 
 
-def test_generation_that_was_overtaken_before_its_answer_came_is_not_told(world: World) -> None:
-    """It took effect, and by then another coordinator had emptied the group: nobody may take it for the present one."""
+def test_generation_that_was_overtaken_before_its_reply_is_not_answered(world: World) -> None:
+    """It took effect, but by then another coordinator had emptied the group: it is not the present generation."""
     a = client(world, "a").ask()
     former = world.nodes[world.owner]
     original = former.propose
@@ -226,7 +226,7 @@ def test_requests_during_a_change_wait_for_it_and_too_many_do_not(
     assert (a.generation, b.generation) == (2, 2)
 
 
-# ---------------------------------------------------------------------------------------- when a node hears nobody
+# ---------------------------------------------------------------------------------------- when a node hears no member
 def test_node_without_a_quorum_refuses_and_evicts_nobody_for_it(world: World) -> None:
     a = client(world, "a", session_ms=2_000)
     assemble(world, a)
@@ -241,7 +241,7 @@ def test_node_without_a_quorum_refuses_and_evicts_nobody_for_it(world: World) ->
     assert a.beat() is OK
 
 
-def test_process_that_stood_still_gives_everybody_time(world: World) -> None:
+def test_process_that_stood_still_gives_all_members_time(world: World) -> None:
     a = client(world, "a", session_ms=2_000)
     assemble(world, a)
     world.process.pause()
@@ -251,7 +251,7 @@ def test_process_that_stood_still_gives_everybody_time(world: World) -> None:
     assert a.beat() is OK
 
 
-def test_stopped_coordinator_sends_everybody_on(world: World) -> None:
+def test_stopped_coordinator_sends_all_members_on(world: World) -> None:
     a = client(world, "a")
     assemble(world, a)
     b = client(world, "b").join()
@@ -273,7 +273,7 @@ def test_group_that_is_deleted_while_members_join_begins_anew(world: World) -> N
 def test_expiry_is_proposed_by_one_node(world: World) -> None:
     assert not isinstance(world.apply(SetOffsetsRetention(retention_ms=4_000)), Rejected)
     world.apply(commit(GROUP, (pid(1), 3)))
-    world.run(6_000)  # the first look starts the clock of expiry
+    world.run(6_000)  # the first check starts the clock of expiry
     proposers = [n for n, node in world.nodes.items() if any(isinstance(c, ExpireOffsets) for c in node.proposed)]
     assert proposers == [world.machine.state.coordinators[0].node]
     assert world.machine.state.groups == {}  # committed long before the virtual clock's time

@@ -24,7 +24,7 @@ def world() -> World:
 
 
 # -------------------------------------------------------------------------------------------------- joining
-def test_new_member_is_told_its_id_first_and_joins_under_it(world: World) -> None:
+def test_new_member_gets_its_id_first_and_joins_under_it(world: World) -> None:
     a = client(world, "a").ask()
     assert (a.outcome, a.generation) == (Outcome.ID_RESERVED, -1)
     assert a.member_id.startswith("client-")
@@ -35,7 +35,7 @@ def test_new_member_is_told_its_id_first_and_joins_under_it(world: World) -> Non
     assert joined.members == ((a.member_id, "", b"m"),)
 
 
-def test_old_client_joins_at_once(world: World) -> None:
+def test_old_client_joins_immediately(world: World) -> None:
     a = client(world, "a", takes_id_first=False).ask()
     world.run()
     assert (a.outcome, a.generation) == (OK, 1)
@@ -160,10 +160,10 @@ def test_full_group_takes_no_more_members(world: World, monkeypatch: pytest.Monk
     assert b.outcome is Outcome.ID_RESERVED
     assert client(world, "c").ask().outcome is Outcome.GROUP_FULL
     world.run(GROUP_ID_GIVEN_MS_MAX + 100)
-    assert b.ask().outcome is Outcome.UNKNOWN_MEMBER  # b did not come in time
+    assert b.ask().outcome is Outcome.UNKNOWN_MEMBER  # b did not join in time
 
 
-def test_groups_max_refuses_a_new_group_and_not_one_that_there_is(world: World) -> None:
+def test_groups_max_refuses_a_new_group_and_not_an_existing_one(world: World) -> None:
     assemble(world, client(world, "a"))
     world.machine.state.groups_max = 1
     join = client(world, "b")
@@ -175,9 +175,7 @@ def test_groups_max_refuses_a_new_group_and_not_one_that_there_is(world: World) 
     assert outcomes == [Outcome.TOO_MANY_GROUPS]
 
 
-def test_an_address_has_a_bound_of_groups_that_nobody_has_joined_yet(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_has_a_bound_of_groups_without_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "GROUPS_NEW_PER_ADDRESS_MAX", 2)
     names = [name for name in map(str, range(50)) if world.coordinator.refusal(name) is OK][:4]
     asked = client(world, "a").request()
@@ -192,9 +190,9 @@ def test_an_address_has_a_bound_of_groups_that_nobody_has_joined_yet(
 
     assert [ask(name, "/a") for name in names[:2]] == [Outcome.ID_RESERVED] * 2
     assert ask(names[2], "/a") is Outcome.TOO_MANY_NEW_GROUPS
-    assert ask(names[0], "/a") is Outcome.ID_RESERVED, "a group that there is may be joined"
-    assert ask(names[2], "/b") is Outcome.ID_RESERVED, "others are not held up"
-    world.run(GROUP_ID_GIVEN_MS_MAX + 6_000)  # nobody came: what was held for them is swept
+    assert ask(names[0], "/a") is Outcome.ID_RESERVED, "an existing group may be joined"
+    assert ask(names[2], "/b") is Outcome.ID_RESERVED, "other addresses are not held up"
+    world.run(GROUP_ID_GIVEN_MS_MAX + 6_000)  # no member came: what was kept for them is swept
     assert ask(names[3], "/a") is Outcome.ID_RESERVED
 
 
@@ -204,7 +202,7 @@ def test_names_that_are_too_long_are_refused_before_they_travel(world: World) ->
     assert world.nodes[world.owner].proposed == []
 
 
-def test_unknown_member_is_told_so_everywhere(world: World) -> None:
+def test_unknown_member_is_refused_everywhere(world: World) -> None:
     ghost = client(world, "x", member_id="ghost", generation=1)
     for is_there in (False, True):
         if is_there:
@@ -286,7 +284,7 @@ def test_sync_of_another_generation_or_protocol_is_refused(world: World) -> None
     assert (answers[-1].assignment, answers[-1].protocol) == (b"a", "range")
 
 
-def test_who_waits_for_an_assignment_is_told_of_the_next_rebalance(world: World) -> None:
+def test_member_that_waits_for_an_assignment_learns_of_the_next_rebalance(world: World) -> None:
     a, b = client(world, "a"), client(world, "b")
     assemble(world, a, b)
     leader, follower = (a, b) if world.group.leader == a.member_id else (b, a)
@@ -318,7 +316,7 @@ def test_leader_that_gives_no_assignment_is_evicted(world: World) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- sessions
-def test_member_that_is_not_heard_of_is_evicted_and_the_others_rebalance(world: World) -> None:
+def test_silent_member_is_evicted_and_the_others_rebalance(world: World) -> None:
     a, b = client(world, "a", session_ms=3_000), client(world, "b", session_ms=3_000)
     assemble(world, a, b)
     for _ in range(4):
@@ -382,7 +380,7 @@ def test_members_leave_in_one_request_each_with_its_own_answer(world: World) -> 
     assert world.machine.state.groups == {}
 
 
-def test_member_that_has_only_been_told_its_id_leaves(world: World) -> None:
+def test_member_that_has_only_a_reserved_id_leaves(world: World) -> None:
     a = client(world, "a").ask()
     assert a.leave() == [OK]
     assert a.ask().outcome is Outcome.UNKNOWN_MEMBER

@@ -1,4 +1,5 @@
-"""Coordinators of groups over one replicated machine, on a virtual clock: commands take a moment, or fail as told."""
+"""Coordinators of groups over one replicated machine, on a virtual clock: commands take a moment, or fail on
+request."""
 
 import itertools
 from collections.abc import Callable
@@ -26,8 +27,8 @@ GROUP = "g"
 
 
 class FakeNode:
-    """What a coordinator asks of its node. `fail_next` is what the next command comes to, `is_applied` whether it takes
-    effect all the same."""
+    """What a coordinator asks of its node. `fail_next` is the answer to the next command; `is_applied`: the command
+    takes effect all the same."""
 
     def __init__(self, world: "World", node: int, incarnation: int = 1) -> None:
         self._world = world
@@ -56,7 +57,7 @@ class FakeNode:
 
 
 class Rng:
-    """No two members are given the same id."""
+    """No two members get the same id."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -116,7 +117,7 @@ class World:
         return self.machine.state.groups[GROUP]
 
     def fence_owner(self) -> int:
-        """The coordinator's node is gone; who it was."""
+        """Fences the coordinator's node, and returns it."""
         node = self.owner
         self.apply(FenceNode(node=NodeId(node), incarnation=Incarnation(1)))
         return node
@@ -132,7 +133,7 @@ class Client:
     protocols: tuple[str, ...] = ("range",)
     metadata: bytes = b"m"
     session_ms: int = 10_000
-    rebalance_ms: int = 0  # as its session, where there is none
+    rebalance_ms: int = 0  # 0: as its session
     takes_id_first: bool = True
     can_skip: bool = True
     protocol_type: str = "consumer"
@@ -172,7 +173,7 @@ class Client:
         return self
 
     def join(self) -> "Client":
-        """As clients do it: under the id that they are told."""
+        """As clients do it: again under the reserved id."""
         self.ask()
         self.world.run(0)
         if not self.is_waiting and self.joined[-1].outcome is Outcome.ID_RESERVED:
@@ -208,7 +209,7 @@ class Client:
         return outcomes
 
     def commit(self, offset: int, *, generation: int | None = None) -> ErrorCode | None:
-        """None where it was taken."""
+        """None if it was accepted."""
         answers: list[Any] = []
         items = (OffsetCommit(partition=pid(1), offset=Offset(offset)),)
         self.world.coordinator.commit(
@@ -225,7 +226,7 @@ class Client:
 
 
 def converge(world: World, *clients: Client) -> None:
-    """As client libraries do it: whoever is told to joins again, until all are in one generation."""
+    """As client libraries do it: members join again when they must, until all are in one generation."""
     for _ in range(6):
         for client in clients:
             if client.is_waiting or (client.joined and client.beat() is Outcome.OK):

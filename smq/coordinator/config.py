@@ -183,11 +183,13 @@ def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None) -> No
     mutual; a client is identified by its certificate alone."""
     if tls is None:
         advice = (
-            "without TLS anybody who reaches that port could read and delete everything. Make certificates "
+            "without TLS any client that reaches that port could read and delete everything. Make certificates "
             "(`smq cert --help`) and name them under [tls]"
         )
     elif not tls.client_certificates and not key.startswith("peers."):
-        advice = "TLS without client certificates admits anybody who reaches that port. Set client_certificates = true"
+        advice = (
+            "TLS without client certificates admits any client that reaches that port. Set client_certificates = true"
+        )
     else:
         return
     raise ConfigError(

@@ -23,7 +23,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT_MS: Final = 3_000.0  # somebody is waiting at a terminal
+CONNECT_TIMEOUT_MS: Final = 3_000.0  # a person is waiting at a terminal
 CALL_TIMEOUT_MS: Final = 15_000.0  # an election, and some slack
 
 

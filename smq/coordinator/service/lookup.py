@@ -1,7 +1,7 @@
 """What a request's names mean: topics, partitions, groups, commits, and the position where a reader starts.
 
-Owns the rule that a service says "unknown" only after a read barrier: this node may lag behind the node that created
-the topic. Services import it; it knows no wire format.
+Owns the rule that a service says "unknown" only after a read barrier: the topic may have been created through
+another node, and not be applied here yet. Services import it; it knows no wire format.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The publishing sessions and subscriptions that are open on this node.
 
 Owns two bounded registries, in memory only. A restart empties both, and clients then get UNKNOWN_SESSION. It must never
-call a node. Only the gRPC agent imports it.
+use the node. Only the gRPC agent imports it.
 """
 
 from collections import Counter, OrderedDict

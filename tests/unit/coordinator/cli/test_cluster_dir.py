@@ -175,7 +175,7 @@ def test_a_config_that_others_could_reach_is_refused_with_the_reason(tmp_path: P
     path.write_text(path.read_text().replace("127.0.0.1", "0.0.0.0"))
     result = CliRunner().invoke(cli, ["serve", "--config", str(path)])
     assert result.exit_code == 2
-    assert "without TLS anybody who reaches that port could read and delete everything" in result.output
+    assert "without TLS any client that reaches that port could read and delete everything" in result.output
     assert "--insecure" in result.output
 
 

@@ -1,4 +1,4 @@
-"""Certificates of all kinds that a test needs: good ones, and everything that somebody may try to get in with."""
+"""Certificates of all kinds that a test needs: good ones, and every kind that an intruder may try."""
 
 import ssl
 from dataclasses import dataclass

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.errors import CODES
-from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.topic_config import TOPIC_CONFIG
 

@@ -17,7 +17,7 @@ LOST = frozenset(
 BROKEN = LOST | {"process-died", "no-progress", "stale-hwm", "nonmonotonic-send", "duplicate-sequence", "sequence-gap"}
 RAFT = BROKEN | {"two-leaders-in-term", "log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"}
 
-_LIVE = "smq.coordinator.groups.live:LiveGroup."
+_SESSIONS = "smq.coordinator.groups.sessions:"
 _GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
 
 _NOTHING_IS_FORGOTTEN = Mutation(
@@ -44,8 +44,8 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="a new coordinator gives each member one fresh session",
         mutations=(
             Mutation(
-                _LIVE + "_look",
-                "before.get(name, now_ns + m.member.session_timeout_ms * _NS_PER_MS)",
+                _SESSIONS + "sessions_of",
+                "before.get(name, now_ns + m.member.session_timeout_ms * NS_PER_MS)",
                 "before.get(name, now_ns)",
             ),
         ),
@@ -66,7 +66,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="sessions-never-end",
         rule="members that are not heard of are evicted",
-        mutations=(Mutation(_LIVE + "_gone", "until_ns <= now_ns or name in late", "False"),),
+        mutations=(Mutation(_SESSIONS + "silent_members", "until_ns <= now_ns or name in late", "False"),),
         scenario="groups",
         anomalies=frozenset({"phantom-member"}),
         seeds=8,

@@ -1,8 +1,8 @@
 """node.toml: the settings of one server process, read once at start.
 
-Owns the file's format, its checks and its writer. Unknown keys are refused with the list of known ones; an address
-that is not loopback is refused without TLS and client certificates, unless the operator says `insecure`. It must never
-open a socket, a certificate or the data directory. The composition root and the CLI import it.
+Owns the file's format, its checks and its writer. Unknown keys are refused with the list of known ones. An address that
+is not loopback is refused without TLS and client certificates, unless the operator says `insecure`. It must never open
+a socket, a certificate or the data directory. The composition root and the CLI import it.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ _TUNABLE: Final = {f.name: f.type for f in dataclasses.fields(NodeConfig) if f.n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """PEM files: `ca` (one or more certificates that are trusted), this node's `certificate` and its `key`. Between
-    nodes both sides always show one; `client_certificates` says whether clients must, too."""
+    """PEM files: `ca` (one or more trusted certificates), this node's `certificate` and its `key`. Between nodes both
+    sides always present a certificate; `client_certificates` says whether clients must, too."""
 
     ca: Path
     certificate: Path
@@ -46,9 +46,9 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """`peers` names every node with its address for the other nodes; this node listens at its own entry. Ports of
-    `grpc_address`, `http_address` and `kafka_address` may be 0: a free one is taken and told to the cluster. Without a
-    `kafka_address` the node has no Kafka listener."""
+    """`peers` names every node with its address for the other nodes; this node listens at its own entry. The ports of
+    `grpc_address`, `http_address` and `kafka_address` may be 0: the node then takes a free port and registers it with
+    the cluster. Without a `kafka_address` the node has no Kafka listener."""
 
     node_id: NodeId
     cluster_id: str
@@ -57,9 +57,9 @@ class ServerConfig:
     grpc_address: Address = ("127.0.0.1", 0)
     http_address: Address = ("127.0.0.1", 0)
     kafka_address: Address | None = None
-    rack: str = ""  # where the node stands: a Kafka client of the same rack reads from it
+    rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
     kafka_auto_create: bool = False  # whether a Kafka client that names an unknown topic creates it
-    kafka_group_initial_delay_ms: int = GROUP_INITIAL_DELAY_MS_DEFAULT  # an empty group waits so long for more members
+    kafka_group_initial_delay_ms: int = GROUP_INITIAL_DELAY_MS_DEFAULT  # how long an empty group waits for more members
     insecure: bool = False
     tls: TlsConfig | None = None
     request_bytes_max: int = REQUEST_BYTES_DEFAULT
@@ -68,7 +68,7 @@ class ServerConfig:
     def node_config(
         self, *, grpc_address: Address, http_address: Address, kafka_address: Address | None = None
     ) -> NodeConfig:
-        """The settings of the node itself, with the ports that were really taken."""
+        """The settings of the node itself, with the ports that were actually bound."""
         config = NodeConfig(
             node_id=self.node_id,
             cluster_id=self.cluster_id,
@@ -89,7 +89,7 @@ _TLS_KEYS: Final = tuple(f.name for f in dataclasses.fields(TlsConfig))
 
 # ---------------------------------------------------------------------------------------------------- reading
 def load_config(path: Path, *, insecure: bool = False) -> ServerConfig:
-    """ConfigError for a file that is missing or wrong. `insecure` is that of the command line."""
+    """ConfigError for a file that is missing or invalid. `insecure` is the command line's option."""
     try:
         text = path.read_text()
     except OSError as e:
@@ -136,7 +136,7 @@ def parse_config(text: str, *, base_dir: Path, insecure: bool = False) -> Server
 
 
 def check_config(config: ServerConfig) -> None:
-    """ConfigError for settings that do not fit together."""
+    """ConfigError for settings that contradict each other."""
     if config.node_id not in config.peers:
         raise ConfigError(f'[peers] must name this node too: add {config.node_id} = "127.0.0.1:PORT"')
     check_cluster_id(config.cluster_id)
@@ -159,17 +159,17 @@ def check_config(config: ServerConfig) -> None:
         listens["kafka_address"] = config.kafka_address
     for key, address in listens.items():
         if not config.insecure and not is_loopback(address[0]):
-            _refuse_open_door(key, address, config.tls)
+            _refuse_unprotected(key, address, config.tls)
 
 
 def check_cluster_id(cluster_id: str) -> None:
-    """ConfigError for the only text that names no cluster; certificates escape what a URI cannot carry."""
+    """ConfigError for the empty text. Any other text is valid: certificates escape what a URI cannot carry."""
     if not cluster_id:
         raise ConfigError("cluster_id must not be empty: all nodes of a cluster share one")
 
 
 def check_rack(rack: str) -> None:
-    """ConfigError for a name that a registration cannot carry."""
+    """ConfigError for a name that does not fit into a registration."""
     try:
         size = len(rack.encode())
     except UnicodeEncodeError:
@@ -178,20 +178,22 @@ def check_rack(rack: str) -> None:
         raise ConfigError(f"rack has {size} bytes: it must have at most {RACK_BYTES_MAX}")
 
 
-def _refuse_open_door(key: str, address: Address, tls: TlsConfig | None) -> None:
-    """ConfigError where others reach the address, and nothing keeps strangers out. Between nodes TLS is always mutual;
-    of clients only a certificate tells who they are."""
+def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None) -> None:
+    """ConfigError if other machines reach the address and nothing keeps strangers out. Between nodes TLS is always
+    mutual; a client is identified by its certificate alone."""
     if tls is None:
-        lacks = (
-            "without TLS anybody who reaches that port could read and delete everything. Make certificates (`smq cert "
+        advice = (
+            "without TLS any client that reaches that port could read and delete everything. Make certificates "
+            "(`smq cert --help`) and name them under [tls]"
         )
-        lacks += "--help`) and name them under [tls]"
     elif not tls.client_certificates and not key.startswith("peers."):
-        lacks = "TLS without client certificates lets anybody in who reaches that port. Set client_certificates = true"
+        advice = (
+            "TLS without client certificates admits any client that reaches that port. Set client_certificates = true"
+        )
     else:
         return
     raise ConfigError(
-        f"{key} is {format_address(address)}, which is not a loopback address: {lacks}, use 127.0.0.1, or say "
+        f"{key} is {format_address(address)}, which is not a loopback address: {advice}, use 127.0.0.1, or set "
         "insecure = true (--insecure) on a network that you trust"
     )
 
@@ -212,7 +214,7 @@ def dump_config(config: ServerConfig) -> str:
         f"insecure = {str(config.insecure).lower()}",
         f"request_bytes_max = {config.request_bytes_max}",
         "",
-        "# Every node, this one included, and where the others reach it.",
+        "# Every node, this one included, and where the other nodes reach it.",
         "[peers]",
         *(f"{peer} = {_quoted(format_address(address))}" for peer, address in sorted(config.peers.items())),
     ]
@@ -234,7 +236,7 @@ def tls_table(ca: Path, certificate: Path, key: Path) -> list[str]:
 
 
 def write_config(config: ServerConfig, path: Path) -> None:
-    """Whole or not at all: a crash leaves the old file."""
+    """Atomic: a crash leaves the old file."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(dump_config(config))
     temporary.replace(path)
@@ -256,7 +258,7 @@ def format_address(address: Address) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Only what cannot be reached from another machine; names other than localhost are not trusted to be."""
+    """Whether no other machine can reach the host. Names other than localhost do not count as loopback."""
     if host == "localhost":
         return True
     try:
@@ -280,7 +282,7 @@ def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _tls(table: Mapping[str, Any], base_dir: Path) -> TlsConfig:
-    """Its files may be relative to `base_dir`, as `data_dir`."""
+    """Its files may be relative to `base_dir`, like `data_dir`."""
     _refuse_unknown("settings under [tls]", table, _TLS_KEYS)
     for key in ("ca", "certificate", "key"):
         if key not in table:

@@ -1,8 +1,8 @@
-"""How many connections each port may have, by the file descriptors that this process may open.
+"""How many connections each port may have, given the file descriptors that this process may open.
 
-Owns the division: the disk and the other nodes first, clients share the rest. A node whose clients have taken every
-descriptor could not open its journal or answer a peer, and its cluster would lose it to its clients. The composition
-root imports it.
+Owns the division: the disk and the other nodes come first, and clients share the rest. Otherwise clients could take
+every descriptor, the node could neither open its journal nor answer a peer, and the cluster would lose it. The
+composition root imports it.
 """
 
 import resource
@@ -18,8 +18,8 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
-    """Of clients, at most, by port. `descriptor_max` is the first number of a descriptor that is not theirs."""
+class ConnectionCaps:
+    """The most connections of clients, per port. `descriptor_max` is the first descriptor number beyond theirs."""
 
     grpc: int
     kafka: int
@@ -41,40 +41,40 @@ class Connections:
         return AcceptLimits(connections_max=self.http, per_address_max=per_address, descriptor_max=self.descriptor_max)
 
 
-def divide(descriptors: int) -> Connections:
-    """StartError where there are too few. Where all the caps do not fit, each is cut by the same part."""
+def divide(descriptors: int) -> ConnectionCaps:
+    """StartError if there are too few. If the caps do not all fit, each is cut in the same proportion."""
     if descriptors < limits.DESCRIPTORS_MIN:
         raise StartError(
-            f"this process may open {descriptors} files only, and a node needs {limits.DESCRIPTORS_MIN} and one for "
-            "each connection of a client: raise the limit (ulimit -n, LimitNOFILE= of systemd)"
+            f"this process may open only {descriptors} files, and a node needs {limits.DESCRIPTORS_MIN} plus one per "
+            "client connection: raise the limit (ulimit -n, LimitNOFILE= of systemd)"
         )
     rest = descriptors - limits.DESCRIPTORS_RESERVED
     caps = (limits.GRPC_CONNECTIONS_MAX, limits.KAFKA_CONNECTIONS_MAX, limits.HTTP_CONNECTIONS_MAX)
     scale = min(1.0, rest / sum(caps))
     grpc, kafka, http = (max(1, int(cap * scale)) for cap in caps)
-    return Connections(grpc=grpc, kafka=kafka, http=http, descriptor_max=rest)
+    return ConnectionCaps(grpc=grpc, kafka=kafka, http=http, descriptor_max=rest)
 
 
-def take_descriptors() -> Connections:
-    """Raises this process's limit as far as it may, and divides it."""
+def take_descriptors() -> ConnectionCaps:
+    """Raises this process's limit as far as allowed, and divides it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _wanted()
-    if soft < wanted:
-        soft = min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted
+    needed = _descriptors_needed()
+    if soft < needed:
+        soft = min(needed, hard) if hard != resource.RLIM_INFINITY else needed
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    connections = divide(soft)
-    if soft < wanted:
+    caps = divide(soft)
+    if soft < needed:
         log.warning(
             "few_file_descriptors",
             limit=soft,
-            wanted=wanted,
-            grpc_connections_max=connections.grpc,
-            kafka_connections_max=connections.kafka,
+            needed=needed,
+            grpc_connections_max=caps.grpc,
+            kafka_connections_max=caps.kafka,
             advice="raise the hard limit of open files (ulimit -Hn, LimitNOFILE= of systemd) for more connections",
         )
-    return connections
+    return caps
 
 
-def _wanted() -> int:
+def _descriptors_needed() -> int:
     caps = limits.GRPC_CONNECTIONS_MAX + limits.KAFKA_CONNECTIONS_MAX + limits.HTTP_CONNECTIONS_MAX
     return caps + limits.DESCRIPTORS_RESERVED

@@ -1,6 +1,6 @@
-"""How a server process logs: one JSON object a line, to stderr.
+"""How a server process logs: one JSON object per line, to stderr.
 
-Owns structlog's configuration. Only the composition root imports it; everybody else asks structlog for a logger.
+Owns structlog's configuration. Only the composition root imports it; all others ask structlog for a logger.
 """
 
 import logging
@@ -12,7 +12,7 @@ from smq.raft_state.ids import NodeId
 
 
 def configure_logs(node_id: NodeId, level: int = logging.INFO) -> None:
-    """For the whole process; libraries' own loggers (aiohttp, asyncio, grpc) end up on stderr from WARNING on."""
+    """For the whole process. Libraries' own loggers (aiohttp, asyncio, grpc) write to stderr from WARNING up."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     structlog.configure(
         processors=[

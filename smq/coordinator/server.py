@@ -1,7 +1,7 @@
-"""The composition root: one node with its real ports, its gRPC and HTTP services, and its end.
+"""The composition root: one node with its real ports and its gRPC, HTTP and Kafka services.
 
-Owns the order of starting and stopping, and what happens on signals and on a fatal error. It decides nothing about
-data. The CLI imports it, nobody else.
+Owns the order of starting and stopping, and the reaction to signals and to a fatal error. It decides nothing about
+data. Only the CLI imports it.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ import uvloop
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
 from smq.coordinator.config import Address, ServerConfig, format_address
-from smq.coordinator.descriptors import Connections, take_descriptors
+from smq.coordinator.descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
-from smq.coordinator.grpc.connection_limit import GrpcDoors
-from smq.coordinator.grpc.request_admission import ArrivalGate
+from smq.coordinator.grpc.connection_limit import ConnectionLimit
+from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.heap import HeapKeeper
-from smq.coordinator.http.connection_metrics import DoorCollector, Doors
+from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
 from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaServer
@@ -70,7 +70,7 @@ class Server:
         self._is_stopping = False
 
     async def start(self) -> None:
-        """The directory first: who starts a node twice is told of that, and not of a port."""
+        """Opens the directory first: a node that is started twice should report that, and not a port in use."""
         clock = AsyncioClock(asyncio.get_running_loop(), on_error=die)
         try:
             self._disk = LmdbDisk(self._config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
@@ -84,14 +84,14 @@ class Server:
 
     async def _start(self, clock: AsyncioClock) -> None:
         config = self._config
-        connections = take_descriptors()
+        caps = take_descriptors()
         self._tls = load_tls(config.tls, cluster_id=config.cluster_id, node_id=config.node_id)
         peer_listener = _listener("other nodes", config.peers[config.node_id])
         http_listener = _listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
         kafka_listener = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
         self.kafka_address = _bound(config.kafka_address, kafka_listener)
-        self.grpc_address = self._open_grpc(connections)
+        self.grpc_address = self._open_grpc(caps)
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
@@ -107,29 +107,29 @@ class Server:
         try:
             self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
         except ValueError as e:
-            raise StartError(f"the settings under [tuning] do not fit together: {e}") from e
+            raise StartError(f"the settings under [tuning] contradict each other: {e}") from e
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
         self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
-        self._kafka = self._kafka_server(kafka_listener, connections.kafka_limits, context)
-        doors: dict[str, Doors] = {"nodes": network.acceptor, "grpc": self._grpc_doors}
+        self._kafka = self._kafka_server(kafka_listener, caps.kafka_limits, context)
+        connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc_connections}
         if self._kafka is not None:
-            doors["kafka"] = self._kafka.acceptor
+            connections["kafka"] = self._kafka.acceptor
         self._http = HttpServer(
             self.node,
             http_listener,
             lambda: self._is_stopping,
-            make_registry(self.node, DoorCollector(doors, self._tls)),
-            limits=connections.http_limits,
+            make_registry(self.node, ConnectionCollector(connections, self._tls)),
+            limits=caps.http_limits,
             tls=context,
         )
-        doors["http"] = self._http.acceptor
+        connections["http"] = self._http.acceptor
         try:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
             raise StartError(str(e)) from e
         await self._grpc.start()
-        self._grpc_doors.start()
+        self._grpc_connections.start()
         await self._http.start()
         if self._groups is not None:
             self._groups.start()
@@ -147,17 +147,17 @@ class Server:
             pid=os.getpid(),
         )
 
-    def _open_grpc(self, connections: Connections) -> Address:
-        """Bound, and not served yet."""
+    def _open_grpc(self, caps: ConnectionCaps) -> Address:
+        """Binds the port, without serving it yet."""
         config = self._config
         options = (
             *_GRPC_OPTIONS,
             ("grpc.max_receive_message_length", config.request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
-            ("grpc.max_allowed_incoming_connections", connections.grpc),
+            ("grpc.max_allowed_incoming_connections", caps.grpc),
         )
-        self._grpc = grpc.aio.server(options=options, interceptors=[ArrivalGate()])
+        self._grpc = grpc.aio.server(options=options, interceptors=[RequestAdmission()])
         port = self._bind_grpc()
-        self._grpc_doors = GrpcDoors(port, per_address_max=connections.grpc_per_address)
+        self._grpc_connections = ConnectionLimit(port, per_address_max=caps.grpc_per_address)
         return config.grpc_address[0], port
 
     def _bind_grpc(self) -> int:
@@ -185,7 +185,7 @@ class Server:
     ) -> KafkaServer | None:
         if listener is None:
             return None
-        assert self._groups is not None, "it is made with the listener"
+        assert self._groups is not None, "it is created with the listener"
         return KafkaServer(
             self.node,
             self._groups,
@@ -199,16 +199,16 @@ class Server:
 
     @property
     def tls_ends_s(self) -> float | None:
-        """Unix time at which the node's certificate ends; None without TLS."""
+        """Unix time at which the node's certificate expires; None without TLS."""
         return self._tls.ends_s if self._tls is not None else None
 
     def reload(self) -> None:
-        """Reads the certificates again, as their change would do a little later."""
+        """Reads the certificates again now, without waiting for the watch to see a change."""
         if self._tls is not None:
             self._tls.reload()
 
     async def stop(self) -> None:
-        """Hands leaderships over, ends the streams with typed errors, then closes everything. Once."""
+        """Hands leaderships over, ends the streams with typed errors, then closes everything. Runs once."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -224,7 +224,7 @@ class Server:
             self._groups.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
-        self._grpc_doors.stop()
+        self._grpc_connections.stop()
         if self._kafka is not None:
             await self._kafka.stop()
         await self._http.stop()
@@ -235,9 +235,9 @@ class Server:
 
 
 def die(error: BaseException) -> NoReturn:
-    """The node's state, or what its disk holds, is not known any more: nothing may be said after this.
+    """The node's state, or the content of its disk, is no longer known: nothing may be sent after this.
 
-    What the operator has to mend is told in its own words; a fault of ours keeps its traceback.
+    An error that the operator must fix is logged as its message; a fault of ours is logged with its traceback.
     """
     if isinstance(error, DataDamaged | StartRefused):
         log.critical("fatal", error=str(error))
@@ -256,10 +256,10 @@ def run_server(
 ) -> int:
     """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code."""
     configure_logs(config.node_id, log_level)
-    # A signal that ends the process (LMDB's map over a failing disk) leaves a stack in the log: the descriptor is
-    # named, since what stands for sys.stderr may have none.
+    # A signal that ends the process (LMDB's map over a failing disk) leaves a stack in the log. The descriptor is given
+    # by number, because a replaced sys.stderr may have none.
     faulthandler.enable(2)
-    # With Python's 5 ms a busy loop would hold up the disk's writer thread (see disk_lmdb).
+    # With Python's default of 5 ms a busy loop would delay the disk's writer thread (see disk_lmdb).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     HeapKeeper().start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -274,18 +274,18 @@ async def _run(
 
     def on_signal() -> None:
         if stop.is_set():
-            os._exit(EXIT_FAILED)  # asked twice: at once
+            os._exit(EXIT_FAILED)  # the second signal: end immediately
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     if is_child:
-        # The parent holds the other end of stdin: it ends with the parent, however that dies.
+        # The parent holds the other end of stdin, which ends with the parent, however it dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
     server = Server(config)
     await server.start()
-    has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None where it was closed before the start
-    if config.tls is not None and not has_terminal:  # of a terminal it says that nobody is there any more
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None if it was closed before the start
+    if config.tls is not None and not has_terminal:  # from a terminal it means that the user is gone
         loop.add_signal_handler(signal.SIGHUP, server.reload)
     started = asyncio.create_task(on_started(server)) if on_started is not None else None
     await stop.wait()
@@ -298,7 +298,7 @@ async def _run(
 
 
 def _bound(address: Address | None, listener: socket.socket | None) -> Address | None:
-    """The address with the port that was really taken."""
+    """The address with the port that was actually bound."""
     return (address[0], listener.getsockname()[1]) if address is not None and listener is not None else None
 
 
@@ -310,4 +310,6 @@ def _listener(purpose: str, address: Address) -> socket.socket:
 
 
 def _port_taken(purpose: str, address: str, reason: str) -> PortTaken:
-    return PortTaken(f"cannot listen on {address} for {purpose}: {reason}; choose another port, or stop who uses it")
+    return PortTaken(
+        f"cannot listen on {address} for {purpose}: {reason}; choose another port, or stop the process that uses it"
+    )

@@ -1,4 +1,4 @@
-"""Errors that are told to the user in one sentence, without a traceback, with the process's exit code.
+"""Errors that the user sees as one sentence without a traceback, and the process's exit codes.
 
 Light on purpose: every command imports it.
 """
@@ -6,19 +6,19 @@ Light on purpose: every command imports it.
 from typing import ClassVar, Final
 
 EXIT_FAILED: Final = 1  # the request could not be carried out
-EXIT_USAGE: Final = 2  # what was asked for makes no sense; as click's own usage errors
+EXIT_USAGE: Final = 2  # the request makes no sense; as click's own usage errors
 EXIT_FATAL: Final = 70  # a failed commit or a broken invariant ended the node
-EXIT_PORT_TAKEN: Final = 98  # EADDRINUSE: who chose the port may choose another
+EXIT_PORT_TAKEN: Final = 98  # EADDRINUSE: whatever chose the port may choose another
 
 
 class UserError(Exception):
-    """The message says what was wrong and what to do."""
+    """The message says what is wrong and what to do."""
 
     code: ClassVar[int] = EXIT_FAILED
 
 
 class ConfigError(UserError):
-    """Settings cannot be used."""
+    """The settings are invalid."""
 
     code: ClassVar[int] = EXIT_USAGE
 
@@ -28,6 +28,6 @@ class StartError(UserError):
 
 
 class PortTaken(StartError):
-    """One of a node's ports cannot be had."""
+    """One of a node's ports is not available."""
 
     code: ClassVar[int] = EXIT_PORT_TAKEN

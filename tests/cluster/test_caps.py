@@ -19,7 +19,7 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AgentStub, BrokerStub
 from smq.coordinator import limits
-from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.kafka.api_keys import ApiKey
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, encode_batch
 from smq.testing.cluster import Cluster, wait_for

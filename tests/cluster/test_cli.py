@@ -32,7 +32,7 @@ class Foreground:
         return wait_for("the ready file", found, SECONDS)
 
     def stop(self) -> int:
-        """Ctrl-C; the exit code. The ready file goes, so that the next start's is not taken for it."""
+        """Sends Ctrl-C and returns the exit code. Removes the ready file, so that the next start's is not mistaken."""
         end(self.process)
         self.ready.unlink(missing_ok=True)
         return self.process.returncode
@@ -128,7 +128,7 @@ def test_cluster_on_the_same_directory_is_the_same_cluster_on_new_ports(tmp_path
 
 
 def test_stale_ready_file_is_removed_at_start(tmp_path: Path) -> None:
-    """One that fails, so that no other file takes its place: whoever waits for a node must not find the last one."""
+    """The start fails, so no new file takes its place: a script that waits for a node must not find the old one."""
     stale = tmp_path / "ready.json"
     stale.write_text("stale")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -151,7 +151,7 @@ def test_child_that_dies_is_reported_and_not_restarted(own_cluster: Cluster) -> 
 
 
 def test_a_child_that_dies_over_its_data_file_leaves_a_stack_and_advice(own_cluster: Cluster) -> None:
-    """What LMDB's map over a failing disk does to a process: a signal."""
+    """LMDB's map over a failing disk ends a process by a signal."""
     own_cluster.start()
     own_cluster.signal(3, signal.SIGBUS)
     own_cluster.wait_dead(3)
@@ -172,7 +172,7 @@ def test_serve_ends_cleanly_on_sigterm(own_cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("topic", "describe", "no-such"), "no-such"),
         (("produce", "no-such"), "no-such"),
@@ -183,12 +183,12 @@ def test_serve_ends_cleanly_on_sigterm(own_cluster: Cluster) -> None:
     ],
 )
 def test_user_error_is_one_sentence_and_a_failing_exit_code(
-    cluster: Cluster, arguments: tuple[str, ...], told: str
+    cluster: Cluster, arguments: tuple[str, ...], expected: str
 ) -> None:
     where = () if "--bootstrap" in arguments else ("--bootstrap", cluster.nodes[1].grpc)
     result = run_cli(*arguments, *where, input="x\n")
     assert result.returncode != 0
-    assert told in result.stderr
+    assert expected in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.kafka.api_keys import ApiKey
 from smq.testing.cluster import Cluster
 from tests.kafka.raw import RawKafka
 

@@ -5,8 +5,8 @@ import socket
 import struct
 from typing import Any
 
-from smq.coordinator.kafka.compiler import Struct, compile_decoder, compile_encoder, default_source
-from smq.coordinator.kafka.keys import ApiKey, is_header_flexible, request_message, response_message
+from smq.coordinator.kafka.api_keys import ApiKey, is_header_flexible, request_message, response_message
+from smq.coordinator.kafka.codec import Struct, compile_decoder, compile_encoder, default_source
 from smq.coordinator.kafka.schema import Field
 from smq.records import NewRecord, encode_batch
 

@@ -6,10 +6,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.configs import BROKER, TOPIC
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.config_admin import BROKER, TOPIC
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG
 from smq.testing.cluster import Cluster
 from tests.kafka.faces import READ_S

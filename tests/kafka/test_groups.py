@@ -12,8 +12,8 @@ import confluent_kafka
 import pytest
 
 from smq.clients import SyncAdmin
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import CLI, Cluster, wait_for
 from tests.kafka.faces import bootstrap as addresses

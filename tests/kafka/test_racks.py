@@ -8,8 +8,8 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.keys import ApiKey
 from smq.testing.cluster import Cluster, wait_for
 from tests.kafka.faces import bootstrap
 from tests.kafka.raw import RawKafka, batch

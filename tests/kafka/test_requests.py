@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.records import MAGIC, restamped, validate_produced
 from smq.testing.cluster import Cluster
 from tests.kafka.raw import RawKafka, batch

@@ -1,4 +1,4 @@
-"""What deploy/ ships is real: the sample configuration is read by the server's parser, the unit by systemd's."""
+"""The files of deploy/ are valid: the server's parser reads the sample configuration, and systemd the unit."""
 
 import configparser
 import dataclasses
@@ -52,7 +52,7 @@ def test_unit_starts_the_command_with_the_sample_directory_and_no_privileges() -
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_unit_is_valid_for_systemd(tmp_path: Path) -> None:
-    """The executable is replaced by one that exists here: `verify` looks for it."""
+    """`verify` looks for the executable, so it is replaced by one that exists here."""
     unit = tmp_path / "smq.service"
     unit.write_text(UNIT.read_text().replace("/opt/smq/.venv/bin/smq", "/bin/true"))
     result = subprocess.run(

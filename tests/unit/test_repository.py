@@ -24,6 +24,7 @@ GENERATED = (
     "requirements.lock",
     "LICENSE",
     "docs/errors.md",
+    "docs/groups.md",
     "docs/kafka.md",
     "docs/tree.md",
     "smq/coordinator/kafka/messages/",
@@ -295,7 +296,7 @@ def test_gate_runs_check_and_test() -> None:
     assert "set -e" in gate
 
 
-@pytest.mark.parametrize("page", ["errors", "kafka", "tree"])
+@pytest.mark.parametrize("page", ["errors", "groups", "kafka", "tree"])
 def test_generated_page_is_what_the_code_gives(page: str) -> None:
     script = ROOT / f"docs/generate_{page}.py"
     code = f"import runpy; print(runpy.run_path({str(script)!r}, run_name='page')['render'](), end='')"
@@ -328,6 +329,14 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
         ("smq/replication/membership/liveness.py", "import smq.replication.membership.drain", "Inside membership"),
         ("smq/records.py", "import chaos_tests", "Nothing imports the chaos tests"),
         ("smq/clients/__init__.py", "import smq.raft_state.commands", "clients know ids and errors only"),
+        ("smq/coordinator/service/fetching.py", "import smq.coordinator.grpc.errors", "Inside the server"),
+        ("smq/coordinator/cli/connect.py", "import smq.coordinator.cli.topic", "Inside cli"),
+        ("smq/coordinator/grpc/errors.py", "import smq.coordinator.grpc.broker", "Inside grpc"),
+        ("smq/coordinator/groups/round.py", "import smq.coordinator.groups.memory", "Inside groups"),
+        ("smq/coordinator/kafka/cluster.py", "import smq.coordinator.kafka.fetch", "Inside kafka"),
+        ("smq/coordinator/http/metrics.py", "import smq.coordinator.http.endpoints", "Inside http"),
+        ("smq/coordinator/service/calls.py", "import smq.coordinator.service.lookup", "Inside service"),
+        ("smq/coordinator/tls/layout.py", "import smq.coordinator.tls.contexts", "Inside tls"),
     ],
 )
 def test_layer_contract_breaks_on_a_planted_import(tmp_path: Path, module: str, line: str, contract: str) -> None:

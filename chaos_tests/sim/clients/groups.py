@@ -12,7 +12,7 @@ from chaos_tests.checkers.membership import SESSION_MS
 from chaos_tests.sim.clients.base import Client, Known, World
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
-from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.raft_state.commands import GroupMember, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
@@ -30,6 +30,13 @@ COMMIT_MS: Final = 12 * CALL_MS  # a node goes on for longer than a client waits
 COMMIT_ATTEMPTS: Final = 5
 _FATAL: Final = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
 _REJOIN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
+
+
+def _code(result: Any) -> Any:
+    """The answer's code as Kafka clients, and the checkers, know it; an SmqError's own code; anything else as it is."""
+    if isinstance(result, Joined | Synced):
+        return OUTCOME_CODES[result.outcome]
+    return getattr(result, "code", result)
 
 
 def _label(member_id: str) -> str:
@@ -115,8 +122,10 @@ class GroupConsumer(Client):
                 return Lost.REFUSED
             self.coordinator = found
         result = yield Call(self.coordinator, request, ms * 1.2, deadline_ms or ms, is_tied=deadline_ms is not None)
-        code = getattr(result, "code", result)
-        if isinstance(result, Lost) or code in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE):
+        if isinstance(result, Lost) or _code(result) in (
+            KafkaError.NOT_COORDINATOR,
+            KafkaError.COORDINATOR_NOT_AVAILABLE,
+        ):
             self.coordinator = None
         return result
 
@@ -139,17 +148,18 @@ class GroupConsumer(Client):
         if not isinstance(joined, Joined):
             self.conclude_unknown("gjoin")
             return None
-        if joined.code is KafkaError.NONE:
+        code = _code(joined)
+        if code is KafkaError.NONE:
             self.member_id, self.generation = joined.member_id, joined.generation
             ids = [member_id for member_id, _, _ in joined.members]
             told = {"leader": _label(joined.leader), "members": [_label(member_id) for member_id in ids]}
             self.ok("gjoin", m=joined.member_id, gen=joined.generation, **told)
             return joined
-        self.world.recorder.fail(self.process, "gjoin", err=joined.code.name)
-        if joined.code is KafkaError.MEMBER_ID_REQUIRED:
+        self.world.recorder.fail(self.process, "gjoin", err=code.name)
+        if code is KafkaError.MEMBER_ID_REQUIRED:
             self.member_id = joined.member_id
             return (yield from self._join())
-        if joined.code in _FATAL:
+        if code in _FATAL:
             self.member_id = ""
         return None
 
@@ -164,9 +174,10 @@ class GroupConsumer(Client):
         if not isinstance(synced, Synced):
             self.conclude_unknown("gsync")
             return False
-        if synced.code is not KafkaError.NONE:
-            self.world.recorder.fail(self.process, "gsync", err=synced.code.name)
-            if synced.code in _FATAL:
+        code = _code(synced)
+        if code is not KafkaError.NONE:
+            self.world.recorder.fail(self.process, "gsync", err=code.name)
+            if code in _FATAL:
                 self.member_id = ""
             return False
         numbers = struct.unpack(f">{len(synced.assignment) // 4}i", synced.assignment)
@@ -184,7 +195,9 @@ class GroupConsumer(Client):
         """A Script that returns the code, None where nothing is known."""
         who, generation = self._who, self.generation
         self.world.recorder.invoke(self.process, "gbeat", g=self.group, m=self.member_id, gen=generation)
-        code = yield from self._ask(lambda api, done: done(api.groups.heartbeat(self.group, who, generation)))
+        code = yield from self._ask(
+            lambda api, done: done(OUTCOME_CODES[api.groups.heartbeat(self.group, who, generation)])
+        )
         if not isinstance(code, KafkaError):
             self.conclude_unknown("gbeat")
             return None
@@ -200,7 +213,7 @@ class GroupConsumer(Client):
         items = (OffsetCommit(partition=partition.pid, offset=Offset(at), metadata=tag),)
 
         def request(api: Any, done: Callable[[Any], None]) -> None:
-            code = api.groups.refusal(self.group)
+            code = OUTCOME_CODES[api.groups.refusal(self.group)]
             if code is not KafkaError.NONE:
                 done(code)
             else:  # Kafka's requests have no ids: each attempt is a command of its own
@@ -228,9 +241,9 @@ class GroupConsumer(Client):
     def _leave(self) -> Script:
         who = self._who
         self.world.recorder.invoke(self.process, "gleave", g=self.group, m=self.member_id)
-        codes = yield from self._ask(lambda api, done: api.groups.leave(self.group, [who], done), CALL_MS * 12)
-        if isinstance(codes, list):
-            self.ok("gleave", code=codes[0].name)
+        outcomes = yield from self._ask(lambda api, done: api.groups.leave(self.group, [who], done), CALL_MS * 12)
+        if isinstance(outcomes, list):
+            self.ok("gleave", code=OUTCOME_CODES[outcomes[0]].name)
         else:
             self.conclude_unknown("gleave")
 

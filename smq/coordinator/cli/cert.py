@@ -1,6 +1,6 @@
-"""`smq cert`: an authority of one's own, certificates for nodes and clients, and when certificates end.
+"""`smq cert`: a certificate authority, certificates for nodes and clients, and when certificates expire.
 
-Owns the commands' words. Everything real happens in certificates. `cli` loads it when it is used.
+Owns what these commands print. The work is done in `tls.certificates`. `cli.main` loads it when it is used.
 """
 
 import shlex
@@ -16,23 +16,22 @@ from smq.raft_state.ids import NodeId
 from smq.replication.net.tls import node_uri
 
 _directory = click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-_days = click.option(
-    "--days", type=click.IntRange(min=1), default=DAYS, show_default=True, help="How long it is valid."
-)
+_days = click.option("--days", type=click.IntRange(min=1), default=DAYS, show_default=True, help="Days it is valid.")
 
 
 @click.group()
 def cert() -> None:
     """Makes certificates for TLS, signed by an authority of its own.
 
-    The authority's key lies unencrypted in DIRECTORY/ca: for development, or for a directory that is kept offline.
-    Certificates of any other authority do as well; those of nodes name the node by the URI that `smq cert node` prints.
+    The authority's key is stored unencrypted in DIRECTORY/ca: use it for development, or keep the directory offline.
+    Certificates of any other authority work as well. A node's certificate must name the node by the URI that
+    `smq cert node` prints.
     """
 
 
 @cert.command("init")
 @_directory
-@click.option("--days", type=click.IntRange(min=1), default=CA_DAYS, show_default=True, help="How long it counts.")
+@click.option("--days", type=click.IntRange(min=1), default=CA_DAYS, show_default=True, help="Days it is valid.")
 def cert_init(directory: Path, days: int) -> None:
     """Makes a new authority in DIRECTORY/ca."""
     make_authority(directory, "smq CA", days=days)
@@ -46,20 +45,20 @@ def cert_init(directory: Path, days: int) -> None:
 @click.option("--host", "hosts", multiple=True, help="Name or address by which clients reach it; may be repeated.")
 @_days
 def cert_node(directory: Path, cluster_id: str, node_id: int, hosts: tuple[str, ...], days: int) -> None:
-    """Makes or renews the certificate of one node, in DIRECTORY/node-N. Loopback names are always in it."""
+    """Makes or renews the certificate of one node, in DIRECTORY/node-N. It always includes the loopback names."""
     made = make_node(directory.absolute(), cluster_id=cluster_id, node_id=NodeId(node_id), hosts=hosts, days=days)
-    _tell(made, f"names {node_uri(cluster_id, NodeId(node_id))} and ")
+    _report(made, f"names {node_uri(cluster_id, NodeId(node_id))} and ")
     click.echo("\n".join(tls_table(made.ca, made.certificate, made.key)))
 
 
 @cert.command("client")
 @_directory
-@click.option("--name", default=OPERATOR, show_default=True, help="Whose it is: the certificate's common name.")
+@click.option("--name", default=OPERATOR, show_default=True, help="The client's name: the certificate's common name.")
 @_days
 def cert_client(directory: Path, name: str, days: int) -> None:
     """Makes or renews the certificate of a client, in DIRECTORY/client-NAME."""
     made = make_client(directory.absolute(), name, days=days)
-    _tell(made)
+    _report(made)
     files = {"CA": made.ca, "CERTIFICATE": made.certificate, "KEY": made.key}
     click.echo("export " + " ".join(f"SMQ_TLS_{name}={shlex.quote(str(path))}" for name, path in files.items()))
 
@@ -67,18 +66,18 @@ def cert_client(directory: Path, name: str, days: int) -> None:
 @cert.command("show")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def cert_show(files: tuple[Path, ...]) -> None:
-    """Tells when certificates end, the first of each file. Exit code 1 where one has."""
+    """Shows when certificates expire, the first of each file. Exit code 1 if one has expired."""
     now = datetime.now(UTC)
-    has_ended = False
+    has_expired = False
     for path in files:
         end = read_end(path)
-        has_ended |= end < now
-        left = "ended" if end < now else f"{(end - now).days} days left"
+        has_expired |= end < now
+        left = "expired" if end < now else f"{(end - now).days} days left"
         click.echo(f"{path}  {end:%Y-%m-%d %H:%M} UTC  {left}")
-    if has_ended:
+    if has_expired:
         raise SystemExit(1)
 
 
-def _tell(made: Identity, names: str = "") -> None:
-    """On stderr: stdout is to be pasted, wherever one stands; so all paths are absolute."""
+def _report(made: Identity, names: str = "") -> None:
+    """On stderr: stdout can be pasted anywhere, which is why all paths are absolute."""
     click.echo(f"{made.certificate} {names}is valid until {read_end(made.certificate):%Y-%m-%d %H:%M} UTC", err=True)

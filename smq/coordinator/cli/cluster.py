@@ -1,6 +1,6 @@
 """`smq dev`, `smq cluster` and `smq serve`: starting nodes on this machine.
 
-Owns what is printed and the ready file. Everything real happens in server, supervisor and cluster_dir.
+Owns what is printed, and the ready file. The work is done in server, supervisor and cluster_dir.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from smq.coordinator.server import Server, run_server
 from smq.coordinator.tls.certificates import secure_cluster
 from smq.coordinator.user_errors import PortTaken
 
-_START_ATTEMPTS: Final = 3  # a free port may be taken between its choice and its use, hardly three times in a row
+_START_ATTEMPTS: Final = 3  # a free port may be taken between its choice and its use, but hardly three times in a row
 _READY_POLL_S: Final = 0.02
 _NODES_DEFAULT: Final = 3
 
-_PORT_HELP = "of node 1, then +10 a node; 0 takes free ports. Without it: as last time, or {}"
+_PORT_HELP = "of node 1, then +10 per node; 0 picks free ports. Default: as last time, or {}"
 grpc_port = click.option("--grpc-port", type=int, help="gRPC port " + _PORT_HELP.format(7401))
 http_port = click.option("--http-port", type=int, help="HTTP port " + _PORT_HELP.format(7402))
 kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_HELP.format(9092))
 tls_option = click.option(
-    "--tls", is_flag=True, help="Make certificates under D/tls and use them; a directory that has TLS keeps it."
+    "--tls", is_flag=True, help="Create certificates under D/tls and use them. A directory that has TLS keeps it."
 )
 ready_file = click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Written (renamed into place) when every node serves; removed at start.",
+    help="Written (renamed into place) when every node is ready; removed at start.",
 )
 
 
@@ -50,8 +50,8 @@ ready_file = click.option(
     show_default=True,
     help="Where the node keeps its data.",
 )
-@click.option("--ephemeral", is_flag=True, help="Keep nothing: the data goes when the node stops.")
-@click.option("--verbose", is_flag=True, help="Log what the node does, not only what goes wrong.")
+@click.option("--ephemeral", is_flag=True, help="Keep nothing: delete the data when the node stops.")
+@click.option("--verbose", is_flag=True, help="Log what the node does, not only warnings and errors.")
 @grpc_port
 @http_port
 @kafka_port
@@ -89,28 +89,28 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, tls: bool, ready_file: Pa
     async def announce(server: Server) -> None:
         while not server.node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
             await asyncio.sleep(_READY_POLL_S)
-        say(
+        report(
             f"smq is ready: gRPC {_grpc(config)}, HTTP {_http(config)}, Kafka {_kafka(config)}, data in {data_dir}; "
             "Ctrl-C stops it"
         )
-        _say_tls(config, data_dir)
+        _report_tls(config, data_dir)
         write_ready_file(ready_file, [describe_node(config, os.getpid())])
 
     return run_server(config, on_started=announce, log_level=log_level)
 
 
 @click.command()
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="How many. Without it: as last time, or 3.")
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="Number of nodes. Default: as last time, or 3.")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Where the nodes keep their data: node-1, node-2, ... The same directory again is the same cluster.",
+    help="Where the nodes keep their data: node-1, node-2, ... The same directory is the same cluster.",
 )
 @grpc_port
 @http_port
 @kafka_port
-@click.option("--racks", default="", help="One a node, such as a,b,c: Kafka clients read in their own rack.")
+@click.option("--racks", default="", help="One per node, such as a,b,c. Kafka clients read in their own rack.")
 @tls_option
 @ready_file
 def cluster(
@@ -144,29 +144,29 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    supervisor = Supervisor(config_paths, say)
+    supervisor = Supervisor(config_paths, report)
     stopped = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(supervisor.start())
     await asyncio.wait({stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
-        starting.cancel()  # it stops what it has started
+        starting.cancel()  # it stops the nodes that it has started
         await asyncio.wait({starting})
         return 0
     starting.result()
     for child in supervisor.children:
-        say(
+        report(
             f"node {child.config.node_id}: pid {child.pid}, gRPC {_grpc(child.config)}, HTTP {_http(child.config)}, "
             f"Kafka {_kafka(child.config)}, log {child.log_path}"
         )
-    say(f"smq is ready: {counted(len(config_paths), 'node')}, data in {data_dir}; Ctrl-C stops them")
-    _say_tls(supervisor.children[0].config, data_dir)
+    report(f"smq is ready: {counted(len(config_paths), 'node')}, data in {data_dir}; Ctrl-C stops them")
+    _report_tls(supervisor.children[0].config, data_dir)
     write_ready_file(ready_file, [child.describe() for child in supervisor.children])
     dead = asyncio.create_task(supervisor.wait_all_dead())
     await asyncio.wait({stopped, dead}, return_when=asyncio.FIRST_COMPLETED)
     await supervisor.stop()
     if stop.is_set():
         return 0
-    say("no node is left")
+    report("no node is left")
     return 1
 
 
@@ -179,16 +179,16 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
     help="The node's node.toml.",
 )
 @click.option("--insecure", is_flag=True, help="Allow addresses that other machines can reach, without TLS.")
-@click.option("--child", is_flag=True, hidden=True, help="End when stdin ends, as the parent holds its other side.")
+@click.option("--child", is_flag=True, hidden=True, help="Stop when stdin ends: the parent holds its other end.")
 def serve(config_path: Path, insecure: bool, child: bool) -> None:
     """Runs one node in the foreground from its node.toml."""
     config = load_config(config_path, insecure=insecure)
     raise SystemExit(run_server(config, is_child=child))
 
 
-# ------------------------------------------------------------------------------------------------ what they share
+# ------------------------------------------------------------------------------------------------ shared parts
 def _with_other_ports(run: Callable[[bool], int]) -> int:
-    """Runs again, with other free ports, where one was taken between its choice and its use."""
+    """Runs again with other free ports if one was taken between its choice and its use."""
     for attempt in range(1, _START_ATTEMPTS + 1):
         try:
             return run(attempt > 1)
@@ -204,21 +204,23 @@ def remove_ready_file(path: Path | None) -> None:
 
 
 def write_ready_file(path: Path | None, nodes: Sequence[dict[str, object]]) -> None:
-    """Whoever waits for the file finds all of it, or none."""
+    """A reader finds the complete file, or none."""
     if path is not None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps({"nodes": list(nodes)}) + "\n")
         temporary.replace(path)
 
 
-def say(line: str) -> None:
-    """One line for the operator; stdout is left to data."""
+def report(line: str) -> None:
+    """Prints one line for the operator; stdout is for data."""
     click.echo(line, err=True)
 
 
-def _say_tls(config: ServerConfig, data_dir: Path) -> None:
+def _report_tls(config: ServerConfig, data_dir: Path) -> None:
     if config.tls is not None:
-        say(f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates")
+        report(
+            f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates"
+        )
 
 
 def _grpc(config: ServerConfig) -> str:

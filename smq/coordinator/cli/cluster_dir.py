@@ -1,7 +1,7 @@
-"""A cluster of this machine as it lies in one directory: D/node-1/node.toml, D/node-1/data, and so on.
+"""A cluster on this machine, as stored in one directory: D/node-1/node.toml, D/node-1/data, and so on.
 
 Owns the layout, the choice of ports, and the rule that the same directory is the same cluster. It starts nothing.
-`cli.cluster` imports it.
+`cli.cluster` and `cli.connect` import it.
 """
 
 import fcntl
@@ -32,11 +32,11 @@ GRPC_PORT_DEFAULT: Final = 7401
 HTTP_PORT_DEFAULT: Final = 7402
 KAFKA_PORT_DEFAULT: Final = 9092  # where Kafka clients look first
 PORT_STEP: Final = 10  # between two nodes of one machine
-NODES_MAX: Final = 9  # processes on one machine; a larger cluster is for more machines
+NODES_MAX: Final = 9  # processes on one machine; a larger cluster belongs on more machines
 _HOST: Final = "127.0.0.1"
 _LOCK_FILE: Final = "cluster.lock"
 _LOCK_CHARS_MAX: Final = 32  # a process id
-# Below the ports of outgoing connections: Linux takes those from 32768 on, gVisor (containers) from 16000.
+# Below the ports of outgoing connections: Linux assigns those from 32768 up, gVisor (containers) from 16000.
 _FREE_PORTS: Final = range(10_000, 16_000)
 
 
@@ -45,7 +45,7 @@ Secure: TypeAlias = Callable[[Path, Sequence[ServerConfig]], list[ServerConfig]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Of node 1; None keeps what the directory has (or the default of a new one), 0 takes free ones."""
+    """Of node 1. None keeps what the directory has (or the default of a new one); 0 picks free ports."""
 
     grpc: int | None = None
     http: int | None = None
@@ -53,7 +53,7 @@ class Ports:
 
     @property
     def are_free(self) -> bool:
-        """Whether another choice may be made where a port turns out to be taken."""
+        """Whether other ports may be chosen if one turns out to be taken."""
         return 0 in (self.grpc, self.http, self.kafka)
 
 
@@ -66,16 +66,15 @@ def prepare_cluster(
     racks: Sequence[str] = (),
     secure: Secure | None = None,
 ) -> list[Path]:
-    """Makes or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError where the
-    directory holds another cluster than the one asked for. The ports between nodes are nobody's business: they are
-    chosen freely, and kept unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of
-    the nodes in their order; without any they stay as they are. `secure` gives TLS to
-    nodes that have none."""
+    """Creates or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError if the directory
+    holds another cluster than the requested one. The user does not choose the ports between nodes: they are free ports,
+    and stay the same unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of the nodes, in
+    order; if it is empty, they stay as they are. `secure` gives TLS to nodes that have none."""
     found = find_nodes(directory)
     configs = [load_config(path) for path in found] if found else _new_cluster(node_count)
     if node_count != len(configs):
         raise ConfigError(
-            f"{directory} holds a cluster of {len(configs)} nodes, not {node_count}: say --nodes {len(configs)}, or "
+            f"{directory} holds a cluster of {len(configs)} nodes, not {node_count}: use --nodes {len(configs)}, or "
             "choose another directory"
         )
     _check_ports(ports, len(configs))
@@ -93,8 +92,8 @@ def prepare_cluster(
 
 @contextmanager
 def hold_directory(directory: Path) -> Iterator[None]:
-    """Keeps another `smq cluster` or `smq dev` off the directory: it would rewrite the ports of running nodes. The
-    lock goes with the process, whatever ends it. Single nodes are kept off by the lock on their own data."""
+    """Locks the directory against another `smq cluster` or `smq dev`, which would rewrite the ports of running nodes.
+    The lock ends with the process, whatever ends it. Single nodes are protected by the lock on their own data."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (directory / _LOCK_FILE).open("a+") as lock:
         try:
@@ -103,7 +102,7 @@ def hold_directory(directory: Path) -> Iterator[None]:
             lock.seek(0)
             owner = lock.read(_LOCK_CHARS_MAX).strip() or "unknown"
             raise ConfigError(
-                f"{directory} is in use by process {owner}: stop that one first, or choose another directory"
+                f"{directory} is in use by process {owner}: stop it first, or choose another directory"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -130,7 +129,7 @@ class Reach:
 
 
 def reach_of(directory: Path) -> Reach:
-    """ConfigError where the directory holds no cluster."""
+    """ConfigError if the directory holds no cluster."""
     configs = [load_config(path) for path in find_nodes(directory)]
     if not configs:
         raise ConfigError(f"{directory} holds no cluster: name the --data-dir of `smq cluster` or `smq dev`")
@@ -164,7 +163,7 @@ def _new_cluster(node_count: int) -> list[ServerConfig]:
 
 
 def _relative(tls: TlsConfig | None, home: Path) -> TlsConfig | None:
-    """As its data, so that the directory may be moved as a whole."""
+    """Relative, like the data directory, so that the whole directory can be moved."""
     if tls is None:
         return None
     ca, certificate, key = (Path(os.path.relpath(path, home)) for path in (tls.ca, tls.certificate, tls.key))
@@ -172,9 +171,9 @@ def _relative(tls: TlsConfig | None, home: Path) -> TlsConfig | None:
 
 
 def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[ServerConfig]:
-    """Nodes that have no Kafka port yet get one: a free one (0, until it is chosen) where the others were asked to be
-    free, so that several clusters of tests do not meet at the default. Topics come into being on first use, as
-    developers are used to."""
+    """Gives nodes without a Kafka port one: a free port (0, until it is chosen) if the other ports were requested to be
+    free, so that several test clusters do not collide at the default. Topics are created on first use, as developers
+    expect."""
     return [
         c
         if c.kafka_address is not None
@@ -182,7 +181,7 @@ def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[Serve
             c,
             kafka_address=(_HOST, 0 if is_free else KAFKA_PORT_DEFAULT + PORT_STEP * i),
             kafka_auto_create=True,
-            kafka_group_initial_delay_ms=0,  # who tries it out does not wait for consumers that never come
+            kafka_group_initial_delay_ms=0,  # on a developer's machine no other consumer is about to join
         )
         for i, c in enumerate(configs)
     ]
@@ -212,7 +211,7 @@ def _check_ports(ports: Ports, node_count: int) -> None:
 
 
 def _with_ports(configs: Sequence[ServerConfig], ports: Ports, new_peer_ports: bool) -> list[ServerConfig]:
-    """The ports asked for; free ones where 0 is asked, and for the peers of a cluster that is new or moves."""
+    """The requested ports: free ones for 0, and for the peers of a cluster that is new or moves."""
     moves = new_peer_ports or ports.are_free or any(address[1] == 0 for c in configs for address in c.peers.values())
     peers = configs[0].peers
     free = iter(free_ports(4 * len(configs)))
@@ -243,8 +242,8 @@ def _kafka_moved(address: Address | None, first_port: int | None, index: int, fr
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below the range from which the kernel serves outgoing connections: a node that
-    is down for a while would lose one of those to a client that happens to be given it."""
+    """Ports without a listener, below the range that the kernel uses for outgoing connections: a node that is down for
+    a while could lose such a port to a client."""
     chosen: list[int] = []
     with ExitStack() as held:
         for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):

@@ -1,6 +1,7 @@
 """The options by which a command reaches a cluster: addresses, a directory of this machine, TLS files.
 
-Owns no command, and needs nothing of the server's extra: commands of other layers get the same options (cli.py).
+Owns no command, and needs nothing of the server's extra: commands of other layers get the same options from
+`cli.main`.
 """
 
 import copy
@@ -22,7 +23,7 @@ BOOTSTRAP_VARIABLE: Final = "SMQ_BOOTSTRAP"
 
 
 def _use_cluster_dir(ctx: click.Context, param: click.Parameter, directory: Path | None) -> None:
-    """Fills in what was not said. On the command line it wins over the environment, as any option does."""
+    """Fills in what was not given. On the command line it wins over the environment, as any option does."""
     if directory is None:
         return
     reach = reach_of(directory)
@@ -37,13 +38,13 @@ def _use_cluster_dir(ctx: click.Context, param: click.Parameter, directory: Path
 
 
 def _put_variable(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Clients take their TLS files from the environment, and so does what a command starts (Spark's workers)."""
+    """Clients take their TLS files from the environment, and so do the processes that a command starts."""
     if value is not None and isinstance(param.envvar, str):
         os.environ[param.envvar] = value
 
 
 def _file_option(name: str, variable: str, text: str) -> Callable[[F], F]:
-    """Of a PEM file, told by the environment."""
+    """The option of a PEM file, which clients find in the environment."""
     return click.option(
         name,
         type=click.Path(exists=True, dir_okay=False),
@@ -56,7 +57,7 @@ def _file_option(name: str, variable: str, text: str) -> Callable[[F], F]:
 
 
 def bootstrap_option(command: F) -> F:
-    """How to reach the cluster: the command gets `bootstrap`; clients find the TLS files by themselves."""
+    """How to reach the cluster: the command gets `bootstrap`, and clients find the TLS files by themselves."""
     options = (
         click.option(
             "--bootstrap",
@@ -75,9 +76,9 @@ def bootstrap_option(command: F) -> F:
             is_eager=True,  # before the others take their values from the environment
             expose_value=False,
             callback=_use_cluster_dir,
-            help="The --data-dir of a cluster of this machine: tells addresses and certificates.",
+            help="The --data-dir of a cluster on this machine, for its addresses and certificates.",
         ),
-        _file_option("--tls-ca", CA_VARIABLE, "Certificates that sign the nodes' (PEM); turns TLS on."),
+        _file_option("--tls-ca", CA_VARIABLE, "CA certificates that sign the nodes' (PEM); turns TLS on."),
         _file_option("--tls-certificate", CERTIFICATE_VARIABLE, "This client's certificate (PEM)."),
         _file_option("--tls-key", KEY_VARIABLE, "The key of this client's certificate (PEM)."),
     )
@@ -87,7 +88,7 @@ def bootstrap_option(command: F) -> F:
 
 
 def with_bootstrap_option(command: click.Command) -> click.Command:
-    """A copy of the command that has the same options, before its own."""
+    """A copy of the command with the same options, before its own."""
     made = copy.copy(command)
     made.params = [*reversed(bootstrap_option(click.Command(None)).params), *command.params]
     return made

@@ -1,7 +1,7 @@
-"""`smq consume`: records of a topic to standard output, from any of the seven offset types on.
+"""`smq consume`: writes records of a topic to standard output, starting at any of the seven offset types.
 
-Owns the command, its output and its rule for what is committed: what was written, nothing beyond. `cli.topic` alone
-imports it.
+Owns the command, its output and its rule for commits: it commits what it has written, and nothing beyond. `cli.main`
+loads it when it is used.
 """
 
 import sys
@@ -11,13 +11,13 @@ from typing import BinaryIO, Final
 
 import click
 
-from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
+from smq.clients import OFFSET_TYPES, Consumer, ConsumerRecord, StartAt
 from smq.clients.types import TopicPartition
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, run
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.record_json import record_line
 
-POLL_MS: Final = 500.0  # how often a command that waits looks whether it is done, or should commit
+POLL_MS: Final = 500.0  # how often a waiting command checks whether it is done or should commit
 COMMIT_INTERVAL_S: Final = 5.0  # while following
 
 
@@ -27,14 +27,14 @@ COMMIT_INTERVAL_S: Final = 5.0  # while following
 @click.option(
     "--offset-type",
     type=click.Choice(OFFSET_TYPES, case_sensitive=False),
-    help="Where to start. Without it: RESUME_OR_EARLIEST with --group, else RESET_TO_EARLIEST.",
+    help="Where to start. Default: RESUME_OR_EARLIEST with --group, otherwise RESET_TO_EARLIEST.",
 )
 @click.option("--offset-value", type=int, help="For EXACT_OFFSET, RESET_TO_OFFSET (an offset) and EXACT_TS_NS.")
-@click.option("--group", help="Whose committed offsets RESUME_* starts from, and --commit moves.")
-@click.option("--commit", is_flag=True, help="Commit for the group what was written.")
-@click.option("--follow", is_flag=True, help="Go on with what comes; without it stop at the end of now.")
-@click.option("--max-records", type=click.IntRange(min=1), help="Stop after so many.")
-@click.option("--from-replica", type=int, metavar="NODE", help="Read from this node's copy alone.")
+@click.option("--group", help="The group whose committed offsets RESUME_* starts from and --commit moves.")
+@click.option("--commit", is_flag=True, help="Commit the offsets of what was written, for the group.")
+@click.option("--follow", is_flag=True, help="Wait for new records. Default: stop at the present end.")
+@click.option("--max-records", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option("--from-replica", type=int, metavar="NODE", help="Read only from this node's copy.")
 @json_option
 @bootstrap_option
 def consume(
@@ -50,10 +50,10 @@ def consume(
     as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Writes the records of TOPIC, a line each: the value, or with --json all there is to know."""
+    """Writes the records of TOPIC, one per line: the value, or with --json all fields."""
     start = _start(offset_type, offset_value, group)
     if commit and not group:
-        raise click.UsageError("--commit needs --group: whose offsets are to be committed?")
+        raise click.UsageError("--commit needs --group: the group to commit for")
 
     async def work() -> None:
         async with Consumer(
@@ -63,10 +63,10 @@ def consume(
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
             stall_timeout_ms=CALL_TIMEOUT_MS,
         ) as consumer:
-            wanted = [(topic, p) for p in partitions] or await _all_partitions(bootstrap, topic)
-            positions = await consumer.assign(wanted, start)
-            _tell_moved(start, positions)
-            ends = None if follow else await _ends(bootstrap, wanted)
+            assigned = [(topic, p) for p in partitions] or await _all_partitions(bootstrap, topic)
+            positions = await consumer.assign(assigned, start)
+            _report_moved(start, positions)
+            ends = None if follow else await _ends(bootstrap, assigned)
             reading = _Reading(consumer, positions, ends, max_records, as_json, group if commit else None)
             try:
                 await reading.run()
@@ -76,7 +76,7 @@ def consume(
     try:
         run(work(), bootstrap)
     except KeyboardInterrupt:
-        pass  # the way to end --follow: what was written has been committed
+        pass  # the normal end of --follow: what was written has been committed
 
 
 def _start(offset_type: str | None, offset_value: int | None, group: str | None) -> StartAt | None:
@@ -88,12 +88,12 @@ def _start(offset_type: str | None, offset_value: int | None, group: str | None)
     if needs_value != (offset_value is not None):
         raise click.UsageError(f"{offset_type} {'needs --offset-value' if needs_value else 'takes no --offset-value'}")
     if offset_type.startswith("RESUME") and not group:
-        raise click.UsageError(f"{offset_type} needs --group: whose committed offset is meant?")
+        raise click.UsageError(f"{offset_type} needs --group: the group that has committed")
     return StartAt(type=offset_type, value=offset_value or 0)
 
 
-def _tell_moved(start: StartAt | None, positions: Mapping[TopicPartition, int]) -> None:
-    """RESET_TO_OFFSET begins at the nearest offset that a reader can be at."""
+def _report_moved(start: StartAt | None, positions: Mapping[TopicPartition, int]) -> None:
+    """Says so if RESET_TO_OFFSET starts elsewhere: at the nearest valid offset."""
     if start is None or start.type != "RESET_TO_OFFSET":
         return
     for (topic, partition), position in positions.items():
@@ -102,12 +102,12 @@ def _tell_moved(start: StartAt | None, positions: Mapping[TopicPartition, int]) 
 
 
 async def _all_partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    async with open_admin(bootstrap) as admin:
         return [(topic, p.partition) for p in (await admin.describe_topic(topic)).partitions]
 
 
 async def _ends(bootstrap: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    async with open_admin(bootstrap) as admin:
         listed = await admin.list_offsets(dict.fromkeys(partitions, "RESET_TO_LATEST"))
     return {tp: found.offset for tp, found in listed.items()}
 
@@ -129,7 +129,7 @@ class _Reading:
         self._left = max_records
         self._as_json = as_json
         self._commits = commit_for is not None
-        self._next = dict(positions)  # what to commit: after what was written
+        self._next = dict(positions)  # to commit: the offset after the last record written
         self._committed = dict(positions)
         self._committed_at = time.monotonic()
         self._out: BinaryIO = sys.stdout.buffer

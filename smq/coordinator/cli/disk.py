@@ -1,7 +1,7 @@
-"""`smq disk`: says of a stopped node's data directory what nobody else can know.
+"""`smq disk`: records facts about a stopped node's data directory that only its operator can know.
 
-Owns the commands' words. They change one row each, through the disk that a node would use, whose lock keeps a running
-node's directory out of reach. `cli` loads it when it is used.
+Owns what these commands print. Each changes one row, through the disk that a node would use: its lock protects the
+directory of a running node. `cli.main` loads it when it is used.
 """
 
 from collections.abc import Iterator
@@ -24,45 +24,46 @@ _directory = click.argument("directory", type=click.Path(exists=True, file_okay=
 
 @click.group()
 def disk() -> None:
-    """Works on the data DIRECTORY of a node that is stopped, after it was put back from a copy."""
+    """Works on the data DIRECTORY of a stopped node, after it was restored from a copy."""
 
 
 @disk.command("renew")
 @_directory
 def disk_renew(directory: Path) -> None:
-    """Makes DIRECTORY another disk: its node rejoins as one whose disk was replaced.
+    """Gives DIRECTORY a new disk id: its node rejoins as if its disk had been replaced.
 
-    For a copy that is put back while the other nodes are up, of one node at a time: a majority of such disks is let in
-    by nobody, and there is no way back. They tell old copies by themselves, but for those made while a node was away
-    that is back now: with this nobody has to tell. The records in it are kept."""
+    Use it for a copy that is restored while the other nodes are up, for one node at a time. A majority of renewed
+    disks can never rejoin, and there is no way back. The other nodes recognise most old copies by themselves, but not a
+    copy made while a node was away that is back now. After this command they need not recognise it. The records in
+    DIRECTORY are kept."""
     with _opened(directory) as opened:
         replace_disk_id(opened, SystemRng(), "its operator said that its data directory is an old copy", [], _nothing)
     click.echo(
-        f"{directory} is another disk now: its node rejoins, and has no vote until the others let it in. Do this to no "
-        "other directory before `smq status` shows this node ready"
+        f"{directory} has a new disk id: its node rejoins, and has no vote until the other nodes admit it. Renew no "
+        "other directory until `smq status` shows this node ready"
     )
 
 
 @disk.command("forget")
 @_directory
-@click.confirmation_option(prompt="Are the directories of ALL nodes put back from copies, and their nodes stopped?")
+@click.confirmation_option(prompt="Were the directories of ALL nodes restored from copies, and are all nodes stopped?")
 def disk_forget(directory: Path) -> None:
-    """Makes DIRECTORY forget what the disks of other nodes had said that they remember.
+    """Makes DIRECTORY forget what it knows of the state of other nodes' disks.
 
-    Only where all nodes were put back from copies of different moments, and on each of them: the newest copies would
-    else tell the others that they are old. What was acknowledged after the oldest copies may be lost."""
+    Use it only if all nodes were restored from copies of different moments, and then on each of them: otherwise the
+    newest copies would reject the others as old. Records acknowledged after the oldest copies may be lost."""
     with _opened(directory) as opened:
         journal = RaftJournal(opened, _nothing)
         for _ in journal.load():
-            pass  # nobody is kept waiting
+            pass  # it pauses for other work, and here there is none
         journal.keep_marks(b"")
         journal.flush_marks()
-    click.echo(f"{directory} has forgotten what other nodes' disks remember")
+    click.echo(f"{directory} has forgotten what it knew of other nodes' disks")
 
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[LmdbDisk]:
-    """The disk; committed and closed behind it. UserError where it is not one, is in use, or is damaged."""
+    """The disk; committed and closed after the block. UserError if there is none, it is in use, or it is damaged."""
     if not (directory / DATA_FILE).is_file():
         raise UserError(f"{directory} holds no {DATA_FILE}: name a node's data directory (`data_dir` in node.toml)")
     failures: list[BaseException] = []

@@ -1,8 +1,8 @@
-"""`smq topic export`: committed records of a topic into one file, with their offsets.
+"""`smq topic export`: writes committed records of a topic to one file, with their offsets.
 
-Owns the command: which ranges are read, one partition after another so that memory stays bounded and the file's order
-is always the same, and its progress. The range is fixed at the start and comes whole or not at all: records that
-retention takes away meanwhile end the command with an error. `cli.topic` alone imports it.
+Owns the command, its progress bar, and the ranges that it reads: one partition after another, so that memory stays
+bounded and the file's order is always the same. The range is fixed at the start, and is exported completely or not at
+all: if retention removes some of its records meanwhile, the command fails. `cli.topic` alone imports it.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from smq.clients import Admin, Consumer, StartAt
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, run
+from smq.clients import Consumer, StartAt
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export_files import FORMATS, RecordFile, record_file
 from smq.coordinator.user_errors import UserError
 
 POLL_MS: Final = 1_000.0  # the consumer itself gives up after CALL_TIMEOUT_MS without progress
-CHUNK_RECORDS: Final = 10_000  # handed to the file at once
+CHUNK_RECORDS: Final = 10_000  # passed to the file in one call
 _SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
@@ -42,13 +42,13 @@ class ExportRange:
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="The file; it appears under this name once it is whole.",
+    help="The file. It appears under this name once it is complete.",
 )
-@click.option("--format", "format_name", type=click.Choice(FORMATS), help="Without it: by the file's suffix.")
+@click.option("--format", "format_name", type=click.Choice(FORMATS), help="Default: by the file's suffix.")
 @click.option("--partition", "partitions", type=int, multiple=True, help="Only this one; may be repeated.")
 @click.option("--from", "first", type=click.IntRange(min=0), help="First offset; needs a single partition.")
 @click.option("--to", "end", type=click.IntRange(min=0), help="Offset to stop before; needs a single partition.")
-@click.option("--force", is_flag=True, help="Replace the file where there is one.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @bootstrap_option
 def topic_export(
     topic: str,
@@ -60,12 +60,12 @@ def topic_export(
     force: bool,
     bootstrap: str,
 ) -> None:
-    """Writes the committed records of TOPIC, as of now, to a file: with offsets (_index), ts_ns and headers."""
+    """Writes the records of TOPIC that are committed now to a file, with offsets (_index), ts_ns and headers."""
     chosen = format_name or _SUFFIXES.get(path.suffix.lower())
     if chosen is None:
-        raise click.UsageError(f"{path.name} does not tell its format: say --format {' or '.join(FORMATS)}")
+        raise click.UsageError(f"{path.name} has no suffix of a known format: pass --format {' or '.join(FORMATS)}")
     if path.exists() and not force:
-        raise UserError(f"{path} is there already: choose another name, or replace it with --force")
+        raise UserError(f"{path} already exists: choose another name, or replace it with --force")
 
     async def work() -> list[ExportRange]:
         ranges = await _ranges(bootstrap, topic, partitions, first, end)
@@ -82,19 +82,19 @@ def topic_export(
 async def _ranges(
     bootstrap: str, topic: str, partitions: tuple[int, ...], first: int | None, end: int | None
 ) -> list[ExportRange]:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
-        wanted = sorted(set(partitions)) or [p.partition for p in (await admin.describe_topic(topic)).partitions]
-        if len(wanted) != 1 and (first is not None or end is not None):
-            raise click.UsageError("offsets count within a partition: name one with --partition")
-        listed = await admin.list_offsets({(topic, p): "RESET_TO_LATEST" for p in wanted})
+    async with open_admin(bootstrap) as admin:
+        chosen = sorted(set(partitions)) or [p.partition for p in (await admin.describe_topic(topic)).partitions]
+        if len(chosen) != 1 and (first is not None or end is not None):
+            raise click.UsageError("--from and --to are offsets of one partition: name one with --partition")
+        listed = await admin.list_offsets({(topic, p): "RESET_TO_LATEST" for p in chosen})
     ranges = []
-    for partition in wanted:
+    for partition in chosen:
         found = listed[topic, partition]
         lo = found.lo if first is None else first
         hi = found.offset if end is None else end
         if not found.lo <= lo <= hi <= found.offset:
             raise UserError(
-                f"[{lo}, {hi}) is no range of {topic}/{partition}, which holds the offsets [{found.lo}, {found.offset})"
+                f"[{lo}, {hi}) is not a range of {topic}/{partition}, which holds offsets [{found.lo}, {found.offset})"
             )
         ranges.append(ExportRange(partition=partition, lo=lo, hi=hi))
     return ranges
@@ -119,7 +119,7 @@ async def _copy(bootstrap: str, topic: str, ranges: list[ExportRange], file: Rec
 
 
 class _Advance:
-    """Moves a progress bar, where there is one."""
+    """Advances the progress bar, if there is one."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -132,7 +132,7 @@ class _Advance:
 
 @contextmanager
 def _progress(total: int) -> Iterator[_Advance]:
-    """A bar on standard error where somebody looks at it."""
+    """A bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Advance(None, total)

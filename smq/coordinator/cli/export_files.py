@@ -1,6 +1,6 @@
-"""The files that `smq topic export` writes: JSONL and Parquet, whole or not there at all.
+"""The files that `smq topic export` writes, JSONL and Parquet: complete, or absent.
 
-Owns their columns and the renaming into place. Memory is bounded by one row group, whatever the topic's size.
+Owns their columns and the renaming into place. Memory is bounded by one row group, whatever the size of the topic.
 `cli.export` alone imports it; pyarrow is loaded for Parquet only.
 """
 
@@ -19,7 +19,7 @@ from smq.coordinator.user_errors import UserError
 
 FORMATS: Final = ("jsonl", "parquet")
 ROW_GROUP_ROWS: Final = 100_000  # readers skip and parallelise by row groups of about this size
-ROW_GROUP_BYTES: Final = 32 << 20  # of keys and values; a row group is built in memory, large records make it early
+ROW_GROUP_BYTES: Final = 32 << 20  # of keys and values: a row group is built in memory, so large records end it early
 _PARQUET_ADVICE: Final = f"Parquet needs pyarrow: {extra_advice('spark')}; or export with --format jsonl"
 
 
@@ -31,7 +31,7 @@ class RecordFile(Protocol):
 
 
 class JsonlFile:
-    """One line a record; see record_json for its fields."""
+    """One line per record; see record_json for its fields."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -40,7 +40,7 @@ class JsonlFile:
         self._out.writelines(record_line(record, offset_name="_index") + b"\n" for record in records)
 
     def close(self) -> None:
-        """Every line has been handed to the file."""
+        """Nothing is left to write."""
 
 
 class ParquetFile:
@@ -106,14 +106,14 @@ _FILES: Final[dict[str, type[JsonlFile] | type[ParquetFile]]] = {"jsonl": JsonlF
 
 @contextlib.contextmanager
 def record_file(path: Path, format_name: str) -> Iterator[RecordFile]:
-    """A file that stands at `path`, fsynced, once the block has ended well; otherwise nothing of it is left."""
+    """A file that is at `path`, fsynced, once the block has succeeded. If the block fails, nothing of it is left."""
     try:
         with AtomicFile(path) as out:
             file = _FILES[format_name](out)
             try:
                 yield file
             finally:
-                file.close()  # also of a file that goes: its writer would want to write a footer later
+                file.close()  # even if the file is discarded: its writer would otherwise write a footer later
     except OSError as e:
         if isinstance(e, ConnectionError):
             raise
@@ -121,7 +121,7 @@ def record_file(path: Path, format_name: str) -> Iterator[RecordFile]:
 
 
 class AtomicFile:
-    """A new file beside `path`, renamed to it at the end of a block that ended well, and removed otherwise."""
+    """A new file beside `path`: renamed to it when the block succeeds, removed otherwise."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,6 +1,6 @@
-"""`smq group ...`: consumer groups, their members, how far behind they are, and how long their offsets are kept.
+"""`smq group ...`: consumer groups, their members, their lag, and how long their offsets are kept.
 
-Owns what these commands print. Whatever they do goes through smq.clients. `cli.topic` alone imports it.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
 """
 
 import json
@@ -11,23 +11,12 @@ from typing import Final
 import click
 from rich.table import Table
 
-from smq.clients import Admin
 from smq.clients.types import GroupDescription, GroupMember
-from smq.coordinator.cli.common import (
-    CALL_TIMEOUT_MS,
-    CONNECT_TIMEOUT_MS,
-    json_option,
-    print_table,
-    run,
-)
+from smq.coordinator.cli.common import json_option, open_admin, print_table, run
 from smq.coordinator.cli.connect import bootstrap_option
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FOREVER: Final = "forever"
-
-
-def _admin(bootstrap: str) -> Admin:
-    return Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 @click.group()
@@ -42,7 +31,7 @@ def group_list(as_json: bool, bootstrap: str) -> None:
     """Lists all groups."""
 
     async def work() -> None:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             groups = await admin.list_groups()
         if as_json:
             click.echo(json.dumps([asdict(g) for g in groups]))
@@ -50,7 +39,7 @@ def group_list(as_json: bool, bootstrap: str) -> None:
         table = Table("group", "state", "members", "generation", "protocol type")
         for g in groups:
             table.add_row(g.name, g.state, str(g.members), str(g.generation), g.protocol_type or "-")
-        print_table(table) if groups else click.echo("there are no groups: one begins with its first commit or member")
+        print_table(table) if groups else click.echo("there are no groups: the first commit or member creates one")
 
     run(work(), bootstrap)
 
@@ -60,10 +49,10 @@ def group_list(as_json: bool, bootstrap: str) -> None:
 @json_option
 @bootstrap_option
 def group_describe(name: str, as_json: bool, bootstrap: str) -> None:
-    """Shows the members of the group NAME, and how far behind it is in each partition."""
+    """Shows the members of the group NAME, and its lag in each partition."""
 
     async def work() -> GroupDescription:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             return await admin.describe_group(name)
 
     found = run(work(), bootstrap)
@@ -104,10 +93,10 @@ def _number(value: int | None) -> str:
 @click.argument("name")
 @bootstrap_option
 def group_delete(name: str, bootstrap: str) -> None:
-    """Deletes the group NAME with all it has committed. Refused while it has members."""
+    """Deletes the group NAME and all its committed offsets. Refused while it has members."""
 
     async def work() -> None:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             await admin.delete_group(name)
 
     run(work(), bootstrap)
@@ -118,14 +107,15 @@ def group_delete(name: str, bootstrap: str) -> None:
 @click.argument("duration", required=False)
 @bootstrap_option
 def group_retention(duration: str | None, bootstrap: str) -> None:
-    """Shows, or sets to DURATION (30d, 12h, 90m, 10s, 500ms or forever), how long groups without members keep what they
-    have committed. It holds for the whole cluster."""
-    wanted = _milliseconds(duration) if duration is not None else None
+    """Shows how long groups without members keep their committed offsets, or sets it to DURATION.
+
+    DURATION is 30d, 12h, 90m, 10s, 500ms or forever. The setting applies to the whole cluster."""
+    new_ms = _milliseconds(duration) if duration is not None else None
 
     async def work() -> int:
-        async with _admin(bootstrap) as admin:
-            if wanted is not None:
-                await admin.set_offsets_retention(wanted)
+        async with open_admin(bootstrap) as admin:
+            if new_ms is not None:
+                await admin.set_offsets_retention(new_ms)
             return await admin.offsets_retention_ms()
 
     click.echo(_duration(run(work(), bootstrap)))
@@ -136,7 +126,7 @@ def _milliseconds(text: str) -> int:
         return 0
     match = re.fullmatch(r"([1-9][0-9]{0,15})(ms|s|m|h|d)", text)
     if match is None:
-        raise click.UsageError(f"{text!r} is no duration: say 30d, 12h, 90m, 10s, 500ms or {_FOREVER}")
+        raise click.UsageError(f"{text!r} is not a duration: write 30d, 12h, 90m, 10s, 500ms or {_FOREVER}")
     return int(match[1]) * _UNITS_MS[match[2]]
 
 

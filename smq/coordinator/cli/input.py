@@ -1,7 +1,7 @@
 """Records from text: lines, JSONL, CSV, and the JSON that `smq consume --json` writes.
 
-Owns the formats of `smq produce`. It reads a file descriptor piece by piece, so that what is typed or piped slowly
-is sent as it comes. `cli.produce` alone imports it.
+Owns the formats of `smq produce`. It reads a file descriptor piece by piece, so that slow input, typed or piped, is
+sent as it arrives. `cli.produce` alone imports it.
 """
 
 import base64
@@ -17,13 +17,13 @@ from smq.coordinator.user_errors import UserError
 
 READ_BYTES: Final = 256 << 10
 CHUNK_RECORDS_MAX: Final = 5_000
-LINE_BYTES_MAX: Final = 64 << 20  # a line without end would take all memory; no record may be that large anyway
+LINE_BYTES_MAX: Final = 64 << 20  # an endless line would take all memory; no record may be that large anyway
 _SUFFIXES: Final = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS: Final = ("lines", "jsonl", "csv", "records")
 
 
 class InputError(UserError):
-    """A line of the input is not what its format says."""
+    """A line of the input does not match its format."""
 
 
 @dataclass(slots=True)
@@ -34,17 +34,17 @@ class InputRecord:
     timestamp_ms: int | None = None
 
 
-def format_of(path: str, asked: str | None) -> str:
-    """By the file's suffix where nothing was asked for."""
-    return asked or _SUFFIXES.get(os.path.splitext(path)[1].lower(), "lines")
+def format_of(path: str, requested: str | None) -> str:
+    """The requested format, otherwise that of the file's suffix."""
+    return requested or _SUFFIXES.get(os.path.splitext(path)[1].lower(), "lines")
 
 
 class LineSource:
-    """The lines of a file descriptor, without their ends. `is_at_edge`: the next one may take long to come."""
+    """The lines of a file descriptor, without line ends. `is_at_edge`: the next line may take long to arrive."""
 
     def __init__(self, fd: int, name: str) -> None:
         self.name = name
-        self.number = 0  # of the line handed out last, from 1
+        self.number = 0  # of the line returned last, from 1
         self.bytes_read = 0
         self.is_at_edge = False
         self._fd = fd
@@ -65,18 +65,18 @@ class LineSource:
             if not piece:
                 self._lines, self._rest = ([self._rest] if self._rest else []), b""
                 return bool(self._lines)
-            *whole, self._rest = (self._rest + piece).split(b"\n")
-            self._lines = whole[::-1]
+            *complete, self._rest = (self._rest + piece).split(b"\n")
+            self._lines = complete[::-1]
             if len(self._rest) > LINE_BYTES_MAX:
                 raise self.error(f"the line has more than {LINE_BYTES_MAX} bytes", ahead=1)
         return True
 
-    def error(self, told: str, *, ahead: int = 0) -> InputError:
-        return InputError(f"{self.name}, line {self.number + ahead}: {told}")
+    def error(self, reason: str, *, ahead: int = 0) -> InputError:
+        return InputError(f"{self.name}, line {self.number + ahead}: {reason}")
 
 
 def read_records(source: LineSource, format_name: str, key_column: str | None) -> Iterator[list[InputRecord]]:
-    """Chunks of records, each as large as what is there, at most CHUNK_RECORDS_MAX. InputError names the line."""
+    """Chunks of the records that are there, at most CHUNK_RECORDS_MAX each. InputError names the line."""
     if key_column is not None and format_name not in ("jsonl", "csv"):
         raise InputError(f"--key-column needs --format jsonl or csv: {format_name} has no columns")
     chunk: list[InputRecord] = []
@@ -88,7 +88,7 @@ def read_records(source: LineSource, format_name: str, key_column: str | None) -
                 chunk = []
     except InputError:
         if chunk:
-            yield chunk  # what was right before the mistake is sent: the message counts it
+            yield chunk  # the records before the mistake are sent, and the message counts them
         raise
     if chunk:
         yield chunk
@@ -147,7 +147,7 @@ def _records(source: LineSource, _key_column: str | None) -> Iterator[InputRecor
         row = _parsed(source, line)
         if not isinstance(row, dict) or not {"value", "value_base64"} & row.keys():
             raise source.error(
-                'a record is an object with "value" (or "value_base64"), and perhaps "key" and "headers"'
+                'a record is an object with "value" (or "value_base64"), and optionally "key" and "headers"'
             )
         headers = row.get("headers") or []
         if not isinstance(headers, list) or not all(
@@ -162,7 +162,7 @@ def _records(source: LineSource, _key_column: str | None) -> Iterator[InputRecor
 
 
 def _field(source: LineSource, row: dict[str, object], name: str) -> bytes | None:
-    """A text, or its base64 under `<name>_base64`, or null."""
+    """A text, its base64 under `<name>_base64`, or null."""
     coded = row.get(f"{name}_base64")
     if isinstance(coded, str):
         try:

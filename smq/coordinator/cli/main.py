@@ -1,9 +1,8 @@
 """The `smq` command: its groups of commands, and how errors end it.
 
-Owns the list of commands and the one place where an error becomes a sentence and an exit code. Commands live in
-cli_cluster (nodes) and cli_data (topics and records); other layers add theirs by entry points of the group
-`smq.cli`, each a command under the entry point's name, which is loaded without the others. One whose function takes
-`bootstrap` gets the options by which every command reaches a cluster.
+Owns the table of commands and the one place where an error becomes a sentence and an exit code. Other layers add
+commands by entry points of the group `smq.cli`, each under the entry point's name and loaded without the others. An
+added command whose function takes `bootstrap` gets the options by which every command reaches a cluster.
 """
 
 import importlib
@@ -17,45 +16,49 @@ from smq import extra_advice
 
 try:
     import click
-except ImportError as e:  # smq without extras has the script, and none of what it runs on
+except ImportError as e:  # smq without extras installs the script, but not what it needs
     raise SystemExit(f"smq: the command line needs the extra server (or spark): {extra_advice('server')}") from e
 
 from smq.coordinator.user_errors import EXIT_FAILED, UserError
 from smq.raft_state.errors import SmqError
 
-# Loaded when they are used: a server's imports would make every `smq produce` wait.
-_NODE_COMMANDS: Final = dict.fromkeys(("dev", "cluster", "serve"), "smq.coordinator.cli.cluster") | {
+# Command -> the module that defines it, under the command's own name. Each is imported when it is used: a server's
+# imports would make every `smq produce` wait.
+_MODULES: Final = {
     "cert": "smq.coordinator.cli.cert",
+    "cluster": "smq.coordinator.cli.cluster",
+    "consume": "smq.coordinator.cli.consume",
+    "dev": "smq.coordinator.cli.cluster",
     "disk": "smq.coordinator.cli.disk",
+    "group": "smq.coordinator.cli.group",
+    "node": "smq.coordinator.cli.node",
+    "offsets": "smq.coordinator.cli.offsets",
+    "produce": "smq.coordinator.cli.produce",
+    "serve": "smq.coordinator.cli.cluster",
+    "status": "smq.coordinator.cli.status",
+    "topic": "smq.coordinator.cli.topic",
 }
-_DATA_MODULE: Final = "smq.coordinator.cli.topic"
 _PLUGIN_GROUP: Final = "smq.cli"
 
-# gRPC writes a line for every handshake that fails: strangers could fill a node's disk with them. It reads this when
-# it is imported, which no command has done yet; the processes that `smq dev` starts inherit it.
+# gRPC logs a line for every handshake that fails, so strangers could fill a node's disk. It reads this variable when it
+# is imported, which no command has done yet. The processes that `smq cluster` starts inherit it.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 class SmqGroup(click.Group):
-    """Finds commands lazily, and tells every user error in one sentence."""
+    """Loads commands when they are used, and reports every user error in one sentence."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        self._load_rest()
         added = [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
-        return sorted({*super().list_commands(ctx), *_NODE_COMMANDS, *added})
+        return sorted({*_MODULES, *added})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _NODE_COMMANDS:
-            command: click.Command = getattr(_load(_NODE_COMMANDS[cmd_name]), cmd_name)
+        if cmd_name in _MODULES:
+            command: click.Command = getattr(_load(_MODULES[cmd_name]), cmd_name)
             return command
         for entry in entry_points(group=_PLUGIN_GROUP, name=cmd_name):
             return _added(entry.load())
-        self._load_rest()
-        return super().get_command(ctx, cmd_name)
-
-    def _load_rest(self) -> None:
-        if not self.commands:
-            _load(_DATA_MODULE).register(self)
+        return None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -67,7 +70,7 @@ class SmqGroup(click.Group):
 
 
 def _added(command: click.Command) -> click.Command:
-    """The command of another layer, with the options for what it takes."""
+    """The command of another layer, with the options that its parameters ask for."""
     if command.callback is None or "bootstrap" not in inspect.signature(command.callback).parameters:
         return command
     from smq.coordinator.cli.connect import with_bootstrap_option
@@ -76,7 +79,7 @@ def _added(command: click.Command) -> click.Command:
 
 
 def _load(module: str) -> ModuleType:
-    """The module. A sentence where what it imports belongs to an extra that is not installed."""
+    """The module. A one-sentence error if it needs an extra that is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:

@@ -1,6 +1,6 @@
-"""`smq node ...` and `smq offsets ...`: who leads and who is to leave; and offsets of topics with storage=external.
+"""`smq node ...`: lists nodes, and drains one before maintenance.
 
-Owns what these commands print. Whatever they do goes through smq.clients. `cli.topic` alone imports it.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
 """
 
 import asyncio
@@ -12,29 +12,29 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from smq.clients import Admin, OffsetAssigner
+from smq.clients import Admin
 from smq.clients.types import ClusterDescription
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, json_option, run
+from smq.coordinator.cli.common import counted, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.raft_state.errors import ErrorCode, SmqError
 
-_LOOK_S: Final = 0.2
-_DRAIN_S: Final = 60.0  # thousands of leaderships, some hundreds a second
+_POLL_S: Final = 0.2
+_DRAIN_TIMEOUT_S: Final = 60.0  # thousands of leaderships, at some hundreds per second
 
 
 @click.group()
 def node() -> None:
-    """Lists nodes; drains one before work on it, and undrains it."""
+    """Lists nodes; drains a node before maintenance, and undrains it."""
 
 
 @node.command("list")
 @json_option
 @bootstrap_option
 def node_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all nodes, whether they are drained, their racks, and what they lead."""
+    """Lists all nodes: whether they are drained, their racks, and how many partitions they lead."""
 
     async def work() -> ClusterDescription:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             return await admin.describe_cluster(is_linearizable=False)
 
     rows = _rows(run(work(), bootstrap))
@@ -67,15 +67,15 @@ def _rows(cluster: ClusterDescription) -> list[dict[str, Any]]:
 
 @node.command("drain")
 @click.argument("number", type=int)
-@click.option("--no-wait", is_flag=True, help="Return at once, and let the leaderships move meanwhile.")
+@click.option("--no-wait", is_flag=True, help="Return immediately, while the leaderships still move.")
 @bootstrap_option
 def node_drain(number: int, no_wait: bool, bootstrap: str) -> None:
-    """Moves all leaderships off node NUMBER and gives it no new ones, also after it restarts, until it is undrained.
+    """Moves all leaderships off node NUMBER. It gets no new ones, even after a restart, until it is undrained.
 
-    It goes on storing its replicas. Waits until it leads nothing that another replica can."""
+    The node goes on storing its replicas. Waits until it leads nothing that another replica could lead."""
 
     async def work() -> str:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             await admin.set_node_drained(number, True)
             if no_wait:
                 return f"node {number} is being drained: `smq node list` shows what it still leads"
@@ -85,88 +85,31 @@ def node_drain(number: int, no_wait: bool, bootstrap: str) -> None:
 
 
 async def _wait_drained(admin: Admin, number: int) -> str:
-    deadline = time.monotonic() + _DRAIN_S
+    deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     while True:
         cluster = await admin.describe_cluster()
         away = {n.node for n in cluster.nodes if n.fenced or n.drained}
         led = [p for t in cluster.topics for p in t.partitions if p.leader == number]
         left = sum(any(replica not in away for replica in p.replicas) for p in led)
         if not left:
-            stays = f", but for {counted(len(led), 'partition')} that nobody else can lead" if led else ""
+            stays = f", except {counted(len(led), 'partition')} that no other node can lead" if led else ""
             return f"node {number} is drained: it leads nothing{stays}"
         if time.monotonic() > deadline:
             leads = counted(left, "partition")
-            told = f"node {number} still leads {leads}: the others lag, or are not well (`smq status`)"
-            raise SmqError(ErrorCode.TIMED_OUT, told)
-        await asyncio.sleep(_LOOK_S)
+            reason = f"node {number} still leads {leads}: the other nodes lag or are unhealthy (`smq status`)"
+            raise SmqError(ErrorCode.TIMED_OUT, reason)
+        await asyncio.sleep(_POLL_S)
 
 
 @node.command("undrain")
 @click.argument("number", type=int)
 @bootstrap_option
 def node_undrain(number: int, bootstrap: str) -> None:
-    """Lets node NUMBER lead again: it gets its leaderships back within seconds."""
+    """Lets node NUMBER lead again. It gets its leaderships back within seconds."""
 
     async def work() -> None:
-        async with _admin(bootstrap) as admin:
+        async with open_admin(bootstrap) as admin:
             await admin.set_node_drained(number, False)
 
     run(work(), bootstrap)
     click.echo(f"node {number} is in service")
-
-
-# ----------------------------------------------------------------------------------------------------- offsets
-@click.group()
-def offsets() -> None:
-    """Assigns offsets in topics with storage=external, whose records are kept elsewhere."""
-
-
-@offsets.command("assign")
-@click.argument("topic")
-@click.argument("partition", type=int)
-@click.option("--count", type=int, default=1, show_default=True, help="How many.")
-@click.option("--request-id", metavar="HEX", help="32 hex digits; the same id is answered with the same offsets.")
-@bootstrap_option
-def offsets_assign(topic: str, partition: int, count: int, request_id: str | None, bootstrap: str) -> None:
-    """Prints the first and the last of COUNT offsets that nobody else gets."""
-    asked_under = _request_id(request_id)
-
-    async def work() -> tuple[int, int]:
-        async with _assigner(bootstrap) as assigner:
-            return await assigner.assign(topic, partition, count, request_id=asked_under)
-
-    base, last = run(work(), bootstrap)
-    click.echo(f"{base} {last}")
-
-
-def _request_id(text: str | None) -> bytes | None:
-    try:
-        found = bytes.fromhex(text) if text is not None else None
-    except ValueError:
-        found = b""
-    if found is not None and len(found) != 16:
-        raise click.UsageError(f"{text!r} is no request id: a request id is 32 hex digits")
-    return found
-
-
-@offsets.command("advance")
-@click.argument("topic")
-@click.argument("partition", type=int)
-@click.argument("offset", type=int)
-@bootstrap_option
-def offsets_advance(topic: str, partition: int, offset: int, bootstrap: str) -> None:
-    """Tells readers that everything below OFFSET is there; prints the high water mark, which never goes back."""
-
-    async def work() -> int:
-        async with _assigner(bootstrap) as assigner:
-            return await assigner.advance(topic, partition, offset)
-
-    click.echo(run(work(), bootstrap))
-
-
-def _admin(bootstrap: str) -> Admin:
-    return Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-
-
-def _assigner(bootstrap: str) -> OffsetAssigner:
-    return OffsetAssigner(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)

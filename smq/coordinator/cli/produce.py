@@ -1,6 +1,6 @@
-"""`smq produce`: records from a file or standard input into a topic, with a progress bar.
+"""`smq produce`: sends records from a file or standard input to a topic, with a progress bar.
 
-Owns the command and its reading thread. The formats are cli_input's. `cli.topic` alone imports it.
+Owns the command and its reading thread. `cli.input` owns the formats. `cli.main` loads it when it is used.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from smq.clients import Admin, BatchMetadata, Producer, RecordMetadata
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, run
+from smq.clients import BatchMetadata, Producer, RecordMetadata
+from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, format_of, read_records
 from smq.records import CODECS
 
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy
 PROGRESS_INTERVAL_S: Final = 0.1
-DELIVERIES_MAX: Final = 64  # chunks sent and not yet acknowledged, before the oldest is waited for
+DELIVERIES_MAX: Final = 64  # chunks sent and not yet acknowledged; beyond, wait for the oldest
 
 Delivery = asyncio.Future[list[BatchMetadata]] | asyncio.Future[RecordMetadata]
 
@@ -37,11 +37,11 @@ Delivery = asyncio.Future[list[BatchMetadata]] | asyncio.Future[RecordMetadata]
     "--format",
     "format_name",
     type=click.Choice(FORMATS),
-    help="lines: a record a line. jsonl: a JSON value a line. csv: a row a record, as a JSON object. records: as "
-    "`smq consume --json` writes them. Without it: by the file's suffix, else lines.",
+    help="lines: one record per line. jsonl: one JSON value per line. csv: one record per row, as a JSON object. "
+    "records: as `smq consume --json` writes them. Default: by the file's suffix, otherwise lines.",
 )
-@click.option("--key-column", metavar="NAME", help="The CSV column or JSON field that is the record's key.")
-@click.option("--partition", type=int, help="Send everything there. Without it: by key, or spread.")
+@click.option("--key-column", metavar="NAME", help="The CSV column or JSON field with the record's key.")
+@click.option("--partition", type=int, help="Send all records there. Default: by key, or spread evenly.")
 @click.option("--compression", type=click.Choice(sorted(CODECS)), default="lz4", show_default=True)
 @click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
 @bootstrap_option
@@ -55,9 +55,9 @@ def produce(
     acks: Literal["all", "leader", "none"],
     bootstrap: str,
 ) -> None:
-    """Sends the records of FILE (standard input without it) to TOPIC.
+    """Sends the records of FILE (default: standard input) to TOPIC.
 
-    Every record is stored once and in order per partition, whatever fails on the way.
+    Every record is stored once, and in order per partition, whatever fails on the way.
     """
     fd = sys.stdin.fileno() if file == "-" else os.open(file, os.O_RDONLY)
     source = LineSource(fd, "standard input" if file == "-" else file)
@@ -69,7 +69,7 @@ def produce(
             with _progress(fd, source, producer):
                 await _send_all(producer, topic, chunks, partition)
         if not producer.stats.records_acked:
-            await _check_topic(bootstrap, topic)  # no record has met the topic yet
+            await _check_topic(bootstrap, topic)  # no record was sent, so nothing has checked the topic yet
         return producer.stats.records_acked
 
     try:
@@ -81,7 +81,7 @@ def produce(
 
 
 async def _check_topic(bootstrap: str, topic: str) -> None:
-    async with Admin(bootstrap, timeout_ms=CALL_TIMEOUT_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS) as admin:
+    async with open_admin(bootstrap) as admin:
         await admin.describe_topic(topic)
 
 
@@ -99,7 +99,7 @@ async def _send_all(producer: Producer, topic: str, chunks: "_ChunkReader", part
         raise InputError(f"{e}; stored {stored} before it: correct it and send the rest") from e
     finally:
         for delivery in deliveries:
-            delivery.cancel()  # one has failed and is being told: the others' errors are the same
+            delivery.cancel()  # one has failed and is being reported; the others have the same error
 
 
 async def _settle(producer: Producer, deliveries: list[Delivery]) -> None:
@@ -122,7 +122,7 @@ async def _send_chunk(
 
 
 class _ChunkReader:
-    """Reads and parses in a thread of its own, so that neither a slow pipe nor a large file stops the event loop."""
+    """Reads and parses in its own thread, so that neither a slow pipe nor a large file blocks the event loop."""
 
     def __init__(self, source: LineSource, format_name: str, key_column: str | None) -> None:
         self._source = source
@@ -145,9 +145,9 @@ class _ChunkReader:
                 except (InputError, OSError) as e:
                     put(e)
             except (RuntimeError, FutureCancelled):
-                pass  # the command has ended before its input
+                pass  # the command ended before its input did
 
-        # A daemon: a read of a terminal cannot be broken off, and must not keep the process alive.
+        # A daemon thread: a read from a terminal cannot be interrupted, and must not keep the process alive.
         threading.Thread(target=work, name="smq-produce-input", daemon=True).start()
         while True:
             item = await queue.get()
@@ -166,7 +166,7 @@ async def _watch(progress: Progress, task: TaskID, source: LineSource, producer:
 
 @contextmanager
 def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]:
-    """A bar on standard error where somebody looks at it: bytes read of a file, records acknowledged of all."""
+    """A bar on standard error if that is a terminal: bytes read of the file, and records acknowledged."""
     console = Console(stderr=True)
     if not console.is_terminal or (fd == sys.stdin.fileno() and sys.stdin.isatty()):
         yield

@@ -1,7 +1,7 @@
-"""A cluster of processes on this machine: starts them, waits until they serve, reports who dies, stops them all.
+"""A cluster of processes on this machine: starts them, waits until they are ready, reports deaths, stops them all.
 
-Owns the child processes of `smq cluster`. It never restarts a child: the operator (or a test) does, with
-`smq serve --config`. `cli.cluster` imports it.
+Owns the child processes of `smq cluster`. It must never restart a child: the operator (or a test)
+does, with `smq serve --config`. `cli.cluster` imports it.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from smq.coordinator.tls.contexts import client_context
 from smq.coordinator.user_errors import EXIT_PORT_TAKEN, PortTaken, StartError
 
 READY_POLL_S: Final = 0.05
-READY_TIMEOUT_S: Final = 60.0  # a long journal to recover; a cluster that needs more is looked at by its log
+READY_TIMEOUT_S: Final = 60.0  # enough to recover a long journal; if a cluster needs more, read its log
 STOP_TIMEOUT_S: Final = 15.0  # draining takes up to 5 s, closing a few more
-LOG_BYTES_MAX: Final = 16 << 20  # of one node.log; at the next start a longer one becomes node.log.1
+LOG_BYTES_MAX: Final = 16 << 20  # of one node.log; at the next start a larger one becomes node.log.1
 LOG_TAIL_LINES: Final = 5
 
 
 @dataclass(slots=True, kw_only=True)
 class Child:
-    """One node's process. `pid` is the node's own: there is no shell between."""
+    """One node's process. `pid` is the node's own: there is no shell in between."""
 
     config: ServerConfig
     log_path: Path
@@ -40,12 +40,12 @@ class Child:
         return self.process.pid
 
     def describe(self) -> dict[str, object]:
-        """This node's member of the ready file."""
+        """This node's entry in the ready file."""
         return describe_node(self.config, self.pid)
 
 
 def describe_node(config: ServerConfig, pid: int) -> dict[str, object]:
-    """One member of the ready file's "nodes"."""
+    """One entry of the ready file's "nodes"."""
     return {
         "id": config.node_id,
         "pid": pid,
@@ -57,16 +57,16 @@ def describe_node(config: ServerConfig, pid: int) -> dict[str, object]:
 
 
 class Supervisor:
-    """`say` takes one line for the operator."""
+    """`report` takes one line for the operator."""
 
-    def __init__(self, config_paths: list[Path], say: Callable[[str], None]) -> None:
+    def __init__(self, config_paths: list[Path], report: Callable[[str], None]) -> None:
         self._paths = config_paths
-        self._say = say
+        self._report = report
         self._is_stopping = False
         self.children: list[Child] = []
 
     async def start(self) -> None:
-        """Starts all and waits until every node is ready. StartError, and nothing left running, where not."""
+        """Starts all and waits until every node is ready. If that fails: StartError, and nothing is left running."""
         try:
             for path in self._paths:
                 self.children.append(await self._spawn(path))
@@ -78,12 +78,12 @@ class Supervisor:
             child.watcher = asyncio.create_task(self._watch(child))
 
     async def wait_all_dead(self) -> None:
-        """Returns when no child is left, which nobody asked for."""
+        """Returns when every child has died without a stop."""
         for child in self.children:
             await child.process.wait()
 
     async def stop(self) -> None:
-        """SIGTERM to all at once, and SIGKILL to whoever has not gone in time."""
+        """Sends SIGTERM to all, and SIGKILL to those that do not end in time."""
         self._is_stopping = True
         for child in self.children:
             _signal(child, signal.SIGTERM)
@@ -108,10 +108,10 @@ class Supervisor:
                 "--config",
                 str(path),
                 "--child",
-                stdin=asyncio.subprocess.PIPE,  # held open: its end tells the child that we are gone
+                stdin=asyncio.subprocess.PIPE,  # held open: when it ends, the child knows that we are gone
                 stdout=log_file,
                 stderr=log_file,
-                start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
+                start_new_session=True,  # Ctrl-C reaches only us, and we stop the children in order
             )
         return Child(config=load_config(path), log_path=log_path, process=process)
 
@@ -129,25 +129,23 @@ class Supervisor:
                         await asyncio.sleep(READY_POLL_S)
         except TimeoutError:
             names = ", ".join(f"node {c.config.node_id} ({c.log_path})" for c in waiting)
-            raise StartError(
-                f"not ready within {READY_TIMEOUT_S:.0f} s: {names}; look at the log named there"
-            ) from None
+            raise StartError(f"not ready within {READY_TIMEOUT_S:.0f} s: {names}; see the log named there") from None
 
     async def _watch(self, child: Child) -> None:
         code = await child.process.wait()
         if not self._is_stopping:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             how += _ADVICE.get(code, "")
-            self._say(
+            self._report(
                 f"node {child.config.node_id} (pid {child.pid}) {how}; its log is {child.log_path}. Restart it with: "
                 f"smq serve --config {child.log_path.parent / 'node.toml'}"
             )
 
 
-# LMDB reads its file through a map: what cannot be read there, or was cut off, ends the process without a word.
+# LMDB reads its file through a memory map: an unreadable or missing page ends the process without a message.
 _MAP_UNREADABLE: Final = (
-    ", as happens over a data file that is damaged or cut: look for errors of the disk (dmesg). Where it ends so again,"
-    " move its data directory away before the next restart, and it rejoins with an empty one"
+    ", as happens if a data file is damaged or truncated: look for disk errors (dmesg). If it ends so again, move its "
+    "data directory away before the next restart, and it rejoins with an empty one"
 )
 _ADVICE: Final = {-signal.SIGBUS: _MAP_UNREADABLE, -signal.SIGSEGV: _MAP_UNREADABLE}
 
@@ -166,16 +164,16 @@ def _open_log(path: Path) -> IO[bytes]:
 
 def _start_failure(child: Child) -> StartError:
     lines = child.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    said = lines[-1] if lines else "nothing"
+    last_line = lines[-1] if lines else "nothing"
     kind = PortTaken if child.process.returncode == EXIT_PORT_TAKEN else StartError
     return kind(
-        f"node {child.config.node_id} ended with exit code {child.process.returncode} while starting and said: {said} "
-        f"(log: {child.log_path})"
+        f"node {child.config.node_id} ended with exit code {child.process.returncode} while starting; "
+        f"its last line is: {last_line} (log: {child.log_path})"
     )
 
 
 async def _is_ready(session: aiohttp.ClientSession, child: Child) -> bool:
-    """Whether this very process says so: another may hold its port, while it is about to find that out."""
+    """Whether this very process is ready: another may hold its port, and this one is about to find out."""
     tls = child.config.tls
     url = f"{'http' if tls is None else 'https'}://{format_address(child.config.http_address)}/readyz"
     try:

@@ -1,23 +1,22 @@
-"""From the replicated state of a group to what its members are told.
+"""From the replicated state of a group to the answers that its members get.
 
-Owns no state. Only `live` imports it.
+Owns no state. Pure; only the actions import it.
 """
 
-from typing import Final
+from dataclasses import replace
 
-from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
+from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.groups.protocols import CONSUMER, chosen, metadata_of, subscribed_topics
 from smq.coordinator.groups.types import Joined, Synced
-from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.commands import GroupMember
-from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.state import GroupState
+from smq.raft_state.state import GroupPhase, GroupState
 
 
 def joined(group: GroupState, member_id: str) -> Joined:
     is_leader = group.leader == member_id
     members = [(name, m.member.instance_id, metadata_of(m.member, group.protocol)) for name, m in group.members.items()]
     return Joined(
-        code=KafkaError.NONE,
+        outcome=Outcome.OK,
         member_id=member_id,
         generation=group.generation,
         protocol_type=group.protocol_type,
@@ -27,12 +26,28 @@ def joined(group: GroupState, member_id: str) -> Joined:
     )
 
 
+def joined_as_former(group: GroupState, member: GroupMember, former: GroupMember, *, can_skip: bool) -> Joined | None:
+    """The answer to a static member that is back and has taken its former self's place. None if the group must
+    rebalance for it."""
+    if group.phase is not GroupPhase.STABLE or subscription(former, group) != subscription(member, group):
+        return None
+    if chosen([m.member for m in group.members.values()]) != group.protocol:
+        return None
+    answer = joined(group, member.member_id)
+    if answer.leader != member.member_id:
+        return answer
+    if can_skip:
+        return replace(answer, skip_assignment=True)
+    # An older client would compute an assignment if the answer named it as the leader: it names its former id.
+    return replace(answer, leader=former.member_id, members=())
+
+
 def synced(group: GroupState, member_id: str) -> Synced:
     member = group.members.get(member_id)
     if member is None:
-        return Synced(code=KafkaError.UNKNOWN_MEMBER_ID)
+        return Synced(outcome=Outcome.UNKNOWN_MEMBER)
     return Synced(
-        code=KafkaError.NONE,
+        outcome=Outcome.OK,
         protocol_type=group.protocol_type,
         protocol=group.protocol,
         assignment=member.assignment,
@@ -40,21 +55,7 @@ def synced(group: GroupState, member_id: str) -> Synced:
 
 
 def subscription(member: GroupMember, group: GroupState) -> object:
-    """What of a member's metadata matters to the others: of a consumer its topics, not what it still owns."""
+    """The part of a member's metadata that matters to the others: a consumer's topics, not what it still owns."""
     metadata = metadata_of(member, group.protocol)
     topics = subscribed_topics(metadata) if group.protocol_type == CONSUMER else None
     return topics if topics is not None else metadata
-
-
-_FAILURES: Final = {
-    ErrorCode.NOT_COORDINATOR: KafkaError.NOT_COORDINATOR,
-    ErrorCode.SHUTTING_DOWN: KafkaError.NOT_COORDINATOR,
-    ErrorCode.LIMIT_EXCEEDED: KafkaError.POLICY_VIOLATION,
-    ErrorCode.INVALID_REQUEST: KafkaError.INVALID_GROUP_ID,
-}
-
-
-def code_of_failure(error: SmqError) -> KafkaError:
-    """What those are told who wait for a command that failed. Clients take the default as: look for the coordinator
-    again, and join."""
-    return _FAILURES.get(error.code, KafkaError.COORDINATOR_NOT_AVAILABLE)

@@ -1,8 +1,8 @@
 """The groups that this node coordinates, as the replicated table of coordinators says.
 
-Owns the live groups, their clock, and the expiry of offsets. Each request is answered by the table as this node has
-applied it: who is not the coordinator says so. Being wrong about that is harmless, since every command names the epoch
-of its coordinator. The composition root makes one a node and hands it to the Kafka port; the simulation does the same.
+Owns the live groups, their clock, and the expiry of offsets. This node answers each request by the table as it has
+applied it, and says so if it is not the coordinator. Being wrong about that is harmless, because every command names
+the epoch of its coordinator. The composition root makes one per node and hands it to the Kafka port.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from typing import Final
 import structlog
 
 from smq.coordinator.groups.live import LiveGroup
+from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Sync, Synced
-from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.limits import (
     GROUP_COMMAND_MS_MAX,
     GROUP_EXPIRY_MS,
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 _NS_PER_MS: Final = 1_000_000
 _ID_BYTES: Final = 16  # random: no member id is ever given twice
-_SWEEP_TICKS: Final = 100  # how often objects that nothing would be lost with are dropped
+_SWEEP_TICKS: Final = 100  # how often objects are dropped if nothing would be lost with them
 
 
 def _nothing() -> None:
@@ -65,33 +65,33 @@ class GroupCoordinator:
         self._tick()
 
     def stop(self) -> None:
-        """Tells everybody who waits to look for another coordinator."""
+        """Sends all waiting members to look for another coordinator."""
         self._is_running = False
         live, self._live = self._live, {}
         for group in live.values():
-            group.close(KafkaError.NOT_COORDINATOR)
+            group.close(Outcome.NOT_COORDINATOR)
 
     # -------------------------------------------------------------------------------------------------- ownership
-    def refusal(self, name: str) -> KafkaError:
-        """NONE where this node coordinates the group and can do so."""
+    def refusal(self, name: str) -> Outcome:
+        """OK if this node coordinates the group and can do so."""
         if not self._is_running or not self._owns(coordinator_of(self._node.state, name)):
-            return KafkaError.NOT_COORDINATOR
-        return KafkaError.NONE if self._node.is_ready else KafkaError.COORDINATOR_NOT_AVAILABLE
+            return Outcome.NOT_COORDINATOR
+        return Outcome.OK if self._node.is_ready else Outcome.NOT_READY
 
     def slots(self) -> frozenset[int]:
-        """Those whose groups this node coordinates."""
+        """The slots whose groups this node coordinates."""
         return frozenset(i for i, slot in enumerate(self._node.state.coordinators) if self._owns(slot))
 
     def _owns(self, slot: CoordinatorSlot) -> bool:
         return slot.node == self._node.node_id and slot.incarnation == self._node.incarnation
 
     def _find(self, name: str) -> LiveGroup | None:
-        """The group that this node coordinates, if it is alive in any way."""
+        """The live group. Makes one if the replicated group has members."""
         group = self._live.get(name)
         epoch = coordinator_of(self._node.state, name).epoch
         if group is not None and group.epoch != epoch:
             del self._live[name]
-            group.close(KafkaError.NOT_COORDINATOR)
+            group.close(Outcome.NOT_COORDINATOR)
             group = None
         known = self._node.state.groups.get(name)
         if group is None and known is not None and known.members:
@@ -99,7 +99,7 @@ class GroupCoordinator:
         return group
 
     def _load(self) -> None:
-        """After a change of the table: lets go what others coordinate, and takes up what they did."""
+        """After a change of the table: closes the groups that other nodes coordinate now, and takes over theirs."""
         state = self._node.state
         self._table = list(state.coordinators)
         mine = [self._owns(slot) for slot in self._table]
@@ -107,17 +107,17 @@ class GroupCoordinator:
             slot = slot_of(name)
             if not mine[slot] or self._table[slot].epoch != group.epoch:
                 del self._live[name]
-                group.close(KafkaError.NOT_COORDINATOR)
+                group.close(Outcome.NOT_COORDINATOR)
         for name, known in state.groups.items():
             if known.members and name not in self._live and mine[slot_of(name)]:
                 self._find(name)
 
     # --------------------------------------------------------------------------------------------------- requests
     def join(self, request: Join, done: OnJoined) -> Callable[[], None]:
-        """Answers when the generation has formed. What it returns withdraws the request."""
-        code = self._join_refusal(request)
-        if code is not KafkaError.NONE:
-            done(Joined(code=code, member_id=request.member.member_id))
+        """Answers when the generation has formed. Call the returned function to withdraw the request."""
+        outcome = self._join_refusal(request)
+        if outcome is not Outcome.OK:
+            done(Joined(outcome=outcome, member_id=request.member.member_id))
             return _nothing
         group = self._find(request.group)
         if group is None:
@@ -126,51 +126,51 @@ class GroupCoordinator:
             group = self._live[request.group] = LiveGroup(self, request.group, epoch, opened_by=address)
         return group.join(request, done)
 
-    def _join_refusal(self, request: Join) -> KafkaError:
+    def _join_refusal(self, request: Join) -> Outcome:
         member = request.member
         if not GROUP_SESSION_MS_MIN <= member.session_timeout_ms <= GROUP_SESSION_MS_MAX:
-            return KafkaError.INVALID_SESSION_TIMEOUT
+            return Outcome.BAD_SESSION_TIMEOUT
         texts: tuple[str, ...] = (member.member_id, member.instance_id, member.client_id, request.protocol_type)
         texts += tuple(name for name, _ in member.protocols)
         if any(len(text.encode()) > MEMBER_TEXT_BYTES_MAX for text in texts):
-            return KafkaError.INVALID_REQUEST
+            return Outcome.BAD_MEMBER
         if len(member.protocols) > MEMBER_PROTOCOLS_MAX:
-            return KafkaError.INVALID_REQUEST
-        code = self.refusal(request.group)
-        if code is not KafkaError.NONE:
-            return code
+            return Outcome.BAD_MEMBER
+        outcome = self.refusal(request.group)
+        if outcome is not Outcome.OK:
+            return outcome
         return self._new_group_refusal(request.group, member.client_host)
 
-    def _new_group_refusal(self, name: str, address: str) -> KafkaError:
+    def _new_group_refusal(self, name: str, address: str) -> Outcome:
         state = self._node.state
         if name in state.groups or name in self._live:
-            return KafkaError.NONE
+            return Outcome.OK
         new = [group for group in self._live.values() if group.name not in state.groups]
         if len(state.groups) + len(new) >= state.groups_max:
-            log.warning("group_refused", group=name, reason="there are groups_max groups")
-            return KafkaError.POLICY_VIOLATION
+            log.warning("group_refused", group=name, reason="the cluster has groups_max groups")
+            return Outcome.TOO_MANY_GROUPS
         if sum(group.opened_by == address for group in new) >= GROUPS_NEW_PER_ADDRESS_MAX:
             log.warning("group_refused", group=name, reason="its address has asked for too many new groups")
-            return KafkaError.COORDINATOR_NOT_AVAILABLE  # clients ask again a little later
-        return KafkaError.NONE
+            return Outcome.TOO_MANY_NEW_GROUPS
+        return Outcome.OK
 
     def sync(self, request: Sync, done: OnSynced) -> Callable[[], None]:
-        """Answers when the leader has given the assignment. What it returns withdraws the request."""
-        code, group = self._group(request.group)
+        """Answers when the leader has given the assignment. Call the returned function to withdraw the request."""
+        outcome, group = self._group(request.group)
         if group is None:
-            done(Synced(code=code))
+            done(Synced(outcome=outcome))
             return _nothing
         return group.sync(request, done)
 
-    def heartbeat(self, name: str, who: Identity, generation: int) -> KafkaError:
-        code, group = self._group(name)
-        return code if group is None else group.heartbeat(who, generation)
+    def heartbeat(self, name: str, who: Identity, generation: int) -> Outcome:
+        outcome, group = self._group(name)
+        return outcome if group is None else group.heartbeat(who, generation)
 
     def leave(self, name: str, leaving: list[Identity], done: OnLeft) -> None:
-        """One code each."""
-        code, group = self._group(name)
+        """Answers with one outcome per member."""
+        outcome, group = self._group(name)
         if group is None:
-            done([code] * len(leaving))
+            done([outcome] * len(leaving))
         else:
             group.leave(leaving, done)
 
@@ -184,8 +184,8 @@ class GroupCoordinator:
         timeout_ms: int,
         done: DoneFn[Reply],
     ) -> None:
-        """A member's commit, which is a sign of life, too. The caller has asked `refusal` in this very turn; the state
-        machine says whether the member may, and whether this node still coordinates the group by then."""
+        """A member's commit, which is a sign of life, too. The caller has asked `refusal` in the same turn of the loop.
+        The state machine decides whether the member may commit and this node still coordinates the group."""
         group = self._find(name)
         if group is not None:
             group.heartbeat(who, generation)
@@ -202,15 +202,16 @@ class GroupCoordinator:
         self._node.propose(command, timeout_ms, done)
 
     def is_rebalancing(self, name: str) -> bool:
-        """Whether members are being collected for the next generation, as far as this node coordinates the group."""
+        """Whether a round is open for the next generation. False if another node coordinates the group."""
         group = self._find(name) if self._owns(coordinator_of(self._node.state, name)) else None
         return group is not None and group.is_rebalancing
 
-    def _group(self, name: str) -> tuple[KafkaError, LiveGroup | None]:
-        """A group that there is nothing of has no members."""
-        code = self.refusal(name)
-        group = self._find(name) if code is KafkaError.NONE else None
-        return (code or KafkaError.UNKNOWN_MEMBER_ID), group
+    def _group(self, name: str) -> tuple[Outcome, LiveGroup | None]:
+        """The live group; otherwise why there is none. A group that does not exist has no members."""
+        outcome = self.refusal(name)
+        if outcome is not Outcome.OK:
+            return outcome, None
+        return Outcome.UNKNOWN_MEMBER, self._find(name)
 
     # ------------------------------------------------------------------------------------------- what groups see
     @property
@@ -230,21 +231,22 @@ class GroupCoordinator:
         return self._clock.wall_ns() // _NS_PER_MS
 
     def new_member_id(self, prefix: str) -> str:
-        """Random, since a member that is back after its group has gone and come again must not be taken for another."""
+        """Random: a group that ended and began anew must not give a new member the id of a former one."""
         number = self._rng.randbytes(_ID_BYTES).hex()
         return f"{prefix[: MEMBER_ID_CHARS_MAX - len(number) - 1]}-{number}"
 
     def propose(self, command: Command, done: Callable[[Reply | SmqError], None]) -> None:
         self._node.propose(command, GROUP_COMMAND_MS_MAX, done)
 
-    def forget(self, group: LiveGroup) -> None:
-        """Its last command failed: what there is now is loaded again, at the next tick."""
-        if self._live.get(group.name) is group:
-            del self._live[group.name]
+    def forget(self, name: str, epoch: Epoch) -> None:
+        """The group's last command failed. The next tick reads the group from the state again."""
+        group = self._live.get(name)
+        if group is not None and group.epoch == epoch:
+            del self._live[name]
         self._table = []
 
-    def complain(self, group: str, what: str, error: SmqError) -> None:
-        log.warning("group_change_failed", group=group, command=what, error=str(error))
+    def log_failure(self, group: str, command: str, error: SmqError) -> None:
+        log.warning("group_change_failed", group=group, command=command, error=str(error))
 
     # --------------------------------------------------------------------------------------------------- the clock
     def _tick(self) -> None:
@@ -256,7 +258,7 @@ class GroupCoordinator:
         if self._table != self._node.state.coordinators:
             self._load()
         if not self._node.is_ready:
-            self._was_away = True  # nobody is evicted for what this node could not hear
+            self._was_away = True  # no member is evicted for what this node could not hear
         else:
             if self._was_away or late_ms > GROUP_PAUSE_MS:
                 self._was_away = False
@@ -271,7 +273,7 @@ class GroupCoordinator:
         self._clock.call_later(GROUP_TICK_MS, self._tick)
 
     def _expire_offsets(self, now_ns: int) -> None:
-        """By one node at a time, the coordinator of the first slot; two would do no harm."""
+        """One node at a time does this, the coordinator of the first slot. Two would do no harm."""
         state = self._node.state
         interval_ms = min(GROUP_EXPIRY_MS, max(1_000, state.offsets_retention_ms // 4))
         if now_ns - self._expired_ns < interval_ms * _NS_PER_MS or not self._owns(state.coordinators[0]):

@@ -1,7 +1,7 @@
-"""Which protocol a generation uses, and what consumers say in theirs.
+"""Which protocol a generation uses, and the topics that consumers name in theirs.
 
-Owns the vote, and the one look into a member's metadata that a server has to take: the topics that a consumer
-subscribes to, for the deletion of offsets. Pure; what does not parse is no subscription, never an error.
+Owns the vote, and the one part of a member's metadata that a server must read: the topics that a consumer subscribes
+to, for the deletion of offsets. Pure. Metadata that does not parse is no subscription, and never an error.
 """
 
 import struct
@@ -25,8 +25,8 @@ def known_to_all(members: Iterable[GroupMember]) -> set[str]:
 
 
 def chosen(members: list[GroupMember]) -> str:
-    """Each member votes for the first in its list that all know; of equals, the first that was voted for. Empty where
-    they share none, which the state machine refuses."""
+    """Each member votes for the first protocol in its list that all members know. Of equals, the one with the first
+    vote wins. Empty if they share none, which the state machine refuses."""
     common = known_to_all(members)
     if not common:
         return ""
@@ -35,12 +35,12 @@ def chosen(members: list[GroupMember]) -> str:
 
 
 def metadata_of(member: GroupMember, protocol: str) -> bytes:
-    """What the member said under a protocol; nothing where it does not know it."""
+    """The member's metadata for a protocol; empty if it does not know the protocol."""
     return next((data for name, data in member.protocols if name == protocol), b"")
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Of a consumer's subscription (version i16, topics, ...); None where it is none."""
+    """The topics of a consumer's subscription (version i16, topics, ...); None if the bytes are none."""
     try:
         version, count = struct.unpack_from(">hi", metadata)
         if version < 0 or not 0 <= count <= _TOPICS_MAX:

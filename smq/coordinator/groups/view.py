@@ -1,6 +1,6 @@
-"""A group as an operator sees it: its members, what each was assigned, what is committed, and how far behind it is.
+"""A group as an operator sees it: members, assignments, committed offsets and lag.
 
-Owns the one definition of a group's lag, for gRPC, the command line and the metrics. Pure reading of the state.
+Owns the one definition of a group's lag, for gRPC, the command line and the metrics. Only reads the state.
 """
 
 import struct
@@ -23,7 +23,7 @@ _PARTITIONS_MAX: Final = 1_000_000  # far more than an assignment's own cap allo
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """`committed` is None where a member was assigned a partition that nothing is committed for."""
+    """`committed` is None if the group has committed nothing for a partition that a member was assigned."""
 
     topic: str
     part: PartitionState
@@ -31,12 +31,13 @@ class GroupPosition:
 
     @property
     def lag(self) -> int | None:
-        """Never negative: a commit may name an offset that is not there yet."""
+        """Never negative, although a commit may name an offset that does not exist yet."""
         return max(0, self.part.hwm - self.committed.offset) if self.committed is not None else None
 
 
 def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str, int]]:
-    """Of a consumer's assignment (version i16, topics with partitions, ...); empty for what does not parse."""
+    """The partitions of a consumer's assignment (version i16, topics with partitions, ...); empty if it does not
+    parse."""
     if group.protocol_type != CONSUMER:
         return []
     found: list[tuple[str, int]] = []
@@ -58,7 +59,7 @@ def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str,
 
 
 def positions(state: ClusterState, group: GroupState) -> Iterator[GroupPosition]:
-    """Of all partitions that the group has committed for or was assigned, in order of topic and partition."""
+    """All partitions that the group has committed for or was assigned, in order of topic and partition."""
     pids: set[PartitionId] = set(group.offsets)
     for m in group.members.values():
         for topic, index in assigned_partitions(group, m.assignment):

@@ -1,1 +1,1 @@
-"""The gRPC port: the services of `smq.v1`, and what bounds their clients."""
+"""The gRPC port: the services of `smq.v1`, and the limits on their clients."""

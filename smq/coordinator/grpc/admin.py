@@ -1,7 +1,7 @@
 """The Admin service: topics, DeleteRecords, and views of the cluster and of this node.
 
-Owns no state: changes are proposed as commands, views are read from what the node has applied. Only the
-composition root imports it.
+Owns no state: changes are proposed as commands, and views are read from what the node has applied. Only the composition
+root imports it.
 """
 
 import secrets
@@ -67,7 +67,7 @@ class AdminService(GroupAdmin):
             created_ms=time.time_ns() // 1_000_000,
         )
         reply = await self._calls.propose(command, timeout_ms)
-        # A retry under the same request id is answered as the first attempt was: with that one's topic id.
+        # A retry with the same request id gets the first attempt's answer, and so its topic id.
         return pb.CreateTopicResponse(topic_id=reply.topic_id if isinstance(reply, TopicCreated) else b"")
 
     @guarded

@@ -1,7 +1,7 @@
 """The Agent service: publishing sessions, PublishRecord and SubscribeRecord.
 
-Owns the registries of sessions and the node-wide publishing budget; the streams themselves live in grpc_publish
-and grpc_subscribe. Only the composition root imports it.
+Owns the registries of sessions and the node-wide publishing budget. The streams themselves live in `grpc.publish` and
+`grpc.subscribe`. Only the composition root imports it.
 """
 
 import time
@@ -44,7 +44,7 @@ class AgentService(smq_pb2_grpc.AgentServicer):
             try:
                 session = await self._open(request, timeout_ms)
                 self._sessions.open(session)
-            except BaseException:  # cancelled, too: the place is taken until it is given back
+            except BaseException:  # also if cancelled: the id stays reserved until it is released
                 self._sessions.release(request.session_id)
                 raise
         return pb.StartPublishSessionResponse(

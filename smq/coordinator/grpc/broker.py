@@ -3,12 +3,9 @@
 Owns no state. Only the composition root imports it.
 """
 
-from collections.abc import Sequence
-from typing import TypeVar
-
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
-from smq.coordinator.grpc.answer_budget import AnswerRoom
+from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
@@ -21,22 +18,21 @@ from smq.coordinator.limits import (
     LIST_OFFSETS_MAX,
 )
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.coordinator.service.lookup import find_partition, start_position, timestamp_position
 from smq.coordinator.service.positions import parse_offset_type
+from smq.coordinator.service.requests import check_count, check_group
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId, ring_range, split_partition_id
 from smq.replication.api import Fetched, NodeApi, StoredBatch
-
-T = TypeVar("T")
 
 
 class BrokerService(smq_pb2_grpc.BrokerServicer):
     def __init__(self, node: NodeApi, *, response_bytes_max: int) -> None:
         self._calls = NodeCalls(node)
         self._response_bytes_max = response_bytes_max
-        self._room = AnswerRoom()
+        self._answers = AnswerBudget()
 
     # -------------------------------------------------------------------------------------------------- fetch
     @guarded
@@ -44,8 +40,8 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         check_count("partitions", request.partitions, FETCH_PARTITIONS_MAX)
         if request.max_wait_ms < 0 or request.max_bytes < 0 or any(p.max_bytes < 0 for p in request.partitions):
             raise SmqError(ErrorCode.INVALID_REQUEST, "max_wait_ms and max_bytes must be 0 or more")
-        wanted = [
-            Wanted(
+        fetches = [
+            PartitionFetch(
                 topic=p.topic,
                 partition=p.partition,
                 offset=p.offset,
@@ -55,32 +51,32 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         ]
         wait_ms = min(request.max_wait_ms, FETCH_WAIT_MS_MAX)
         answer_ms = deadline_ms(wait_ms + FETCH_BARRIER_MS, context)
-        wait_ms = min(wait_ms, max(0, answer_ms - DEADLINE_SLACK_MS))  # "empty" comes before "timed out"
+        wait_ms = min(wait_ms, max(0, answer_ms - DEADLINE_SLACK_MS))  # so that "empty" precedes "timed out"
         bytes_max = min(request.max_bytes or self._response_bytes_max, self._response_bytes_max)
         peer = context.peer()
         outcomes = await fetch_many(
             self._calls,
-            wanted,
+            fetches,
             max_wait_ms=wait_ms,
             answer_ms=answer_ms,
             bytes_max=bytes_max,
-            room=lambda size: self._room.reserved(peer, size, answer_ms),
+            reserve=lambda size: self._answers.reserved(peer, size, answer_ms),
         )
-        self._room.hold(peer, sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches))
-        return pb.FetchResponse(partitions=[self._fetched(w, o) for w, o in zip(wanted, outcomes, strict=True)])
+        self._answers.hold(peer, sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches))
+        return pb.FetchResponse(partitions=[self._fetched(f, o) for f, o in zip(fetches, outcomes, strict=True)])
 
-    def _fetched(self, wanted: Wanted, outcome: Outcome) -> pb.FetchedPartition:
-        out = pb.FetchedPartition(topic=wanted.topic, partition=wanted.partition)
+    def _fetched(self, fetch: PartitionFetch, outcome: Outcome) -> pb.FetchedPartition:
+        out = pb.FetchedPartition(topic=fetch.topic, partition=fetch.partition)
         if isinstance(outcome, SmqError):
             out.error.CopyFrom(to_detail(outcome))
         elif isinstance(outcome, Fetched):
             out.log_start, out.hwm, out.lso = outcome.log_start, outcome.hwm, outcome.lso
             out.batches.extend(_to_pb(batch) for batch in outcome.batches)
         else:
-            # The response was full before this partition's turn: its range as this node last applied it.
-            topic = self._calls.node.state.topics.get(wanted.topic)
-            if topic is not None and 0 <= wanted.partition < len(topic.partitions):
-                state = topic.partitions[wanted.partition]
+            # The response was full before this partition was read: its range as this node last applied it.
+            topic = self._calls.node.state.topics.get(fetch.topic)
+            if topic is not None and 0 <= fetch.partition < len(topic.partitions):
+                state = topic.partitions[fetch.partition]
                 out.log_start, out.hwm, out.lso = state.log_start, state.hwm, state.lso
         return out
 
@@ -91,44 +87,46 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         timeout_ms = deadline_ms(request.timeout_ms, context)
         return pb.ListOffsetsResponse(offsets=[await self._list(p, timeout_ms) for p in request.partitions])
 
-    async def _list(self, asked: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
+    async def _list(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
         try:
-            if asked.HasField("timestamp_ms"):
+            if requested.HasField("timestamp_ms"):
                 position, range_ = await timestamp_position(
-                    self._calls, asked.topic, asked.partition, asked.timestamp_ms, timeout_ms
+                    self._calls, requested.topic, requested.partition, requested.timestamp_ms, timeout_ms
                 )
-            elif asked.HasField("max_bytes"):
-                return await self._list_end(asked, timeout_ms)
+            elif requested.HasField("max_bytes"):
+                return await self._list_end(requested, timeout_ms)
             else:
                 position, range_ = await start_position(
                     self._calls,
-                    asked.topic,
-                    asked.partition,
-                    parse_offset_type(asked.offset_type),
-                    value=asked.offset_value,
-                    group=asked.group,
-                    reset_if_gone=asked.reset_if_gone,
+                    requested.topic,
+                    requested.partition,
+                    parse_offset_type(requested.offset_type),
+                    value=requested.offset_value,
+                    group=requested.group,
+                    reset_if_gone=requested.reset_if_gone,
                     timeout_ms=timeout_ms,
                 )
         except SmqError as e:
-            return pb.ListedOffset(topic=asked.topic, partition=asked.partition, offset=-1, error=to_detail(e))
+            return pb.ListedOffset(topic=requested.topic, partition=requested.partition, offset=-1, error=to_detail(e))
         return pb.ListedOffset(
-            topic=asked.topic,
-            partition=asked.partition,
+            topic=requested.topic,
+            partition=requested.partition,
             offset=position.offset,
             clamped=position.clamped,
             lo=range_.log_start,
             hi=range_.lso,
         )
 
-    async def _list_end(self, asked: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
-        if asked.max_bytes < 1:
-            raise SmqError(ErrorCode.INVALID_REQUEST, f"max_bytes is {asked.max_bytes}: it must be 1 or more")
-        state = await find_partition(self._calls, asked.topic, asked.partition, timeout_ms)
-        run = self._calls.node.sized_run(asked.topic, asked.partition, asked.offset_value, asked.max_bytes)
+    async def _list_end(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
+        if requested.max_bytes < 1:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"max_bytes is {requested.max_bytes}: it must be 1 or more")
+        state = await find_partition(self._calls, requested.topic, requested.partition, timeout_ms)
+        run = self._calls.node.sized_run(
+            requested.topic, requested.partition, requested.offset_value, requested.max_bytes
+        )
         return pb.ListedOffset(
-            topic=asked.topic,
-            partition=asked.partition,
+            topic=requested.topic,
+            partition=requested.partition,
             offset=run.end,
             lo=state.log_start,
             hi=state.lso,
@@ -208,26 +206,12 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         topic_id, index = split_partition_id(pid)
         name = self._calls.node.state.topic_names.get(topic_id)
         if name is None:
-            return None  # the topic was deleted meanwhile, and its commits with it
+            return None  # the topic was deleted in the meantime, and its commits with it
         return pb.PartitionOffset(topic=name, partition=index, offset=offset, metadata=metadata)
 
 
 def _to_pb(batch: StoredBatch) -> pb.Batch:
     whole = batch.data.obj
-    # protobuf takes bytes alone; where the view is all of a bytes object, that object is handed on uncopied.
+    # protobuf takes bytes only. A view of a whole bytes object is passed on as that object, without a copy.
     data = whole if isinstance(whole, bytes) and len(whole) == len(batch.data) else bytes(batch.data)
     return pb.Batch(base_offset=batch.base_offset, last_offset=batch.last_offset, ts_ns=batch.ts_ns, data=data)
-
-
-def check_count(field: str, items: Sequence[T], count_max: int, *, is_empty_allowed: bool = False) -> None:
-    """INVALID_REQUEST for a list that is empty or endless."""
-    if len(items) > count_max or not (items or is_empty_allowed):
-        raise SmqError(
-            ErrorCode.INVALID_REQUEST,
-            f"{field} must have {0 if is_empty_allowed else 1} to {count_max} entries, it has {len(items)}",
-        )
-
-
-def check_group(group: str) -> None:
-    if not group:
-        raise SmqError(ErrorCode.INVALID_REQUEST, "group must not be empty")

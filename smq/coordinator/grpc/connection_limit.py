@@ -1,10 +1,10 @@
 """How many connections one address may have to the gRPC port.
 
-Owns the count of that port's connections, by address, and the end of those beyond the limit, the newest first. gRPC
-accepts by itself, in C++, and shows nobody its sockets before a first call: so this looks at the process's own
-descriptors from time to time, and shuts down what is too much, which gRPC takes for a client that went away. It never
-closes or duplicates a descriptor (a close gives up every lock that the process has on the same file), reads no byte,
-and knows nothing of HTTP/2. The total is gRPC's own limit. Only the composition root makes one.
+Owns the count of that port's connections per address, and the end of those beyond the limit, newest first. gRPC accepts
+connections itself, in C++, and does not expose their sockets before a first call. So this file scans the process's own
+descriptors from time to time and shuts down the excess connections; to gRPC it looks as if the client went away. It
+must never close or duplicate a descriptor: a close gives up every lock that the process has on the same file. It reads
+no byte and knows nothing of HTTP/2. gRPC itself limits the total. Only the composition root makes one.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from smq.replication.net.acceptor import AcceptCounts
 log = structlog.get_logger(__name__)
 
 _DESCRIPTORS: Final = "/dev/fd"  # of this process; on Linux it leads to /proc/self/fd
-_LOOK_S: Final = 1.0
-_REST: Final = 20  # times what a look took: a twentieth of one core at most, however many descriptors there are
+_SCAN_INTERVAL_S: Final = 1.0
+_PAUSE_FACTOR: Final = 20  # pause this many times a scan: it costs at most 5 % of a core, however many descriptors
 
 Peer = tuple[str, int]  # address and port
 
 
-class GrpcDoors:
-    """`start` on the loop; the looking is done in another thread. `open` is what the last look found."""
+class ConnectionLimit:
+    """Call `start` on the loop; the scans run in another thread. `open` is the result of the last scan."""
 
-    def __init__(self, port: int, *, per_address_max: int, look_s: float = _LOOK_S) -> None:
+    def __init__(self, port: int, *, per_address_max: int, scan_interval_s: float = _SCAN_INTERVAL_S) -> None:
         self._port: Final = port
         self._max: Final = per_address_max
-        self._look_s: Final = look_s
+        self._scan_interval_s: Final = scan_interval_s
         self._peers: dict[Peer, None] = {}  # in the order in which they were first seen
         self._task: asyncio.Task[None] | None = None
         self.counts = AcceptCounts()
@@ -56,19 +56,19 @@ class GrpcDoors:
         while True:
             began = time.monotonic()
             try:
-                refused = await asyncio.to_thread(self._look)
-            except OSError as e:  # no descriptor is left to list the others with: not for ever
+                refused = await asyncio.to_thread(self._scan)
+            except OSError as e:  # no descriptor is left to list the others with; that passes
                 log.warning("grpc_connections_not_counted", reason=str(e))
                 refused = {}
             took = time.monotonic() - began
             for address, count in refused.items():
-                told = f"{count} connections beyond {self._max} of this address, which is the limit, are closed"
-                log.warning("connection_refused", purpose="gRPC", address=address, reason=told)
+                reason = f"closed {count} connections: this address has more than its limit of {self._max}"
+                log.warning("connection_refused", purpose="gRPC", address=address, reason=reason)
                 self.counts.refused += count
-            await asyncio.sleep(max(self._look_s, _REST * took))
+            await asyncio.sleep(max(self._scan_interval_s, _PAUSE_FACTOR * took))
 
-    def _look(self) -> dict[str, int]:
-        """Shuts down what is too much; how many those were, by address."""
+    def _scan(self) -> dict[str, int]:
+        """Shuts down the excess connections, and returns how many those were per address."""
         found = self._connections()
         self._peers = {p: None for p in self._peers if p in found} | dict.fromkeys(found)
         by_address: dict[str, list[Peer]] = defaultdict(list)
@@ -78,14 +78,14 @@ class GrpcDoors:
         for address, peers in by_address.items():
             newest = peers[self._max :]
             for peer in newest:
-                self._shut(found[peer], peer)
+                self._shut_down(found[peer], peer)
                 del self._peers[peer]
             if newest:
                 refused[address] = len(newest)
         return refused
 
     def _connections(self) -> dict[Peer, int]:
-        """Those of our port, each with its descriptor."""
+        """The connections of our port, each with its descriptor."""
         found = {}
         for name in os.listdir(_DESCRIPTORS):
             peer = self._peer(int(name))
@@ -94,7 +94,7 @@ class GrpcDoors:
         return found
 
     def _peer(self, descriptor: int) -> Peer | None:
-        """None for whatever is no connection to our port, or is gone by now."""
+        """None for a descriptor that is not a connection to our port, or that is gone by now."""
         try:
             sock = socket.socket(fileno=descriptor)
         except OSError:
@@ -109,9 +109,9 @@ class GrpcDoors:
             sock.detach()  # it is gRPC's
         return address, port
 
-    def _shut(self, descriptor: int, peer: Peer) -> None:
+    def _shut_down(self, descriptor: int, peer: Peer) -> None:
         if self._peer(descriptor) != peer:
-            return  # another has the number now
+            return  # the number belongs to another connection now
         sock = socket.socket(fileno=descriptor)
         try:
             sock.shutdown(socket.SHUT_RDWR)

@@ -1,19 +1,16 @@
 """SmqError on the gRPC wire: status codes, ErrorDetail, and the way back.
 
-Owns the table from ErrorCode to gRPC status. Services raise SmqError; `guarded` turns it into a status with an
-ErrorDetail in the trailing metadata. Clients have their own reading of the same detail.
+Owns the table from ErrorCode to gRPC status. Services raise SmqError, and `guarded` turns it into a status with an
+ErrorDetail in the trailing metadata. Clients read the same detail with code of their own.
 """
 
 from typing import Any, Final, NoReturn
 
 import grpc
-import structlog
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset
-
-log = structlog.get_logger(__name__)
 
 ERROR_METADATA_KEY: Final = "smq-error-bin"
 
@@ -68,7 +65,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
 
 
 def status_of(code: ErrorCode) -> grpc.StatusCode:
-    """The gRPC status of an error; every code has one (a test says so)."""
+    """The gRPC status of an error. Every code has one, as a test proves."""
     return _STATUS[code]
 
 
@@ -106,12 +103,6 @@ def from_detail(detail: pb.ErrorDetail) -> SmqError:
         retry_after_ms=detail.retry_after_ms if detail.HasField("retry_after_ms") else None,
     )
     return SmqError(ErrorCode.from_number(detail.code), detail.message, details)
-
-
-def internal(where: str, error: BaseException) -> SmqError:
-    """A fault of ours, logged whole and told in one line."""
-    log.error("internal_error", where=where, error=repr(error), exc_info=error)
-    return SmqError(ErrorCode.INTERNAL, f"{where} failed: {type(error).__name__}: {error}")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SmqError) -> NoReturn:

@@ -1,6 +1,6 @@
-"""The part of the Admin service that is about groups: list, describe, delete, and how long offsets are kept.
+"""The group part of the Admin service: list, describe, delete, and how long offsets are kept.
 
-Owns no state: each answer is read from the replicated state after a barrier. `grpc.admin` is made of it.
+Owns no state: each answer is read from the replicated state after a barrier. `grpc.admin` extends it.
 """
 
 from smq.clients.pb import smq_pb2 as pb
@@ -8,10 +8,10 @@ from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.lookup import find_group
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.commands import DeleteGroup, SetOffsetsRetention
 from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.state import GroupState
 from smq.replication.api import NodeApi
 
@@ -31,11 +31,8 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
 
     @guarded
     async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Context) -> pb.DescribeGroupResponse:
-        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        group = await find_group(self._calls, request.group, deadline_ms(request.timeout_ms, context))
         state = self._calls.node.state
-        group = state.groups.get(request.group)
-        if group is None:
-            raise SmqError(ErrorCode.UNKNOWN_GROUP, f"there is no group {request.group!r}")
         slot = coordinator_of(state, group.name)
         out = pb.DescribeGroupResponse(
             group=_summary(group), protocol=group.protocol, coordinator=slot.node if slot.node else None

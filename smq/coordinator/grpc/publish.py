@@ -1,7 +1,7 @@
 """One PublishRecord stream: many requests in flight, each answered when its own batch is done.
 
-Owns pipelining and backpressure of one stream: past its bounds the stream is not read, so HTTP/2 slows the client.
-A bad request answers its own error and nothing else. It must never wait for one batch before it reads the next.
+Owns pipelining and backpressure of one stream: beyond its bounds the stream is not read, so HTTP/2 slows the client
+down. A bad request gets its own error and affects no other. It must never wait for one batch before it reads the next.
 `grpc.agent` alone imports it.
 """
 
@@ -20,13 +20,13 @@ from smq.coordinator.limits import (
     PUBLISH_DISK_QUEUE_BYTES_MAX,
     PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX,
     PUBLISH_INFLIGHT_PER_STREAM_MAX,
-    PUBLISH_RETRY_AFTER_MS,
 )
-from smq.coordinator.service.calls import NodeCalls, timeout_of
-from smq.coordinator.service.inflight import ByteBudget
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.inflight import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 from smq.coordinator.service.lookup import find_partition
+from smq.coordinator.service.requests import timeout_of
 from smq.coordinator.service.sessions import PublishSession, PublishSessions
-from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import INT32_MAX, NewRecord, encode_batch
 from smq.replication.api import Acks, Produced
 
@@ -51,8 +51,7 @@ class PublishStream:
         self._request_bytes_max = request_bytes_max
         self._calls = calls
         self._sessions = sessions
-        self._node_budget = node_budget
-        self._stream_budget = ByteBudget(PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX)
+        self._budgets = (ByteBudget(PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX), node_budget)
         self._slots = asyncio.Semaphore(PUBLISH_INFLIGHT_PER_STREAM_MAX)  # from reading a request to writing its answer
         self._wall_ms = wall_ms
         self._context = context
@@ -92,55 +91,36 @@ class PublishStream:
         done = partial(self._on_produced, request.correlation_id, request.partition, len(batch))
         try:
             self._calls.node.produce(topic, request.partition, batch, acks, timeout_ms, done)
-        except BaseException:  # whatever it was: `done`, which gives the bytes back, never comes
-            self._release(len(batch))
+        except BaseException:  # `done`, which gives the bytes back, will never be called
+            release_all(self._budgets, len(batch))
             raise
 
     def _check_size(self, request: pb.PublishRecordRequest) -> None:
         size = request.ByteSize()
         if size > self._request_bytes_max:
-            told = f"the request has {size} bytes, and the node takes {self._request_bytes_max} (request_bytes_max)"
-            raise SmqError(ErrorCode.BATCH_TOO_LARGE, told)
+            reason = f"the request has {size} bytes, and the node takes {self._request_bytes_max} (request_bytes_max)"
+            raise SmqError(ErrorCode.BATCH_TOO_LARGE, reason)
 
     # ------------------------------------------------------------------------------------------- backpressure
     async def _admit(self, size: int, timeout_ms: int) -> None:
-        """Waits, and with it the whole stream, until the node may take `size` more bytes; OVERLOADED at the deadline
+        """Waits until the node may take `size` more bytes; the whole stream waits with it. OVERLOADED at the deadline
         of this request."""
-        if not self._is_disk_behind() and self._stream_budget.try_acquire(size):
-            if self._node_budget.try_acquire(size):
-                return
-            self._stream_budget.release(size)
+        if not self._is_disk_behind() and try_acquire_all(self._budgets, size):
+            return
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._wait_for_room(size)
+                while self._is_disk_behind():  # noqa: ASYNC110 - the disk does not signal that it has caught up
+                    await asyncio.sleep(PUBLISH_DISK_POLL_MS / 1000)
+                await acquire_all(self._budgets, size)
         except TimeoutError:
-            raise SmqError(
-                ErrorCode.OVERLOADED,
-                f"the node had no room for the request within {timeout_ms} ms",
-                ErrorDetails(retry_after_ms=PUBLISH_RETRY_AFTER_MS),
-            ) from None
-
-    async def _wait_for_room(self, size: int) -> None:
-        while self._is_disk_behind():  # noqa: ASYNC110 - the disk tells nobody that it has caught up
-            await asyncio.sleep(PUBLISH_DISK_POLL_MS / 1000)
-        await self._stream_budget.acquire(size)
-        try:
-            await self._node_budget.acquire(size)
-        except asyncio.CancelledError:
-            self._stream_budget.release(size)
-            raise
+            raise overloaded(f"the node had no room for the request within {timeout_ms} ms") from None
 
     def _is_disk_behind(self) -> bool:
         return self._calls.node.queued_bytes() > PUBLISH_DISK_QUEUE_BYTES_MAX
 
-    def _release(self, size: int) -> None:
-        self._node_budget.release(size)
-        self._stream_budget.release(size)
-
     # ----------------------------------------------------------------------------------------------- requests
-
     async def _target(self, request: pb.PublishRecordRequest) -> tuple[str, PublishSession | None]:
-        """The topic and, where there is one, the session; both stay in force for the requests that follow."""
+        """The topic and the session, if there is one. Both stay in force for the requests that follow."""
         if request.topic:
             self._topic, self._session_id = request.topic, ""
         elif request.session_id:
@@ -179,7 +159,7 @@ class PublishStream:
 
     # ----------------------------------------------------------------------------------------------- answers
     def _on_produced(self, correlation_id: int, partition: int, size: int, result: Produced | SmqError) -> None:
-        self._release(size)
+        release_all(self._budgets, size)
         if isinstance(result, SmqError):
             self._answer_error(correlation_id, partition, result)
             return

@@ -1,6 +1,6 @@
-"""Stored batches to streamed records: decoding, cutting to the reader's position, and grouping into responses.
+"""Stored batches as streamed records: decoding, cutting to the reader's position, grouping into responses.
 
-Pure but for the decompression: no node, no stream. `grpc.subscribe` imports it.
+Pure, apart from decompression: no node, no stream. `grpc.subscribe` imports it.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from smq.records import BatchCorrupt, Record, parse_header
 from smq.replication.api import Fetched, StoredBatch
 from smq.replication.log.decoding import decode_bounded
 
-_RECORD_OVERHEAD_BYTES: Final = 32  # what a record costs on the wire beside its key, value and headers
+_RECORD_OVERHEAD_BYTES: Final = 32  # what a record costs on the wire besides its key, value and headers
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One response's records, the position after them, and about how many bytes they are."""
+    """One response's records, the position after them, and their approximate size in bytes."""
 
     records: list[pb.Record]
     next_offset: Offset
@@ -28,11 +28,11 @@ class Chunk:
 
 
 def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> Iterator[Chunk | None]:
-    """The records in [position, min(stop, lso)), in chunks of about `bytes_max`. None: a good moment to let others
-    run, since decoding is work and not waiting."""
+    """The records in [position, min(stop, lso)), in chunks of about `bytes_max`. None marks a good moment to let other
+    tasks run, because decoding never waits."""
     records: list[pb.Record] = []
     size = 0
-    told = position
+    chunk_start = position
     for batch in fetched.batches:
         if batch.last_offset >= fetched.lso or position >= stop:
             break
@@ -48,16 +48,16 @@ def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> 
             position = Offset(record.offset + 1)
             if size >= bytes_max:
                 yield Chunk(records, position, size)
-                records, size, told = [], 0, position
+                records, size, chunk_start = [], 0, position
         # Past the batch, not only past its last record: offsets may have gaps.
         position = max(position, min(Offset(batch.last_offset + 1), stop))
-    if position > told:
+    if position > chunk_start:
         yield Chunk(records, position, size)
 
 
 def decode_stored(batch: StoredBatch) -> Iterator[Record]:
-    """The records of one stored batch; none of a control batch. Its checksum has been verified by the store, so
-    what does not decode was written so by its producer: INVALID_BATCH, and how to go on."""
+    """The records of one stored batch; none for a control batch. The store has verified the checksum, so a batch that
+    does not decode was written so by its producer: INVALID_BATCH, which says how to read on."""
     try:
         if parse_header(batch.data).is_control:
             return

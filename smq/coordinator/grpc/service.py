@@ -1,4 +1,4 @@
-"""What every gRPC handler shares: errors to statuses, deadlines, request ids.
+"""What all gRPC handlers share: errors as statuses, deadlines, request ids.
 
 Owns the one try/except around a handler. Services import it.
 """
@@ -10,9 +10,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
-from smq.coordinator.grpc.errors import abort, internal
+from smq.coordinator.grpc.errors import abort
 from smq.coordinator.limits import DEADLINE_SLACK_MS
-from smq.coordinator.service.calls import timeout_of
+from smq.coordinator.service.faults import internal
+from smq.coordinator.service.requests import timeout_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import RequestId
 
@@ -43,14 +44,14 @@ def guarded(
     return wrapper
 
 
-def deadline_ms(asked_ms: int, context: Context) -> int:
-    """The timeout of a call, short enough that our typed error is there before the client gives up."""
+def deadline_ms(requested_ms: int, context: Context) -> int:
+    """The timeout of a call, short enough that our typed error arrives before the client gives up."""
     remaining_s = context.time_remaining()
-    return timeout_of(asked_ms, None if remaining_s is None else remaining_s * 1000 - DEADLINE_SLACK_MS)
+    return timeout_of(requested_ms, None if remaining_s is None else remaining_s * 1000 - DEADLINE_SLACK_MS)
 
 
 def request_id_of(request_id: bytes) -> RequestId:
-    """The caller's, or a fresh one, under which the node itself may safely retry within this call."""
+    """The caller's id, or a fresh one that lets the node itself retry safely within this call."""
     if not request_id:
         return RequestId(secrets.token_bytes(_REQUEST_ID_BYTES))
     if len(request_id) != _REQUEST_ID_BYTES:

@@ -1,7 +1,8 @@
 """One SubscribeRecord stream: the records of one partition from a position on, with seeks and acknowledgements.
 
-Owns the position of one reader. At most one response's records are in memory beyond what gRPC has taken, so a slow
-reader costs nobody. It must never send a record at or past the last stable offset. `grpc.agent` alone imports it.
+Owns the position of one reader. It holds at most one response's records beyond what gRPC has taken, so a slow reader
+costs the others nothing. It must never send a record at or beyond the last stable offset. `grpc.agent` alone imports
+it.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ _NEVER: Final = Offset(2**63 - 1)
 
 
 class Window:
-    """Bytes sent and not yet acknowledged; 0 means that nobody counts."""
+    """Bytes sent and not yet acknowledged; a bound of 0 means that they are not counted."""
 
     def __init__(self, bytes_max: int) -> None:
         self._max = bytes_max
@@ -58,7 +59,7 @@ class Window:
 
 
 class SubscribeStream:
-    """`run` returns at the stop offset, raises SmqError for what ends the stream, and is cancelled by the client."""
+    """`run` returns at the stop offset, and raises the SmqError that ends the stream. A client cancels it."""
 
     def __init__(self, calls: NodeCalls, init: pb.SubscribeInit, context: Context) -> None:
         self._calls = calls
@@ -67,7 +68,7 @@ class SubscribeStream:
         self._window = Window(init.window_bytes)
         self._bytes_max = min(init.max_bytes or SUBSCRIBE_BYTES_DEFAULT, SUBSCRIBE_BYTES_MAX)
         self._stop = Offset(init.stop_offset) if init.stop_offset else _NEVER
-        self._seek: int | None = None  # the last one asked for and not yet done
+        self._seek: int | None = None  # the last one requested and not yet done
         self._control_error: SmqError | None = None
         self._poll: asyncio.Task[Fetched] | None = None
         self._wake = asyncio.Event()
@@ -108,7 +109,7 @@ class SubscribeStream:
         )
         if init.stop_at_end:
             self._stop = min(self._stop, range_.lso)
-        await self._tell_start(position, range_)
+        await self._send_start(position, range_)
         return position.offset
 
     async def _do_seek(self) -> Offset:
@@ -116,19 +117,19 @@ class SubscribeStream:
         range_ = await self._calls.partition_range(self._init.topic, self._init.partition, TIMEOUT_MS_DEFAULT)
         position = resolve_seek(offset, range_.log_start, range_.lso)
         self._window.reset()
-        await self._tell_start(position, range_)
+        await self._send_start(position, range_)
         return position.offset
 
-    async def _tell_start(self, position: Position, range_: PartitionRange) -> None:
+    async def _send_start(self, position: Position, range_: PartitionRange) -> None:
         started = pb.StartedAt(offset=position.offset, clamped=position.clamped, lo=range_.log_start, hi=range_.lso)
         await self._context.write(self._response([], position.offset, range_.hwm, range_.lso, started))
 
     # ------------------------------------------------------------------------------------------------ records
     async def _send_next(self, position: Offset) -> Offset:
-        """Waits for records at `position` and sends what one fetch brings; the position after them."""
+        """Waits for records at `position`, sends those of one fetch, and returns the position after them."""
         fetched = await self._fetch(position)
         if fetched is None:
-            return position  # a seek or an error came in between
+            return position  # interrupted by a seek or an error
         for chunk in chunks(fetched, position, self._stop, self._bytes_max):
             if chunk is None:
                 await asyncio.sleep(0)
@@ -137,11 +138,11 @@ class SubscribeStream:
                 await self._context.write(self._response(chunk.records, position, fetched.hwm, fetched.lso))
                 self._window.sent(position, chunk.size)
             if self._seek is not None or self._control_error is not None or self._window.is_full:
-                break  # what was decoded beyond is read again
+                break  # the rest of what was decoded is read again
         return position
 
     async def _fetch(self, position: Offset) -> Fetched | None:
-        """A long poll; None where a control message has interrupted it."""
+        """A long poll; None if a control message has interrupted it."""
         call = self._calls.fetch(
             self._init.topic,
             self._init.partition,
@@ -193,7 +194,7 @@ class SubscribeStream:
 
 
 def check_init(init: pb.SubscribeInit) -> None:
-    """INVALID_REQUEST for what no lookup is needed to refuse."""
+    """INVALID_REQUEST for what can be refused without a lookup."""
     if init.stop_offset < 0 or init.max_bytes < 0 or init.window_bytes < 0:
         raise SmqError(ErrorCode.INVALID_REQUEST, "stop_offset, max_bytes and window_bytes must be 0 or more")
     parse_offset_type(init.offset_type)

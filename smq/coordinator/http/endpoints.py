@@ -23,7 +23,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """What strangers send that is no HTTP, or do not stay to read, is no fault of the node: they could fill its log."""
+    """False for errors that strangers cause, by not speaking HTTP or not staying to read: they could fill the log."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | ConnectionError)
 
@@ -33,7 +33,7 @@ _log.addFilter(_is_ours)
 
 
 class HttpServer:
-    """`is_stopping` makes /readyz say no while the node hands over, so that nobody new is sent here."""
+    """`is_stopping` makes /readyz say no while the node hands over, so that no new client is sent here."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class HttpServer:
         return _Counted(server(), ticket)
 
     async def _healthz(self, _request: web.Request) -> web.Response:
-        """The process runs and its loop turns: that is all an answer can prove."""
+        """The process runs and its loop turns: an answer can prove no more."""
         return web.json_response({"status": "ok", "node": self._node.node_id})
 
     async def _readyz(self, _request: web.Request) -> web.Response:
@@ -85,7 +85,7 @@ class HttpServer:
         body = {
             "ready": ready,
             "node": status.node,
-            "pid": os.getpid(),  # so that whoever started a node knows its own from another's on the same port
+            "pid": os.getpid(),  # tells a node from another process that took over its port
             "raft_leader": status.raft_leader,
             "raft_term": status.raft_term,
             "applied_index": status.applied_index,
@@ -101,19 +101,19 @@ class HttpServer:
         return "the node is joining: it is not registered yet, or is fenced"
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        """In pieces, and no faster than they are read: at 10,000 partitions it is 7 MB."""
+        """In pieces, and no faster than the client reads: 7 MB at 10,000 partitions."""
         response = web.StreamResponse(headers={"Content-Type": _METRICS_TYPE})
         await response.prepare(request)
         for piece in pieces(self._node, self._registry):
             if piece:
                 await response.write(piece)
-            await asyncio.sleep(0)  # others have their turn
+            await asyncio.sleep(0)  # other tasks run
         await response.write_eof()
         return response
 
 
 class _Counted(asyncio.Protocol):
-    """aiohttp's protocol, and the end of its connection told to the acceptor."""
+    """aiohttp's protocol, which also reports the end of its connection to the acceptor."""
 
     def __init__(self, inner: asyncio.Protocol, ticket: Ticket) -> None:
         self._ticket = ticket

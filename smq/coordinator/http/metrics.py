@@ -1,6 +1,7 @@
 """/metrics: what Prometheus scrapes, read from the node at the moment of the scrape.
 
-Owns names and labels, but for those of partitions and groups. Nothing is counted on a hot path. `http` imports it.
+Owns names and labels, except those of partitions and groups. Nothing is counted on a hot path. `http.endpoints` imports
+it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from smq.replication.api import NodeApi, NodeStatus
 
 
 def make_registry(node: NodeApi, *others: Collector) -> CollectorRegistry:
-    """One registry a server: two servers in one process (tests) do not share it. `others` tell of what is not the
+    """One registry per server: two servers in one process (tests) do not share it. `others` collect what is not the
     node's."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -29,7 +30,7 @@ def make_registry(node: NodeApi, *others: Collector) -> CollectorRegistry:
 
 
 def pieces(node: NodeApi, registry: CollectorRegistry) -> Iterator[bytes]:
-    """The text of a scrape, a millisecond's work or two at a time; a piece may be empty."""
+    """The text of a scrape, in pieces of one or two milliseconds' work; a piece may be empty."""
     yield generate_latest(registry)
     yield from series_pieces(node)
 
@@ -52,14 +53,14 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
     leads = status.raft_leader == status.node
     fenced = sum(1 for n in state.nodes.values() if n.fenced)
     values = (
-        ("smq_node_ready", "1 where the node serves requests.", int(status.is_ready)),
-        ("smq_raft_is_leader", "1 where this node leads Raft.", int(leads)),
-        ("smq_raft_leader", "Node that leads Raft; 0 where none is heard of.", status.raft_leader or 0),
+        ("smq_node_ready", "1 if the node serves requests.", int(status.is_ready)),
+        ("smq_raft_is_leader", "1 if this node leads Raft.", int(leads)),
+        ("smq_raft_leader", "Node that leads Raft; 0 if none is known.", status.raft_leader or 0),
         ("smq_raft_term", "Raft's term.", status.raft_term),
         ("smq_raft_applied_index", "Last Raft entry applied.", status.applied_index),
         ("smq_raft_commit_index", "Last Raft entry known to be committed.", status.commit_index),
         ("smq_cluster_nodes", "Nodes that have registered.", len(state.nodes)),
-        ("smq_cluster_nodes_fenced", "Nodes that are not heard of.", fenced),
+        ("smq_cluster_nodes_fenced", "Registered nodes that are fenced: no heartbeats arrive from them.", fenced),
         ("smq_cluster_topics", "Topics.", len(state.topics)),
         ("smq_cluster_groups", "Consumer groups with commits or members.", len(state.groups)),
     )
@@ -70,20 +71,24 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
 def _storage_metrics(status: NodeStatus) -> Iterator[Metric]:
     disk = status.storage
     gauges = (
-        ("smq_disk_free_bytes", "Free on the file system of the data directory.", disk.free_bytes),
-        ("smq_disk_reusable_bytes", "Freed inside the data file, for what is written next.", disk.reusable_bytes),
-        ("smq_disk_full", "1 where the disk is down to its reserve: no records are appended.", int(disk.is_full)),
-        ("smq_scrub_pass_bytes", "Read in the scrubber's present pass.", disk.scrub_bytes),
-        ("smq_scrub_last_pass_timestamp_seconds", "End of its last whole pass; 0: none.", disk.scrub_ended_ms / 1000),
+        ("smq_disk_free_bytes", "Free bytes on the file system of the data directory.", disk.free_bytes),
+        ("smq_disk_reusable_bytes", "Free bytes inside the data file, reused by later writes.", disk.reusable_bytes),
+        ("smq_disk_full", "1 if the disk is down to its reserve: no records are appended.", int(disk.is_full)),
+        ("smq_scrub_pass_bytes", "Bytes read in the scrubber's present pass.", disk.scrub_bytes),
+        (
+            "smq_scrub_last_pass_timestamp_seconds",
+            "End of its last full pass; 0: none.",
+            disk.scrub_ended_ms / 1000,
+        ),
     )
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value=value)
     counters = (
-        ("smq_scrub_passes", "Whole passes of the scrubber.", disk.scrub_passes),
-        ("smq_scrub_damage_found", "Damaged rows that the scrubber met.", disk.scrub_found),
-        ("smq_damage_found", "Damaged batches and index rows, whoever met them.", disk.damage_found),
-        ("smq_damage_repaired", "Those that were fetched again from another replica.", disk.damage_repaired),
-        ("smq_damage_unrepaired", "Attempts that found no replica to help.", disk.damage_unrepaired),
+        ("smq_scrub_passes", "Complete passes of the scrubber.", disk.scrub_passes),
+        ("smq_scrub_damage_found", "Damaged rows that the scrubber found.", disk.scrub_found),
+        ("smq_damage_found", "Damaged batches and index rows, found by any reader.", disk.damage_found),
+        ("smq_damage_repaired", "Damaged rows fetched again from another replica.", disk.damage_repaired),
+        ("smq_damage_unrepaired", "Repair attempts that found no replica to fetch from.", disk.damage_unrepaired),
     )
     for name, text, count in counters:
         yield CounterMetricFamily(name, text, value=count)

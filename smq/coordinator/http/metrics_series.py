@@ -1,7 +1,7 @@
 """Metrics of each partition and each group: thousands of series, written piece by piece.
 
-Owns their names, labels and text. The values of one scrape are read first, then written family by family, as the
-format wants it; others have the loop between two pieces, so partitions and groups may come and go on the way. `metrics`
+Owns their names, labels and text. A scrape first reads the values, then writes them family by family, as the format
+demands. Other tasks run between two pieces, so partitions and groups may come and go during a scrape. `http.metrics`
 imports it.
 """
 
@@ -16,19 +16,19 @@ from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 from smq.replication.api import NodeApi, ReplicaStatus
 
-READ_A_PIECE: Final = 250  # partitions or commits: below two milliseconds
-LINES_A_PIECE: Final = 1_000  # some 60 KB, below a millisecond
+READ_PER_PIECE: Final = 250  # partitions or commits: less than two milliseconds
+LINES_PER_PIECE: Final = 1_000  # about 60 KB, less than a millisecond
 
 # name, help, reader of (replicated state of the partition, this node's copy of it)
 _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaStatus], int]], ...]] = (
-    ("log_start_offset", "First offset that is there.", lambda p, r: p.log_start),
+    ("log_start_offset", "First offset in the log.", lambda p, r: p.log_start),
     ("high_water_mark", "First offset that readers cannot see yet.", lambda p, r: p.hwm),
     ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, r: p.lso),
     ("next_offset", "Leader's log end as of the last advance.", lambda p, r: p.next_offset),
-    ("leader_epoch", "Leadership of the partition.", lambda p, r: p.epoch),
+    ("leader_epoch", "Epoch of the partition's leadership.", lambda p, r: p.epoch),
     ("leader", "Node that leads the partition.", lambda p, r: p.leader),
     ("size_bytes", "Size of this node's copy.", lambda p, r: r.size_bytes),
-    ("is_leader", "1 where this node leads the partition.", lambda p, r: int(r.is_leader)),
+    ("is_leader", "1 if this node leads the partition.", lambda p, r: int(r.is_leader)),
     ("durable_end_offset", "End of this node's copy on disk.", lambda p, r: r.durable_end),
     (
         "verified_end_offset",
@@ -47,7 +47,7 @@ def series_pieces(node: NodeApi) -> Iterator[bytes]:
 
 
 def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
-    """Of the partitions that this node holds."""
+    """Series of the partitions that this node holds."""
     rows: list[tuple[str, tuple[int, ...]]] = []
     for number, replica in enumerate(islice(node.replica_statuses(), METRICS_PARTITIONS_MAX), 1):
         state = node.state
@@ -56,22 +56,22 @@ def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
             values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
             values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
             rows.append((_partition_labels(state.topic_names[partition.topic_id], partition), tuple(values)))
-        if number % READ_A_PIECE == 0:
+        if number % READ_PER_PIECE == 0:
             yield b""
-    told = [(name, text) for name, text, _ in _REPLICA_GAUGES]
-    for column, (name, text) in enumerate((*told, _UNDER_REPLICATED)):
+    families = [(name, text) for name, text, _ in _REPLICA_GAUGES]
+    for column, (name, text) in enumerate((*families, _UNDER_REPLICATED)):
         yield from _family(f"partition_{name}", text, ((labels, values[column]) for labels, values in rows))
 
 
 def _group_pieces(node: NodeApi) -> Iterator[bytes]:
-    """Of the groups that this node coordinates, so that a sum over the nodes counts each once; where no node has a
-    Kafka listener, of all at Raft's leader."""
+    """Series of the groups that this node coordinates, so that a sum over the nodes counts each once. If no node has a
+    Kafka listener, Raft's leader shows them all."""
     members, generations, lags = list[tuple[str, int]](), list[tuple[str, int]](), list[tuple[str, int]]()
     status = node.status()
     leads = status.raft_leader == status.node
     read = 0
     for name in sorted(node.state.groups):
-        if read >= READ_A_PIECE:
+        if read >= READ_PER_PIECE:
             read = 0
             yield b""
         read += 1
@@ -89,7 +89,7 @@ def _group_pieces(node: NodeApi) -> Iterator[bytes]:
             break
     yield from _family("group_members", "Members of the group.", members)
     yield from _family("group_generation", "Generation of the group: grows by one with each rebalance.", generations)
-    yield from _family("group_lag", "Records up to the high water mark that are not committed.", lags)
+    yield from _family("group_lag", "Records up to the high water mark that the group has not committed.", lags)
 
 
 def _lags(state: ClusterState, group: GroupState, labels: str) -> Iterator[tuple[str, int]]:
@@ -101,7 +101,7 @@ def _lags(state: ClusterState, group: GroupState, labels: str) -> Iterator[tuple
 def _family(name: str, text: str, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
     left = iter(rows)
     head = f"# HELP smq_{name} {text}\n# TYPE smq_{name} gauge\n"
-    while lines := [f"smq_{name}{labels} {value}\n" for labels, value in islice(left, LINES_A_PIECE)]:
+    while lines := [f"smq_{name}{labels} {value}\n" for labels, value in islice(left, LINES_PER_PIECE)]:
         yield (head + "".join(lines)).encode()
         head = ""
     if head:

@@ -1,19 +1,21 @@
 """The cluster as Kafka clients see it: brokers, leaders, epochs, names and ids of topics.
 
-Owns the reading of the replicated state for all handlers, and the creation of topics on first use. Pure but for that.
+Owns how all handlers read the replicated state, and the creation of topics on first use. It must never say "unknown" by
+itself: `confirm_unknown` first waits for a barrier.
 """
 
+import contextlib
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 from smq.coordinator.config import parse_address
-from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_of
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.lookup import find_confirmed
 from smq.raft_state.commands import CreateTopic, TopicCreated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, TopicId
@@ -21,24 +23,9 @@ from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG, known_keys
 
-PARTITIONS_DEFAULT: Final = 1  # as Kafka's num.partitions, where a client leaves it to us
+PARTITIONS_DEFAULT: Final = 1  # as Kafka's num.partitions, if the client names no number
 _REPLICATION_FACTOR_DEFAULT: Final = 3
 NO_TOPIC_ID: Final = bytes(16)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
-    """What every handler is given."""
-
-    calls: NodeCalls
-    groups: GroupCoordinator
-    auto_create: bool
-    response_bytes_max: int
-    inflight: InflightBytes
-
-    @property
-    def state(self) -> ClusterState:
-        return self.calls.node.state
 
 
 def new_topic(
@@ -49,8 +36,8 @@ def new_topic(
     replicas: int = -1,
     config: tuple[tuple[str, str], ...] = (),
 ) -> CreateTopic:
-    """-1 leaves a number to the cluster. SmqError for a name or a configuration that need not travel through Raft to be
-    refused: a request may hold megabytes of either."""
+    """-1 leaves a number to the cluster. SmqError for a name or a configuration that can be refused without Raft: a
+    request may hold megabytes of either."""
     if len(name) > TOPIC_NAME_CHARS_MAX:
         raise SmqError(ErrorCode.INVALID_TOPIC_NAME, f"the name has {len(name)} characters")
     for key, value in config:
@@ -68,7 +55,7 @@ def new_topic(
 
 
 def check_setting(key: str, value: str | None = None) -> None:
-    """SmqError for a key that topics do not have, or a value that it does not take; None is any value."""
+    """SmqError for a key that topics do not have, or a value that the key does not take. None skips the value."""
     if key not in TOPIC_CONFIG:
         raise SmqError(ErrorCode.INVALID_CONFIG, f"topics have no configuration {key[:80]!r}: known are {known_keys()}")
     if value is not None and not TOPIC_CONFIG[key].accepts(value):
@@ -91,12 +78,12 @@ async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:
 
 
 def endpoint(node: NodeState) -> tuple[str, int] | None:
-    """None where the node has no Kafka listener."""
+    """None if the node has no Kafka listener."""
     return parse_address("kafka_address", node.kafka_address) if node.kafka_address else None
 
 
 def brokers(state: ClusterState, *, with_fenced: bool = False) -> list[Struct]:
-    """The nodes that a client may talk to, as `{node_id, host, port, rack}`."""
+    """The nodes that a client may connect to, as `{node_id, host, port, rack}`."""
     out: list[Struct] = []
     for number, node in sorted(state.nodes.items()):
         address = endpoint(node)
@@ -106,7 +93,7 @@ def brokers(state: ClusterState, *, with_fenced: bool = False) -> list[Struct]:
 
 
 def controller(gateway: Gateway) -> int:
-    """Any node takes what Kafka's controller takes; clients are sent to Raft's leader, which need not forward it."""
+    """Any node serves the requests of Kafka's controller. Clients get Raft's leader, which need not forward them."""
     leader = gateway.calls.node.status().raft_leader
     node = gateway.state.nodes.get(leader) if leader is not None else None
     if node is not None and not node.fenced and node.kafka_address:
@@ -123,14 +110,35 @@ def live_leader(state: ClusterState, partition: PartitionState) -> NodeState | N
 
 
 def find_known(state: ClusterState, topic: str, index: int) -> PartitionState | None:
-    """As this node has applied it: absent is not proof."""
+    """As this node has applied it. None proves nothing: see `confirm_unknown`."""
     found = state.topics.get(topic)
     return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None
 
 
 def topic_named(state: ClusterState, name: str, topic_id: bytes, *, by_id: bool) -> str | None:
-    """The name under which the request means a topic; None for an id that is not known here."""
+    """The name of the topic that a request means; None for an id that is not known here."""
     return state.topic_names.get(TopicId(topic_id)) if by_id else name
+
+
+async def confirm_unknown(gateway: Gateway, are_known: Callable[[ClusterState], bool]) -> None:
+    """Waits for a barrier unless all topics of a request are known here: another node may have created them a moment
+    ago. Without a quorum the answer is "unknown" all the same. Clients retry that."""
+    with contextlib.suppress(SmqError):
+        await find_confirmed(gateway.calls, lambda state: are_known(state) or None, KAFKA_CONFIRM_MS)
+
+
+def coordinator_refusal(gateway: Gateway, group: str) -> KafkaError:
+    """NONE if this node coordinates the group, whose name is that of the cluster."""
+    return OUTCOME_CODES[gateway.groups.refusal(group)]
+
+
+async def barrier_failure(gateway: Gateway) -> KafkaError:
+    """NONE once this node has applied all that was committed before this call."""
+    try:
+        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+    except SmqError as e:
+        return group_code_of(e)
+    return KafkaError.NONE
 
 
 def epoch_at(partition: PartitionState, offset: int) -> int:
@@ -142,14 +150,14 @@ def epoch_at(partition: PartitionState, offset: int) -> int:
 
 
 def check_epoch(partition: PartitionState, epoch: int) -> KafkaError:
-    """What KIP-320 has to say about the epoch that a client believes in; -1 is none."""
+    """The KIP-320 check of the epoch that the client knows; -1 is none."""
     if epoch < 0 or epoch == partition.epoch:
         return KafkaError.NONE
     return KafkaError.FENCED_LEADER_EPOCH if epoch < partition.epoch else KafkaError.UNKNOWN_LEADER_EPOCH
 
 
 class LeaderHints:
-    """KIP-951: who leads instead, told with the error, so that nobody asks for metadata first."""
+    """KIP-951: an error names the present leader, so that the client need not ask for metadata first."""
 
     _CODES: Final = (KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.FENCED_LEADER_EPOCH)
 
@@ -159,7 +167,7 @@ class LeaderHints:
         self._named: dict[int, Struct] = {}
 
     def add(self, answer: Struct, code: KafkaError, topic: str, index: int) -> None:
-        """Puts `current_leader` into the answer for a partition."""
+        """Adds `current_leader` to the answer for a partition."""
         if code not in self._CODES:
             return
         partition = find_known(self._state, topic, index)

@@ -1,9 +1,9 @@
 """One client's connection: frames in, responses out in the order of the requests, under bounds.
 
-Owns the buffer of what has arrived, the queue of answers under way, and when reading stops: a client with too many
-bytes or requests in flight, or that does not read its answers, is not read until that is better. It decides nothing
-about data. Requests that change or read a group's or topic's state run one after another, as Kafka runs them; Produce
-and Fetch need not wait for each other, and nothing waits for the other members of a group to join it.
+Owns the buffer of what has arrived, the queue of answers under way, and when reading stops. The node stops reading a
+client that has too many bytes or requests in flight, or that does not read its answers. It decides nothing about data.
+Requests that change or read the state of a group or a topic run one after another, as in Kafka. Produce and Fetch need
+not wait for each other, and no request waits until other members have joined a group.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from typing import Final, cast
 
 import structlog
 
-from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.gateway import Request, answer, begin, encode_response, parse_request
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.dispatch import Request, answer, begin, encode_response, parse_request
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.group_membership import LONG_POLLS
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.kafka.keys import ApiKey
-from smq.coordinator.kafka.membership import LONG_POLLS
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.kafka.wire import Buffer, CodecError
 from smq.coordinator.limits import (
@@ -37,8 +37,8 @@ _SIZE_BYTES: Final = 4
 
 
 class _Slot:
-    """The place of one answer in the queue. `size` is what it costs: the request's bytes, then the answer's.
-    `is_counted`: among the connection's fetches."""
+    """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
+    `is_counted`: it is one of the connection's fetches."""
 
     __slots__ = ("is_counted", "is_done", "parts", "size")
 
@@ -46,11 +46,11 @@ class _Slot:
         self.size = size
         self.is_done = False
         self.is_counted = False
-        self.parts: list[Buffer] | None = None  # None, once done: no answer is wanted
+        self.parts: list[Buffer] | None = None  # None when done: the client wants no answer
 
 
 class Connection(asyncio.Protocol):
-    """Made by the listener, which also calls `sweep` now and then in place of a timer each."""
+    """The listener makes it and calls `sweep` now and then, so that no connection needs a timer."""
 
     def __init__(
         self,
@@ -72,16 +72,16 @@ class Connection(asyncio.Protocol):
         self._chunks: deque[memoryview] = deque()
         self._buffered = 0
         self._slots: deque[_Slot] = deque()
-        self._inflight_bytes = 0  # of all below, as the node counts them
-        self._coming_bytes = 0  # the whole of a request whose first bytes are there
-        self._unsent_bytes = 0  # of answers that lie in the socket's buffer
+        self._inflight_bytes = 0  # the sum of the rest, as the node counts it
+        self._coming_bytes = 0  # of the request that has begun to arrive, in full
+        self._unsent_bytes = 0  # of answers in the socket's buffer
         self._in_turn = asyncio.Lock()
-        # Granted in the order of the requests, which is that of their answers: the first is never the one that waits.
+        # Granted in the order of the requests, as the answers are sent: the first never waits for a later one.
         self._fetches = asyncio.Semaphore(KAFKA_FETCHES_PER_CONNECTION_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_reading = True
         self._is_writable = True
-        self._frame_since: float | None = None  # when the first byte of an unfinished frame came
+        self._frame_since: float | None = None  # when the first byte of an unfinished frame arrived
         self._active_at = self._unread_since = self._loop.time()
 
     # ------------------------------------------------------------------------------------------ the transport
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._buffered = 0
         self._slots.clear()
-        self._node_inflight.forget(self)
+        self._node_inflight.forget(self._recheck)
         self._account(-self._inflight_bytes)
         for task in self._tasks:
             task.cancel()
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def eof_received(self) -> bool:
-        return False  # who does not write any more does not want answers either
+        return False  # a client that stops writing wants no answers either
 
     def pause_writing(self) -> None:
         self._is_writable = False
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
         self._take_frames()
 
     def sweep(self, now: float) -> None:
-        """Closes who is idle, who never ends a frame, and who does not read."""
+        """Closes a client that is idle, does not complete a request, or does not read its answers."""
         if self._frame_since is not None and self._is_reading and now - self._frame_since > KAFKA_FRAME_S_MAX:
             self.close(f"a request was not complete within {KAFKA_FRAME_S_MAX} s")
         elif not self._is_writable and now - self._unread_since > self._stuck_s_max:
@@ -143,8 +143,8 @@ class Connection(asyncio.Protocol):
 
     # ----------------------------------------------------------------------------------------------- requests
     @property
-    def _has_room(self) -> bool:
-        """A request that has begun to come is counted whole already: it may come to its end on a full node."""
+    def _has_capacity(self) -> bool:
+        """A request that has begun to arrive is already counted in full: it may be completed on a full node."""
         return (
             self._is_writable
             and len(self._slots) < KAFKA_INFLIGHT_PER_CONNECTION_MAX
@@ -156,14 +156,14 @@ class Connection(asyncio.Protocol):
         self._inflight_bytes += size
         self._node_inflight.add(size)
 
-    def look_again(self) -> None:
-        """The node has room again."""
+    def _recheck(self) -> None:
+        """The node is no longer full."""
         self._loop.call_soon(self._take_frames)
 
     def _take_frames(self) -> None:
-        """Starts every request that is there, while there is room."""
+        """Starts the requests that have arrived, up to the bounds."""
         try:
-            while self._transport is not None and self._has_room and (frame := self._next_frame()) is not None:
+            while self._transport is not None and self._has_capacity and (frame := self._next_frame()) is not None:
                 self._start(frame)
         except CodecError as e:
             self.close(str(e))
@@ -175,11 +175,11 @@ class Connection(asyncio.Protocol):
         self._set_reading()
 
     def _next_frame(self) -> memoryview | None:
-        """The next whole request without its size; None where it is not there yet."""
+        """The next complete request without its size; None if it has not arrived yet."""
         if self._buffered < _SIZE_BYTES:
             return None
         if len(self._chunks[0]) < _SIZE_BYTES:
-            self._join()
+            self._join_chunks()
         size = int.from_bytes(self._chunks[0][:_SIZE_BYTES], "big", signed=True)
         if not 0 <= size <= self._request_bytes_max:
             raise CodecError(f"a request of {size} bytes, the limit is {self._request_bytes_max}")
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
             self._coming_bytes = end
             return None
         if len(self._chunks[0]) < end:
-            self._join()
+            self._join_chunks()
         data = self._chunks.popleft()
         if len(data) > end:
             self._chunks.appendleft(data[end:])
@@ -197,8 +197,8 @@ class Connection(asyncio.Protocol):
         self._frame_since = None
         return data[_SIZE_BYTES:end]
 
-    def _join(self) -> None:
-        """All that has come, in one piece: once for a request that came in many."""
+    def _join_chunks(self) -> None:
+        """Joins what has arrived: once per request that came in many pieces."""
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._chunks.append(memoryview(data))
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
                 self._finish(slot, request, body)
 
             def fail() -> None:
-                self.close("a batch without acknowledgement was refused, or the request failed")
+                self.close("a request without acknowledgements was refused or failed")
 
             ProduceCall(self._gateway, request.version, respond, fail).start(request.body)
             return
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        """Sends what is ready, in the order of the requests, while the client reads."""
+        """Sends the answers that are ready, in the order of the requests, while the client reads."""
         out: list[Buffer] = []
         size = 0
         while self._slots and self._slots[0].is_done and self._is_writable:
@@ -266,25 +266,25 @@ class Connection(asyncio.Protocol):
         if out and self._transport is not None:
             self._transport.writelines(out)
         if self._is_writable:
-            self._account(-size)  # the socket has taken all, or all but a little
+            self._account(-size)  # the socket has taken all of it, or nearly all
         else:
             self._unsent_bytes += size
         self._active_at = self._loop.time()
         if self._buffered:
-            self._loop.call_soon(self._take_frames)  # not from here: this may be inside a request's start
+            self._loop.call_soon(self._take_frames)  # not directly: this may run inside a request's start
         else:
             self._set_reading()
 
     def _set_reading(self) -> None:
         if self._transport is None:
-            return  # nor may it wait for room any more
-        wanted = self._has_room
-        if not wanted and self._node_inflight.is_full:
-            self._node_inflight.wait(self)
-        if wanted == self._is_reading:
+            return  # and it must not be paused any more
+        may_read = self._has_capacity
+        if not may_read and self._node_inflight.is_full:
+            self._node_inflight.notify_room(self._recheck)
+        if may_read == self._is_reading:
             return
-        self._is_reading = wanted
-        if wanted:
+        self._is_reading = may_read
+        if may_read:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()

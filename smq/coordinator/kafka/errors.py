@@ -1,17 +1,18 @@
-"""SmqError as Kafka's error codes: one table, and what of it differs for readers.
+"""Kafka's error codes for SmqError and for the outcomes of groups: one table each, and what differs for readers.
 
-Owns the numbers. A definite error of ours must not become an indefinite one of Kafka's where that would lose or repeat
-a producer's batch: clients count some codes as "not stored", and some as "perhaps".
+Owns the numbers. A definite error of ours must not become an indefinite one of Kafka's if that would lose or repeat a
+producer's batch: clients take some codes as "not stored", and some as "perhaps".
 """
 
 import enum
 from typing import Final
 
+from smq.coordinator.groups.outcomes import Outcome
 from smq.raft_state.errors import ErrorCode, SmqError
 
 
 class KafkaError(enum.IntEnum):
-    """Those that we send, under Kafka's names."""
+    """The codes that smq sends, under Kafka's names."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -73,7 +74,7 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.INVALID_CONFIG: KafkaError.INVALID_CONFIG,
     ErrorCode.LIMIT_EXCEEDED: KafkaError.POLICY_VIOLATION,
     ErrorCode.INVALID_REQUEST: KafkaError.INVALID_REQUEST,
-    # Clients take 6 as "not stored here; look up the leader and send it again", whatever the reason was.
+    # Clients take 6 as "not stored here; look up the leader and send again", whatever the reason.
     ErrorCode.NOT_LEADER: KafkaError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.NOT_REPLICA: KafkaError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.LEADER_UNAVAILABLE: KafkaError.NOT_LEADER_OR_FOLLOWER,
@@ -87,16 +88,16 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.INVALID_BATCH: KafkaError.INVALID_RECORD,
     ErrorCode.OUT_OF_ORDER_SEQUENCE: KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.PRODUCER_FENCED: KafkaError.INVALID_PRODUCER_EPOCH,
-    # Both are "perhaps": clients send it again under its sequence.
+    # Both mean "perhaps": clients send the batch again under its sequence.
     ErrorCode.NO_QUORUM: KafkaError.REQUEST_TIMED_OUT,
     ErrorCode.TIMED_OUT: KafkaError.REQUEST_TIMED_OUT,
-    ErrorCode.OVERLOADED: KafkaError.NOT_ENOUGH_REPLICAS,  # "not stored, try again", and no look-up of the leader
+    ErrorCode.OVERLOADED: KafkaError.NOT_ENOUGH_REPLICAS,  # "not stored, try again", without a look-up of the leader
     ErrorCode.STORAGE_FULL: KafkaError.KAFKA_STORAGE_ERROR,
     ErrorCode.DATA_DAMAGED: KafkaError.KAFKA_STORAGE_ERROR,
     ErrorCode.UNKNOWN_GROUP: KafkaError.GROUP_ID_NOT_FOUND,
     ErrorCode.NO_COMMITTED_OFFSET: KafkaError.GROUP_ID_NOT_FOUND,
     ErrorCode.INVALID_OFFSET: KafkaError.OFFSET_OUT_OF_RANGE,
-    # Not "unknown", which clients would go on asking for: there is such a topic, and it is not for them.
+    # Not "unknown", which clients would retry: the topic exists, but Kafka clients cannot use it.
     ErrorCode.WRONG_STORAGE: KafkaError.INVALID_TOPIC_EXCEPTION,
     ErrorCode.NOT_COORDINATOR: KafkaError.NOT_COORDINATOR,
     ErrorCode.ILLEGAL_GENERATION: KafkaError.ILLEGAL_GENERATION,
@@ -116,30 +117,53 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.INTERNAL: KafkaError.UNKNOWN_SERVER_ERROR,
 }
 
-# A consumer knows no "not enough replicas"; told that it has the wrong node, it looks again and comes back.
+# A consumer does not know "not enough replicas". After "wrong node" it looks up the leader again and comes back.
 _FETCH_CODES: Final = {ErrorCode.OVERLOADED: KafkaError.NOT_LEADER_OR_FOLLOWER}
 
 
 class KafkaRefusal(Exception):
-    """What this protocol says of a request before the cluster is asked."""
+    """A refusal in this protocol's terms, before any command."""
 
     def __init__(self, code: KafkaError, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-def told(error: SmqError | KafkaRefusal) -> dict[str, KafkaError | str]:
-    """The two fields in which answers of admin requests carry an error."""
+def error_fields(error: SmqError | KafkaRefusal) -> dict[str, KafkaError | str]:
+    """The two fields that carry an error in the answers to admin requests."""
     code = error.code if isinstance(error, KafkaRefusal) else code_of(error)
     return {"error_code": code, "error_message": str(error)}
 
 
-# Who asks a coordinator takes these as: look for it again.
+# Clients of a coordinator take these as: look it up again.
 _GROUP_CODES: Final = {
     ErrorCode.OVERLOADED: KafkaError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NODE_NOT_READY: KafkaError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.LEADER_UNAVAILABLE: KafkaError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.SHUTTING_DOWN: KafkaError.NOT_COORDINATOR,
+}
+
+
+# Clients take NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE as: look the coordinator up again, then repeat the request.
+OUTCOME_CODES: Final[dict[Outcome, KafkaError]] = {
+    Outcome.OK: KafkaError.NONE,
+    Outcome.ID_RESERVED: KafkaError.MEMBER_ID_REQUIRED,
+    Outcome.REBALANCING: KafkaError.REBALANCE_IN_PROGRESS,
+    Outcome.UNKNOWN_MEMBER: KafkaError.UNKNOWN_MEMBER_ID,
+    Outcome.FENCED_INSTANCE: KafkaError.FENCED_INSTANCE_ID,
+    Outcome.WRONG_GENERATION: KafkaError.ILLEGAL_GENERATION,
+    Outcome.PROTOCOL_MISMATCH: KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+    Outcome.GROUP_FULL: KafkaError.GROUP_MAX_SIZE_REACHED,
+    Outcome.TOO_MANY_GROUPS: KafkaError.POLICY_VIOLATION,
+    Outcome.LIMIT_EXCEEDED: KafkaError.POLICY_VIOLATION,
+    Outcome.TOO_MANY_NEW_GROUPS: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    Outcome.QUEUE_FULL: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    Outcome.BAD_SESSION_TIMEOUT: KafkaError.INVALID_SESSION_TIMEOUT,
+    Outcome.BAD_MEMBER: KafkaError.INVALID_REQUEST,
+    Outcome.BAD_GROUP: KafkaError.INVALID_GROUP_ID,
+    Outcome.NOT_COORDINATOR: KafkaError.NOT_COORDINATOR,
+    Outcome.NOT_READY: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    Outcome.UNCERTAIN: KafkaError.COORDINATOR_NOT_AVAILABLE,
 }
 
 

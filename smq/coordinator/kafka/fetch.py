@@ -1,18 +1,19 @@
-"""Fetch: the stored bytes of many partitions in one response, now or as soon as there is enough.
+"""Fetch: the stored bytes of many partitions in one response, now or as soon as there are enough.
 
-Owns the answers to readers. Batches leave as they lie in the log, as parts of the response's gather list. Sessions
-(KIP-227) are not kept: who asks for one is told "session 0" and goes on with full requests. Any replica serves, up to
-the high water mark it knows; a client that says where it stands is sent to one that stands there (KIP-392).
+Owns the answers to readers. Batches leave as they are in the log, as parts of the response's gather list. There are no
+sessions (KIP-227): a client that asks for one gets "session 0" and goes on with full requests. Any replica serves, up
+to the high water mark that it knows. A client that names its rack is sent to a replica there (KIP-392).
 """
 
 from typing import Final
 
-from smq.coordinator.kafka.cluster import Gateway, LeaderHints, check_epoch, find_known, topic_named
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import LeaderHints, check_epoch, find_known, topic_named
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.racks import is_behind, preferred_replica
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX
-from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId
 from smq.raft_state.state import PartitionState
@@ -31,8 +32,8 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
             "responses": [],
         }
     answers: list[Struct] = []
-    wanted: list[Wanted] = []
-    places: list[Struct] = []  # where the answer to each of `wanted` goes
+    wanted: list[PartitionFetch] = []
+    places: list[Struct] = []  # the answer for each of `wanted`
     hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
     for topic in request["topics"]:
         name = topic_named(gateway.state, topic["topic"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
@@ -68,7 +69,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     }
 
 
-async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *, is_due: bool) -> list[Outcome]:
+async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFetch], *, is_due: bool) -> list[Outcome]:
     if not wanted:
         return []
     wait_ms = 0 if is_due else min(max(request["max_wait_ms"], 0), FETCH_WAIT_MS_MAX)
@@ -80,14 +81,14 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[Wanted], *,
             answer_ms=wait_ms + FETCH_BARRIER_MS,
             bytes_max=min(max(request["max_bytes"], 1), gateway.response_bytes_max),
             bytes_min=request["min_bytes"],
-            room=gateway.inflight.reserved,
+            reserve=gateway.inflight.reserved,
         )
     except SmqError:
-        return [None] * len(wanted)  # the node is full of answers that others have not taken: nothing yet
+        return [None] * len(wanted)  # the node is full of answers that clients have not taken: nothing yet
 
 
-def _wanted(name: str, asked: Struct) -> Wanted:
-    return Wanted(
+def _wanted(name: str, asked: Struct) -> PartitionFetch:
+    return PartitionFetch(
         topic=name,
         partition=asked["partition"],
         offset=asked["fetch_offset"],
@@ -103,7 +104,7 @@ def _refusal(gateway: Gateway, name: str | None, asked: Struct) -> KafkaError:
 
 
 def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | None:
-    """Who should be asked instead, in the client's rack."""
+    """The replica in the client's rack that the client should ask instead."""
     known = find_known(gateway.state, name, asked["partition"]) if rack else None
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
@@ -111,8 +112,9 @@ def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | N
     return preferred_replica(gateway.state, known, ends, rack=rack, offset=asked["fetch_offset"])
 
 
-def _send_back(gateway: Gateway, want: Wanted, answer: Struct, found: Fetched) -> None:
-    """To the leader, from a follower that cannot serve. Only clients that name a rack expect to be sent."""
+def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:
+    """Sends the client back to the leader if this follower cannot serve it. Only clients that name a rack expect
+    this."""
     known = find_known(gateway.state, want.topic, want.partition)
     if known is None or known.leader == gateway.calls.node.node_id:
         return
@@ -132,16 +134,16 @@ def _empty(index: int, isolation_level: int) -> Struct:
     }
 
 
-def _fill(gateway: Gateway, want: Wanted, answer: Struct, outcome: Outcome, hints: LeaderHints) -> None:
+def _fill(gateway: Gateway, want: PartitionFetch, answer: Struct, outcome: Outcome, hints: LeaderHints) -> None:
     if isinstance(outcome, SmqError):
         code = fetch_code_of(outcome)
         answer["error_code"] = code
         hints.add(answer, code, want.topic, want.partition)
         if outcome.details.lo is not None and outcome.details.hi is not None:
-            # Out of range: Kafka leaves its readers to ask what is there.
+            # Out of range. Kafka gives no range here, and its readers ask for it.
             answer |= {"log_start_offset": outcome.details.lo, "high_watermark": outcome.details.hi}
         return
-    # None: the response was full before this partition's turn; its range is as this node last applied it.
+    # None: the response was full before this partition's turn. The range is as this node last applied it.
     found = outcome if isinstance(outcome, Fetched) else find_known(gateway.state, want.topic, want.partition)
     _fill_range(answer, found)
     if isinstance(outcome, Fetched):

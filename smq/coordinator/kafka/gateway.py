@@ -1,113 +1,24 @@
-"""Dispatch: from the bytes of a request to its handler, and from the handler's answer to the response's parts.
+"""What every handler of a Kafka request gets: the node, the groups, and the settings of the listener.
 
-Owns the header of requests and responses, and the table of handlers, which has exactly the keys that `keys` serves.
-It holds no connection: `connection` gives it frames and takes gather lists.
+Owns no behaviour. The listener makes one per node.
 """
 
-import struct
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
 
-from smq.coordinator.kafka import configs, group_admin, groups, membership, metadata, offsets, topics, wire
-from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.fetch import fetch
-from smq.coordinator.kafka.keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
-from smq.coordinator.kafka.membership import LONG_POLLS, Client
-from smq.coordinator.kafka.wire import Budget, Buffer, CodecError
-
-Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
-
-_HEADER: Final = struct.Struct(">hhi")  # key, version, correlation id; a nullable string follows
-_RESPONSE_HEADER: Final = struct.Struct(">ii")  # size, correlation id
-
-# Produce is not in here: it has a way of its own, without a task. See produce. JoinGroup and SyncGroup are begun in
-# their turn and waited for beside it: see `begin`.
-HANDLERS: Final[Mapping[int, Handler]] = {
-    ApiKey.FETCH: fetch,
-    ApiKey.LIST_OFFSETS: offsets.list_offsets,
-    ApiKey.METADATA: metadata.metadata,
-    ApiKey.OFFSET_COMMIT: groups.offset_commit,
-    ApiKey.OFFSET_FETCH: groups.offset_fetch,
-    ApiKey.FIND_COORDINATOR: groups.find_coordinator,
-    ApiKey.HEARTBEAT: membership.heartbeat,
-    ApiKey.LEAVE_GROUP: membership.leave_group,
-    ApiKey.DESCRIBE_GROUPS: group_admin.describe_groups,
-    ApiKey.LIST_GROUPS: group_admin.list_groups,
-    ApiKey.API_VERSIONS: metadata.answer_api_versions,
-    ApiKey.CREATE_TOPICS: topics.create_topics,
-    ApiKey.DELETE_TOPICS: topics.delete_topics,
-    ApiKey.DELETE_RECORDS: offsets.delete_records,
-    ApiKey.INIT_PRODUCER_ID: topics.init_producer_id,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
-    ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
-    ApiKey.ALTER_CONFIGS: configs.alter_configs,
-    ApiKey.CREATE_PARTITIONS: topics.create_partitions,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
-    ApiKey.DELETE_GROUPS: group_admin.delete_groups,
-    ApiKey.OFFSET_DELETE: group_admin.offset_delete,
-    ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
-}
+from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.service.calls import NodeCalls
+from smq.raft_state.state import ClusterState
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """`body` is None where the version of ApiVersions is not known: the answer then says which are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    calls: NodeCalls
+    groups: GroupCoordinator
+    auto_create: bool  # clients may create topics by naming them
+    response_bytes_max: int
+    inflight: InflightBytes
 
-    key: int
-    version: int
-    correlation_id: int
-    client_id: str
-    body: Struct | None
-
-
-def parse_request(frame: memoryview) -> Request:
-    """CodecError for what is not a request that is served: there is no telling how its sender would read an answer."""
-    if len(frame) < _HEADER.size:
-        raise CodecError(f"a request has at least {_HEADER.size} bytes, this has {len(frame)}")
-    key, version, correlation_id = _HEADER.unpack_from(frame)
-    row = SERVED.get(key)
-    if row is None:
-        raise CodecError(f"key {key} is not served")
-    if version not in row.versions:
-        if key == ApiKey.API_VERSIONS:
-            return Request(key, version, correlation_id, "", None)
-        raise CodecError(f"{row.name} is served in versions {row.versions.lo} to {row.versions.hi}, not {version}")
-    client_id, position = _read_client(frame, _HEADER.size, is_flexible=is_header_flexible(key, version))
-    return Request(key, version, correlation_id, client_id, request_decoder(key, version)(frame, position))
-
-
-def _read_client(frame: memoryview, position: int, *, is_flexible: bool) -> tuple[str, int]:
-    """The client's name, and what is behind it and the tags, of which we know none."""
-    try:
-        name, position = wire.read_nullable_string(frame, position)
-        if is_flexible:
-            _, position = wire.read_tags(frame, position, Budget())
-    except (struct.error, IndexError, UnicodeDecodeError) as e:
-        raise CodecError(f"the header is cut or garbled: {e}") from e
-    return name or "", position
-
-
-def encode_response(request: Request, body: Struct) -> list[Buffer]:
-    """The whole response as parts to be sent one after another."""
-    version = request.version if request.body is not None else 0
-    parts = response_encoder(request.key, version)(body)
-    # The header of an ApiVersions response is never flexible: its reader does not know yet what the node can.
-    tags = b"\0" if request.key != ApiKey.API_VERSIONS and is_header_flexible(request.key, version) else b""
-    size = 4 + len(tags) + sum(map(len, parts))
-    return [_RESPONSE_HEADER.pack(size, request.correlation_id) + tags, *parts]
-
-
-async def answer(gateway: Gateway, request: Request) -> Struct:
-    """Of every key but Produce."""
-    if request.body is None:
-        return metadata.api_versions(KafkaError.UNSUPPORTED_VERSION)
-    return await HANDLERS[request.key](gateway, request.version, request.body)
-
-
-def begin(gateway: Gateway, request: Request, host: str) -> Awaitable[Struct]:
-    """Of JoinGroup and SyncGroup: begun when this returns, answered by what it returns."""
-    assert request.body is not None, "only an ApiVersions of an unknown version has none"
-    return LONG_POLLS[request.key](gateway, request.version, request.body, Client(request.client_id, f"/{host}"))
+    @property
+    def state(self) -> ClusterState:
+        return self.calls.node.state

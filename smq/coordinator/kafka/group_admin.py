@@ -1,29 +1,28 @@
-"""DescribeGroups, ListGroups, DeleteGroups and OffsetDelete: groups as an administrator sees them.
+"""DescribeGroups, ListGroups and DeleteGroups: groups as an administrator sees them.
 
-Owns Kafka's names for a group's state. Each node answers for the groups that it coordinates, as clients expect it, and
-after a barrier. Only groups that Kafka clients can name are shown.
+Owns the answers. Each node answers for the groups that it coordinates, as clients expect, and after a barrier. It shows
+only groups that Kafka clients can name.
 """
 
 from typing import Final
 
-from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
+from smq.coordinator.groups.protocols import metadata_of
 from smq.coordinator.groups.view import PHASES
-from smq.coordinator.kafka.cluster import Gateway, find_known
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import barrier_failure, coordinator_refusal
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
-from smq.coordinator.kafka.groups import PREFIX, is_group
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.raft_state.commands import DeleteGroup, DeleteOffsets
+from smq.raft_state.commands import DeleteGroup
 from smq.raft_state.coordinators import slot_of
-from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NO_REQUEST, PartitionId
-from smq.raft_state.limits import COMMIT_ITEMS_MAX
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.state import GroupPhase, GroupState
 
 _NO_OPERATIONS: Final = -(2**31)
-_NOT_FOUND_VERSION: Final = 6  # of DescribeGroups: says that there is no such group (KIP-1043)
+_NOT_FOUND_VERSION: Final = 6  # of DescribeGroups: an unknown group is an error (KIP-1043)
 _TYPE: Final = "classic"
-_DELETE_ATTEMPTS: Final = 3  # each time the group has rebalanced meanwhile
 
 
 def _state_of(gateway: Gateway, group: GroupState) -> str:
@@ -31,17 +30,9 @@ def _state_of(gateway: Gateway, group: GroupState) -> str:
     return PHASES[GroupPhase.PREPARING if is_rebalancing else group.phase]
 
 
-async def _barrier(gateway: Gateway) -> KafkaError:
-    try:
-        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
-    except SmqError as e:
-        return group_code_of(e)
-    return KafkaError.NONE
-
-
 # ---------------------------------------------------------------------------------------------------- describing
 async def describe_groups(gateway: Gateway, version: int, request: Struct) -> Struct:
-    failure = await _barrier(gateway)
+    failure = await barrier_failure(gateway)
     return {
         "throttle_time_ms": 0,
         "groups": [_described(gateway, version, name, failure) for name in request["groups"]],
@@ -50,7 +41,7 @@ async def describe_groups(gateway: Gateway, version: int, request: Struct) -> St
 
 def _described(gateway: Gateway, version: int, name: str, failure: KafkaError) -> Struct:
     answer: Struct = {
-        "error_code": failure or (gateway.groups.refusal(PREFIX + name) if is_group(name) else KafkaError.NONE),
+        "error_code": failure or (coordinator_refusal(gateway, PREFIX + name) if is_group(name) else KafkaError.NONE),
         "error_message": None,
         "group_id": name,
         "group_state": "",
@@ -88,8 +79,8 @@ def _described(gateway: Gateway, version: int, name: str, failure: KafkaError) -
 
 
 async def list_groups(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    """Of all groups those that this node coordinates: clients ask every node."""
-    code = await _barrier(gateway)
+    """Lists the groups that this node coordinates: clients ask every node."""
+    code = await barrier_failure(gateway)
     states = {state.lower() for state in request["states_filter"]}
     types = {kind.lower() for kind in request["types_filter"]}
     if code is not KafkaError.NONE or (types and _TYPE not in types):
@@ -120,7 +111,7 @@ async def delete_groups(gateway: Gateway, _version: int, request: Struct) -> Str
 async def _delete(gateway: Gateway, name: str) -> KafkaError:
     if not is_group(name):
         return KafkaError.INVALID_GROUP_ID
-    code = gateway.groups.refusal(PREFIX + name)
+    code = coordinator_refusal(gateway, PREFIX + name)
     if code is not KafkaError.NONE:
         return code
     try:
@@ -128,67 +119,3 @@ async def _delete(gateway: Gateway, name: str) -> KafkaError:
     except SmqError as e:
         return group_code_of(e)
     return KafkaError.NONE
-
-
-async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    """What a group has committed for partitions that none of its members subscribes to."""
-    name, answer = request["group_id"], {"error_code": KafkaError.INVALID_GROUP_ID, "throttle_time_ms": 0, "topics": []}
-    if not is_group(name):
-        return answer
-    answer["error_code"] = gateway.groups.refusal(PREFIX + name) or await _barrier(gateway)
-    for _ in range(_DELETE_ATTEMPTS):
-        group = gateway.state.groups.get(PREFIX + name)
-        if group is None:
-            answer["error_code"] = answer["error_code"] or KafkaError.GROUP_ID_NOT_FOUND
-        if group is None or answer["error_code"] is not KafkaError.NONE:
-            return answer
-        subscribed = _subscribed(group)
-        if subscribed is None:
-            return answer | {"error_code": KafkaError.NON_EMPTY_GROUP}
-        pids, answer["topics"] = _deletable(gateway, request["topics"], subscribed)
-        try:
-            command = DeleteOffsets(
-                request_id=NO_REQUEST, group=group.name, generation=group.generation, partitions=tuple(pids)
-            )
-            await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
-        except SmqError as e:
-            if e.code is ErrorCode.ILLEGAL_GENERATION:
-                continue
-            return answer | {"error_code": group_code_of(e), "topics": []}
-        return answer
-    return answer | {"error_code": KafkaError.REBALANCE_IN_PROGRESS, "topics": []}
-
-
-def _subscribed(group: GroupState) -> frozenset[str] | None:
-    """None where members are no consumers, or do not say what they subscribe to as consumers do."""
-    topics: frozenset[str] = frozenset()
-    for m in group.members.values():
-        found = subscribed_topics(metadata_of(m.member, group.protocol)) if group.protocol_type == CONSUMER else None
-        if found is None:
-            return None
-        topics |= found
-    return topics
-
-
-def _deletable(
-    gateway: Gateway, asked: list[Struct], subscribed: frozenset[str]
-) -> tuple[list[PartitionId], list[Struct]]:
-    pids: list[PartitionId] = []
-    topics = []
-    for topic in asked:
-        answers = []
-        for partition in topic["partitions"]:
-            index = partition["partition_index"]
-            part = find_known(gateway.state, topic["name"], index)
-            code = KafkaError.NONE
-            if part is None:
-                code = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-            elif topic["name"] in subscribed:
-                code = KafkaError.GROUP_SUBSCRIBED_TO_TOPIC
-            elif len(pids) < COMMIT_ITEMS_MAX:
-                pids.append(part.pid)
-            else:
-                code = KafkaError.POLICY_VIOLATION
-            answers.append({"partition_index": index, "error_code": code})
-        topics.append({"name": topic["name"], "partitions": answers})
-    return pids, topics

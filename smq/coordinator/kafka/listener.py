@@ -1,4 +1,4 @@
-"""The Kafka port of a node: makes a connection of what the acceptor lets in, and sweeps the dead ones.
+"""The Kafka port of a node: makes a connection of each socket that the acceptor admits, and sweeps the dead ones.
 
 Owns the set of connections. Only the composition root imports it.
 """
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.kafka.cluster import Gateway
 from smq.coordinator.kafka.connection import Connection
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.replication.api import NodeApi
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
-_SWEEP_S: Final = 1.0  # how late a dead connection may be found
+_SWEEP_S: Final = 1.0  # how late a dead connection may be noticed
 
 
 class KafkaServer:
@@ -58,7 +58,7 @@ class KafkaServer:
 
     async def start(self) -> None:
         self.acceptor.start()
-        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+        self._sweeper = asyncio.create_task(self._sweep_forever())
 
     async def stop(self) -> None:
         if self._sweeper is not None:
@@ -78,11 +78,11 @@ class KafkaServer:
             self._gateway,
             inflight=self._inflight,
             request_bytes_max=self._request_bytes_max,
-            on_open=self._connections.add,  # once a TLS handshake is over, not before
+            on_open=self._connections.add,  # after the TLS handshake, not before
             on_close=on_close,
         )
 
-    async def _sweep_for_ever(self) -> None:
+    async def _sweep_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_SWEEP_S)

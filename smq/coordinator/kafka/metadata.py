@@ -1,22 +1,16 @@
 """ApiVersions, Metadata and DescribeCluster: what a client asks first.
 
-Owns what clients are told of the node and the cluster, and the creation of topics on first use.
+Owns the description of the node and the cluster that clients get, and when a topic is created on first use.
 """
 
 from typing import Final
 
-from smq.coordinator.kafka.cluster import (
-    NO_TOPIC_ID,
-    Gateway,
-    brokers,
-    controller,
-    create_on_use,
-    live_leader,
-)
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.api_keys import SERVED
+from smq.coordinator.kafka.cluster import NO_TOPIC_ID, brokers, confirm_unknown, controller, create_on_use, live_leader
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import CODES, KafkaError, code_of
-from smq.coordinator.kafka.keys import SERVED
-from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
@@ -24,7 +18,7 @@ from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import ClusterState, PartitionState, TopicState
 from smq.raft_state.topic_config import is_external
 
-_AUTO_CREATE_VERSION: Final = 4  # before, clients could not say, and meant yes
+_AUTO_CREATE_VERSION: Final = 4  # older requests have no such field, and mean yes
 _ENDPOINTS_OF_BROKERS: Final = 1
 
 
@@ -52,7 +46,7 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
         topics = [await _topic(gateway.state, topic, turns) for topic in named]
     else:
         may_create = gateway.auto_create and (version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"])
-        await _confirm_unknown(gateway, asked)
+        await confirm_unknown(gateway, lambda state: _are_known(state, asked))
         topics = [await _named_topic(gateway, topic, may_create=may_create) for topic in asked]
     return {
         "throttle_time_ms": 0,
@@ -64,16 +58,10 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
     }
 
 
-async def _confirm_unknown(gateway: Gateway, asked: list[Struct]) -> None:
-    """What was created through another node a moment ago is known after one barrier. Without a quorum the node tells
-    what it knows: clients need metadata most of all then."""
-    state = gateway.state
-    if all(t["name"] in state.topics if t["name"] is not None else t["topic_id"] in state.topic_names for t in asked):
-        return
-    try:
-        await gateway.calls.barrier(KAFKA_CONFIRM_MS)
-    except SmqError:
-        pass  # then the answer is "unknown", which clients ask again
+def _are_known(state: ClusterState, asked: list[Struct]) -> bool:
+    return all(
+        t["name"] in state.topics if t["name"] is not None else t["topic_id"] in state.topic_names for t in asked
+    )
 
 
 async def _named_topic(gateway: Gateway, asked: Struct, *, may_create: bool) -> Struct:

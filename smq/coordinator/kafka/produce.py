@@ -1,7 +1,7 @@
 """Produce: from the bytes of a request to the logs of its partitions, per batch and never per record.
 
 Owns the answers to producers. The batches are views of the request's bytes: the node copies each once, into its log.
-Without a task or a future: the node's callbacks count down, and the last one answers.
+There is no task and no future: the node's callbacks count down, and the last one answers.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,10 @@ from typing import Final
 
 import structlog
 
-from smq.coordinator.kafka.cluster import Gateway, LeaderHints, find_known, topic_named
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import LeaderHints, find_known, topic_named
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.errors import SmqError
 from smq.records import HEADER_BYTES, MAGIC, parse_header
 from smq.replication.api import Acks, Produced
@@ -24,8 +25,8 @@ _ACKS: Final = {-1: Acks.ALL, 0: Acks.NONE, 1: Acks.LEADER}
 
 
 class ProduceCall:
-    """One request under way. `respond` is called once; with None where acks=0 wants no answer, and `fail` in its
-    place where acks=0 leaves closing the connection as the only way to say that something went wrong."""
+    """One request under way. It calls `respond` once, with None if acks=0 wants no answer. If a request with acks=0
+    fails, it calls `fail` instead: closing the connection is the only way to report that."""
 
     def __init__(
         self, gateway: Gateway, version: int, respond: Callable[[Struct | None], None], fail: Callable[[], None]
@@ -36,7 +37,7 @@ class ProduceCall:
         self._fail = fail
         self._hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
         self._answers: list[Struct] = []
-        self._left = 1  # this call itself, until all partitions have been handed over
+        self._left = 1  # for this call itself, until the node has all partitions
         self._acks: Acks | None = None
         self._has_failed = False
 
@@ -64,11 +65,11 @@ class ProduceCall:
         done = partial(self._on_done, name, answer)
         try:
             self._gateway.calls.node.produce(name, data["index"], records, self._acks, request["timeout_ms"], done)
-        except SmqError as e:  # the node says at once what it finds at once
+        except SmqError as e:  # the node raises what it finds immediately
             done(e)
 
     def _refusal(self, request: Struct, name: str | None, records: memoryview | None) -> KafkaError:
-        """What can be said before the node is asked."""
+        """What can be refused without the node."""
         if self._acks is None:
             return KafkaError.INVALID_REQUIRED_ACKS
         if name is None:
@@ -80,11 +81,11 @@ class ProduceCall:
         if len(records) >= HEADER_BYTES:
             header = parse_header(records)
             if header.magic == MAGIC and header.is_transactional:
-                return KafkaError.INVALID_TXN_STATE  # there are no transactions here: nobody would ever commit it
+                return KafkaError.INVALID_TXN_STATE  # there are no transactions here: it would never be committed
         return KafkaError.NONE
 
     def _on_done(self, name: str, answer: Struct, result: Produced | SmqError) -> None:
-        """Called by the node, for which an exception in here would be the end."""
+        """Called by the node, which an exception in here would end."""
         try:
             self._answer(name, answer, result)
         except Exception as e:

@@ -1,6 +1,6 @@
-"""KIP-392: which replica a consumer reads from, and when that one sends it back to the leader.
+"""KIP-392: which replica a consumer reads from, and when that replica sends it back to the leader.
 
-Owns the two rules, as pure functions of the replicated state. A client that names no rack meets neither of them.
+Owns the two rules, as pure functions of the replicated state. Neither concerns a client that names no rack. Only
 `fetch` imports it.
 """
 
@@ -14,9 +14,9 @@ from smq.replication.api import Fetched
 def preferred_replica(
     state: ClusterState, partition: PartitionState, ends: Mapping[NodeId, Offset], *, rack: str, offset: int
 ) -> NodeId | None:
-    """Of the followers in the client's rack that hold `offset`, the one that holds most: as Kafka's
-    RackAwareReplicaSelector. None where the leader does as well, and where only the leader can tell (out of range).
-    `ends` are the leader's `follower_ends`; among equals the first replica wins, so that partitions spread."""
+    """Of the followers in the client's rack that hold `offset`, the one that holds most, as Kafka's
+    RackAwareReplicaSelector. None if the leader is as near, or if only the leader can answer (out of range). `ends` are
+    the leader's `follower_ends`. Among equals the first replica wins, so that partitions spread."""
     leader = state.nodes.get(partition.leader)
     if not rack or leader is None or leader.rack == rack or not partition.log_start <= offset <= partition.hwm:
         return None
@@ -30,6 +30,6 @@ def _is_reachable(state: ClusterState, number: NodeId, rack: str) -> bool:
 
 
 def is_behind(found: Fetched, *, offset: int, is_ready: bool) -> bool:
-    """Whether a follower that found nothing cannot tell that there is nothing: it lacks what has been committed,
-    or it has lost the cluster and knows an old high water mark. Its client must not stay with it."""
+    """Whether a follower that found no records cannot know that there are none: it lacks committed records, or it has
+    lost the cluster and knows an old high water mark. Its client must not stay with it."""
     return found.readable_end <= offset and (not is_ready or offset < found.hwm)

@@ -1,6 +1,6 @@
-"""Kafka's message definitions as Python objects: which field is there in which version, and how.
+"""Kafka's message definitions as Python objects: which fields each version has, and their types.
 
-Owns the reading of the JSON files under messages/. It knows nothing of bytes; the compiler makes code of this.
+Owns the reading of the JSON files under messages/. It knows nothing of bytes: `codec` makes code of the definitions.
 """
 
 import json
@@ -16,7 +16,7 @@ _VERSION_MAX: Final = 2**15 - 1
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Both ends are in it; `lo` > `hi` is none."""
+    """Both ends included; none if `lo` > `hi`."""
 
     lo: int
     hi: int
@@ -30,7 +30,7 @@ NONE: Final = Versions(0, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """`type` is a primitive's name, or "" for a struct with `fields`; `is_array` says that it is a list of those."""
+    """`type` is a primitive's name, or "" for a struct with `fields`. `is_array`: the field is a list of these."""
 
     name: str  # in snake_case, the key in the decoded dict
     type: str

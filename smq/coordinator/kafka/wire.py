@@ -1,8 +1,8 @@
 """Kafka's primitive types, read from memoryviews and written to bytes.
 
-Owns the bounds of every length and count that arrives: what does not fit the bytes that are there, or would cost
-more objects than ELEMENTS_MAX, is a CodecError. Reading functions take a buffer and a position and return a value and
-the position behind it. The compiled decoders and encoders call nothing else.
+Owns the bounds of every length and count that arrives. One that does not fit the bytes, or would cost more objects than
+ELEMENTS_MAX, is a CodecError. Reading functions take a buffer and a position, and return a value and the position after
+it. The compiled decoders and encoders call nothing else.
 """
 
 import struct
@@ -11,17 +11,17 @@ from typing import Final, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# Array elements and tagged fields of one message. A request of 100 MiB could otherwise name 100 M empty things, at
-# some 200 bytes of memory each; 10,000 partitions with their offsets and epochs are a tenth of this.
+# Array elements and tagged fields per message. Otherwise a request of 100 MiB could name 100 M empty elements, at some
+# 200 bytes of memory each. 10,000 partitions with their offsets and epochs are a tenth of this.
 ELEMENTS_MAX: Final = 100_000
-_VARINT_BYTES_MAX: Final = 5  # 32 bits, seven a byte
+_VARINT_BYTES_MAX: Final = 5  # 32 bits, seven per byte
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 
 
 class CodecError(ValueError):
-    """The bytes are not a message of this key and version; the message says where they stop making sense."""
+    """The bytes are not a message of this key and version. The text says where they stop making sense."""
 
 
 class Budget:
@@ -55,16 +55,16 @@ def read_uvarint(b: memoryview, p: int) -> tuple[int, int]:
 
 
 def _take(b: memoryview, p: int, size: int) -> int:
-    """The end of `size` bytes from `p` on."""
+    """The position after `size` bytes from `p` on."""
     end = p + size
     if end > len(b):
-        raise CodecError(f"{size} bytes are announced, {len(b) - p} are there")
+        raise CodecError(f"a length of {size} bytes, but only {len(b) - p} bytes follow")
     return end
 
 
 def _present(size: int) -> int:
     if size < 0:
-        raise CodecError("null where a value is needed")
+        raise CodecError("null for a field that is not nullable")
     return size
 
 
@@ -122,8 +122,8 @@ def read_compact_nullable_bytes(b: memoryview, p: int) -> tuple[memoryview | Non
 
 
 def _counted(b: memoryview, count: int, p: int, budget: Budget) -> tuple[int, int]:
-    if count > len(b) - p:  # every element takes a byte at least
-        raise CodecError(f"{count} elements are announced in {len(b) - p} bytes")
+    if count > len(b) - p:  # an element has at least one byte
+        raise CodecError(f"a count of {count} elements, but only {len(b) - p} bytes follow")
     if count > 0:
         budget.spend(count)
     return count, p
@@ -143,7 +143,7 @@ def no_null(count: int) -> None:
 
 
 def read_tags(b: memoryview, p: int, budget: Budget) -> tuple[Sequence[tuple[int, int, int]], int]:
-    """(tag, start, end) of each tagged field, which come in ascending order, and the position behind them all."""
+    """(tag, start, end) of each tagged field, in ascending order, and the position after the last."""
     if b[p] == 0:
         return (), p + 1
     count, p = read_uvarint(b, p)
@@ -163,7 +163,7 @@ def read_tags(b: memoryview, p: int, budget: Budget) -> tuple[Sequence[tuple[int
 
 def check_end(what: str, p: int, end: int) -> None:
     if p != end:
-        raise CodecError(f"{what} ends at byte {end}, what it holds at byte {p}")
+        raise CodecError(f"{what} ends at byte {end}, but its content at byte {p}")
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -218,5 +218,5 @@ def compact_records_size(parts: Iterable[Buffer] | None) -> bytes:
 
 
 def tagged(fields: Sequence[tuple[int, Buffer]]) -> bytes:
-    """`fields` ascend in their tags."""
+    """`fields` are in ascending order of their tags."""
     return uvarint(len(fields)) + b"".join(uvarint(tag) + uvarint(len(data)) + data for tag, data in fields)

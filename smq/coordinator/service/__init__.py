@@ -1,1 +1,1 @@
-"""What every interface shares: awaitable calls to the node, positions, look-ups and budgets. Knows no wire format."""
+"""What all interfaces share: awaitable calls to the node, positions, look-ups and budgets. Knows no wire format."""

@@ -1,7 +1,7 @@
-"""From the node's callbacks to asyncio: the one place where they meet.
+"""The node's callbacks as awaitable calls: the one place where callbacks and asyncio meet.
 
-Owns the time-outs of the services' calls, all of them on one timer. A service awaits the methods of `NodeCalls`;
-cancelling one withdraws its long poll, and a node that never answers costs the caller no more than its timeout. All
+Owns the timeouts of the services' calls, all of them on one timer. A service awaits the methods of `NodeCalls`.
+Cancelling such a call withdraws its long poll. A node that never answers costs the caller its timeout and no more. All
 services may import it.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from smq.coordinator.limits import TIMEOUT_GRACE_MS, TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX
+from smq.coordinator.limits import TIMEOUT_GRACE_MS
 from smq.raft_state.commands import Command, OffsetCommit, OffsetsAssigned, Reply
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, PartitionId
@@ -19,12 +19,11 @@ from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 T = TypeVar("T")
 
+_TICK_S: Final = 0.1  # a timeout here is seconds long, and fires only if the node has missed its own deadline
 
-_TICK_S: Final = 0.1  # what waits here waits for seconds, and only where the node has missed its own deadline
 
-
-class Patience:
-    """Time-outs without a timer each. The one there is runs only while something waits."""
+class Timeouts:
+    """Many timeouts on one timer, which runs only while something waits."""
 
     def __init__(self) -> None:
         self._deadlines = Deadlines()
@@ -44,31 +43,31 @@ class Patience:
 
 
 class Answer(Generic[T]):
-    """What a call of NodeApi will give: hand `done` to it, then await `result`."""
+    """The future answer of a NodeApi call: pass `done` to the call, then await `result`."""
 
-    __slots__ = ("_future", "_patience")
+    __slots__ = ("_future", "_timeouts")
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def done(self, result: T | SmqError) -> None:
         if self._future.done():
-            return  # cancelled, or given up below
+            return  # cancelled, or timed out below
         if isinstance(result, SmqError):
             self._future.set_exception(result)
         else:
             self._future.set_result(result)
 
     async def result(self, timeout_ms: int, withdraw: Cancel | None = None, *, grace_ms: int = TIMEOUT_GRACE_MS) -> T:
-        """SmqError where the call failed, TIMED_OUT where the node did not keep its own deadline."""
+        """SmqError if the call failed; TIMED_OUT if the node missed its own deadline."""
 
         def give_up() -> None:
             if withdraw is not None:
                 withdraw()
             self.done(SmqError(ErrorCode.TIMED_OUT, f"the node did not answer within {timeout_ms} ms"))
 
-        deadline = self._patience.add(timeout_ms + grace_ms, give_up)
+        deadline = self._timeouts.add(timeout_ms + grace_ms, give_up)
         try:
             return await self._future
         finally:
@@ -82,20 +81,20 @@ class NodeCalls:
 
     def __init__(self, node: NodeApi) -> None:
         self.node = node
-        self.patience = Patience()
+        self.timeouts = Timeouts()
 
     async def propose(self, command: Command, timeout_ms: int) -> Reply:
-        answer = Answer[Reply](self.patience)
+        answer = Answer[Reply](self.timeouts)
         self.node.propose(command, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def barrier(self, timeout_ms: int) -> LogIndex:
-        answer = Answer[LogIndex](self.patience)
+        answer = Answer[LogIndex](self.timeouts)
         self.node.barrier(timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def digest(self, timeout_ms: int) -> tuple[LogIndex, str]:
-        answer = Answer[tuple[LogIndex, str]](self.patience)
+        answer = Answer[tuple[LogIndex, str]](self.timeouts)
         self.node.digest(answer.done)
         return await answer.result(timeout_ms)
 
@@ -110,9 +109,9 @@ class NodeCalls:
         answer_ms: int,
         min_bytes: int = 1,
     ) -> Fetched:
-        """`answer_ms` is more than `max_wait_ms`: before the node says that an offset is out of range, or a topic
-        unknown, it needs a barrier."""
-        answer = Answer[Fetched](self.patience)
+        """`answer_ms` must exceed `max_wait_ms`: the node needs a barrier before it says that an offset is out of range
+        or a topic unknown."""
+        answer = Answer[Fetched](self.timeouts)
         withdraw = self.node.fetch(
             topic,
             partition,
@@ -125,28 +124,28 @@ class NodeCalls:
         return await answer.result(answer_ms, withdraw, grace_ms=0)
 
     async def partition_range(self, topic: str, partition: int, timeout_ms: int) -> PartitionRange:
-        answer = Answer[PartitionRange](self.patience)
+        answer = Answer[PartitionRange](self.timeouts)
         self.node.partition_range(topic, partition, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int
     ) -> TimeOffset:
-        answer = Answer[TimeOffset](self.patience)
+        answer = Answer[TimeOffset](self.timeouts)
         self.node.offset_for_time(topic, partition, kind, value, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def commit_offsets(
         self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int
     ) -> Reply:
-        answer = Answer[Reply](self.patience)
+        answer = Answer[Reply](self.timeouts)
         self.node.commit_offsets(group, items, request_id, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def assign_offsets(
         self, topic: str, partition: int, count: int, *, request_id: bytes, not_before: int | None, timeout_ms: int
     ) -> OffsetsAssigned:
-        answer = Answer[OffsetsAssigned](self.patience)
+        answer = Answer[OffsetsAssigned](self.timeouts)
         self.node.assign_offsets(
             topic,
             partition,
@@ -159,21 +158,13 @@ class NodeCalls:
         return await answer.result(timeout_ms)
 
     async def advance_external_hwm(self, topic: str, partition: int, offset: int, timeout_ms: int) -> Offset:
-        answer = Answer[Offset](self.patience)
+        answer = Answer[Offset](self.timeouts)
         self.node.advance_external_hwm(topic, partition, offset, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def fetch_offsets(
         self, group: str, pids: Sequence[PartitionId] | None, timeout_ms: int
     ) -> dict[PartitionId, tuple[Offset, str]]:
-        answer = Answer[dict[PartitionId, tuple[Offset, str]]](self.patience)
+        answer = Answer[dict[PartitionId, tuple[Offset, str]]](self.timeouts)
         self.node.fetch_offsets(group, pids, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
-
-
-def timeout_of(asked_ms: int, remaining_ms: float | None = None) -> int:
-    """The timeout of a request: what it asks for (0 = 30 s), but within the client's own deadline."""
-    if asked_ms < 0:
-        raise SmqError(ErrorCode.INVALID_REQUEST, f"timeout_ms is {asked_ms}: it must be 0 (the default) or more")
-    chosen = min(asked_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX)
-    return chosen if remaining_ms is None else max(1, min(chosen, int(remaining_ms)))

@@ -1,7 +1,6 @@
-"""One Fetch over several partitions: all that is there now, or the first that comes within max_wait.
+"""One Fetch over several partitions: everything that is there now, or the first that arrives within max_wait.
 
-Owns the rule for waiting and the byte cap of a whole response. It knows no wire format. The services
-import it.
+Owns the rule for waiting and the byte cap of a whole response. Knows no wire format; services import it.
 """
 
 import asyncio
@@ -13,92 +12,92 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from smq.coordinator.grpc.errors import internal
 from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.calls import Answer, NodeCalls
+from smq.coordinator.service.faults import internal
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.api import Cancel, Fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PartitionFetch:
     topic: str
     partition: int
     offset: int
     max_bytes: int
 
 
-Outcome: TypeAlias = Fetched | SmqError | None  # None: not looked at, the response was full before
+Outcome: TypeAlias = Fetched | SmqError | None  # None: not read, the response was full before
+
+# Reserves this many bytes of a budget for the length of a block.
+Reserve: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]
 
 
-Room: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]  # of so many bytes, for the length of a block
-
-
-def _any_room(_size: int) -> AbstractAsyncContextManager[None]:
+def _unlimited(_size: int) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
 async def fetch_many(
     calls: NodeCalls,
-    wanted: Sequence[Wanted],
+    requests: Sequence[PartitionFetch],
     *,
     max_wait_ms: int,
     answer_ms: int,
     bytes_max: int,
     bytes_min: int = 1,
-    room: Room = _any_room,
+    reserve: Reserve = _unlimited,
 ) -> list[Outcome]:
-    """One outcome for each of `wanted`. Answers at once where any has an error or all together have `bytes_min`, else
-    as soon as they do. `answer_ms` bounds one partition's read, barrier and all; `room` is taken while records are
-    read, and not while they are waited for: nothing that was read is kept over a wait."""
+    """One outcome for each of `requests`. Answers immediately if any of them has an error or if together they have
+    `bytes_min`, otherwise as soon as that is so. `answer_ms` bounds one partition's read, its barrier included. Bytes
+    are reserved while records are read, but not while the fetch waits: nothing that was read is kept during a wait."""
     until = time.monotonic() + max_wait_ms / 1000
     bytes_min = min(bytes_min, bytes_max)
     failed: dict[int, Fetched | SmqError] = {}
-    # A round ends with something new, or with the time: with the usual bytes_min of 1 there are two at most.
+    # A round ends with something new or with the deadline. With the usual bytes_min of 1 there are at most two.
     while True:
-        async with room(bytes_max):
-            outcomes, is_full = await _read_now(calls, wanted, answer_ms, bytes_max)
+        async with reserve(bytes_max):
+            outcomes, is_full = await _read_now(calls, requests, answer_ms, bytes_max)
             left_ms = math.ceil((until - time.monotonic()) * 1000)
             if left_ms <= 0 or is_full or failed or _is_enough(outcomes, bytes_min):
                 return [failed.get(place, outcome) for place, outcome in enumerate(outcomes)]
         watches = _Fetches(calls, outcomes_needed=1)
-        ends = [_watched(want, outcome) for want, outcome in zip(wanted, outcomes, strict=True)]
+        ends = [_watched(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
         del outcomes
-        for place, (want, end) in enumerate(zip(wanted, ends, strict=True)):
-            watches.start(place, replace(want, offset=end, max_bytes=0), max_wait_ms=left_ms)
+        for place, (request, end) in enumerate(zip(requests, ends, strict=True)):
+            watches.start(place, replace(request, offset=end, max_bytes=0), max_wait_ms=left_ms)
         found = await watches.take(answer_ms)
         failed = {place: outcome for place, outcome in found.items() if isinstance(outcome, SmqError)}
 
 
-def _watched(want: Wanted, outcome: Outcome) -> int:
-    """From where on there is more than was read, or could have been but for the partition's own byte cap."""
-    return max(want.offset, outcome.readable_end) if isinstance(outcome, Fetched) else want.offset
+def _watched(request: PartitionFetch, outcome: Outcome) -> int:
+    """The offset to wait at: the end of what this read returned, or would have without the partition's byte cap."""
+    return max(request.offset, outcome.readable_end) if isinstance(outcome, Fetched) else request.offset
 
 
 class _Fetches:
-    """Fetches of several partitions under way at a time, with neither a task nor a timer each."""
+    """Concurrent fetches of several partitions, without a task or a timer for each."""
 
     def __init__(self, calls: NodeCalls, *, outcomes_needed: int) -> None:
         self._node = calls.node
         self._outcomes_needed = outcomes_needed
         self._outcomes: dict[int, Fetched | SmqError] = {}
         self._withdrawals: list[Cancel] = []
-        self._enough = Answer[None](calls.patience)
+        self._enough = Answer[None](calls.timeouts)
 
-    def start(self, place: int, want: Wanted, *, max_wait_ms: int = 0) -> None:
+    def start(self, place: int, request: PartitionFetch, *, max_wait_ms: int = 0) -> None:
         done = partial(self._on_done, place)
         try:
             withdraw = self._node.fetch(
-                want.topic,
-                want.partition,
-                want.offset,
-                max_bytes=want.max_bytes,
+                request.topic,
+                request.partition,
+                request.offset,
+                max_bytes=request.max_bytes,
                 max_wait_ms=max_wait_ms,
                 done=done,
             )
         except SmqError as e:
             done(e)
-        except Exception as e:  # noqa: BLE001 - one partition's fault must not take the others' data with it
+        except Exception as e:  # noqa: BLE001 - one partition's fault must not cost the others their data
             done(internal("fetch", e))
         else:
             self._withdrawals.append(withdraw)
@@ -109,12 +108,12 @@ class _Fetches:
             self._enough.done(None)
 
     async def take(self, answer_ms: int) -> dict[int, Fetched | SmqError]:
-        """As many as are needed, by their places; those that did not come within `answer_ms` are missing."""
+        """The outcomes by place, once there are enough; those that did not arrive within `answer_ms` are missing."""
         try:
             await self._enough.result(answer_ms, grace_ms=0)
-            await asyncio.sleep(0)  # one advance wakes many partitions: take those that it woke too
+            await asyncio.sleep(0)  # one advance wakes many partitions: take all of them
         except SmqError:
-            pass  # too late: the only error that `_enough` is ever given
+            pass  # timed out: the only error that `_enough` is ever given
         finally:
             for withdraw in self._withdrawals:
                 withdraw()
@@ -122,17 +121,17 @@ class _Fetches:
 
 
 async def _read_now(
-    calls: NodeCalls, wanted: Sequence[Wanted], answer_ms: int, bytes_max: int
+    calls: NodeCalls, requests: Sequence[PartitionFetch], answer_ms: int, bytes_max: int
 ) -> tuple[list[Outcome], bool]:
-    """In order, a few at a time, so that what is read beyond the cap stays small; and whether there was more than the
-    cap allows."""
-    outcomes: list[Outcome] = [None] * len(wanted)
+    """Reads in order, a few partitions at a time, so that little is read beyond the cap. Also says whether there was
+    more than the cap allows."""
+    outcomes: list[Outcome] = [None] * len(requests)
     left = bytes_max
-    for first in range(0, len(wanted), FETCH_CONCURRENCY):
-        group = range(first, min(first + FETCH_CONCURRENCY, len(wanted)))
+    for first in range(0, len(requests), FETCH_CONCURRENCY):
+        group = range(first, min(first + FETCH_CONCURRENCY, len(requests)))
         reads = _Fetches(calls, outcomes_needed=len(group))
         for place in group:
-            reads.start(place, replace(wanted[place], max_bytes=min(wanted[place].max_bytes, left)))
+            reads.start(place, replace(requests[place], max_bytes=min(requests[place].max_bytes, left)))
         found = await reads.take(answer_ms)
         for place in group:
             outcome = found.get(place) or SmqError(ErrorCode.TIMED_OUT, f"no answer within {answer_ms} ms")
@@ -143,7 +142,7 @@ async def _read_now(
 
 
 def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[Outcome, int]:
-    """Drops the batches that do not fit any more; the first batch of a response always comes."""
+    """Drops the batches that no longer fit; the first batch of a response is always kept."""
     if isinstance(result, SmqError):
         return result, left
     kept = 0
@@ -158,7 +157,7 @@ def _trimmed(result: Fetched | SmqError, left: int, *, is_first: bool) -> tuple[
 
 
 def _is_enough(outcomes: Sequence[Outcome], bytes_min: int) -> bool:
-    """A partition with nothing new is enough where nothing is asked for."""
+    """An error ends the wait, too. Nothing new is enough if `bytes_min` is 0."""
     if any(isinstance(o, SmqError) for o in outcomes):
         return True
     return sum(len(b.data) for o in outcomes if isinstance(o, Fetched) for b in o.batches) >= bytes_min

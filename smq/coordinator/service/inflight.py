@@ -1,20 +1,28 @@
-"""Backpressure: how many bytes, or places, may be taken at once.
+"""Backpressure: how many bytes, or places, may be in use at the same time.
 
-Owns one counter with waiters in order. Everything on the loop's thread; it knows no wire format.
+Owns the one budget of the server, the rule that several budgets are taken together or not at all, and the error for a
+budget that stays full. Everything runs on the loop's thread. Knows no wire format; services import it.
 """
 
 import asyncio
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Callable, Sequence
+
+from smq.coordinator.limits import OVERLOADED_RETRY_AFTER_MS
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 
 
 class ByteBudget:
-    """First come, first served. One piece larger than the whole budget goes alone."""
+    """First come, first served. A piece must fit, but one larger than the whole budget is admitted alone. With
+    `may_overshoot` a piece is admitted whenever the budget is not full, so the last one may exceed the bound."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._max: Final = bytes_max
+    def __init__(self, bytes_max: int, *, may_overshoot: bool = False) -> None:
+        self._max = bytes_max
+        self._may_overshoot = may_overshoot
         self._used = 0
-        # At most one per stream. A dict's own order has a price: its beginning is slow to find where much has gone.
+        self._is_granting = False
+        self._listeners: dict[Callable[[], None], None] = {}
+        # At most one per stream. Not a plain dict: finding its first entry is slow after many removals.
         self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
 
     @property
@@ -22,8 +30,12 @@ class ByteBudget:
         return self._used
 
     @property
+    def is_full(self) -> bool:
+        return self._used >= self._max
+
+    @property
     def is_idle(self) -> bool:
-        """Nobody holds any, nor waits for some."""
+        """Nothing is held, and nothing waits."""
         return self._used == 0 and not self._waiting
 
     @property
@@ -31,11 +43,11 @@ class ByteBudget:
         return len(self._waiting)
 
     def take(self, size: int) -> None:
-        """Counts what is there already, whether it fits or not."""
+        """Counts bytes that are already in memory, whether they fit or not."""
         self._used += size
 
     def try_acquire(self, size: int) -> bool:
-        """Without waiting; False while others wait."""
+        """Never waits; False while others wait."""
         if self._waiting or not self._fits(size):
             return False
         self._used += size
@@ -51,21 +63,70 @@ class ByteBudget:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self.release(size)  # it was granted in the very moment of the cancellation
+                self.release(size)  # granted in the very moment of the cancellation
             elif self._waiting.pop(place, None) is not None:
-                self._grant()
+                self._grant_soon()
             raise
 
     def release(self, size: int) -> None:
         self._used -= size
-        self._grant()
+        self._grant_soon()
+
+    def notify_room(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` once, when the budget is no longer full and everything that waits in `acquire` is served."""
+        self._listeners[listener] = None
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        self._listeners.pop(listener, None)
 
     def _fits(self, size: int) -> bool:
+        if self._may_overshoot:
+            return not self.is_full
         return self._used + size <= self._max or self._used == 0
 
+    def _grant_soon(self) -> None:
+        """Not immediately: the reservation for an answer is released just before the answer itself is counted."""
+        if (self._waiting or self._listeners) and not self._is_granting:
+            self._is_granting = True
+            asyncio.get_running_loop().call_soon(self._grant)
+
     def _grant(self) -> None:
+        self._is_granting = False
         while self._waiting and self._fits(next(iter(self._waiting.values()))):
             place, size = self._waiting.popitem(last=False)
             if not place.done():
                 self._used += size
                 place.set_result(None)
+        if self._listeners and not self._waiting and not self.is_full:
+            listeners, self._listeners = self._listeners, {}
+            for listener in listeners:
+                listener()
+
+
+def try_acquire_all(budgets: Sequence[ByteBudget], size: int) -> bool:
+    """`size` bytes of each budget, or of none. Never waits."""
+    for count, budget in enumerate(budgets):
+        if not budget.try_acquire(size):
+            release_all(budgets[:count], size)
+            return False
+    return True
+
+
+async def acquire_all(budgets: Sequence[ByteBudget], size: int) -> None:
+    """Waits for `size` bytes of each budget, one after the other. Holds none of them if it is cancelled."""
+    for count, budget in enumerate(budgets):
+        try:
+            await budget.acquire(size)
+        except asyncio.CancelledError:
+            release_all(budgets[:count], size)
+            raise
+
+
+def release_all(budgets: Sequence[ByteBudget], size: int) -> None:
+    for budget in reversed(budgets):
+        budget.release(size)
+
+
+def overloaded(reason: str) -> SmqError:
+    """A budget stayed full: nothing happened, and the client should try again a little later."""
+    return SmqError(ErrorCode.OVERLOADED, reason, ErrorDetails(retry_after_ms=OVERLOADED_RETRY_AFTER_MS))

@@ -1,13 +1,13 @@
 """Where a reader starts: the one table of positions that every interface follows (docs/rules.md).
 
-Pure: numbers in, a position or a typed error out. It must never ask a node anything. `lo` is log_start; `hi` is
-the high water mark, or the last stable offset where the reader is read-committed.
+Pure: numbers in, a position or a typed error out. It must never ask a node anything. `lo` is log_start. `hi` is the
+last stable offset if the reader is read-committed, otherwise the high water mark.
 """
 
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
@@ -36,11 +36,11 @@ class OffsetType(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What the reader said, and what was looked up for it.
+class StartRequest:
+    """What the reader asked for, and what was looked up for it.
 
-    `committed` is the group's next offset, None where it never committed; `time_offset` is the first record at or
-    after the time asked for, None where there is none.
+    `committed` is the group's next offset, None if it never committed. `time_offset` is the first record at or after
+    the requested time, None if there is none.
     """
 
     type: OffsetType
@@ -52,14 +52,17 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`clamped`: the offset asked for lay outside the range, and this is the nearest one within."""
+    """`clamped`: the requested offset was outside the range, and this is the nearest one inside."""
 
     offset: Offset
     clamped: bool = False
 
 
+_Rule: TypeAlias = Callable[[StartRequest, Offset, Offset], Position]
+
+
 def parse_offset_type(number: int) -> OffsetType:
-    """INVALID_REQUEST for a number that is none, with the list of those that are."""
+    """INVALID_REQUEST for an unknown number, with the list of valid types."""
     try:
         return OffsetType(number)
     except ValueError:
@@ -67,13 +70,13 @@ def parse_offset_type(number: int) -> OffsetType:
         raise SmqError(ErrorCode.INVALID_REQUEST, f"offset_type must be one of {names}") from None
 
 
-def resolve(ask: Ask, lo: Offset, hi: Offset) -> Position:
-    """The position that the table gives; OFFSET_OUT_OF_RANGE with lo and hi where it gives none."""
-    return _RULES[ask.type](ask, lo, hi)
+def resolve(request: StartRequest, lo: Offset, hi: Offset) -> Position:
+    """The position that the table gives; OFFSET_OUT_OF_RANGE with lo and hi if it gives none."""
+    return _RULES[request.type](request, lo, hi)
 
 
 def resolve_seek(offset: int, lo: Offset, hi: Offset) -> Position:
-    """A seek may go anywhere a record is or will be next: lo .. hi, both included."""
+    """A seek may go to any record, or to the next one to come: lo .. hi, both included."""
     if not lo <= offset <= hi:
         raise out_of_range(f"cannot seek to offset {offset}", lo, hi)
     return Position(Offset(offset))
@@ -85,52 +88,53 @@ def out_of_range(what: str, lo: Offset, hi: Offset) -> SmqError:
     return SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{what}: {span}", ErrorDetails(lo=lo, hi=hi))
 
 
-def _exact_offset(ask: Ask, lo: Offset, hi: Offset) -> Position:
-    if not lo <= ask.value < hi:
-        raise out_of_range(f"there is no record at offset {ask.value}", lo, hi)
-    return Position(Offset(ask.value))
+def _exact_offset(request: StartRequest, lo: Offset, hi: Offset) -> Position:
+    if not lo <= request.value < hi:
+        raise out_of_range(f"there is no record at offset {request.value}", lo, hi)
+    return Position(Offset(request.value))
 
 
-def _reset_to_offset(ask: Ask, lo: Offset, hi: Offset) -> Position:
-    offset = min(max(ask.value, lo), hi)
-    return Position(Offset(offset), clamped=offset != ask.value)
+def _reset_to_offset(request: StartRequest, lo: Offset, hi: Offset) -> Position:
+    offset = min(max(request.value, lo), hi)
+    return Position(Offset(offset), clamped=offset != request.value)
 
 
-def _exact_ts_ns(ask: Ask, lo: Offset, hi: Offset) -> Position:
-    if ask.time_offset is None:
+def _exact_ts_ns(request: StartRequest, lo: Offset, hi: Offset) -> Position:
+    if request.time_offset is None:
         return Position(hi)
-    # The look-up and the range are two reads: retention may have moved between them.
-    return Position(Offset(min(max(ask.time_offset, lo), hi)))
+    # The look-up and the range are two reads: retention may have moved log_start between them.
+    return Position(Offset(min(max(request.time_offset, lo), hi)))
 
 
-def _earliest(_ask: Ask, lo: Offset, _hi: Offset) -> Position:
+def _earliest(_request: StartRequest, lo: Offset, _hi: Offset) -> Position:
     return Position(lo)
 
 
-def _latest(_ask: Ask, _lo: Offset, hi: Offset) -> Position:
+def _latest(_request: StartRequest, _lo: Offset, hi: Offset) -> Position:
     return Position(hi)
 
 
-def _resume(otherwise: Callable[[Ask, Offset, Offset], Position]) -> Callable[[Ask, Offset, Offset], Position]:
-    def rule(ask: Ask, lo: Offset, hi: Offset) -> Position:
-        if ask.committed is None:
-            return otherwise(ask, lo, hi)
-        if ask.committed < lo:
-            if ask.reset_if_gone:
+def _resume(default: _Rule) -> _Rule:
+    def rule(request: StartRequest, lo: Offset, hi: Offset) -> Position:
+        if request.committed is None:
+            return default(request, lo, hi)
+        if request.committed < lo:
+            if request.reset_if_gone:
                 return Position(lo, clamped=True)
             raise out_of_range(
-                f"the group's next offset {ask.committed} is gone: records {ask.committed} to {lo - 1} were removed",
+                f"the group's next offset {request.committed} is gone: "
+                f"records {request.committed} to {lo - 1} were removed",
                 lo,
                 hi,
             )
-        if ask.committed > hi:
-            raise out_of_range(f"the group's next offset {ask.committed} lies past the end", lo, hi)
-        return Position(ask.committed)
+        if request.committed > hi:
+            raise out_of_range(f"the group's next offset {request.committed} lies past the end", lo, hi)
+        return Position(request.committed)
 
     return rule
 
 
-_RULES: Final[dict[OffsetType, Callable[[Ask, Offset, Offset], Position]]] = {
+_RULES: Final[dict[OffsetType, _Rule]] = {
     OffsetType.EXACT_OFFSET: _exact_offset,
     OffsetType.RESET_TO_OFFSET: _reset_to_offset,
     OffsetType.EXACT_TS_NS: _exact_ts_ns,

@@ -1,7 +1,7 @@
 """The publishing sessions and subscriptions that are open on this node.
 
-Owns two bounded registries, in memory alone: both are gone after a restart, and clients are told so
-(UNKNOWN_SESSION). It must never call a node. The gRPC agent alone imports it.
+Owns two bounded registries, in memory only. A restart empties both, and clients then get UNKNOWN_SESSION. It must never
+use the node. Only the gRPC agent imports it.
 """
 
 from collections import Counter, OrderedDict
@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.limits import PUBLISH_SESSIONS_MAX, SESSION_ID_CHARS_MAX, SUBSCRIPTIONS_MAX
+from smq.coordinator.limits import PUBLISH_SESSIONS_MAX, SUBSCRIPTIONS_MAX
+from smq.coordinator.service.requests import check_id
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishSession:
-    """`request_id` is that of the call that opened it, so that a retry of it finds its own session."""
+    """`request_id` is that of the call that opened it, so that a retry of this call finds its own session."""
 
     session_id: str
     topic: str
@@ -37,7 +38,7 @@ class PublishSessions:
         return len(self._sessions)
 
     def reserve(self, session_id: str, request_id: bytes) -> PublishSession | None:
-        """Takes the id; returns the session where this very request had opened it already."""
+        """Reserves the id. Returns the session if this very request has opened it already."""
         check_id("session_id", session_id)
         if session_id in self._sessions:
             session = self._sessions[session_id]
@@ -50,11 +51,11 @@ class PublishSessions:
         return None
 
     def open(self, session: PublishSession) -> None:
-        """Fills the reserved place."""
+        """Replaces the reservation."""
         self._sessions[session.session_id] = session
 
     def release(self, session_id: str) -> None:
-        """The session could not be opened after all."""
+        """Gives a reserved id back: the session could not be opened."""
         self._sessions.pop(session_id, None)
 
     def get(self, session_id: str) -> PublishSession:
@@ -78,7 +79,7 @@ class PublishSessions:
 
 
 class StreamCounts:
-    """Streams that are open, by connection; gRPC's peer names one by address and port."""
+    """Open streams per connection. gRPC's `peer` names a connection by address and port."""
 
     def __init__(self, per_connection_max: int) -> None:
         self._open: Counter[str] = Counter()
@@ -86,10 +87,13 @@ class StreamCounts:
 
     @contextmanager
     def one_more(self, peer: str) -> Iterator[None]:
-        """For as long as it is open; LIMIT_EXCEEDED where there are too many."""
+        """Counts a stream for the length of a block; LIMIT_EXCEEDED if there are too many."""
         if self._open[peer] >= self._max:
-            told = f"{self._max} publishing streams are open on this connection, its limit: one carries any number"
-            raise SmqError(ErrorCode.LIMIT_EXCEEDED, f"{told} of requests")
+            raise SmqError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"{self._max} publishing streams are open on this connection, its limit: one stream carries any number "
+                "of requests",
+            )
         self._open[peer] += 1
         try:
             yield
@@ -119,11 +123,3 @@ class Subscriptions:
 
     def close(self, subscription_id: str) -> None:
         self._ids.discard(subscription_id)
-
-
-def check_id(field: str, value: str) -> None:
-    """INVALID_REQUEST for an id that is empty or endless."""
-    if not value or len(value) > SESSION_ID_CHARS_MAX:
-        raise SmqError(
-            ErrorCode.INVALID_REQUEST, f"{field} must have 1 to {SESSION_ID_CHARS_MAX} characters, it has {len(value)}"
-        )

@@ -1,6 +1,7 @@
-"""Long answers made a part at a time, so that others have the loop in between.
+"""Long answers built in parts, so that other tasks get the loop in between.
 
-Owns how long a part is. What an answer tells may so be of several moments: only for those that promise no single one.
+Owns the length of a part. The parts of one answer may show different moments: only answers that promise no consistent
+snapshot may use it.
 """
 
 import asyncio
@@ -9,19 +10,19 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-ITEMS_A_TURN: Final = 250  # of some 5 us each
+ITEMS_PER_TURN: Final = 250  # about 5 us each
 
 
 class Turns:
-    """Of one answer, over all its lists."""
+    """Of one answer; counts over all its lists."""
 
     def __init__(self) -> None:
         self._count = 0
 
     async def over(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Each item, and now and then a turn for others."""
+        """Each item, with a pause for other tasks now and then."""
         for item in items:
             yield item
             self._count += 1
-            if self._count % ITEMS_A_TURN == 0:
+            if self._count % ITEMS_PER_TURN == 0:
                 await asyncio.sleep(0)

@@ -1,6 +1,6 @@
 """A small certificate authority in a directory: its own certificate, those of nodes, and those of clients.
 
-Owns what stands in a certificate, and the writing of the files that `tls.layout` names. The authority's key lies
+Owns the content of certificates, and writes the files that `tls.layout` names. The authority's key is stored
 unencrypted in D/ca: it is meant for development, and for small clusters whose operator keeps that directory offline.
 `cli.cert` and `cli.cluster` import it.
 """
@@ -32,10 +32,10 @@ _COMMON_NAME_CHARS_MAX: Final = 64  # X.520's bound
 
 
 def make_authority(directory: Path, name: str, *, days: int = CA_DAYS) -> None:
-    """A new authority in D/ca. UserError where there is one: what it signed would be worth nothing any more."""
+    """A new authority in D/ca. UserError if there is one: everything it signed would become invalid."""
     home = authority(directory)
     if home.key.exists():
-        raise UserError(f"{home.directory} holds an authority already: choose another directory, or move that one away")
+        raise UserError(f"{home.directory} already holds an authority: choose another directory, or move that one away")
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_common_name(name), days).issuer_name(_common_name(name)).public_key(key.public_key())
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -45,8 +45,8 @@ def make_authority(directory: Path, name: str, *, days: int = CA_DAYS) -> None:
 
 
 def make_node(directory: Path, *, cluster_id: str, node_id: NodeId, hosts: Iterable[str], days: int = DAYS) -> Identity:
-    """A certificate (and a new key) for one node, which is a server to clients and both to other nodes. `hosts` are
-    the names and addresses by which clients reach it; loopback is always among them."""
+    """A certificate and a new key for one node, which is a server to clients, and both server and client to other
+    nodes. `hosts` are the names and addresses by which clients reach it; loopback is always included."""
     check_cluster_id(cluster_id)
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(node_uri(cluster_id, node_id))]
     names += [_host(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
@@ -66,8 +66,8 @@ def make_client(directory: Path, name: str, *, days: int = DAYS) -> Identity:
 
 
 def secure_cluster(directory: Path, configs: Sequence[ServerConfig]) -> list[ServerConfig]:
-    """The same nodes with TLS, for `prepare_cluster`: an authority of this cluster's own, a certificate for each node
-    that has none, and one for the operator. What is there stays."""
+    """The same nodes with TLS, for `prepare_cluster`: an authority of the cluster's own, a certificate for each node
+    without one, and one for the operator. Existing files stay."""
     home = tls_dir(directory)
     if not authority(home).key.exists():
         make_authority(home, f"development CA of {configs[0].cluster_id}")
@@ -83,7 +83,7 @@ def secure_cluster(directory: Path, configs: Sequence[ServerConfig]) -> list[Ser
 
 
 def read_end(certificate: Path) -> datetime:
-    """When the first certificate of a PEM file ends."""
+    """When the first certificate of a PEM file expires."""
     return _read_certificate(certificate).not_valid_after_utc
 
 
@@ -142,11 +142,11 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        pass  # a name, then
+        pass  # so it is a name
     try:
         return x509.DNSName(host)
     except ValueError as e:
-        raise UserError(f"{host!r} is neither an address nor a host's name: {e}") from e
+        raise UserError(f"{host!r} is neither an address nor a host name: {e}") from e
 
 
 # ------------------------------------------------------------------------------------------------------- files
@@ -154,7 +154,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as e:
-        raise UserError(f"cannot use the certificate {path}: {e}; make an authority by `smq cert init`") from e
+        raise UserError(f"cannot use the certificate {path}: {e}; make an authority with `smq cert init`") from e
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -163,7 +163,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (OSError, ValueError, TypeError) as e:
         raise UserError(f"cannot use the authority's key {path}: {e}") from e
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"the authority's key {path} is not on an elliptic curve: `smq cert` uses its own only")
+        raise UserError(f"the authority's key {path} is not an elliptic curve key: `smq cert` uses only its own")
     return key
 
 
@@ -177,7 +177,7 @@ def _write(identity: Identity, path: Path, certificate: x509.Certificate, key: e
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable by others for a moment."""
+    """Atomic, and never readable by others, not even for a moment."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

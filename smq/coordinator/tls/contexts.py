@@ -1,8 +1,8 @@
-"""A server's certificates: read from the files of [tls], read again when these change, and when they end.
+"""A server's certificates: read from the files of [tls], read again when these change; and when they expire.
 
 Owns the contexts of every TLS listener and of the connections to other nodes. A change takes effect for the next
-connection; files that cannot be used leave the old ones in force, loudly. Only the composition root makes one; it
-never writes a file.
+connection. If new files are unusable, the old ones stay in force, and an error is logged. It must never write a file.
+Only the composition root makes one.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from smq.replication.net.tls import node_uri
 
 log = structlog.get_logger(__name__)
 
-_LOOK_S: Final = 5.0  # between two looks at the files: three stat calls
-_SOON_S: Final = 14 * 86_400  # an end that is nearer is a warning at every start and change
+_POLL_S: Final = 5.0  # between two checks of the files: three stat calls
+_SOON_S: Final = 14 * 86_400  # an earlier expiry is a warning at every start and change
 
 
 class TlsError(ValueError):
-    """The files cannot be used; says why and what to do."""
+    """The files are unusable; says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,17 @@ class _Loaded:
     nodes_dialling: ssl.SSLContext
     clients: ssl.SSLContext
     grpc: grpc.ServerCertificateConfiguration
-    ends_s: float  # Unix time; of the certificate
-    ca_ends_s: float  # of the authority that made it, where that is among the trusted ones; else of the last of them
+    ends_s: float  # Unix time; of the node's certificate
+    ca_ends_s: float  # of the authority that signed it if that is trusted, otherwise of the last trusted one
 
 
 class NodeTls:
-    """Implements smq.replication.net.tls.PeerContexts. TlsError where the files cannot be used at all."""
+    """Implements smq.replication.net.tls.PeerContexts. TlsError if the files are unusable at the start."""
 
     def __init__(self, config: TlsConfig, *, cluster_id: str, node_id: NodeId) -> None:
         self._config = config
         self._name = node_uri(cluster_id, node_id)
-        self._seen = self._look()
+        self._seen = self._stamps()
         self._now = self._load()
         self._failure = ""
         self._watch: asyncio.Task[None] | None = None
@@ -64,23 +64,23 @@ class NodeTls:
         return self._now.nodes_dialling
 
     def clients(self) -> ssl.SSLContext:
-        """For the ports of clients, except gRPC's."""
+        """For the client ports, except gRPC's."""
         return self._now.clients
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Ask for the certificates at every handshake, from a thread of gRPC's own."""
-        handed_out = self._now.grpc
+        """Credentials that ask for the certificates at every handshake, on a thread of gRPC's own."""
+        served = self._now.grpc
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal handed_out
-            if self._now.grpc is handed_out:
+            nonlocal served
+            if self._now.grpc is served:
                 return None
-            handed_out = self._now.grpc
-            return handed_out
+            served = self._now.grpc
+            return served
 
         credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             self._now.grpc,
-            fetch,  # type: ignore[arg-type] # None says that nothing has changed: the stubs do not know
+            fetch,  # type: ignore[arg-type] # None means unchanged, which the stubs do not know
             require_client_authentication=self._config.client_certificates,
         )
         return credentials
@@ -88,7 +88,7 @@ class NodeTls:
     # ------------------------------------------------------------------------------------------------- status
     @property
     def ends_s(self) -> float:
-        """Unix time at which the node's certificate ends."""
+        """Unix time at which the node's certificate expires."""
         return self._now.ends_s
 
     @property
@@ -97,12 +97,12 @@ class NodeTls:
 
     @property
     def is_reload_failing(self) -> bool:
-        """The files have changed to something that cannot be used."""
+        """The files have changed to something unusable."""
         return bool(self._failure)
 
     # ------------------------------------------------------------------------------------------------- reload
     def start(self) -> None:
-        """Looks at the files now and then, for as long as the loop runs."""
+        """Checks the files now and then, while the loop runs."""
         self._watch = asyncio.get_running_loop().create_task(self._watch_for_ever())
 
     def stop(self) -> None:
@@ -110,8 +110,8 @@ class NodeTls:
             self._watch.cancel()
 
     def reload(self) -> None:
-        """Reads the files again, changed or not. What cannot be used is told once, and tried again at each look."""
-        seen = self._look()
+        """Reads the files again, changed or not. Unusable files are logged once, and tried again at each check."""
+        seen = self._stamps()
         try:
             self._now = self._load()
         except TlsError as e:
@@ -124,12 +124,12 @@ class NodeTls:
 
     async def _watch_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
-            if self._look() != self._seen:
+            await asyncio.sleep(_POLL_S)
+            if self._stamps() != self._seen:
                 self.reload()
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
-        """What tells that a file has changed, behind whatever links lead to it."""
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        """Changes whenever one of the files changes, through symbolic links too."""
         return tuple(_stamp(path) for path in (self._config.ca, self._config.certificate, self._config.key))
 
     # --------------------------------------------------------------------------------------------------- load
@@ -148,7 +148,7 @@ class NodeTls:
         )
 
     def _check_own(self, own: x509.Certificate) -> None:
-        """TlsError for a certificate with which no peer would let this node in."""
+        """TlsError for a certificate with which no peer would admit this node."""
         path = self._config.certificate
         try:
             names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -157,20 +157,20 @@ class NodeTls:
             uris = []
         if self._name not in uris:
             raise TlsError(
-                f"{path} names {', '.join(uris) or 'no node'}, and this is {self._name}: make one that names it, by "
+                f"{path} names {', '.join(uris) or 'no node'}, and this is {self._name}: make one that names it, with "
                 "`smq cert node` or with this URI among its subject alternative names"
             )
         now = datetime.now(UTC)
         if now > own.not_valid_after_utc:
-            raise TlsError(f"{path} ended on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: renew it")
+            raise TlsError(f"{path} expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: renew it")
         if now < own.not_valid_before_utc:
-            raise TlsError(f"{path} begins on {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: look at the clock")
+            raise TlsError(f"{path} is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: check the clock")
         if own.not_valid_after_utc.timestamp() - now.timestamp() < _SOON_S:
-            log.warning("tls_certificate_ends_soon", certificate=str(path), ends=own.not_valid_after_utc.isoformat())
+            log.warning("tls_certificate_expires_soon", certificate=str(path), ends=own.not_valid_after_utc.isoformat())
 
 
 def load_tls(config: TlsConfig | None, *, cluster_id: str, node_id: NodeId) -> NodeTls | None:
-    """Of a server that starts: StartError where the files cannot be used, None where there is no [tls]."""
+    """For a server that starts: StartError if the files are unusable, None if there is no [tls]."""
     if config is None:
         return None
     try:
@@ -180,27 +180,27 @@ def load_tls(config: TlsConfig | None, *, cluster_id: str, node_id: NodeId) -> N
 
 
 def client_context(config: TlsConfig) -> ssl.SSLContext:
-    """To ask a node over HTTP as a client that trusts what it trusts, by its own certificate."""
+    """For a client that asks a node over HTTP, with the node's own certificate and trusted authorities."""
     return _context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED, is_host_checked=True)
 
 
 def _client_context(config: TlsConfig) -> ssl.SSLContext:
     need = ssl.CERT_REQUIRED if config.client_certificates else ssl.CERT_NONE
     context = _context(config, ssl.PROTOCOL_TLS_SERVER, need)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # clients are not all ours
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # not all clients are ours
     return context
 
 
 def _context(
     config: TlsConfig, protocol: int, need: ssl.VerifyMode, *, is_host_checked: bool = False
 ) -> ssl.SSLContext:
-    """Between nodes the URI is checked in place of the host's name: see smq.replication.net.tls."""
+    """Between nodes the URI is checked instead of the host name: see smq.replication.net.tls."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = is_host_checked
     context.verify_mode = need
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # a session that is resumed would outlive its certificate
+        context.num_tickets = 0  # a resumed session would outlive its certificate
     try:
         context.load_cert_chain(config.certificate, config.key, password=_no_password)
     except (OSError, ValueError) as e:
@@ -213,7 +213,7 @@ def _context(
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted: nobody is there to type a password; decrypt it, and keep the file 0600")
+    raise ValueError("the key is encrypted, and a server cannot ask for a password: decrypt it, and keep the file 0600")
 
 
 def _read(path: Path) -> bytes:

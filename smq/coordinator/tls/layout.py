@@ -1,7 +1,7 @@
-"""Where certificates lie in a directory that `smq cert` or `smq cluster --tls` made.
+"""Where certificates are in a directory that `smq cert` or `smq cluster --tls` made.
 
-Owns the names alone: D/ca, D/node-N and D/client-NAME, each with ca.crt, tls.crt and tls.key, as Kubernetes names
-them. It reads nothing, and is light: every command imports it.
+Owns only the names: D/ca, D/node-N and D/client-NAME, each with ca.crt, tls.crt and tls.key, as in Kubernetes. It reads
+nothing, and is light: every command imports it.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Final
 
 from smq.raft_state.ids import NodeId
 
-OPERATOR: Final = "admin"  # whose certificate `smq` uses on a cluster of its own machine
+OPERATOR: Final = "admin"  # the client whose certificate `smq` uses on a cluster of this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +45,5 @@ def client_identity(directory: Path, name: str = OPERATOR) -> Identity:
 
 
 def tls_dir(cluster_directory: Path) -> Path:
-    """Of a directory of `smq cluster`."""
+    """The certificates of a directory of `smq cluster`."""
     return cluster_directory.absolute() / "tls"

@@ -1,4 +1,4 @@
-"""One real node behind its real gRPC and HTTP services, in the test's own loop, on free ports."""
+"""One real node with its real gRPC and HTTP services, in the test's own loop, on free ports."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ from smq.coordinator.server import Server
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
 
-PATIENCE_S = 30  # a hang is a failure; nothing is measured by it
+PATIENCE_S = 30  # a hang is a failure; nothing is measured with it
 
 
 @dataclass
@@ -124,7 +124,7 @@ def node_config(tmp_path: Path, **changes: Any) -> ServerConfig:
         "cluster_id": "c",
         "data_dir": tmp_path / "data",
         "peers": {NodeId(1): ("127.0.0.1", port)},
-        # A lone voter need not wait for anybody's heartbeat.
+        # A single voter need not wait for heartbeats.
         "tuning": {"election_timeout_min_ms": 20, "election_timeout_max_ms": 40, "raft_heartbeat_ms": 5},
         **changes,
     }

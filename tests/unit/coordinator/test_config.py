@@ -1,4 +1,4 @@
-"""node.toml: what is written is read back, what is wrong is named."""
+"""node.toml: a written file reads back the same, and mistakes are named."""
 
 from pathlib import Path
 
@@ -119,7 +119,7 @@ OPEN = {
 
 @pytest.mark.parametrize("listener", OPEN)
 def test_every_listener_refuses_other_machines_without_tls(listener: str) -> None:
-    says = f"{listener} is .*not a loopback address: without TLS anybody .*smq cert.*insecure = true"
+    says = f"{listener} is .*not a loopback address: without TLS any client .*smq cert.*insecure = true"
     with pytest.raises(ConfigError, match=says):
         parse(OPEN[listener])
     parse("insecure = true\n" + OPEN[listener])
@@ -132,7 +132,7 @@ def test_tls_without_client_certificates_opens_only_the_port_of_the_nodes(listen
     if listener.startswith("peers."):
         parse(text)  # between nodes both sides show a certificate, whatever clients do
         return
-    with pytest.raises(ConfigError, match=f"{listener} is .*lets anybody in.*client_certificates = true"):
+    with pytest.raises(ConfigError, match=f"{listener} is .*admits any client.*client_certificates = true"):
         parse(text)
     parse("insecure = true\n" + text)
 

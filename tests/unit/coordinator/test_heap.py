@@ -16,7 +16,7 @@ class Cycle:
 
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeapKeeper]:
-    """Every full pass is a long one for it, and every other of them counts what is frozen."""
+    """Every full pass counts as a long one, and every second one counts the frozen objects."""
     monkeypatch.setattr(heap, "LONG_NS", 0)
     monkeypatch.setattr(heap, "FREEZES_MAX", 2)
     thresholds = gc.get_threshold()
@@ -38,7 +38,7 @@ def test_what_has_survived_a_long_pass_is_not_looked_at_again() -> None:
 
 
 @pytest.mark.usefixtures("keeper")
-def test_a_state_that_only_changes_is_never_looked_at_as_a_whole() -> None:
+def test_a_state_that_changes_but_does_not_grow_is_never_scanned_completely() -> None:
     kept = [Cycle() for _ in range(1_000)]
     for _ in range(20):
         gc.collect()
@@ -55,6 +55,6 @@ def test_cycles_that_fell_out_of_use_are_found_once_they_are_as_many_as_all_else
     gc.collect()
     del lost
     frozen = gc.get_freeze_count()
-    for _ in range(3):  # one counts, the next looks at all, and what is left is frozen
+    for _ in range(3):  # one counts, the next scans all, and the survivors are frozen
         gc.collect()
     assert gc.get_freeze_count() <= frozen - 10_000

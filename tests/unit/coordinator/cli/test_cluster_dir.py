@@ -39,7 +39,7 @@ def test_every_node_gets_a_kafka_port_and_creates_topics_on_first_use(tmp_path: 
     assert [c.kafka_address for c in moved] == [("127.0.0.1", port) for port in (9500, 9510, 9520)]
 
 
-def test_kafka_ports_are_free_ones_where_the_others_are(tmp_path: Path) -> None:
+def test_kafka_ports_are_free_ones_if_the_others_are(tmp_path: Path) -> None:
     ports = [c.kafka_address[1] for c in prepared(tmp_path, grpc=0, http=0) if c.kafka_address]
     assert len(set(ports)) == 3
     assert not {0, 9092, 9102, 9112} & set(ports)
@@ -73,7 +73,7 @@ def test_the_same_directory_is_the_same_cluster_on_the_same_ports(tmp_path: Path
     assert prepared(tmp_path) == first
 
 
-def test_the_same_directory_moves_to_new_ports_where_asked(tmp_path: Path) -> None:
+def test_the_same_directory_moves_to_new_ports_if_asked(tmp_path: Path) -> None:
     first = prepared(tmp_path)
     second = prepared(tmp_path, grpc=9000)
     assert [c.grpc_address[1] for c in second] == [9000, 9010, 9020]
@@ -137,7 +137,7 @@ def test_free_ports_are_distinct_and_free() -> None:
             sock.bind(("127.0.0.1", port))
 
 
-def test_a_ready_file_is_whole_or_absent(tmp_path: Path) -> None:
+def test_a_ready_file_is_complete_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     path.write_text("old")
     remove_ready_file(path)
@@ -175,11 +175,11 @@ def test_a_config_that_others_could_reach_is_refused_with_the_reason(tmp_path: P
     path.write_text(path.read_text().replace("127.0.0.1", "0.0.0.0"))
     result = CliRunner().invoke(cli, ["serve", "--config", str(path)])
     assert result.exit_code == 2
-    assert "without TLS anybody who reaches that port could read and delete everything" in result.output
+    assert "without TLS any client that reaches that port could read and delete everything" in result.output
     assert "--insecure" in result.output
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported_with_advice(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -194,6 +194,6 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
 def test_help_names_every_command() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
-    told = {line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()}
+    listed = {line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()}
     known = "cert cluster consume dev disk group node offsets produce serve status topic"
-    assert told >= set(known.split())
+    assert listed >= set(known.split())

@@ -55,7 +55,7 @@ def lines(result: Result) -> list[str]:
 
 def test_life_of_a_topic(smq: Smq) -> None:
     assert lines(smq("topic", "create", "u", "--partitions", 2)) == ["created topic u with 2 partitions"]
-    assert lines(smq("topic", "create", "u", "--if-not-exists")) == ["topic u is there already"]
+    assert lines(smq("topic", "create", "u", "--if-not-exists")) == ["topic u already exists"]
     assert [t["name"] for t in json.loads(smq("topic", "list", "--json").stdout)] == ["t", "u"]
     assert any("32-63" in line for line in lines(smq("topic", "describe", "u")))
     assert lines(smq("topic", "alter", "u", "--set", "a=b", "--partitions", 4)) == ["changed topic u"]
@@ -75,9 +75,9 @@ def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluste
     found = pb.DescribeGroupResponse(group=summary, protocol="range", coordinator=2, members=[member], offsets=offsets)
     cluster.groups["g"] = found
     assert [g["name"] for g in json.loads(smq("group", "list", "--json").stdout)] == ["g"]
-    told = lines(smq("group", "describe", "g"))
-    assert told[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,500"
-    assert any(line.split() == ["│", "t", "│", "1", "│", "-", "│", "7", "│", "-", "│", "-", "│"] for line in told)
+    printed = lines(smq("group", "describe", "g"))
+    assert printed[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,500"
+    assert any(line.split() == ["│", "t", "│", "1", "│", "-", "│", "7", "│", "-", "│", "-", "│"] for line in printed)
     assert json.loads(smq("group", "describe", "g", "--json").stdout)["lag"] == 2_500
     assert "GROUP_NOT_EMPTY" in smq("group", "delete", "g").stderr
     del found.members[:]
@@ -88,9 +88,9 @@ def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluste
 
 
 def test_retention_of_offsets_is_shown_and_set(smq: Smq) -> None:
-    told = [lines(smq("group", "retention", *wanted)) for wanted in ((), ("36h",), ("forever",), ())]
-    assert told == [["90d"], ["36h"], ["forever"], ["forever"]]
-    assert "is no duration" in smq("group", "retention", "1.5d").stderr
+    printed = [lines(smq("group", "retention", *wanted)) for wanted in ((), ("36h",), ("forever",), ())]
+    assert printed == [["90d"], ["36h"], ["forever"], ["forever"]]
+    assert "is not a duration" in smq("group", "retention", "1.5d").stderr
 
 
 def test_lines_go_in_and_come_out(smq: Smq, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_consume_writes_produce_reads_back(smq: Smq, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "options", "told"),
+    ("name", "text", "options", "expected"),
     [
         ("a.jsonl", '{"k": 1}\nnot json\n', (), "a.jsonl, line 2: not JSON"),
         ("a.jsonl", '{"k": 1}\n{"x": 1}\n', ("--key-column", "k"), "line 2: there is no field 'k'"),
@@ -142,13 +142,13 @@ def test_what_consume_writes_produce_reads_back(smq: Smq, tmp_path: Path) -> Non
     ],
 )
 def test_line_that_is_wrong_is_named_and_what_was_before_it_is_counted(
-    smq: Smq, tmp_path: Path, name: str, text: str, options: tuple[str, ...], told: str
+    smq: Smq, tmp_path: Path, name: str, text: str, options: tuple[str, ...], expected: str
 ) -> None:
     source = tmp_path / name
     source.write_text(text)
     result = smq("produce", "t", source, *options)
     assert result.exit_code == 1
-    assert told in result.stderr
+    assert expected in result.stderr
     stored = len(lines(smq("consume", "t")))
     assert (
         f"stored {stored} record{'' if stored == 1 else 's'} before it: correct it and send the rest" in result.stderr
@@ -163,7 +163,7 @@ def test_empty_input_stores_nothing_and_needs_its_topic(smq: Smq, tmp_path: Path
         assert (refused.exit_code, "UNKNOWN_TOPIC" in refused.stderr) == (1, True)
 
 
-def test_one_thing_is_not_told_as_several(smq: Smq, tmp_path: Path) -> None:
+def test_one_thing_is_printed_in_the_singular(smq: Smq, tmp_path: Path) -> None:
     assert "topics" not in lines(smq("status"))[-1]
     assert lines(smq("topic", "create", "u"))[0].endswith(" 1 partition")
     assert lines(smq("topic", "describe", "u"))[0].startswith("u: 1 partition, 3 replicas, ")
@@ -188,14 +188,14 @@ def numbered(smq: Smq, tmp_path: Path, count: int) -> None:
         (("--offset-type", "RESUME_OR_EARLIEST", "--group", "g"), 0),
     ],
 )
-def test_reading_begins_where_the_offset_type_says(
+def test_reading_starts_at_the_position_of_the_offset_type(
     smq: Smq, tmp_path: Path, options: tuple[str, ...], first: int
 ) -> None:
     numbered(smq, tmp_path, 10)
     assert lines(smq("consume", "t", "--partition", 0, *options)) == [str(i) for i in range(first, 10)]
 
 
-def test_offset_that_is_out_of_range_is_told_where_reading_begins_instead(smq: Smq, tmp_path: Path) -> None:
+def test_offset_out_of_range_prints_where_reading_starts_instead(smq: Smq, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 10)
     reset = ("consume", "t", "--partition", 0, "--offset-type", "RESET_TO_OFFSET", "--offset-value")
     assert smq(*reset, 99).stderr == "t/0: offset 99 is out of range, reading from 10\n"
@@ -206,12 +206,12 @@ def test_offset_that_is_out_of_range_is_told_where_reading_begins_instead(smq: S
 @pytest.mark.parametrize(
     "kind", [("RESET_TO_LATEST",), ("EXACT_TS_NS", "--offset-value", "1"), ("RESUME_OR_LATEST", "--group", "g")]
 )
-def test_reading_from_the_end_ends_at_once(smq: Smq, tmp_path: Path, kind: tuple[str, ...]) -> None:
+def test_reading_from_the_end_ends_immediately(smq: Smq, tmp_path: Path, kind: tuple[str, ...]) -> None:
     numbered(smq, tmp_path, 3)
     assert lines(smq("consume", "t", "--partition", 0, "--offset-type", *kind)) == []
 
 
-def test_group_is_committed_behind_what_was_written(smq: Smq, tmp_path: Path, cluster: FakeCluster) -> None:
+def test_group_is_committed_after_the_last_record_written(smq: Smq, tmp_path: Path, cluster: FakeCluster) -> None:
     numbered(smq, tmp_path, 10)
     resume = ("consume", "t", "--partition", 0, "--group", "g", "--commit")
     assert lines(smq(*resume, "--max-records", 4)) == ["0", "1", "2", "3"]
@@ -223,19 +223,19 @@ def test_group_is_committed_behind_what_was_written(smq: Smq, tmp_path: Path, cl
 
 def test_deleted_records_are_gone(smq: Smq, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 10)
-    told = lines(smq("topic", "delete-records", "t", "--partition", 0, "--before", 10))
-    assert told == ["t/0 begins at offset 10 now"]
+    printed = lines(smq("topic", "delete-records", "t", "--partition", 0, "--before", 10))
+    assert printed == ["t/0 now begins at offset 10"]
     assert lines(smq("consume", "t", "--partition", 0)) == []
 
 
 def test_status_shows_the_nodes(smq: Smq) -> None:
     assert any("ready" in line for line in lines(smq("status")))
-    told = json.loads(smq("status", "--json").stdout)
-    assert (told["is_well"], told["nodes"][0]["status"]["node"]) == (True, 1)
+    printed = json.loads(smq("status", "--json").stdout)
+    assert (printed["is_well"], printed["nodes"][0]["status"]["node"]) == (True, 1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("consume", "nope"), "no topic 'nope'"),
         (("consume", "t", "--partition", "9"), "UNKNOWN_PARTITION"),
@@ -246,10 +246,10 @@ def test_status_shows_the_nodes(smq: Smq) -> None:
         (("status", "--bootstrap", "nowhere"), "write host:port"),
     ],
 )
-def test_failure_is_one_sentence_and_exit_code_1(smq: Smq, arguments: tuple[str, ...], told: str) -> None:
+def test_failure_is_one_sentence_and_exit_code_1(smq: Smq, arguments: tuple[str, ...], expected: str) -> None:
     result = smq(*arguments)
     assert result.exit_code == 1
-    assert told in result.stderr
+    assert expected in result.stderr
     assert result.stderr.startswith("smq: ")
     assert len(result.stderr.splitlines()) == 1
 
@@ -313,19 +313,19 @@ def test_command_that_makes_no_sense_is_a_usage_error(smq: Smq, arguments: tuple
     assert "Usage" in result.stderr
 
 
-def test_nobody_there_is_told_with_what_to_do() -> None:
+def test_no_node_at_the_address_is_reported_with_advice() -> None:
     result = CliRunner().invoke(cli, ["topic", "list", "--bootstrap", "127.0.0.1:1"])
     assert result.exit_code == 1
     assert "no node answers at 127.0.0.1:1: start one with `smq dev`, or name the gRPC port" in result.stderr
 
 
-def test_nobody_there_over_tls_is_told_of_the_files_that_are_missing(tmp_path: Path) -> None:
+def test_no_node_over_tls_names_the_files_that_are_missing(tmp_path: Path) -> None:
     make_authority(tmp_path, "ours")
     own, clean = make_client(tmp_path, "admin"), dict.fromkeys((CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE))
     options = ("topic", "list", "--bootstrap", "127.0.0.1:1", "--tls-ca", str(own.ca))
-    told = CliRunner(env=clean).invoke(cli, options).stderr
-    assert "--tls-ca belongs to" in told
-    assert "--tls-certificate FILE and --tls-key FILE" in told
+    printed = CliRunner(env=clean).invoke(cli, options).stderr
+    assert "--tls-ca belongs to" in printed
+    assert "--tls-certificate FILE and --tls-key FILE" in printed
     with_own = (*options, "--tls-certificate", str(own.certificate), "--tls-key", str(own.key))
     assert "FILE" not in CliRunner(env=clean).invoke(cli, with_own).stderr
 
@@ -347,8 +347,8 @@ def test_standard_input_is_sent_as_it_comes(cluster: FakeCluster) -> None:
             check=True,
         )
         assert reader.stdout == b"first\n"
-        _, told = child.communicate(b"second\n", timeout=120)
-    assert b"stored 2 records in t" in told
+        _, printed = child.communicate(b"second\n", timeout=120)
+    assert b"stored 2 records in t" in printed
 
 
 def test_reader_that_has_seen_enough_is_no_error(smq: Smq, cluster: FakeCluster, tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_offsets_are_assigned_once_for_a_request_id_and_the_mark_follows(smq: Sm
     assert lines(smq("offsets", "advance", "t", 0, 6)) == ["6"]
     beyond = smq("offsets", "advance", "t", 0, 7)
     assert beyond.exit_code == 1
-    assert "the message names" in beyond.stderr, "what else an error carries is not shown"
+    assert "the message names" in beyond.stderr, "other details of an error are not shown"
 
 
 def test_request_id_that_is_none_is_refused_saying_what_it_is(smq: Smq) -> None:
@@ -379,6 +379,6 @@ def test_node_is_drained_and_undrained(cluster: FakeCluster, smq: Smq) -> None:
     assert cluster.drained == {1}
     assert [row["drained"] for row in json.loads(smq("node", "list", "--json").stdout)] == [True]
     assert any("drained" in line for line in lines(smq("node", "list")))
-    assert "nobody else can lead" in lines(smq("node", "drain", 1))[0], "there is no other node"
+    assert "no other node can lead" in lines(smq("node", "drain", 1))[0], "there is no other node"
     assert lines(smq("node", "undrain", 1)) == ["node 1 is in service"]
     assert cluster.drained == set()

@@ -1,4 +1,4 @@
-"""`smq disk`: what an operator says of a directory that was put back from a copy."""
+"""`smq disk`: what an operator does with a directory that was restored from a copy."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`smq topic export`: what comes out is what went in, whole or not at all."""
+"""`smq topic export`: the file holds exactly the records, or does not exist."""
 
 import errno
 import gc
@@ -41,9 +41,9 @@ def exported(smq: Smq, path: Path, *options: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def refused(result: Result, told: str) -> None:
+def refused(result: Result, expected: str) -> None:
     assert result.exit_code in (1, 2)
-    assert told in result.stderr
+    assert expected in result.stderr
 
 
 def test_jsonl_has_every_field_and_produce_reads_it_back(smq: Smq, tmp_path: Path) -> None:
@@ -100,24 +100,24 @@ def test_range_is_inclusive_and_exclusive(smq: Smq, tmp_path: Path) -> None:
     assert exported(smq, tmp_path / "none.jsonl", "--partition", 0, "--from", 30) == []
 
 
-def test_range_that_is_not_there_is_refused_with_the_one_that_is(smq: Smq, tmp_path: Path) -> None:
+def test_range_outside_the_log_is_refused_with_the_valid_one(smq: Smq, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 30)
     path = tmp_path / "out.jsonl"
     for options in (("--to", 31), ("--from", 31), ("--from", 20, "--to", 10)):
-        told = smq("topic", "export", "t", "--output", path, "--partition", 0, *options)
-        refused(told, "t/0, which holds the offsets [0, 30)")
+        result = smq("topic", "export", "t", "--output", path, "--partition", 0, *options)
+        refused(result, "t/0, which holds offsets [0, 30)")
     assert not path.exists()
 
 
-def test_what_cannot_be_meant_is_refused(smq: Smq, tmp_path: Path) -> None:
+def test_contradictory_options_are_refused(smq: Smq, tmp_path: Path) -> None:
     refused(smq("topic", "export", "t", "--output", tmp_path / "a.jsonl", "--from", 1), "name one with --partition")
-    refused(smq("topic", "export", "t", "--output", tmp_path / "a.txt"), "say --format jsonl or parquet")
+    refused(smq("topic", "export", "t", "--output", tmp_path / "a.txt"), "pass --format jsonl or parquet")
     refused(smq("topic", "export", "nope", "--output", tmp_path / "a.jsonl"), "no topic 'nope'")
     refused(smq("topic", "export", "t", "--output", tmp_path / "no" / "a.jsonl"), "cannot be written")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_file_that_is_there_is_replaced_only_when_told_to(smq: Smq, tmp_path: Path) -> None:
+def test_file_that_exists_is_replaced_only_with_force(smq: Smq, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 3)
     path = tmp_path / "out.jsonl"
     path.write_text("mine\n")
@@ -144,9 +144,9 @@ def test_export_that_fails_leaves_nothing_behind(cluster: FakeCluster, smq: Smq,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_disk_that_is_full_is_told_in_a_sentence(tmp_path: Path) -> None:
-    told = r"out\.jsonl cannot be written: No space left"
-    with pytest.raises(UserError, match=told), record_file(tmp_path / "out.jsonl", "jsonl"):
+def test_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    expected = r"out\.jsonl cannot be written: No space left"
+    with pytest.raises(UserError, match=expected), record_file(tmp_path / "out.jsonl", "jsonl"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []
 

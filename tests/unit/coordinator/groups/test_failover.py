@@ -1,9 +1,9 @@
-"""A group's coordinator when nodes die, commands fail, or nobody can be heard: what members notice of it."""
+"""A group's coordinator when nodes die, commands fail, or no member can be heard: what members notice."""
 
 import pytest
 
-from smq.coordinator.groups import live as live_module
-from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.groups import changing
+from smq.coordinator.groups.outcomes import Outcome
 from smq.raft_state.commands import (
     Command,
     DeleteGroup,
@@ -20,7 +20,7 @@ from smq.replication.api import DoneFn
 from tests.unit.coordinator.groups.world import GROUP, World, assemble, client, converge, restarted, static_pair
 from tests.unit.raft_state.support import commit, pid, register, remove
 
-NONE = KafkaError.NONE
+OK = Outcome.OK
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def test_new_coordinator_goes_on_without_a_rebalance(world: World) -> None:
     generation = world.group.generation
     former = world.fence_owner()
     assert world.owner != former
-    assert a.beat(at=former) is KafkaError.NOT_COORDINATOR
+    assert a.beat(at=former) is Outcome.NOT_COORDINATOR
     for offset in range(5):
         world.run(1_000)
-        assert a.beat() is NONE
+        assert a.beat() is OK
         assert b.commit(offset) is None
     assert world.group.generation == generation
 
@@ -50,12 +50,12 @@ def test_new_coordinator_gives_each_member_one_fresh_session_and_no_more(world: 
     world.fence_owner()
     world.run(2_800)
     assert len(world.group.members) == 2
-    assert a.beat() is NONE
+    assert a.beat() is OK
     world.run(400)
     assert list(world.group.members) == [a.member_id]
 
 
-def test_all_nodes_restart_one_after_the_other_and_nobody_rebalances(world: World) -> None:
+def test_all_nodes_restart_one_after_the_other_without_a_rebalance(world: World) -> None:
     a, b = client(world, "a", session_ms=3_000), client(world, "b", session_ms=3_000)
     assemble(world, a, b)
     generation = world.group.generation
@@ -64,7 +64,7 @@ def test_all_nodes_restart_one_after_the_other_and_nobody_rebalances(world: Worl
         world.apply(register(node, 2, kafka=f"host:{node}"))
         for _ in range(3):
             world.run(800)
-            assert (a.beat(), b.beat()) == (NONE, NONE)
+            assert (a.beat(), b.beat()) == (OK, OK)
     assert world.group.generation == generation
 
 
@@ -72,19 +72,19 @@ def test_restarted_process_coordinates_nothing_that_its_former_life_was_given(wo
     a = client(world, "a")
     assemble(world, a)
     world.nodes[world.owner].incarnation = Incarnation(2)
-    assert a.beat() is KafkaError.NOT_COORDINATOR
-    assert a.ask().code is KafkaError.NOT_COORDINATOR
+    assert a.beat() is Outcome.NOT_COORDINATOR
+    assert a.ask().outcome is Outcome.NOT_COORDINATOR
 
 
-def test_who_waits_at_a_former_coordinator_is_sent_on(world: World) -> None:
+def test_member_that_waits_at_a_former_coordinator_is_sent_on(world: World) -> None:
     a = client(world, "a")
     assemble(world, a)
     b = client(world, "b").join()
     former = world.fence_owner()
     world.run(100)
-    assert b.code is KafkaError.NOT_COORDINATOR
-    assert b.ask(at=former).joined[-1].code is KafkaError.NOT_COORDINATOR
-    assert b.ask().joined[-1].code is KafkaError.UNKNOWN_MEMBER_ID  # the id was that coordinator's to know
+    assert b.outcome is Outcome.NOT_COORDINATOR
+    assert b.ask(at=former).joined[-1].outcome is Outcome.NOT_COORDINATOR
+    assert b.ask().joined[-1].outcome is Outcome.UNKNOWN_MEMBER  # the id was that coordinator's to know
     converge(world, a, b)
 
 
@@ -95,7 +95,7 @@ def test_assignment_is_given_to_the_next_coordinator(world: World) -> None:
     world.run(100)
     a.sync(**{a.member_id: b"A"})
     world.run()
-    assert (a.synced[-1].code, a.synced[-1].assignment) == (NONE, b"A")
+    assert (a.synced[-1].outcome, a.synced[-1].assignment) == (OK, b"A")
 
 
 def test_next_coordinator_collects_those_that_must_rebalance(world: World) -> None:
@@ -104,10 +104,10 @@ def test_next_coordinator_collects_those_that_must_rebalance(world: World) -> No
     b.leave()
     world.fence_owner()
     world.run(100)
-    assert a.beat() is KafkaError.REBALANCE_IN_PROGRESS
+    assert a.beat() is Outcome.REBALANCING
     a.ask()
     world.run()
-    assert (a.code, list(world.group.members)) == (NONE, [a.member_id])
+    assert (a.outcome, list(world.group.members)) == (OK, [a.member_id])
 
 
 def test_two_coordinators_cannot_both_change_the_group(world: World) -> None:
@@ -119,12 +119,12 @@ def test_two_coordinators_cannot_both_change_the_group(world: World) -> None:
     a.ask()  # the round is over: the former coordinator proposes a generation ...
     world.fence_owner()  # ... and another one is chosen before it is committed
     world.run()
-    assert (a.code, b.code) == (KafkaError.NOT_COORDINATOR, KafkaError.NOT_COORDINATOR)
+    assert (a.outcome, b.outcome) == (Outcome.NOT_COORDINATOR, Outcome.NOT_COORDINATOR)
     assert (world.group.generation, list(world.group.members)) == (1, [a.member_id])
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-def test_generation_whose_outcome_is_not_known_sends_everybody_back_to_the_state(
+def test_generation_whose_outcome_is_unknown_sends_all_members_back_to_the_state(
     world: World, is_applied: bool
 ) -> None:
     a, b = client(world, "a"), client(world, "b")
@@ -135,7 +135,7 @@ def test_generation_whose_outcome_is_not_known_sends_everybody_back_to_the_state
     node.fail_next, node.is_applied = SmqError(ErrorCode.TIMED_OUT, "lost"), is_applied
     a.ask()
     world.run()
-    assert (a.code, b.code) == (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_NOT_AVAILABLE)
+    assert (a.outcome, b.outcome) == (Outcome.UNCERTAIN, Outcome.UNCERTAIN)
     world.run(100)
     converge(world, a, b)
     assert set(world.group.members) == {a.member_id, b.member_id}
@@ -145,41 +145,41 @@ def test_member_that_is_too_large_is_refused_alone(world: World) -> None:
     a = client(world, "a")
     assemble(world, a)
     for metadata in (bytes(1_000_000), bytes(899_200)):
-        assert client(world, "b", metadata=metadata).ask().code is KafkaError.GROUP_MAX_SIZE_REACHED
-    assert client(world, "b", protocols=("range", *map(str, range(99)))).ask().code is KafkaError.INVALID_REQUEST
-    assert a.beat() is NONE
+        assert client(world, "b", metadata=metadata).ask().outcome is Outcome.GROUP_FULL
+    assert client(world, "b", protocols=("range", *map(str, range(99)))).ask().outcome is Outcome.BAD_MEMBER
+    assert a.beat() is OK
 
 
 def test_removal_that_is_applied_after_its_proposer_gave_it_up_still_makes_the_others_rebalance(world: World) -> None:
-    """Else nobody would take over what was assigned to the member that has gone."""
+    """Otherwise no member would take over the assignment of the one that has gone."""
     a, b = client(world, "a"), client(world, "b")
     assemble(world, a, b)
     node = world.nodes[world.owner]
     node.fail_next = SmqError(ErrorCode.TIMED_OUT, "lost")
     b.leave()
     world.run(100)
-    assert a.beat() is NONE  # the next object has taken the group up as it was
+    assert a.beat() is OK  # the next object has taken the group up as it was
     late = node.proposed[-1]
     assert isinstance(late, RemoveMembers)
     assert not isinstance(world.apply(late), Rejected)
-    assert a.beat() is KafkaError.REBALANCE_IN_PROGRESS
+    assert a.beat() is Outcome.REBALANCING
     a.ask()
     world.run()
-    assert (a.code, list(world.group.members)) == (NONE, [a.member_id])
+    assert (a.outcome, list(world.group.members)) == (OK, [a.member_id])
 
 
-def test_limit_that_the_state_machine_keeps_is_told_as_a_policy(world: World) -> None:
+def test_limit_of_the_state_machine_has_an_outcome_of_its_own(world: World) -> None:
     world.machine.state.groups_max = 1
     a = client(world, "a").ask()
     world.apply(commit("another", (pid(1), 1)))
     a.ask()
     world.run()
-    assert a.code is KafkaError.POLICY_VIOLATION
+    assert a.outcome is Outcome.LIMIT_EXCEEDED
     assert list(world.machine.state.groups) == ["another"]
 
 
-def test_generation_that_was_overtaken_before_its_answer_came_is_not_told(world: World) -> None:
-    """It took effect, and by then another coordinator had emptied the group: nobody may take it for the present one."""
+def test_generation_that_was_overtaken_before_its_reply_is_not_answered(world: World) -> None:
+    """It took effect, but by then another coordinator had emptied the group: it is not the present generation."""
     a = client(world, "a").ask()
     former = world.nodes[world.owner]
     original = former.propose
@@ -196,7 +196,7 @@ def test_generation_that_was_overtaken_before_its_answer_came_is_not_told(world:
     former.propose = propose  # type: ignore[method-assign]  # the moment between apply and answer
     a.ask()
     world.run()
-    assert a.code is KafkaError.NOT_COORDINATOR
+    assert a.outcome is Outcome.NOT_COORDINATOR
     assert world.machine.state.groups == {}
 
 
@@ -204,60 +204,60 @@ def test_leave_and_replacement_that_fail_are_answered(world: World) -> None:
     a, _ = static_pair(world)
     node = world.nodes[world.owner]
     node.fail_next = SmqError(ErrorCode.NO_QUORUM, "lost")
-    assert a.leave() == [KafkaError.COORDINATOR_NOT_AVAILABLE]
+    assert a.leave() == [Outcome.UNCERTAIN]
     node.fail_next = SmqError(ErrorCode.SHUTTING_DOWN, "lost")
     again = restarted(a).ask()
     world.run()
-    assert again.code is KafkaError.NOT_COORDINATOR
+    assert again.outcome is Outcome.NOT_COORDINATOR
 
 
 def test_requests_during_a_change_wait_for_it_and_too_many_do_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "GROUP_QUEUE_MAX", 1)
+    monkeypatch.setattr(changing, "GROUP_QUEUE_MAX", 1)
     a = client(world, "a", takes_id_first=False).ask()
     b = client(world, "b", takes_id_first=False).ask()
     c = client(world, "c", takes_id_first=False).ask()
-    assert c.code is KafkaError.COORDINATOR_NOT_AVAILABLE
+    assert c.outcome is Outcome.QUEUE_FULL
     world.run()
-    assert a.code is NONE
+    assert a.outcome is OK
     a.ask()
     world.run()
     assert (a.generation, b.generation) == (2, 2)
 
 
-# ---------------------------------------------------------------------------------------- when a node hears nobody
+# ---------------------------------------------------------------------------------------- when a node hears no member
 def test_node_without_a_quorum_refuses_and_evicts_nobody_for_it(world: World) -> None:
     a = client(world, "a", session_ms=2_000)
     assemble(world, a)
     node = world.nodes[world.owner]
     node.is_ready = False
-    assert a.beat() is KafkaError.COORDINATOR_NOT_AVAILABLE
-    assert a.ask().code is KafkaError.COORDINATOR_NOT_AVAILABLE
+    assert a.beat() is Outcome.NOT_READY
+    assert a.ask().outcome is Outcome.NOT_READY
     world.run(10_000)
     node.is_ready = True
     world.run(1_500)
     a.generation = world.group.generation
-    assert a.beat() is NONE
+    assert a.beat() is OK
 
 
-def test_process_that_stood_still_gives_everybody_time(world: World) -> None:
+def test_process_that_stood_still_gives_all_members_time(world: World) -> None:
     a = client(world, "a", session_ms=2_000)
     assemble(world, a)
     world.process.pause()
     world.run(10_000)
     world.process.resume()
     world.run(1_500)
-    assert a.beat() is NONE
+    assert a.beat() is OK
 
 
-def test_stopped_coordinator_sends_everybody_on(world: World) -> None:
+def test_stopped_coordinator_sends_all_members_on(world: World) -> None:
     a = client(world, "a")
     assemble(world, a)
     b = client(world, "b").join()
     world.coordinator.stop()
-    assert b.code is KafkaError.NOT_COORDINATOR
-    assert a.beat() is KafkaError.NOT_COORDINATOR
+    assert b.outcome is Outcome.NOT_COORDINATOR
+    assert a.beat() is Outcome.NOT_COORDINATOR
 
 
 # -------------------------------------------------------------------------------------------------- the rest
@@ -267,13 +267,13 @@ def test_group_that_is_deleted_while_members_join_begins_anew(world: World) -> N
     world.apply(DeleteGroup(group=GROUP))
     a.ask()
     world.run()
-    assert (a.code, a.generation, world.group.offsets) == (NONE, 1, {})
+    assert (a.outcome, a.generation, world.group.offsets) == (OK, 1, {})
 
 
 def test_expiry_is_proposed_by_one_node(world: World) -> None:
     assert not isinstance(world.apply(SetOffsetsRetention(retention_ms=4_000)), Rejected)
     world.apply(commit(GROUP, (pid(1), 3)))
-    world.run(6_000)  # the first look starts the clock of expiry
+    world.run(6_000)  # the first check starts the clock of expiry
     proposers = [n for n, node in world.nodes.items() if any(isinstance(c, ExpireOffsets) for c in node.proposed)]
     assert proposers == [world.machine.state.coordinators[0].node]
     assert world.machine.state.groups == {}  # committed long before the virtual clock's time

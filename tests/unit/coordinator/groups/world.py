@@ -1,4 +1,5 @@
-"""Coordinators of groups over one replicated machine, on a virtual clock: commands take a moment, or fail as told."""
+"""Coordinators of groups over one replicated machine, on a virtual clock: commands take a moment, or fail on
+request."""
 
 import itertools
 from collections.abc import Callable
@@ -6,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
-from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.commands import Command, FenceNode, OffsetCommit, Rejected, Reply
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -26,8 +27,8 @@ GROUP = "g"
 
 
 class FakeNode:
-    """What a coordinator asks of its node. `fail_next` is what the next command comes to, `is_applied` whether it takes
-    effect all the same."""
+    """What a coordinator asks of its node. `fail_next` is the answer to the next command; `is_applied`: the command
+    takes effect all the same."""
 
     def __init__(self, world: "World", node: int, incarnation: int = 1) -> None:
         self._world = world
@@ -56,7 +57,7 @@ class FakeNode:
 
 
 class Rng:
-    """No two members are given the same id."""
+    """No two members get the same id."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -116,7 +117,7 @@ class World:
         return self.machine.state.groups[GROUP]
 
     def fence_owner(self) -> int:
-        """The coordinator's node is gone; who it was."""
+        """Fences the coordinator's node, and returns it."""
         node = self.owner
         self.apply(FenceNode(node=NodeId(node), incarnation=Incarnation(1)))
         return node
@@ -132,7 +133,7 @@ class Client:
     protocols: tuple[str, ...] = ("range",)
     metadata: bytes = b"m"
     session_ms: int = 10_000
-    rebalance_ms: int = 0  # as its session, where there is none
+    rebalance_ms: int = 0  # 0: as its session
     takes_id_first: bool = True
     can_skip: bool = True
     protocol_type: str = "consumer"
@@ -172,16 +173,16 @@ class Client:
         return self
 
     def join(self) -> "Client":
-        """As clients do it: under the id that they are told."""
+        """As clients do it: again under the reserved id."""
         self.ask()
         self.world.run(0)
-        if not self.is_waiting and self.joined[-1].code is KafkaError.MEMBER_ID_REQUIRED:
+        if not self.is_waiting and self.joined[-1].outcome is Outcome.ID_RESERVED:
             self.ask()
         return self
 
     @property
-    def code(self) -> KafkaError:
-        return self.joined[-1].code
+    def outcome(self) -> Outcome:
+        return self.joined[-1].outcome
 
     def sync(self, **assignments: bytes) -> "Client":
         """`assignments` by member name is for leaders; the ids are passed on as they are."""
@@ -198,17 +199,17 @@ class Client:
     def who(self) -> Identity:
         return Identity(member_id=self.member_id, instance_id=self.instance)
 
-    def beat(self, *, at: int | None = None) -> KafkaError:
+    def beat(self, *, at: int | None = None) -> Outcome:
         return self.world.coordinators[at or self.world.owner].heartbeat(GROUP, self.who, self.generation)
 
-    def leave(self) -> list[KafkaError]:
-        codes: list[KafkaError] = []
-        self.world.coordinator.leave(GROUP, [self.who], codes.extend)
+    def leave(self) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        self.world.coordinator.leave(GROUP, [self.who], outcomes.extend)
         self.world.run()
-        return codes
+        return outcomes
 
     def commit(self, offset: int, *, generation: int | None = None) -> ErrorCode | None:
-        """None where it was taken."""
+        """None if it was accepted."""
         answers: list[Any] = []
         items = (OffsetCommit(partition=pid(1), offset=Offset(offset)),)
         self.world.coordinator.commit(
@@ -225,18 +226,18 @@ class Client:
 
 
 def converge(world: World, *clients: Client) -> None:
-    """As client libraries do it: whoever is told to joins again, until all are in one generation."""
+    """As client libraries do it: members join again when they must, until all are in one generation."""
     for _ in range(6):
         for client in clients:
-            if client.is_waiting or (client.joined and client.beat() is KafkaError.NONE):
+            if client.is_waiting or (client.joined and client.beat() is Outcome.OK):
                 continue
-            if client.joined and client.code is KafkaError.UNKNOWN_MEMBER_ID:
+            if client.joined and client.outcome is Outcome.UNKNOWN_MEMBER:
                 client.member_id = ""
             client.join()
             world.run()
         world.run(100)
     assert len({client.generation for client in clients}) == 1, [c.joined for c in clients]
-    assert {client.code for client in clients} == {KafkaError.NONE}
+    assert {client.outcome for client in clients} == {Outcome.OK}
 
 
 def assemble(world: World, *clients: Client) -> None:

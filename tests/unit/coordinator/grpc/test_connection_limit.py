@@ -1,4 +1,4 @@
-"""Connections to a gRPC port by address: the newest beyond the limit are closed, and nobody else's."""
+"""Connections to a gRPC port by address: the newest beyond the limit are closed, and no others."""
 
 import asyncio
 import contextlib
@@ -9,18 +9,18 @@ from collections.abc import Awaitable, Callable
 import grpc
 import pytest
 
-from smq.coordinator.grpc.connection_limit import GrpcDoors
+from smq.coordinator.grpc.connection_limit import ConnectionLimit
 from tests.unit.coordinator.served import PATIENCE_S
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # HTTP/2's, with empty settings
 
 
 class World:
-    """A gRPC server without methods, its doors, and clients."""
+    """A gRPC server without methods, its connection limit, and clients."""
 
-    def __init__(self, port: int, doors: GrpcDoors) -> None:
+    def __init__(self, port: int, limit: ConnectionLimit) -> None:
         self.port = port
-        self.doors = doors
+        self.limit = limit
         self.sockets: list[socket.socket] = []
 
     def connect(self, count: int, address: str = "127.0.0.1") -> list[socket.socket]:
@@ -34,7 +34,7 @@ class World:
         return made
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        while not holds():  # noqa: ASYNC110 - sockets of others, which nobody tells of
+        while not holds():  # noqa: ASYNC110 - other parties' sockets: no event says that they change
             await asyncio.sleep(0.005)
 
 
@@ -50,19 +50,19 @@ def is_open(sock: socket.socket) -> bool:
     return False
 
 
-def with_doors(per_address_max: int, body: Callable[[World], Awaitable[None]]) -> None:
+def with_limit(per_address_max: int, body: Callable[[World], Awaitable[None]]) -> None:
     async def test() -> None:
         server = grpc.aio.server()
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        doors = GrpcDoors(port, per_address_max=per_address_max, look_s=0.005)
-        doors.start()
-        world = World(port, doors)
+        limit = ConnectionLimit(port, per_address_max=per_address_max, scan_interval_s=0.005)
+        limit.start()
+        world = World(port, limit)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await body(world)
         finally:
-            doors.stop()
+            limit.stop()
             for sock in world.sockets:
                 sock.close()
             await server.stop(None)
@@ -70,44 +70,44 @@ def with_doors(per_address_max: int, body: Callable[[World], Awaitable[None]]) -
     asyncio.run(test())
 
 
-def test_an_address_has_its_number_of_connections_and_no_more() -> None:
+def test_an_address_has_connections_up_to_its_limit_and_no_more() -> None:
     async def body(world: World) -> None:
         first = world.connect(3)
-        await world.until(lambda: world.doors.open == 3)
+        await world.until(lambda: world.limit.open == 3)
         assert all(is_open(s) for s in first), "at the limit, not above"
         more = world.connect(5)
         await world.until(lambda: not any(is_open(s) for s in more))
-        assert all(is_open(s) for s in first), "those who were there first stay"
-        await world.until(lambda: world.doors.counts.refused == 5)
+        assert all(is_open(s) for s in first), "the first ones stay"
+        await world.until(lambda: world.limit.counts.refused == 5)
 
-    with_doors(3, body)
+    with_limit(3, body)
 
 
-def test_another_address_has_its_own_number() -> None:
+def test_another_address_has_a_limit_of_its_own() -> None:
     async def body(world: World) -> None:
         flood = world.connect(9)
         others = world.connect(2, "127.0.0.9")
         await world.until(lambda: sum(is_open(s) for s in flood) == 2)
         assert all(is_open(s) for s in others)
 
-    with_doors(2, body)
+    with_limit(2, body)
 
 
 def test_a_connection_that_ends_makes_room_for_another() -> None:
     async def body(world: World) -> None:
         (first,) = world.connect(1)
-        await world.until(lambda: world.doors.open == 1)
+        await world.until(lambda: world.limit.open == 1)
         first.close()
-        await world.until(lambda: world.doors.open == 0)
+        await world.until(lambda: world.limit.open == 0)
         (second,) = world.connect(1)
-        await world.until(lambda: world.doors.open == 1)
+        await world.until(lambda: world.limit.open == 1)
         assert is_open(second)
 
-    with_doors(1, body)
+    with_limit(1, body)
 
 
-def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs a descriptor itself, and those may run out."""
+def test_a_scan_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan needs a descriptor itself, and those may run out."""
     failed = []
 
     def none_left(_path: str) -> list[str]:
@@ -121,10 +121,10 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> N
         flood = world.connect(3)
         await world.until(lambda: sum(is_open(s) for s in flood) == 1)
 
-    with_doors(1, body)
+    with_limit(1, body)
 
 
-def test_sockets_of_other_ports_are_none_of_its_business() -> None:
+def test_sockets_of_other_ports_are_left_alone() -> None:
     async def body(world: World) -> None:
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -134,9 +134,9 @@ def test_sockets_of_other_ports_are_none_of_its_business() -> None:
                 served = stack.enter_context(listener.accept()[0])
                 pairs.append((client, served))
             world.connect(4)
-            await world.until(lambda: world.doors.counts.refused == 3)
+            await world.until(lambda: world.limit.counts.refused == 3)
             for client, served in pairs:
                 client.sendall(b"x")
                 assert served.recv(1) == b"x"
 
-    with_doors(1, body)
+    with_limit(1, body)

@@ -122,7 +122,7 @@ def test_a_gap_in_the_sequence_is_refused(tmp_path: Path) -> None:
     serving(tmp_path, body)
 
 
-def test_a_bad_request_answers_its_own_error_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_bad_request_gets_its_own_error_and_harms_no_other(tmp_path: Path) -> None:
     good = encode_batch([NewRecord(key=None, value=b"v", timestamp_ms=1)])
     damaged = good[:-1] + bytes([good[-1] ^ 1])
     bad = [
@@ -179,7 +179,7 @@ def test_an_empty_record_list_is_an_error(tmp_path: Path) -> None:
     serving(tmp_path, body)
 
 
-def test_a_stream_that_names_nothing_is_told_what_to_name(tmp_path: Path) -> None:
+def test_a_stream_that_names_nothing_learns_what_to_name(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
         (answer,) = await served.publish(pb.PublishRecordRequest(batch=b"x"))
@@ -268,7 +268,7 @@ def test_a_session_that_cannot_be_opened_is_a_typed_error_and_leaves_its_id_free
     serving(tmp_path, body)
 
 
-def test_a_client_that_goes_away_leaves_its_batches_and_the_node_well(tmp_path: Path) -> None:
+def test_a_client_that_goes_away_leaves_its_batches_and_a_healthy_node(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
         call = served.agent.PublishRecord()

@@ -1,4 +1,4 @@
-"""The gate of gRPC calls: who dawdles keeps nobody out, large requests have a budget, and every place comes back."""
+"""Admission of gRPC requests: slow calls block no others, large requests have a budget, every place comes back."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,7 +11,7 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator import limits
-from smq.coordinator.grpc.request_admission import ArrivalGate
+from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.raft_state.errors import ErrorCode
 from tests.unit.coordinator.served import PATIENCE_S, Served, fails, serving
 
@@ -31,7 +31,7 @@ def text(data: bytes) -> str:
 
 
 class Echo:
-    """Answers with what it is sent; parks what begins with "park" until it is let go. Anything but UTF-8 is garbled."""
+    """Echoes each request; parks one that begins with "park" until it is released. Anything but UTF-8 is garbled."""
 
     def __init__(self) -> None:
         self.parked = asyncio.Semaphore(0)
@@ -44,13 +44,15 @@ class Echo:
         return request.encode()
 
 
-def gated(body: Callable[[Any, Echo], Awaitable[None]], **gate: Any) -> None:
-    """Runs `body` with a channel to a server of one method behind a gate."""
+def admitting(body: Callable[[Any, Echo], Awaitable[None]], **settings: Any) -> None:
+    """Runs `body` with a channel to a server of one method with admission."""
 
     async def test() -> None:
         echo = Echo()
-        server = grpc.aio.server(interceptors=[ArrivalGate(**{"arrivals_max": PLACES, "slow_max": SLOW, **gate})])
-        method: Any = echo.call  # the stubs know those of threads alone
+        server = grpc.aio.server(
+            interceptors=[RequestAdmission(**{"arrivals_max": PLACES, "slow_max": SLOW, **settings})]
+        )
+        method: Any = echo.call  # the stubs know only those of threads
         handler = grpc.unary_unary_rpc_method_handler(method, text)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": handler}),))
         port = server.add_insecure_port("127.0.0.1:0")
@@ -65,8 +67,8 @@ def gated(body: Callable[[Any, Echo], Awaitable[None]], **gate: Any) -> None:
 
 
 @asynccontextmanager
-async def dawdlers(channel: Any, count: int = PLACES) -> AsyncIterator[list[Any]]:
-    """Calls that have begun, and say nothing."""
+async def silent_calls(channel: Any, count: int = PLACES) -> AsyncIterator[list[Any]]:
+    """Calls that have begun, and send nothing."""
     calls = [channel.stream_unary("/t/Echo")(silence()) for _ in range(count)]
     for call in calls:
         await call.wait_for_connection()
@@ -77,10 +79,10 @@ async def dawdlers(channel: Any, count: int = PLACES) -> AsyncIterator[list[Any]
             call.cancel()
 
 
-def test_calls_whose_request_never_comes_keep_nobody_out_and_the_oldest_are_ended() -> None:
+def test_calls_whose_request_never_comes_block_no_others_and_the_oldest_are_ended() -> None:
     async def body(channel: Any, _echo: Echo) -> None:
-        async with dawdlers(channel, 2 * PLACES + SLOW) as calls:
-            while sum(call.done() for call in calls) <= PLACES:  # all but those for whom there is room
+        async with silent_calls(channel, 2 * PLACES + SLOW) as calls:
+            while sum(call.done() for call in calls) <= PLACES:  # all but those for which there is room
                 assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
             for call in calls:
                 if call.done():
@@ -89,39 +91,39 @@ def test_calls_whose_request_never_comes_keep_nobody_out_and_the_oldest_are_ende
                     assert ended.retriable
             assert sum(not call.done() for call in calls) >= SLOW
 
-    gated(body, patient_s=0.05)
+    admitting(body, arrival_s_max=0.05)
 
 
-def test_the_more_calls_say_nothing_the_shorter_each_is_waited_for() -> None:
-    """With the same patience for each, the last in the queue would wait for twice as long as this test does."""
+def test_the_more_calls_send_nothing_the_less_time_each_gets() -> None:
+    """With the same time for each, the last in the queue would wait twice as long as this test does."""
 
     async def body(channel: Any, _echo: Echo) -> None:
-        async with dawdlers(channel, 200 * PLACES):
+        async with silent_calls(channel, 200 * PLACES):
             assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
 
-    gated(body, patient_s=PATIENCE_S / 100)
+    admitting(body, arrival_s_max=PATIENCE_S / 100)
 
 
-def test_calls_whose_request_never_comes_disturb_nobody_while_there_are_places() -> None:
+def test_calls_whose_request_never_comes_are_left_alone_while_there_are_places() -> None:
     async def body(channel: Any, _echo: Echo) -> None:
-        async with dawdlers(channel, PLACES - 1) as calls:
+        async with silent_calls(channel, PLACES - 1) as calls:
             for _ in range(50):
                 assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
             assert not any(call.done() for call in calls)
 
-    gated(body, patient_s=0.0, slow_max=0)
+    admitting(body, arrival_s_max=0.0, slow_max=0)
 
 
 def test_a_slow_request_is_served_when_it_comes() -> None:
     async def body(channel: Any, _echo: Echo) -> None:
         slow = channel.stream_unary("/t/Echo")()
-        async with dawdlers(channel, PLACES):
+        async with silent_calls(channel, PLACES):
             assert await channel.unary_unary("/t/Echo")(b"x") == b"x"  # so the slow ones have left their places
             await slow.write(b"at last")
             await slow.done_writing()
             assert await slow == b"at last"
 
-    gated(body, patient_s=0.05)
+    admitting(body, arrival_s_max=0.05)
 
 
 def test_a_request_that_came_is_served_however_long_it_takes() -> None:
@@ -131,13 +133,13 @@ def test_a_request_that_came_is_served_however_long_it_takes() -> None:
         parked = [channel.unary_unary("/t/Echo")(b"park") for _ in range(3 * PLACES)]
         for _ in parked:
             await echo.parked.acquire()
-        async with dawdlers(channel):
+        async with silent_calls(channel):
             assert await channel.unary_unary("/t/Echo")(b"one") == b"one"
             assert not any(call.done() for call in parked)
             echo.may_go.set()
             assert [await call for call in parked] == [b"park"] * len(parked)
 
-    gated(body, patient_s=0.05)
+    admitting(body, arrival_s_max=0.05)
 
 
 def test_large_requests_have_a_budget_until_they_are_served() -> None:
@@ -148,13 +150,13 @@ def test_large_requests_have_a_budget_until_they_are_served() -> None:
             await echo.parked.acquire()
         refused = await fails(ask(b"x" * LARGE))
         assert refused.code == ErrorCode.OVERLOADED.number
-        assert await ask(b"x" * (LARGE - 1)) == b"x" * (LARGE - 1)  # a small one is none of it
+        assert await ask(b"x" * (LARGE - 1)) == b"x" * (LARGE - 1)  # small ones do not count
         echo.may_go.set()
         for call in parked:
             await call
         assert await ask(b"x" * 2 * LARGE) == b"x" * 2 * LARGE
 
-    gated(body, large_bytes_max=2 * LARGE)
+    admitting(body, large_bytes_max=2 * LARGE)
 
 
 def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
@@ -166,15 +168,15 @@ def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
             for garbled in (b"\xff", b"\xff" * LARGE):
                 assert (await fails(channel.unary_unary("/t/Echo")(garbled))).code == ErrorCode.INVALID_REQUEST.number
             assert (await fails(channel.stream_unary("/t/Echo")(iter(())))).code == ErrorCode.INVALID_REQUEST.number
-            async with dawdlers(channel, 1):
+            async with silent_calls(channel, 1):
                 pass
-        async with dawdlers(channel, PLACES - 1):
+        async with silent_calls(channel, PLACES - 1):
             assert await channel.unary_unary("/t/Echo")(b"x" * LARGE) == b"x" * LARGE
 
-    gated(body, large_bytes_max=LARGE, patient_s=PATIENCE_S)
+    admitting(body, large_bytes_max=LARGE, arrival_s_max=PATIENCE_S)
 
 
-def test_a_node_s_methods_are_behind_the_gate(tmp_path: Path) -> None:
+def test_a_nodes_methods_are_under_admission(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         garbled: Any = served.channel.unary_unary("/smq.v1.Admin/NodeStatus", None, None)
         assert (await fails(garbled(b"\xff\xff"))).code == ErrorCode.INVALID_REQUEST.number

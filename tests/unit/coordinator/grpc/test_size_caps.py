@@ -1,4 +1,4 @@
-"""Sizes of batches and requests on gRPC and Kafka: below, at and above each limit, and what the others notice of it."""
+"""Sizes of batches and requests on gRPC and Kafka: below, at and above each limit, and the effect on other clients."""
 
 import asyncio
 import struct
@@ -9,7 +9,7 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator import limits
-from smq.coordinator.grpc.answer_budget import AnswerRoom
+from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.limits import MIB
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.limits import MESSAGE_BYTES_DEFAULT
@@ -20,7 +20,7 @@ KAFKA = ("127.0.0.1", 0)
 
 
 def batch_of_size(size: int) -> bytes:
-    """A valid batch of exactly so many bytes."""
+    """A valid batch of exactly this many bytes."""
     value = size - 100
     while True:
         batch = encode_batch([NewRecord(key=None, value=bytes(value), timestamp_ms=1)])
@@ -77,7 +77,7 @@ def test_a_grpc_message_far_above_the_limit_costs_its_own_stream_alone(tmp_path:
 def test_a_kafka_request_up_to_the_limit_is_read_and_one_byte_more_closes_its_connection(
     tmp_path: Path, excess: int
 ) -> None:
-    """ApiVersions 0, and behind it bytes that a request may be followed by."""
+    """ApiVersions 0, followed by bytes that a request may carry."""
 
     async def body(served: Served) -> None:
         assert served.server.kafka_address is not None
@@ -99,50 +99,50 @@ def test_a_kafka_request_up_to_the_limit_is_read_and_one_byte_more_closes_its_co
 # ------------------------------------------------------------------------------------- answers to gRPC fetches
 def test_answers_of_one_connection_have_their_share_and_others_have_theirs() -> None:
     async def test() -> None:
-        room = AnswerRoom(connection_bytes_max=10, node_bytes_max=25)
-        async with room.reserved("a", 4, 1_000), room.reserved("a", 6, 1_000):
+        budget = AnswerBudget(connection_bytes_max=10, node_bytes_max=25)
+        async with budget.reserved("a", 4, 1_000), budget.reserved("a", 6, 1_000):
             with pytest.raises(SmqError) as refused:
-                async with room.reserved("a", 1, 10):
+                async with budget.reserved("a", 1, 10):
                     pass
             assert refused.value.code is ErrorCode.OVERLOADED
-            async with room.reserved("b", 10, 1_000), room.reserved("c", 5, 1_000):
-                assert room.used_bytes == 25
+            async with budget.reserved("b", 10, 1_000), budget.reserved("c", 5, 1_000):
+                assert budget.used_bytes == 25
                 with pytest.raises(SmqError):
-                    async with room.reserved("d", 1, 10):
+                    async with budget.reserved("d", 1, 10):
                         pass
-        assert room.used_bytes == 0
-        async with room.reserved("d", 1_000, 1_000):
+        assert budget.used_bytes == 0
+        async with budget.reserved("d", 1_000, 1_000):
             pass  # larger than everything: alone
-        assert room._connections == {}, "of those that hold nothing nothing is kept"
+        assert budget._connections == {}, "a connection that holds nothing is forgotten"
 
     asyncio.run(test())
 
 
 def test_an_answer_counts_until_its_call_has_ended_however_it_ends() -> None:
     async def test() -> None:
-        room = AnswerRoom(connection_bytes_max=10, node_bytes_max=100)
+        budget = AnswerBudget(connection_bytes_max=10, node_bytes_max=100)
         sent = asyncio.Event()
 
         async def call() -> None:
-            async with room.reserved("a", 8, 10_000):
+            async with budget.reserved("a", 8, 10_000):
                 pass
-            room.hold("a", 8)
+            budget.hold("a", 8)
             await sent.wait()
 
         calls = [asyncio.create_task(call()) for _ in range(2)]
-        waiting = asyncio.create_task(_wait_in(room))
+        waiting = asyncio.create_task(_wait_in(budget))
         for _ in range(10):
             await asyncio.sleep(0)
-        assert room.used_bytes == 8, "the second has no room before the first is gone"
+        assert budget.used_bytes == 8, "the second has no room before the first is gone"
         calls[0].cancel()
         sent.set()
         ends = await asyncio.gather(*calls, waiting, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError, type(None), type(None)]
-        assert room.used_bytes == 0
+        assert budget.used_bytes == 0
 
     asyncio.run(test())
 
 
-async def _wait_in(room: AnswerRoom) -> None:
-    async with room.reserved("a", 9, 10_000):
+async def _wait_in(budget: AnswerBudget) -> None:
+    async with budget.reserved("a", 9, 10_000):
         pass

@@ -64,7 +64,7 @@ class Reader:
 def with_records(
     tmp_path: Path, counts: list[int], body: Callable[[Served], Coroutine[None, None, None]], **topic: Any
 ) -> None:
-    """`body` with a topic "t" of one partition that holds batches of so many records."""
+    """`body` with a topic "t" of one partition that holds batches of this many records."""
 
     async def prepared(served: Served) -> None:
         await served.create(**topic)
@@ -79,7 +79,7 @@ def records_of(responses: list[pb.SubscribeRecordResponse]) -> list[tuple[int, b
 
 
 # ---------------------------------------------------------------------------------------------------- positions
-def test_earliest_reads_every_record_once_and_ends_at_the_end_where_asked(tmp_path: Path) -> None:
+def test_earliest_reads_every_record_once_and_stops_at_the_end_if_asked(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
         assert records_of(responses) == [(i, b"%d" % i) for i in range(12)]
@@ -193,7 +193,7 @@ def test_resume_starts_at_exactly_the_next_offset_of_the_group(tmp_path: Path) -
     with_records(tmp_path, [12], body)
 
 
-def test_resume_below_log_start_is_told_unless_it_asked_to_reset(tmp_path: Path) -> None:
+def test_resume_below_log_start_is_an_error_unless_it_asked_to_reset(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", offset=2)])
         await served.broker.CommitOffsets(commit)
@@ -261,13 +261,13 @@ def test_without_acknowledgement_no_more_than_the_window_is_sent(tmp_path: Path)
             for offset in range(4):
                 response = await reader.read()
                 assert [r.offset for r in response.records] == [offset]
-                await served.publish(raw([b"more"]))  # the reader is not pushed by what comes
+                await served.publish(raw([b"more"]))  # new records do not push the reader
                 await reader.ack(response.next_offset)
             assert [r.offset for r in (await reader.read()).records] == [4]
             for _ in range(3):
                 await served.publish(raw([b"more"]))
             await reader.seek(0)
-            assert (await reader.read()).HasField("started"), "nothing came before what was asked for"
+            assert (await reader.read()).HasField("started"), "nothing came before the start"
 
     with_records(tmp_path, [2, 2], body)
 
@@ -318,7 +318,7 @@ def test_the_stop_offset_is_exclusive_and_cuts_a_batch(tmp_path: Path) -> None:
     with_records(tmp_path, [5, 3, 4], body)
 
 
-def test_a_stop_at_or_before_the_start_ends_at_once(tmp_path: Path) -> None:
+def test_a_stop_at_or_before_the_start_ends_immediately(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         for init in ({"stop_offset": 3, "offset_value": 3}, {"stop_offset": 1, "offset_value": 5}):
             responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, **init)
@@ -406,7 +406,7 @@ def test_a_stream_that_does_not_begin_with_init_or_has_two_is_refused(tmp_path: 
     with_records(tmp_path, [1], body)
 
 
-def test_records_that_do_not_decode_end_the_stream_and_tell_where_to_go_on(tmp_path: Path) -> None:
+def test_records_that_do_not_decode_end_the_stream_and_name_the_next_offset(tmp_path: Path) -> None:
     good = encode_batch([NewRecord(key=None, value=b"v", timestamp_ms=1)] * 3)
     broken = _with_crc(good[:70] + b"\xff" * (len(good) - 70))
 
@@ -439,7 +439,7 @@ def test_a_waiting_subscription_ends_with_a_typed_error_when_the_node_stops(tmp_
     with_records(tmp_path, [1], body)
 
 
-def test_after_a_restart_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_after_a_restart_a_reader_continues_at_its_position(tmp_path: Path) -> None:
     with_records(tmp_path, [100, 50], _nothing)
 
     async def body(served: Served) -> None:

@@ -38,7 +38,7 @@ def test_a_node_that_hands_over_is_healthy_but_not_ready(tmp_path: Path) -> None
     serving(tmp_path, body)
 
 
-def test_metrics_tell_each_partitions_offsets(tmp_path: Path) -> None:
+def test_metrics_show_each_partitions_offsets(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create(partitions=2)
         await served.fill([5, 3], partition=1)
@@ -88,7 +88,7 @@ def test_what_is_no_http_or_does_not_stay_writes_nothing_into_the_log(
     serving(tmp_path, body)
 
 
-def test_a_fault_of_the_node_itself_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_the_node_itself_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body(served: Served) -> None:
         node: Any = served.server.node
         node.status = None

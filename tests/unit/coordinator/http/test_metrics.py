@@ -1,4 +1,4 @@
-"""The text of /metrics: what Prometheus reads of partitions and groups, written a piece at a time."""
+"""The text of /metrics: what Prometheus reads of partitions and groups, written piece by piece."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ GROUP = 'a "group" of \\'
 
 
 class FakeNode:
-    """What a scrape asks of a node; `read` counts the replicas it was told of."""
+    """What a scrape needs of a node; `read` counts the replicas that it returned."""
 
     node_id = NodeId(1)
     raft_leader = node = NodeId(1)
@@ -95,8 +95,8 @@ def test_a_piece_of_a_scrape_reads_and_writes_a_bounded_number_of_series() -> No
     for piece in series_pieces(api):
         most_read, read = max(most_read, node.read - read), node.read
         most_lines = max(most_lines, sum(not line.startswith(b"#") for line in piece.splitlines()))
-    assert most_read == metrics_series.READ_A_PIECE
-    assert most_lines == metrics_series.LINES_A_PIECE
+    assert most_read == metrics_series.READ_PER_PIECE
+    assert most_lines == metrics_series.LINES_PER_PIECE
 
 
 def test_a_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() -> None:

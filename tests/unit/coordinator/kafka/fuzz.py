@@ -13,9 +13,9 @@ import atheris
 from crc32c import crc32c
 
 with atheris.instrument_imports(include=["smq"]):
-    from smq.coordinator.kafka import compiler
-    from smq.coordinator.kafka.gateway import parse_request
-    from smq.coordinator.kafka.keys import SERVED
+    from smq.coordinator.kafka import codec
+    from smq.coordinator.kafka.api_keys import SERVED
+    from smq.coordinator.kafka.dispatch import parse_request
     from smq.coordinator.kafka.wire import CodecError
     from smq.raft_state.errors import ErrorCode, SmqError
     from smq.records import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD, BatchCorrupt, BatchError, validate_produced
@@ -23,10 +23,10 @@ with atheris.instrument_imports(include=["smq"]):
 
 DECODED_BYTES_MAX = 1 << 20
 _KEYS = sorted(SERVED)
-_compiled = compiler._Source.compiled
+_compiled = codec._Source.compiled
 
 
-def _instrumented(source: compiler._Source, head: str, file: str) -> object:
+def _instrumented(source: codec._Source, head: str, file: str) -> object:
     """The compiled decoders are made at run time: the import hook does not see them."""
     return atheris.instrument_func(_compiled(source, head, file))
 
@@ -70,6 +70,6 @@ def _judge(data: bytes) -> None:
 
 if __name__ == "__main__":
     target = {"request": fuzz_request, "batch": fuzz_batch}[sys.argv.pop(1)]
-    compiler._Source.compiled = _instrumented  # type: ignore[assignment,method-assign] # for this process alone
+    codec._Source.compiled = _instrumented  # type: ignore[assignment,method-assign] # for this process alone
     atheris.Setup(sys.argv, target)
     atheris.Fuzz()

@@ -15,10 +15,10 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
 from smq.coordinator.kafka import wire
-from smq.coordinator.kafka.compiler import Struct, compile_decoder, compile_encoder, default_source
-from smq.coordinator.kafka.gateway import HANDLERS, parse_request
-from smq.coordinator.kafka.keys import SERVED, ApiKey, request_decoder, request_message, response_message
-from smq.coordinator.kafka.membership import LONG_POLLS
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey, request_decoder, request_message, response_message
+from smq.coordinator.kafka.codec import Struct, compile_decoder, compile_encoder, default_source
+from smq.coordinator.kafka.dispatch import HANDLERS, parse_request
+from smq.coordinator.kafka.group_membership import LONG_POLLS
 from smq.coordinator.kafka.schema import Field, Message
 from smq.coordinator.kafka.wire import ELEMENTS_MAX, CodecError
 
@@ -39,8 +39,8 @@ def test_every_served_key_has_a_handler() -> None:
 
 def test_no_message_is_compiled_before_it_is_used() -> None:
     program = (
-        "from smq.coordinator.kafka import gateway, keys;"
-        "print(keys.request_decoder.cache_info().currsize, keys.response_encoder.cache_info().currsize)"
+        "from smq.coordinator.kafka import dispatch, api_keys;"
+        "print(api_keys.request_decoder.cache_info().currsize, api_keys.response_encoder.cache_info().currsize)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "0"]
@@ -221,7 +221,7 @@ def test_more_elements_than_a_message_may_have_are_refused_before_they_are_made(
 
 
 def test_an_array_longer_than_its_bytes_is_refused() -> None:
-    with pytest.raises(CodecError, match="announced"):
+    with pytest.raises(CodecError, match="a count of"):
         request_decoder(ApiKey.METADATA, 1)(memoryview(b"\x7f\xff\xff\xff"), 0)
 
 

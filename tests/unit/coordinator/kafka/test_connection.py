@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka import connection as connection_module
-from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.connection import Connection
-from smq.coordinator.kafka.gateway import Request
+from smq.coordinator.kafka.dispatch import Request
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.kafka.metadata import api_versions
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
@@ -220,7 +220,7 @@ def test_a_lost_connection_gives_back_all_it_held(monkeypatch: pytest.MonkeyPatc
         rig.release.set()
         await settle()
         assert rig.started == 1
-        assert shared.used == 0
+        assert shared.used_bytes == 0
         assert rig.wire.sent == b""
 
     run(scenario)
@@ -235,11 +235,11 @@ def test_answers_wait_and_count_while_the_client_does_not_read(monkeypatch: pyte
         rig.connection.data_received(REQUEST + REQUEST)
         await settle()
         assert rig.wire.correlation_ids == [7]
-        assert shared.used == 2 * len(rig.wire.sent)
+        assert shared.used_bytes == 2 * len(rig.wire.sent)
         rig.wire.on_write = lambda: None
         rig.connection.resume_writing()
         assert rig.wire.correlation_ids == [7, 7]
-        assert shared.used == 0
+        assert shared.used_bytes == 0
 
     run(scenario)
 
@@ -274,9 +274,9 @@ def test_room_that_is_granted_in_the_moment_of_a_cancellation_is_given_back() ->
         await settle()
         shared.add(-10)
         await asyncio.sleep(0)
-        assert shared.used == 5  # granted, and not yet taken
+        assert shared.used_bytes == 5  # granted, and not yet taken
         reading.cancel()
         await settle()
-        assert (reading.cancelled(), shared.used) == (True, 0)
+        assert (reading.cancelled(), shared.used_bytes) == (True, 0)
 
     run(scenario)

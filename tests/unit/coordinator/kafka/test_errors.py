@@ -3,7 +3,8 @@
 import pytest
 from kio.schema.errors import ErrorCode as KioErrorCode
 
-from smq.coordinator.kafka.errors import CODES, KafkaError, code_of, fetch_code_of
+from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.kafka.errors import CODES, OUTCOME_CODES, KafkaError, code_of, fetch_code_of
 from smq.raft_state.errors import ErrorCode, SmqError
 
 # Of these Kafka's clients think that the batch was not stored; of a time-out they do not.
@@ -14,6 +15,11 @@ _NOT_STORED = {KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.NOT_ENOUGH_REPLICAS
 def test_every_error_code_has_one_of_kafka(code: ErrorCode) -> None:
     assert code_of(SmqError(code, "x")) is CODES[code]
     assert fetch_code_of(SmqError(code, "x")) is not KafkaError.NONE
+
+
+def test_every_outcome_of_a_group_has_one_of_kafka() -> None:
+    assert set(OUTCOME_CODES) == set(Outcome)
+    assert [outcome for outcome, code in OUTCOME_CODES.items() if code is KafkaError.NONE] == [Outcome.OK]
 
 
 @pytest.mark.parametrize("code", [c for c in ErrorCode if not c.is_definite])

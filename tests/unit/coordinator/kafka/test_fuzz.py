@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.kafka.compiler import compile_encoder
-from smq.coordinator.kafka.keys import SERVED, is_header_flexible, request_message
+from smq.coordinator.kafka.api_keys import SERVED, is_header_flexible, request_message
+from smq.coordinator.kafka.codec import compile_encoder
 from smq.records import CODECS, NewRecord, encode_batch
 from tests.unit.coordinator.kafka.test_codec import random_struct
 

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from smq.coordinator.kafka import offsets
+from smq.coordinator.kafka import log_offsets
 from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import EpochStart, PartitionState
@@ -58,7 +58,7 @@ def ask(calls: LateCalls, epoch: int) -> dict[str, Any]:
     gateway: Any = SimpleNamespace(calls=calls)
     asked = {"partition_index": 0, "timestamp": 100, "current_leader_epoch": epoch}
     request = {"isolation_level": 0, "timeout_ms": 100, "topics": [{"name": "t", "partitions": [asked]}]}
-    answer = asyncio.run(offsets.list_offsets(gateway, 5, request))
+    answer = asyncio.run(log_offsets.list_offsets(gateway, 5, request))
     found: dict[str, Any] = answer["topics"][0]["partitions"][0]
     return found
 

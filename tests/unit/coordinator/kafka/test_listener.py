@@ -14,9 +14,9 @@ import pytest
 from smq.coordinator.config import format_address
 from smq.coordinator.kafka import connection as connection_module
 from smq.coordinator.kafka import listener as listener_module
+from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.kafka.keys import ApiKey
 from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX, MIB
 from tests.kafka.raw import RawKafka, batch
 from tests.unit.coordinator.served import Served, serving
@@ -55,7 +55,7 @@ class Port:
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20
         while not condition():
-            assert time.monotonic() < deadline, f"{what}; in flight: {self.inflight.used}"
+            assert time.monotonic() < deadline, f"{what}; in flight: {self.inflight.used_bytes}"
             time.sleep(0.01)
 
 
@@ -161,7 +161,7 @@ def test_answers_that_nobody_reads_are_bounded_and_then_given_up(
                     _send_fetch(raw)
         port.wait("the node has been full", lambda: port.inflight.largest >= 16 * MIB)
         assert other.produce("t", batch(b"v"))["base_offset"] == 8
-        port.wait("all is given back", lambda: port.inflight.used == 0)
+        port.wait("all is given back", lambda: port.inflight.used_bytes == 0)
         assert port.inflight.largest < (16 + 8 + 1) * MIB  # the bound, the answer that passed it, and the requests
 
     on_node(scenario)
@@ -182,7 +182,7 @@ def test_a_client_that_never_stops_sending_is_read_as_fast_as_it_is_served(
             body = raw.receive(ApiKey.PRODUCE, 9)[1]
             assert body["responses"][0]["partition_responses"][0]["base_offset"] == i
         assert MIB < port.inflight.largest < 4 * MIB  # the bound, what passed it, and the request that is coming
-        port.wait("all is given back", lambda: port.inflight.used == 0)
+        port.wait("all is given back", lambda: port.inflight.used_bytes == 0)
 
     on_node(scenario)
 
@@ -195,7 +195,7 @@ def test_requests_that_never_end_fill_the_node_for_no_longer_than_they_may_take(
         other, finishing = port.connect(), port.connect()
         request = struct.pack(">hhih", ApiKey.API_VERSIONS, 0, 7, -1).ljust(MIB, b"\0")
         finishing.socket.sendall(struct.pack(">i", MIB) + request[:10])
-        port.wait("a request is counted when it begins", lambda: port.inflight.used > MIB)
+        port.wait("a request is counted when it begins", lambda: port.inflight.used_bytes > MIB)
         other.send(ApiKey.API_VERSIONS, 0)
         finishing.socket.sendall(request[10:])  # it was counted: it may end on a full node
         assert finishing.receive(ApiKey.API_VERSIONS, 0)[0] == 7
@@ -206,7 +206,7 @@ def test_requests_that_never_end_fill_the_node_for_no_longer_than_they_may_take(
         port.wait("the node is full", lambda: port.inflight.is_full)
         monkeypatch.setattr(connection_module, "KAFKA_FRAME_S_MAX", SOON_S)
         assert other.call(ApiKey.API_VERSIONS, 0)["error_code"] == KafkaError.NONE
-        port.wait("all is given back", lambda: port.inflight.used == 0)
+        port.wait("all is given back", lambda: port.inflight.used_bytes == 0)
 
     on_node(scenario)
 
@@ -218,12 +218,12 @@ def test_fetches_that_wait_for_records_hold_nothing(on_node: OnNode) -> None:
         waiting = [port.connect() for _ in range(count)]
         for raw in waiting:
             _send_fetch(raw, max_wait_ms=60_000)  # longer than anybody here has patience
-        port.wait("they wait, and hold their requests alone", lambda: 64 * count < port.inflight.used < MIB)
+        port.wait("they wait, and hold their requests alone", lambda: 64 * count < port.inflight.used_bytes < MIB)
         producer = port.connect()
         assert producer.produce("t", LARGE)["base_offset"] == 0  # which a full node would not read
         for raw in waiting:
             assert raw.receive(ApiKey.FETCH, 12)[1]["responses"][0]["partitions"][0]["high_watermark"] == 1
-        port.wait("all is given back", lambda: port.inflight.used == 0)
+        port.wait("all is given back", lambda: port.inflight.used_bytes == 0)
 
     on_node(scenario)
 
@@ -242,6 +242,6 @@ def test_answers_behind_one_that_waits_for_records_do_not_lock_the_node(on_node:
         for raw in clients:
             for _ in range(3):
                 assert raw.receive(ApiKey.FETCH, 12)[1]["responses"][0]["partitions"][0]["high_watermark"] == 8
-        port.wait("all is given back", lambda: port.inflight.used == 0)
+        port.wait("all is given back", lambda: port.inflight.used_bytes == 0)
 
     on_node(scenario)

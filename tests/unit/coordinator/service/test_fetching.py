@@ -1,4 +1,4 @@
-"""One fetch over several partitions: when it waits, for what, and how much room it takes meanwhile."""
+"""One fetch over several partitions: when it waits, for what, and how many bytes it reserves meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.fetching import Outcome, Wanted, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.replication.api import Fetched, StoredBatch
@@ -18,7 +18,7 @@ BATCH_BYTES = 100
 
 
 class Log:
-    """Partitions of batches of one record each, behind the fetch of NodeApi."""
+    """Partitions of batches of one record each, served by NodeApi's fetch."""
 
     def __init__(self, **ends: int) -> None:
         self.ends = ends
@@ -69,7 +69,7 @@ class Log:
         return len(self._watches)
 
 
-class Room:
+class Reserve:
     def __init__(self) -> None:
         self.taken = self.times = 0
 
@@ -85,16 +85,16 @@ def _batch(offset: int) -> StoredBatch:
     return StoredBatch(Offset(offset), Offset(offset), TsNs(offset), memoryview(bytes(BATCH_BYTES)))
 
 
-def _want(topic: str, offset: int = 0, max_bytes: int = 1_000) -> Wanted:
-    return Wanted(topic=topic, partition=0, offset=offset, max_bytes=max_bytes)
+def _want(topic: str, offset: int = 0, max_bytes: int = 1_000) -> PartitionFetch:
+    return PartitionFetch(topic=topic, partition=0, offset=offset, max_bytes=max_bytes)
 
 
 def _counts(outcomes: list[Outcome]) -> list[int]:
     return [len(o.batches) if isinstance(o, Fetched) else -1 for o in outcomes]
 
 
-async def _fetch(log: Log, *wanted: Wanted, **options: Any) -> list[Outcome]:
-    """It waits for longer than a test has patience."""
+async def _fetch(log: Log, *wanted: PartitionFetch, **options: Any) -> list[Outcome]:
+    """It would wait longer than a test may take."""
     options = {"max_wait_ms": 600_000, "answer_ms": 1_200_000, "bytes_max": 10_000} | options
     async with asyncio.timeout(PATIENCE_S):
         return await fetch_many(NodeCalls(cast(Any, log)), wanted, **options)
@@ -106,15 +106,15 @@ async def _parked(log: Log, count: int) -> None:
             await asyncio.sleep(0)
 
 
-def test_a_fetch_that_waits_takes_no_room_and_ends_with_the_first_record() -> None:
+def test_a_fetch_that_waits_reserves_nothing_and_ends_with_the_first_record() -> None:
     async def test() -> None:
-        log, room = Log(a=0, b=0), Room()
-        task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), room=room))
+        log, reserve = Log(a=0, b=0), Reserve()
+        task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), reserve=reserve))
         await _parked(log, 2)
-        assert (room.taken, room.times) == (0, 1)
+        assert (reserve.taken, reserve.times) == (0, 1)
         log.append("b")
         assert _counts(await task) == [0, 1]
-        assert (room.taken, room.times, log.waiting) == (0, 2, 0)
+        assert (reserve.taken, reserve.times, log.waiting) == (0, 2, 0)
 
     asyncio.run(test())
 
@@ -143,12 +143,12 @@ def test_a_partition_at_its_own_cap_is_not_asked_again_and_again() -> None:
     asyncio.run(test())
 
 
-def test_a_full_response_is_answered_at_once() -> None:
+def test_a_full_response_is_answered_immediately() -> None:
     async def test() -> None:
         log = Log(a=5, b=5)
         outcomes = await _fetch(log, _want("a"), _want("b"), bytes_max=7 * BATCH_BYTES, bytes_min=9_000)
         assert _counts(outcomes) == [5, 2]
-        log = Log(a=5, b=2, c=1)  # of c there is no room for its only batch, and less than bytes_max without it
+        log = Log(a=5, b=2, c=1)  # c's only batch does not fit, and without it there is less than bytes_max
         outcomes = await _fetch(log, *map(_want, "abc"), bytes_max=7 * BATCH_BYTES + 1, bytes_min=9_000)
         assert _counts(outcomes) == [5, 2, 0]
 
@@ -156,7 +156,7 @@ def test_a_full_response_is_answered_at_once() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN])
-def test_who_may_not_wait_is_told_so_at_once(code: ErrorCode) -> None:
+def test_a_refused_wait_ends_the_fetch_immediately(code: ErrorCode) -> None:
     async def test() -> None:
         log = Log(a=0, b=0)
         log.refusal = SmqError(code, "m")

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 
-from smq.coordinator.service.inflight import ByteBudget
+from smq.coordinator.service.inflight import ByteBudget, acquire_all, release_all, try_acquire_all
 
 
 def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -47,8 +48,8 @@ def test_a_piece_larger_than_the_budget_goes_alone() -> None:
     run(test)
 
 
-def test_thousands_who_withdraw_at_once_the_last_first_do_not_hold_the_loop() -> None:
-    """Each was looked for among all the others: 10,000 held it for ten seconds, and a node's heartbeats with it."""
+def test_thousands_of_withdrawals_the_last_first_do_not_block_the_loop() -> None:
+    """Each was once searched for among all the others: 10,000 blocked it, and a node's heartbeats, for ten seconds."""
     compared = 0
 
     class Place(asyncio.Future[None]):
@@ -97,6 +98,8 @@ def test_a_waiter_cancelled_in_the_moment_of_its_grant_gives_the_bytes_back() ->
         waiter = asyncio.create_task(budget.acquire(5))
         await settle()
         budget.release(8)
+        await asyncio.sleep(0)
+        assert budget.used_bytes == 5  # granted, and not yet taken
         waiter.cancel()
         await settle()
         assert (waiter.cancelled(), budget.used_bytes) == (True, 0)
@@ -114,5 +117,76 @@ def test_a_grant_in_the_moment_of_a_cancellation_is_not_lost() -> None:
         budget.release(8)
         await settle()
         assert (waiter.cancelled(), next_one.done(), budget.used_bytes) == (True, True, 9)
+
+    run(test)
+
+
+def test_a_budget_that_may_overshoot_admits_until_it_is_full() -> None:
+    async def test() -> None:
+        budget = ByteBudget(10, may_overshoot=True)
+        assert budget.try_acquire(9)
+        assert budget.try_acquire(50)
+        assert budget.is_full
+        waiter = asyncio.create_task(budget.acquire(1))
+        await settle()
+        assert not waiter.done()
+        budget.release(50)
+        await settle()
+        assert (waiter.done(), budget.used_bytes) == (True, 10)
+
+    run(test)
+
+
+def test_a_listener_is_called_once_and_after_all_that_wait() -> None:
+    async def test() -> None:
+        budget, calls = ByteBudget(10, may_overshoot=True), list[str]()
+        budget.take(10)
+        waiter = asyncio.create_task(budget.acquire(10))
+        await settle()
+        first, second = partial(calls.append, "first"), partial(calls.append, "second")
+        for listener in (first, second):
+            budget.notify_room(listener)
+        budget.forget(second)
+        budget.release(10)
+        await settle()
+        assert (waiter.done(), calls) == (True, []), "the waiter took it all"
+        for _ in range(2):
+            budget.release(1)
+            await settle()
+        assert calls == ["first"]
+
+    run(test)
+
+
+def test_bytes_that_are_counted_again_right_after_their_release_are_not_granted() -> None:
+    async def test() -> None:
+        budget = ByteBudget(10)
+        budget.take(10)
+        waiter = asyncio.create_task(budget.acquire(5))
+        await settle()
+        budget.release(10)
+        budget.take(10)
+        await settle()
+        assert (waiter.done(), budget.used_bytes) == (False, 10)
+        waiter.cancel()
+
+    run(test)
+
+
+def test_several_budgets_are_taken_together_or_not_at_all() -> None:
+    async def test() -> None:
+        small, large = ByteBudget(10), ByteBudget(15)
+        large.take(10)
+        assert not try_acquire_all((small, large), 6)
+        assert small.used_bytes == 0
+        waiter = asyncio.create_task(acquire_all((small, large), 6))
+        await settle()
+        assert (waiter.done(), small.used_bytes) == (False, 6)
+        waiter.cancel()
+        await settle()
+        assert (small.used_bytes, large.used_bytes) == (0, 10)
+        assert try_acquire_all((small, large), 5)
+        release_all((small, large), 5)
+        assert (small.used_bytes, large.used_bytes) == (0, 10)
 
     run(test)

@@ -3,7 +3,14 @@
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.service.positions import Ask, OffsetType, Position, parse_offset_type, resolve, resolve_seek
+from smq.coordinator.service.positions import (
+    OffsetType,
+    Position,
+    StartRequest,
+    parse_offset_type,
+    resolve,
+    resolve_seek,
+)
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 
@@ -17,7 +24,7 @@ def at(offset: int, *, clamped: bool = False) -> Position:
 
 def gone(type_: OffsetType, lo: Offset = LO, hi: Offset = HI, **kwargs: object) -> SmqError:
     with pytest.raises(SmqError) as e:
-        resolve(Ask(type=type_, **kwargs), lo, hi)  # type: ignore[arg-type] # the cases name the fields
+        resolve(StartRequest(type=type_, **kwargs), lo, hi)  # type: ignore[arg-type] # the cases name the fields
     assert e.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert (e.value.details.lo, e.value.details.hi) == (lo, hi)
     return e.value
@@ -43,12 +50,12 @@ def test_exact_offset_starts_only_at_a_record_that_is_there(value: int, expected
     if expected is None:
         gone(OffsetType.EXACT_OFFSET, value=value)
     else:
-        assert resolve(Ask(type=OffsetType.EXACT_OFFSET, value=value), LO, HI) == expected
+        assert resolve(StartRequest(type=OffsetType.EXACT_OFFSET, value=value), LO, HI) == expected
 
 
 @pytest.mark.parametrize(("value", "expected"), RESET_TO_OFFSET.items())
 def test_reset_to_offset_clamps_and_says_so(value: int, expected: Position) -> None:
-    assert resolve(Ask(type=OffsetType.RESET_TO_OFFSET, value=value), LO, HI) == expected
+    assert resolve(StartRequest(type=OffsetType.RESET_TO_OFFSET, value=value), LO, HI) == expected
 
 
 @pytest.mark.parametrize(("value", "expected"), SEEK.items())
@@ -66,13 +73,13 @@ def test_seek_goes_up_to_and_including_the_high_water_mark(value: int, expected:
     ("found", "expected"), [(None, at(20)), (Offset(12), at(12)), (Offset(3), at(10)), (Offset(25), at(20))]
 )
 def test_exact_ts_ns_starts_at_the_record_found_or_waits_at_the_end(found: Offset | None, expected: Position) -> None:
-    assert resolve(Ask(type=OffsetType.EXACT_TS_NS, value=1, time_offset=found), LO, HI) == expected
+    assert resolve(StartRequest(type=OffsetType.EXACT_TS_NS, value=1, time_offset=found), LO, HI) == expected
 
 
 @pytest.mark.parametrize("value", [-1, 0, 15, FAR])
 def test_earliest_and_latest_ignore_the_value(value: int) -> None:
-    assert resolve(Ask(type=OffsetType.RESET_TO_EARLIEST, value=value), LO, HI) == at(10)
-    assert resolve(Ask(type=OffsetType.RESET_TO_LATEST, value=value), LO, HI) == at(20)
+    assert resolve(StartRequest(type=OffsetType.RESET_TO_EARLIEST, value=value), LO, HI) == at(10)
+    assert resolve(StartRequest(type=OffsetType.RESET_TO_LATEST, value=value), LO, HI) == at(20)
 
 
 RESUMES = [OffsetType.RESUME_OR_EARLIEST, OffsetType.RESUME_OR_LATEST]
@@ -81,12 +88,12 @@ RESUMES = [OffsetType.RESUME_OR_EARLIEST, OffsetType.RESUME_OR_LATEST]
 @pytest.mark.parametrize("type_", RESUMES)
 @pytest.mark.parametrize("committed", [10, 15, 19, 20])
 def test_resume_starts_at_exactly_the_next_offset_of_the_group(type_: OffsetType, committed: int) -> None:
-    assert resolve(Ask(type=type_, committed=Offset(committed)), LO, HI) == at(committed)
+    assert resolve(StartRequest(type=type_, committed=Offset(committed)), LO, HI) == at(committed)
 
 
 def test_resume_without_a_commit_falls_back_as_its_name_says() -> None:
-    assert resolve(Ask(type=OffsetType.RESUME_OR_EARLIEST), LO, HI) == at(10)
-    assert resolve(Ask(type=OffsetType.RESUME_OR_LATEST), LO, HI) == at(20)
+    assert resolve(StartRequest(type=OffsetType.RESUME_OR_EARLIEST), LO, HI) == at(10)
+    assert resolve(StartRequest(type=OffsetType.RESUME_OR_LATEST), LO, HI) == at(20)
 
 
 @pytest.mark.parametrize("type_", RESUMES)
@@ -97,8 +104,8 @@ def test_resume_below_log_start_names_the_range_that_is_gone(type_: OffsetType) 
 
 
 @pytest.mark.parametrize("type_", RESUMES)
-def test_resume_below_log_start_starts_at_earliest_where_the_caller_asked_to_reset(type_: OffsetType) -> None:
-    assert resolve(Ask(type=type_, committed=Offset(4), reset_if_gone=True), LO, HI) == at(10, clamped=True)
+def test_resume_below_log_start_starts_at_earliest_if_the_caller_asked_to_reset(type_: OffsetType) -> None:
+    assert resolve(StartRequest(type=type_, committed=Offset(4), reset_if_gone=True), LO, HI) == at(10, clamped=True)
 
 
 @pytest.mark.parametrize("type_", RESUMES)
@@ -112,14 +119,14 @@ def test_an_empty_partition_has_no_exact_offset_and_everything_else_waits_at_its
     error = gone(OffsetType.EXACT_OFFSET, lo, hi, value=7)
     assert "empty" in error.message
     for type_ in set(OffsetType) - {OffsetType.EXACT_OFFSET}:
-        assert resolve(Ask(type=type_, value=7), lo, hi) == at(7)
+        assert resolve(StartRequest(type=type_, value=7), lo, hi) == at(7)
     assert resolve_seek(7, lo, hi) == at(7)
 
 
 def test_offsets_past_two_to_the_forty_behave_the_same() -> None:
     lo, hi = Offset(2**40), Offset(2**40 + 10)
-    assert resolve(Ask(type=OffsetType.EXACT_OFFSET, value=FAR), lo, hi) == at(FAR)
-    assert resolve(Ask(type=OffsetType.RESET_TO_OFFSET, value=0), lo, hi) == at(2**40, clamped=True)
+    assert resolve(StartRequest(type=OffsetType.EXACT_OFFSET, value=FAR), lo, hi) == at(FAR)
+    assert resolve(StartRequest(type=OffsetType.RESET_TO_OFFSET, value=0), lo, hi) == at(2**40, clamped=True)
     gone(OffsetType.EXACT_OFFSET, lo, hi, value=2**40 - 1)
 
 

@@ -71,7 +71,7 @@ def test_kafkas_metadata_of_all_topics_is_made_some_partitions_at_a_time(monkeyp
             assert [p["partition_index"] for p in made["partitions"]] == list(range(PARTITIONS))
 
     most, count = most_in_a_turn(monkeypatch, metadata, "_partition", answer)
-    assert (most, count) == (turns.ITEMS_A_TURN, TOPICS * PARTITIONS)
+    assert (most, count) == (turns.ITEMS_PER_TURN, TOPICS * PARTITIONS)
 
 
 def test_the_description_of_all_topics_is_made_some_partitions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +84,4 @@ def test_the_description_of_all_topics_is_made_some_partitions_at_a_time(monkeyp
             assert [p.partition for p in made.partitions] == list(range(PARTITIONS))
 
     most, count = most_in_a_turn(monkeypatch, grpc_admin, "_partition_info", answer)
-    assert (most, count) == (turns.ITEMS_A_TURN, TOPICS * PARTITIONS)
+    assert (most, count) == (turns.ITEMS_PER_TURN, TOPICS * PARTITIONS)

@@ -1,4 +1,4 @@
-"""Certificates of all kinds that a test needs: good ones, and everything that somebody may try to get in with."""
+"""Certificates of all kinds that a test needs: good ones, and every kind that an intruder may try."""
 
 import ssl
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Authorities:
         return make_client(self.ours, name, days=days)
 
     def stranger(self, node_id: int = 1) -> Identity:
-        """As a node of this cluster, but by an authority that nobody trusts; he trusts ours."""
+        """Names a node of this cluster, but is signed by an untrusted authority. It trusts ours."""
         made = make_node(self.other, cluster_id=CLUSTER_ID, node_id=NodeId(node_id), hosts=())
         made.ca.write_bytes((self.ours / "ca" / "ca.crt").read_bytes())
         return made
@@ -50,7 +50,7 @@ def node_tls(identity: Identity, node_id: int) -> NodeTls:
 
 
 def dialling(identity: Identity | None) -> ssl.SSLContext:
-    """Of somebody who connects, with or without a certificate, and does not look whom he has reached."""
+    """For a client that connects, with or without a certificate, and does not check the server's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

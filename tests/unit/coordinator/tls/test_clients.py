@@ -1,4 +1,4 @@
-"""TLS on the ports of clients, gRPC, Kafka and HTTP: who is let in, who is not, and renewal while the node runs."""
+"""TLS on the client ports, gRPC, Kafka and HTTP: which clients are admitted, and renewal while the node runs."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ from tests.unit.coordinator.served import PATIENCE_S, Served, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
 __all__ = ("authorities",)  # a fixture
-SOON_MS = 1_000.0  # somebody who is never let in need not wait longer
+SOON_MS = 1_000.0  # enough for a client that is never admitted
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # size, key, version, correlation id, no client id
 
 
@@ -109,7 +109,7 @@ def test_a_client_with_its_certificate_is_served_on_every_port(authorities: Auth
     secured(tmp_path, authorities, body)
 
 
-def test_nobody_is_let_in_without_a_certificate_of_ours(authorities: Authorities, tmp_path: Path) -> None:
+def test_no_client_is_admitted_without_a_certificate_of_ours(authorities: Authorities, tmp_path: Path) -> None:
     a = authorities
     intruders = {"none": None, "another authority": a.stranger(1), "ended": a.client("old", days=-1)}
 
@@ -167,7 +167,7 @@ def test_without_client_certificates_the_node_is_checked_and_the_client_is_not(
 def test_a_client_does_not_speak_to_a_node_under_a_name_that_is_not_its_own(
     authorities: Authorities, tmp_path: Path
 ) -> None:
-    """The certificate is for 127.0.0.1; what is reached as 127.0.0.2 may be anybody."""
+    """The certificate is for 127.0.0.1; any server could be behind 127.0.0.2."""
     identity = authorities.client()
     tls = client_tls(identity, identity.ca)
 
@@ -184,7 +184,7 @@ def test_a_client_does_not_speak_to_a_node_under_a_name_that_is_not_its_own(
 
 
 async def _relay(host: str, target: tuple[str, int]) -> asyncio.Server:
-    """Somebody between client and node who passes every byte on."""
+    """A proxy between client and node that passes every byte on."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -228,7 +228,7 @@ def _shown(port: tuple[str, int]) -> bytes:
         return secure.getpeercert(binary_form=True) or b""
 
 
-def test_ends_of_certificates_are_told_in_metrics_and_status(authorities: Authorities, tmp_path: Path) -> None:
+def test_ends_of_certificates_are_shown_in_metrics_and_status(authorities: Authorities, tmp_path: Path) -> None:
     identity = authorities.client()
 
     async def body(s: Secured) -> None:
@@ -258,7 +258,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         Admin("127.0.0.1:1", tls=Tls(ca=tmp_path / "absent"))
 
 
-def test_the_environment_names_the_files_of_clients_that_are_told_nothing(
+def test_clients_without_settings_take_their_files_from_the_environment(
     authorities: Authorities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity = authorities.client()

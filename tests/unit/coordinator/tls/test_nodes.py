@@ -1,4 +1,4 @@
-"""TLS between nodes: who holds its node's certificate speaks, and everybody who tries otherwise is kept out."""
+"""TLS between nodes: a peer needs its node's certificate, and every other attempt is refused."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ class SecurePair:
             await handler.wait_count("open", 1, DATA)
 
     async def read_answer(self, context: ssl.SSLContext | None, payload: bytes) -> bytes:
-        """What node 2 says to somebody who connects and sends `payload`; nothing, where it closes."""
+        """What node 2 answers to a stranger that connects and sends `payload`; nothing if it closes."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 reader, writer = await asyncio.open_connection(*self.peers[TWO], ssl=context)
@@ -128,7 +128,7 @@ def _intruders(a: Authorities) -> dict[str, Callable[[], ssl.SSLContext | None]]
         "plain text",
     ],
 )
-def test_nobody_speaks_as_node_1_without_its_certificate(authorities: Authorities, intruder: str) -> None:
+def test_no_peer_speaks_as_node_1_without_its_certificate(authorities: Authorities, intruder: str) -> None:
     """A hello of node 1, right to the last byte, and what pysyncobj would have unpickled."""
     hello = hello_frame()
     pickled = pickle.dumps(("os.system", "true"))
@@ -177,7 +177,7 @@ def test_a_pickle_from_a_peer_is_bytes_to_the_network_and_nothing_runs(
 def test_a_node_does_not_speak_to_a_listener_that_is_not_the_peer(
     authorities: Authorities, kind: str, says: str
 ) -> None:
-    """Node 1 dials, and somebody else has taken node 2's address: he hears nothing, not even a hello."""
+    """Node 1 dials, and a stranger has taken node 2's address: it receives nothing, not even a hello."""
     makers: dict[str, Callable[[], Identity | None]] = {
         "node 3": lambda: authorities.node(3),
         "another authority": lambda: authorities.stranger(2),
@@ -196,9 +196,9 @@ def test_a_node_does_not_speak_to_a_listener_that_is_not_the_peer(
 
         listener = pair._listeners.pop(TWO)
         server = await asyncio.start_server(on_connect, sock=listener, ssl=_listening(identity))
-        with capture_logs() as told:
+        with capture_logs() as logged:
             handler = pair.start(ONE, node_tls(authorities.node(1), 1))
-            assert says in await _refused(told)
+            assert says in await _refused(logged)
         server.close()
         assert handler.events == []
         assert set(heard) <= {b"", b"\x16"}, "a TLS greeting at most, and never our hello"
@@ -206,11 +206,11 @@ def test_a_node_does_not_speak_to_a_listener_that_is_not_the_peer(
     with_pair(body)
 
 
-async def _refused(told: list[Any]) -> str:
-    """Until a node has told why a connection came to nothing: that reason."""
+async def _refused(logged: list[Any]) -> str:
+    """Waits until a node has logged why a connection failed, and returns that reason."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            for entry in told:
+            for entry in logged:
                 if entry["event"] in ("peer_unreachable", "connection_dropped", "handshake_failed"):
                     return str(entry.get("error") or entry.get("reason"))
             await asyncio.sleep(0.01)
@@ -227,10 +227,10 @@ def _listening(identity: Identity | None) -> ssl.SSLContext | None:
 @pytest.mark.parametrize("secure", [ONE, TWO])
 def test_a_node_with_tls_and_one_without_never_open_a_session(authorities: Authorities, secure: NodeId) -> None:
     async def body(pair: SecurePair) -> None:
-        with capture_logs() as told:
+        with capture_logs() as logged:
             for node in (ONE, TWO):
                 pair.start(node, node_tls(authorities.node(node), node) if node == secure else None)
-            await _refused(told)
+            await _refused(logged)
         assert pair.handlers[ONE].events == pair.handlers[TWO].events == []
 
     with_pair(body)
@@ -280,7 +280,7 @@ def test_renewed_files_are_used_for_new_connections_and_old_ones_live_on(authori
 
 
 def test_changed_files_are_noticed_by_themselves(authorities: Authorities, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smq.coordinator.tls.contexts._LOOK_S", 0.01)
+    monkeypatch.setattr("smq.coordinator.tls.contexts._POLL_S", 0.01)
 
     async def test() -> None:
         tls = node_tls(authorities.node(2), 2)
@@ -323,7 +323,7 @@ async def _serial(pair: SecurePair) -> int:
         (lambda a: a.node(3), rf"names {node_uri('c', NodeId(3))}, and this is {node_uri('c', NodeId(1))}"),
         (lambda a: a.node(1, cluster_id="d"), "names smq://d/nodes/1"),
         (lambda a: a.client(), "names no node"),
-        (lambda a: a.node(1, days=-1), "ended on .*renew it"),
+        (lambda a: a.node(1, days=-1), "expired on .*renew it"),
     ],
 )
 def test_a_node_does_not_start_with_a_certificate_that_peers_would_refuse(
@@ -355,9 +355,7 @@ def _cert(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["cert", *arguments])
 
 
-def test_what_is_printed_to_be_pasted_names_files_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_printed_commands_name_files_by_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     home = 'my "CA"'
     assert _cert("init", home).exit_code == 0

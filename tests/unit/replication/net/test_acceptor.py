@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from smq.coordinator import limits
-from smq.coordinator.descriptors import Connections, divide
+from smq.coordinator.descriptors import ConnectionCaps, divide
 from smq.coordinator.user_errors import StartError
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.net.tcp import bind_listener
@@ -181,6 +181,6 @@ def test_clients_never_get_the_descriptors_of_the_disk_and_the_peers(descriptors
 
 
 def test_too_few_descriptors_are_refused_with_the_limit_to_raise() -> None:
-    assert isinstance(divide(limits.DESCRIPTORS_MIN), Connections)
+    assert isinstance(divide(limits.DESCRIPTORS_MIN), ConnectionCaps)
     with pytest.raises(StartError, match=r"255 files.*ulimit -n, LimitNOFILE"):
         divide(limits.DESCRIPTORS_MIN - 1)

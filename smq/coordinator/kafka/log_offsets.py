@@ -1,16 +1,17 @@
-"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log begins, ends, and what lies when.
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log begins and ends, and what lies between.
 
-Owns the special timestamps. Every answer is linearizable: one barrier a request, then the replicated state; look-ups by
-time, which read the log of this node's replica, have barriers of their own.
+Owns the special timestamps. Every answer is linearizable: one barrier per request, then the replicated state. Look-ups
+by time, which read the log of this node's replica, have barriers of their own.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from smq.coordinator.kafka.cluster import Gateway, check_epoch, epoch_at, find_known
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import check_epoch, epoch_at
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_partition
 from smq.raft_state.commands import AdvanceLogStart
@@ -22,7 +23,7 @@ from smq.replication.api import TimeKind
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
-EARLIEST_LOCAL: Final = -4  # all there is, is local
+EARLIEST_LOCAL: Final = -4  # the same as EARLIEST: all storage is local
 _READ_COMMITTED: Final = 1
 _NOWHERE: Final = (-1, -1)  # offset, timestamp
 
@@ -30,11 +31,11 @@ _NOWHERE: Final = (-1, -1)  # offset, timestamp
 async def _for_each_partition(
     topics: list[Struct], name_key: str, answer: Callable[[str, Struct], Awaitable[Struct]], out_key: str
 ) -> list[Struct]:
-    """`answer(topic, asked)` for all, a few at a time; the response's topics."""
-    gate = asyncio.Semaphore(FETCH_CONCURRENCY)
+    """Calls `answer(topic, asked)` for all partitions, a few at a time. Returns the response's topics."""
+    places = asyncio.Semaphore(FETCH_CONCURRENCY)
 
     async def one(name: str, asked: Struct) -> Struct:
-        async with gate:
+        async with places:
             return await answer(name, asked)
 
     out = []
@@ -45,15 +46,20 @@ async def _for_each_partition(
     return out
 
 
+async def _barrier_error(gateway: Gateway, timeout_ms: int) -> SmqError | None:
+    """None once this node has applied all that was committed before this call."""
+    try:
+        await gateway.calls.barrier(timeout_ms)
+    except SmqError as e:
+        return e
+    return None
+
+
 # ------------------------------------------------------------------------------------------------ ListOffsets
 async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Struct:
     is_committed = request["isolation_level"] == _READ_COMMITTED
     timeout_ms = request["timeout_ms"] or TIMEOUT_MS_DEFAULT
-    try:
-        await gateway.calls.barrier(timeout_ms)
-        failure = None
-    except SmqError as e:
-        failure = e
+    failure = await _barrier_error(gateway, timeout_ms)
 
     async def answer(topic: str, asked: Struct) -> Struct:
         out: Struct = {
@@ -71,7 +77,7 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
             if out["error_code"] is not KafkaError.NONE:
                 return out
             offset, timestamp = await _position(gateway, topic, part, asked["timestamp"], is_committed, timeout_ms)
-            # The look-up may have met a newer state than the one it began with; the epoch is that of its answer.
+            # The look-up may have read a newer state than the one above. The epoch must be of the same state.
             part = await find_partition(gateway.calls, topic, asked["partition_index"], timeout_ms)
         except SmqError as e:
             out["error_code"] = code_of(e)
@@ -87,13 +93,13 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
 async def _position(
     gateway: Gateway, topic: str, part: PartitionState, timestamp: int, is_committed: bool, timeout_ms: int
 ) -> tuple[int, int]:
-    """Offset and, where a time was asked for, the record's timestamp."""
+    """The offset, and the record's timestamp if the request names a time."""
     if timestamp == LATEST:
         return part.lso if is_committed else part.hwm, -1
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return part.log_start, -1
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
-        return _NOWHERE  # tiers of storage that this log does not have
+        return _NOWHERE  # tiered storage, which this log does not have
     kind = TimeKind.MAX_TIMESTAMP if timestamp == MAX_TIMESTAMP else TimeKind.TIMESTAMP_MS
     found = await gateway.calls.offset_for_time(topic, part.index, kind, max(timestamp, 0), timeout_ms)
     return (found.offset, found.timestamp_ms) if found.timestamp_ms >= 0 else _NOWHERE
@@ -101,22 +107,24 @@ async def _position(
 
 # --------------------------------------------------------------------------------------- OffsetForLeaderEpoch
 async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    try:
-        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
-        failure = KafkaError.NONE
-    except SmqError as e:
-        failure = code_of(e)
+    failure = await _barrier_error(gateway, TIMEOUT_MS_DEFAULT)
 
     async def answer(topic: str, asked: Struct) -> Struct:
-        out: Struct = {"error_code": failure, "partition": asked["partition"], "leader_epoch": -1, "end_offset": -1}
-        part = find_known(gateway.state, topic, asked["partition"])
-        if failure is KafkaError.NONE:
-            out["error_code"] = (
-                check_epoch(part, asked["current_leader_epoch"])
-                if part is not None
-                else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-            )
-        if out["error_code"] is KafkaError.NONE and part is not None:
+        out: Struct = {
+            "error_code": KafkaError.NONE,
+            "partition": asked["partition"],
+            "leader_epoch": -1,
+            "end_offset": -1,
+        }
+        try:
+            if failure is not None:
+                raise failure
+            part = await find_partition(gateway.calls, topic, asked["partition"], TIMEOUT_MS_DEFAULT)
+        except SmqError as e:
+            out["error_code"] = code_of(e)
+            return out
+        out["error_code"] = check_epoch(part, asked["current_leader_epoch"])
+        if out["error_code"] is KafkaError.NONE:
             out["leader_epoch"], out["end_offset"] = end_of_epoch(part, asked["leader_epoch"])
         return out
 
@@ -127,7 +135,7 @@ async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Stru
 
 
 def end_of_epoch(part: PartitionState, epoch: int) -> tuple[int, int]:
-    """The largest epoch that is not newer than the one asked for, and where it ended. (-1, -1) for one to come."""
+    """The largest epoch that is not newer than the given one, and where it ended. (-1, -1) for a future epoch."""
     if epoch > part.epoch or epoch < 0:
         return _NOWHERE
     if epoch < part.history[0].epoch:
@@ -159,7 +167,7 @@ async def delete_records(gateway: Gateway, _version: int, request: Struct) -> St
 
 
 async def _delete_before(gateway: Gateway, topic: str, index: int, offset: int, timeout_ms: int) -> int:
-    """The log start afterwards; -1 means up to the high water mark."""
+    """Returns the log start afterwards. Offset -1 means up to the high water mark."""
     part = await find_partition(gateway.calls, topic, index, timeout_ms)
     if offset < -1:
         raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset}: it must be >= 0, or -1 for the hwm")

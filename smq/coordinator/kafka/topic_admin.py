@@ -1,30 +1,26 @@
-"""CreateTopics, DeleteTopics, CreatePartitions and InitProducerId: what a Kafka client may change in the cluster.
+"""CreateTopics, DeleteTopics and CreatePartitions: topics as an administrator changes them.
 
-Owns the way from their requests to commands. Each topic is a command of its own, as Kafka has it: one that is refused
-does not keep the others back.
+Owns the way from their requests to commands. Each topic is a command of its own, as in Kafka: a refused topic does not
+hold up the others.
 """
 
 from collections import Counter
-from typing import Final
 
-from smq.coordinator.kafka.cluster import NO_TOPIC_ID, Gateway, new_topic
-from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.configs import described
-from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, code_of, told
+from smq.coordinator.kafka.cluster import NO_TOPIC_ID, new_topic
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.config_admin import described
+from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.lookup import find_topic
+from smq.coordinator.service.lookup import find_confirmed, find_topic
 from smq.raft_state.commands import (
     AddPartitions,
-    AllocateProducerId,
     CreateTopic,
     DeleteTopic,
-    ProducerIdAllocated,
     TopicCreated,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NO_REQUEST, ProducerEpoch, ProducerId, TopicId
-
-_FENCED_VERSION: Final = 4  # of InitProducerId: from here on there is a code of its own for it
+from smq.raft_state.ids import NO_REQUEST, TopicId
 
 
 # ----------------------------------------------------------------------------------------------- CreateTopics
@@ -53,7 +49,7 @@ async def _create(gateway: Gateway, asked: Struct, request: Struct, *, is_twice:
             reply = await gateway.calls.propose(command, max(request["timeout_ms"], 1))
             answer["topic_id"] = reply.topic_id if isinstance(reply, TopicCreated) else NO_TOPIC_ID
     except (SmqError, KafkaRefusal) as e:
-        return answer | told(e)
+        return answer | error_fields(e)
     return answer | {
         "num_partitions": command.partition_count,
         "replication_factor": command.replication_factor,
@@ -67,7 +63,7 @@ def _creation(gateway: Gateway, asked: Struct) -> CreateTopic:
     _check_count(asked["num_partitions"], default=-1)
     config = {c["name"]: c["value"] for c in asked["configs"]}
     if len(config) < len(asked["configs"]):
-        raise KafkaRefusal(KafkaError.INVALID_CONFIG, "a configuration key is given twice")
+        raise KafkaRefusal(KafkaError.INVALID_CONFIG, "the request gives a configuration key twice")
     kept = sorted((key, value) for key, value in config.items() if value is not None)
     return new_topic(
         gateway.state,
@@ -84,7 +80,7 @@ def _check_count(count: int, *, default: int | None = None) -> None:
 
 
 async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:
-    """As far as can be told without doing it."""
+    """As far as it can be checked without creating the topic."""
     await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
     if command.name in gateway.state.topics:
         raise SmqError(ErrorCode.TOPIC_EXISTS, f"topic {command.name!r} exists")
@@ -120,15 +116,12 @@ async def _delete(gateway: Gateway, asked: Struct, timeout_ms: int) -> Struct:
             answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
         await gateway.calls.propose(DeleteTopic(request_id=NO_REQUEST, name=name), timeout_ms)
     except (SmqError, KafkaRefusal) as e:
-        return answer | told(e)
+        return answer | error_fields(e)
     return answer
 
 
 async def _name_of(gateway: Gateway, topic_id: bytes, timeout_ms: int) -> str:
-    name = gateway.state.topic_names.get(TopicId(topic_id))
-    if name is None:
-        await gateway.calls.barrier(timeout_ms)
-        name = gateway.state.topic_names.get(TopicId(topic_id))
+    name = await find_confirmed(gateway.calls, lambda state: state.topic_names.get(TopicId(topic_id)), timeout_ms)
     if name is None:
         raise KafkaRefusal(KafkaError.UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id.hex()}")
     return name
@@ -147,37 +140,14 @@ async def _grow(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
         if asked["assignments"]:
             raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
         _check_count(asked["count"])
-        there = len((await find_topic(gateway.calls, asked["name"], timeout_ms)).partitions)
-        if asked["count"] <= there:
-            raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, f"topic {asked['name']!r} has {there} partitions already")
+        current = len((await find_topic(gateway.calls, asked["name"], timeout_ms)).partitions)
+        if asked["count"] <= current:
+            raise KafkaRefusal(
+                KafkaError.INVALID_PARTITIONS, f"topic {asked['name']!r} already has {current} partitions"
+            )
         if not request["validate_only"]:
             command = AddPartitions(request_id=NO_REQUEST, name=asked["name"], partition_count=asked["count"])
             await gateway.calls.propose(command, timeout_ms)
     except (SmqError, KafkaRefusal) as e:
-        return answer | told(e)
+        return answer | error_fields(e)
     return answer
-
-
-# --------------------------------------------------------------------------------------------- InitProducerId
-async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> Struct:
-    """For idempotent producers. A transactional id is refused for good: there are no transactions yet."""
-    answer: Struct = {
-        "throttle_time_ms": 0,
-        "error_code": KafkaError.NONE,
-        "producer_id": -1,
-        "producer_epoch": -1,
-    }
-    if request["transactional_id"] is not None:
-        return answer | {"error_code": KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
-    command = AllocateProducerId(
-        request_id=NO_REQUEST,
-        producer_id=ProducerId(request["producer_id"]),
-        producer_epoch=ProducerEpoch(request["producer_epoch"]),
-    )
-    try:
-        reply = await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
-    except SmqError as e:
-        is_fenced = e.code is ErrorCode.PRODUCER_FENCED and version >= _FENCED_VERSION
-        return answer | {"error_code": KafkaError.PRODUCER_FENCED if is_fenced else code_of(e)}
-    assert isinstance(reply, ProducerIdAllocated)
-    return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}

@@ -1,10 +1,10 @@
-"""From a message definition and a version to a decoder and an encoder: plain Python, made when first needed.
+"""From a message definition and a version to a decoder and an encoder: plain Python, compiled when first needed.
 
-Owns the generated source: one function without calls but those of `wire`, neighbouring fixed-size fields read and
-written by one struct. A decoded message is a dict under the definition's names in snake_case; fields that the version
-does not have bear their defaults. Records are neither copied on the way in (a memoryview of the request) nor on the
-way out (a list of buffers, whose bytes become parts of the gather list that `encode` returns). Compiling all
-versions of all keys at once would take half a second, so nobody does. Only `keys` imports it.
+Owns the generated source: one function that calls nothing but `wire`, and reads or writes neighbouring fixed-size
+fields by one struct. A decoded message is a dict under the definition's names in snake_case. Fields that the version
+lacks have their defaults. Records are not copied on the way in (a memoryview of the request) nor on the way out (a list
+of buffers, which become parts of the gather list that `encode` returns). Compiling all versions of all keys in advance
+would take half a second. Only `api_keys` compiles; handlers import the types.
 """
 
 import struct
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from smq.coordinator.kafka import wire
 from smq.coordinator.kafka.schema import Field, Message
 
-Struct: TypeAlias = dict[str, Any]  # Any: what a field holds is in its definition
+Struct: TypeAlias = dict[str, Any]  # Any: the type of a field is in its definition
 Decoder: TypeAlias = Callable[[memoryview, int], Struct]
 Encoder: TypeAlias = Callable[[Struct], list[wire.Buffer]]
 
@@ -33,7 +33,7 @@ _ZERO_UUID: Final = bytes(16)
 
 
 class _Source:
-    """Lines of Python under way, with the structs they use and names that are not taken."""
+    """Source lines so far, the structs that they use, and a supply of unused names."""
 
     def __init__(self, message: Message, version: int) -> None:
         self.version = version
@@ -69,8 +69,9 @@ class _Source:
 
 
 def compile_decoder(message: Message, version: int) -> Decoder:
-    """CodecError, and nothing else, where the bytes from the position on are not one such message. What follows it is
-    passed over, as by Kafka: librdkafka leaves three bytes behind a Metadata v13 that asks for all topics."""
+    """The decoder raises CodecError, and nothing else, if the bytes from the position on are no such message. It
+    ignores bytes after the message, as Kafka does: librdkafka sends three after a Metadata v13 that asks for all
+    topics."""
     source = _Source(message, version)
     source.add("budget = Budget()")
     result = _decode_struct(source, message.fields)
@@ -89,8 +90,7 @@ def compile_decoder(message: Message, version: int) -> Decoder:
 
 
 def compile_encoder(message: Message, version: int) -> Encoder:
-    """Takes the fields that the version has; those with a default in the definition, and those that it
-    calls ignorable, may be left out."""
+    """The encoder takes the fields of the version. Fields with a default, and ignorable ones, may be left out."""
     source = _Source(message, version)
     source.add("parts = []")
     source.add("w = bytearray()")
@@ -103,7 +103,7 @@ def compile_encoder(message: Message, version: int) -> Encoder:
 
 # --------------------------------------------------------------------------------------------------- decoding
 def _decode_struct(source: _Source, fields: tuple[Field, ...]) -> str:
-    """Adds the code that reads the fields; returns the expression of the dict."""
+    """Adds the code that reads the fields. Returns the expression for the dict."""
     values: dict[str, str] = {}
     present = [f for f in fields if source.version in f.versions]
     tagged = [f for f in present if source.version in f.tagged]
@@ -135,7 +135,7 @@ def _decode_run(source: _Source, run: list[tuple[str, str]]) -> None:
 
 
 def _decode_value(source: _Source, field: Field) -> str:
-    """Adds the code that reads one value of any size; returns its name."""
+    """Adds the code that reads one value of any size. Returns its name."""
     is_nullable = source.version in field.nullable
     name = source.name()
     if not field.is_array:
@@ -171,12 +171,12 @@ def _decode_value(source: _Source, field: Field) -> str:
 
 
 def _decode_tagged(source: _Source, fields: list[Field]) -> dict[str, str]:
-    """Unknown tags are passed over, as Kafka wants it."""
+    """Unknown tags are ignored, as the protocol demands."""
     values = {f.name: source.name() for f in fields}
     for field in fields:
         source.add(f"{values[field.name]} = {default_source(field, source.version)}")
-    found, behind, tag, end = source.name("f"), source.name("p"), source.name("t"), source.name("e")
-    source.add(f"{found}, {behind} = wire.read_tags(b, p, budget)")
+    found, after, tag, end = source.name("f"), source.name("p"), source.name("t"), source.name("e")
+    source.add(f"{found}, {after} = wire.read_tags(b, p, budget)")
     if fields:
         source.add(f"for {tag}, p, {end} in {found}:")
         source.indent()
@@ -190,12 +190,12 @@ def _decode_tagged(source: _Source, fields: list[Field]) -> dict[str, str]:
             source.add(f"wire.check_end('a tagged field', p, {end})")
             source.indent(-1)
         source.indent(-1)
-    source.add(f"p = {behind}")
+    source.add(f"p = {after}")
     return values
 
 
 def default_source(field: Field, version: int) -> str:
-    """The source text of the value of a field that is not there."""
+    """The source text of a missing field's value."""
     text = field.default
     if text == "null":
         return "None"
@@ -285,13 +285,13 @@ def _encode_array(source: _Source, field: Field, value: str) -> None:
 
 
 def _encode_tagged(source: _Source, fields: list[Field], of: str) -> None:
-    """Only what differs from its default is written."""
+    """Writes only the fields that differ from their defaults."""
     if not fields:
         source.add("w += b'\\0'")
         return
-    found, whole = source.name("t"), source.name("w")
+    found, outer = source.name("t"), source.name("w")
     source.add(f"{found} = []")
-    source.add(f"{whole} = w")
+    source.add(f"{outer} = w")
     for field in sorted(fields, key=lambda f: f.tag):
         value = source.name()
         source.add(f"{value} = {_value_of(field, of, source.version)}")
@@ -304,5 +304,5 @@ def _encode_tagged(source: _Source, fields: list[Field], of: str) -> None:
             _encode_value(source, field, value)
         source.add(f"{found}.append(({field.tag}, w))")
         source.indent(-1)
-    source.add(f"w = {whole}")
+    source.add(f"w = {outer}")
     source.add(f"w += wire.tagged({found})")

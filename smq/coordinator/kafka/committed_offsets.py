@@ -1,67 +1,50 @@
-"""FindCoordinator, OffsetCommit and OffsetFetch.
+"""OffsetCommit, OffsetFetch and OffsetDelete: the positions that groups have committed.
 
-Owns the names: group g of Kafka is group kafka-cg-g of the cluster, with one set of offsets for both. Offsets are
-linearizable, and read at any node. They are committed at the group's coordinator, for members and for nobody: a client
-that hears nothing commits again, at the next coordinator, and what the former one still has under way must not come
-behind that. A member's commit is a sign of life, too; whether it may is for the state machine to say.
+Owns the way from Kafka's requests to commands. Offsets are linearizable, and every node can read them. The group's
+coordinator alone commits them, also for a group without members: a client that gets no answer commits again at the next
+coordinator, and a command that the former one still has under way must not take effect after that. A member's commit is
+a sign of life, too; the state machine decides whether the member may commit.
 """
 
 from typing import Final
 
+from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
 from smq.coordinator.groups.types import Identity
-from smq.coordinator.grpc.broker import check_count
-from smq.coordinator.kafka.cluster import Gateway, endpoint, find_known, topic_named
-from smq.coordinator.kafka.compiler import Struct
+from smq.coordinator.kafka.cluster import (
+    barrier_failure,
+    confirm_unknown,
+    coordinator_refusal,
+    find_known,
+    topic_named,
+)
+from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
-from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.group_names import PREFIX, is_group
+from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.calls import Answer
-from smq.raft_state.commands import OffsetCommit, Reply
-from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.errors import SmqError
+from smq.coordinator.service.requests import check_count
+from smq.raft_state.commands import DeleteOffsets, OffsetCommit, Reply
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id
-from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, METADATA_BYTES_MAX
-from smq.raft_state.state import PartitionState
+from smq.raft_state.limits import METADATA_BYTES_MAX
+from smq.raft_state.state import ClusterState, GroupState, PartitionState
 
-PREFIX: Final = "kafka-cg-"
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
 _BATCHED_VERSION: Final = 8  # OffsetFetch for several groups
-_MANY_KEYS_VERSION: Final = 4  # FindCoordinator for several groups
-_KEY_OF_GROUP: Final = 0
-
-
-# -------------------------------------------------------------------------------------------- FindCoordinator
-async def find_coordinator(gateway: Gateway, version: int, request: Struct) -> Struct:
-    if version >= _MANY_KEYS_VERSION:
-        found = [_coordinator(gateway, key, request["key_type"]) for key in request["coordinator_keys"]]
-        return {"throttle_time_ms": 0, "coordinators": found}
-    return {"throttle_time_ms": 0} | _coordinator(gateway, request["key"], request["key_type"])
-
-
-def _coordinator(gateway: Gateway, key: str, key_type: int) -> Struct:
-    answer: Struct = {"key": key, "error_code": KafkaError.NONE, "error_message": None}
-    nobody = {"node_id": -1, "host": "", "port": -1}
-    if key_type != _KEY_OF_GROUP:
-        message = "only groups have coordinators here: there are no transactions"
-        return answer | nobody | {"error_code": KafkaError.INVALID_REQUEST, "error_message": message}
-    if not is_group(key):
-        return answer | nobody | {"error_code": KafkaError.INVALID_GROUP_ID}
-    slot = coordinator_of(gateway.state, PREFIX + key)
-    node = gateway.state.nodes.get(slot.node)
-    address = endpoint(node) if node is not None and not node.fenced else None
-    if address is None:
-        return answer | nobody | {"error_code": KafkaError.COORDINATOR_NOT_AVAILABLE}
-    return answer | {"node_id": slot.node, "host": address[0], "port": address[1]}
+_DELETE_ATTEMPTS: Final = 3  # one more each time the group has rebalanced meanwhile
 
 
 # ----------------------------------------------------------------------------------------------- OffsetCommit
 async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Struct:
-    """All partitions that exist in one command; those that do not are told so one by one."""
+    """Commits all partitions that exist by one command. Each of the others gets an error of its own."""
+    by_id = version >= BY_ID_VERSION
     items: list[OffsetCommit] = []
-    committed: list[Struct] = []  # their answers
+    committed: list[Struct] = []  # the answers for `items`
     topics = []
-    await _know(gateway, request["topics"], version)
+    await confirm_unknown(gateway, lambda state: _are_known(state, request["topics"], by_id=by_id))
     for topic in request["topics"]:
-        name = topic_named(gateway.state, topic.get("name", ""), topic["topic_id"], by_id=version >= BY_ID_VERSION)
+        name = topic_named(gateway.state, topic.get("name", ""), topic["topic_id"], by_id=by_id)
         answers: list[Struct] = []
         topics.append({"name": topic["name"], "topic_id": topic["topic_id"], "partitions": answers})
         for asked in topic["partitions"]:
@@ -79,6 +62,14 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
     return {"throttle_time_ms": 0, "topics": topics}
 
 
+def _are_known(state: ClusterState, topics: list[Struct], *, by_id: bool) -> bool:
+    for topic in topics:
+        name = topic_named(state, topic["name"], topic["topic_id"], by_id=by_id)
+        if name is None or any(find_known(state, name, p["partition_index"]) is None for p in topic["partitions"]):
+            return False
+    return True
+
+
 def _commit_refusal(request: Struct, asked: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
     if not is_group(request["group_id"]):
         return KafkaError.INVALID_GROUP_ID
@@ -91,11 +82,6 @@ def _commit_refusal(request: Struct, asked: Struct, name: str | None, part: Part
     return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def is_group(name: str) -> bool:
-    """Whether it can be the name of a group: a longer one need not travel through Raft to be refused."""
-    return bool(name) and len((PREFIX + name).encode()) <= GROUP_NAME_BYTES_MAX
-
-
 async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) -> KafkaError:
     if not items:
         return KafkaError.NONE
@@ -103,27 +89,14 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
     who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
-        code = gateway.groups.refusal(group)
+        code = coordinator_refusal(gateway, group)
         if code is KafkaError.NONE:
-            answer = Answer[Reply](gateway.calls.patience)
+            answer = Answer[Reply](gateway.calls.timeouts)
             gateway.groups.commit(group, who, generation, tuple(items), NO_REQUEST, TIMEOUT_MS_DEFAULT, answer.done)
             await answer.result(TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         return group_code_of(e)
     return code
-
-
-async def _know(gateway: Gateway, topics: list[Struct], version: int) -> None:
-    """One barrier where a topic is not known here yet; what is unknown afterwards does not exist."""
-    state = gateway.state
-    for topic in topics:
-        name = topic_named(state, topic["name"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
-        if name is None or any(find_known(state, name, p["partition_index"]) is None for p in topic["partitions"]):
-            try:
-                await gateway.calls.barrier(KAFKA_CONFIRM_MS)
-            except SmqError:
-                pass  # "unknown" is retriable, and so the right answer of a node without a quorum
-            return
 
 
 # ------------------------------------------------------------------------------------------------ OffsetFetch
@@ -132,7 +105,7 @@ async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struc
         groups = [await _fetch_group(gateway, version, asked) for asked in request["groups"]]
         return {"throttle_time_ms": 0, "groups": groups}
     answer = await _fetch_group(gateway, version, request)
-    if version < 2:  # there is no place for an error but with the partitions
+    if version < 2:  # only partitions have a field for an error
         for topic in answer["topics"]:
             for partition in topic["partitions"]:
                 partition["error_code"] = answer["error_code"]
@@ -179,3 +152,69 @@ def _all_commits(gateway: Gateway, commits: dict[PartitionId, tuple[Offset, str]
 def _committed(index: int, found: tuple[Offset, str] | None, code: KafkaError) -> Struct:
     offset, metadata = found if found is not None else (-1, "")
     return {"partition_index": index, "committed_offset": offset, "metadata": metadata, "error_code": code}
+
+
+# ----------------------------------------------------------------------------------------------- OffsetDelete
+async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    """Deletes what a group has committed for partitions that none of its members subscribes to."""
+    name, answer = request["group_id"], {"error_code": KafkaError.INVALID_GROUP_ID, "throttle_time_ms": 0, "topics": []}
+    if not is_group(name):
+        return answer
+    answer["error_code"] = coordinator_refusal(gateway, PREFIX + name) or await barrier_failure(gateway)
+    for _ in range(_DELETE_ATTEMPTS):
+        group = gateway.state.groups.get(PREFIX + name)
+        if group is None:
+            answer["error_code"] = answer["error_code"] or KafkaError.GROUP_ID_NOT_FOUND
+        if group is None or answer["error_code"] is not KafkaError.NONE:
+            return answer
+        subscribed = _subscribed(group)
+        if subscribed is None:
+            return answer | {"error_code": KafkaError.NON_EMPTY_GROUP}
+        pids, answer["topics"] = _deletable(gateway, request["topics"], subscribed)
+        try:
+            command = DeleteOffsets(
+                request_id=NO_REQUEST, group=group.name, generation=group.generation, partitions=tuple(pids)
+            )
+            await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+        except SmqError as e:
+            if e.code is ErrorCode.ILLEGAL_GENERATION:
+                continue
+            return answer | {"error_code": group_code_of(e), "topics": []}
+        return answer
+    return answer | {"error_code": KafkaError.REBALANCE_IN_PROGRESS, "topics": []}
+
+
+def _subscribed(group: GroupState) -> frozenset[str] | None:
+    """None if the members are no consumers, or their metadata does not name topics as that of consumers does."""
+    topics: frozenset[str] = frozenset()
+    for m in group.members.values():
+        found = subscribed_topics(metadata_of(m.member, group.protocol)) if group.protocol_type == CONSUMER else None
+        if found is None:
+            return None
+        topics |= found
+    return topics
+
+
+def _deletable(
+    gateway: Gateway, asked: list[Struct], subscribed: frozenset[str]
+) -> tuple[list[PartitionId], list[Struct]]:
+    """The partitions to delete, and the answers for all."""
+    pids: list[PartitionId] = []
+    topics = []
+    for topic in asked:
+        answers = []
+        for partition in topic["partitions"]:
+            index = partition["partition_index"]
+            part = find_known(gateway.state, topic["name"], index)
+            code = KafkaError.NONE
+            if part is None:
+                code = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+            elif topic["name"] in subscribed:
+                code = KafkaError.GROUP_SUBSCRIBED_TO_TOPIC
+            elif len(pids) < COMMIT_ITEMS_MAX:
+                pids.append(part.pid)
+            else:
+                code = KafkaError.POLICY_VIOLATION
+            answers.append({"partition_index": index, "error_code": code})
+        topics.append({"name": topic["name"], "partitions": answers})
+    return pids, topics

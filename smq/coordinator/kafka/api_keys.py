@@ -1,8 +1,8 @@
 """Which keys and versions of the Kafka protocol a node serves: the table that ApiVersions, dispatch and docs share.
 
-Owns the floors and ceilings. A key is in here only when all of it, in all of these versions, does what its definition
-says; what is left out is not advertised. Floors are Kafka 4's own, which every client we tested accepts; ceilings are
-those of the definitions unless the row says why not.
+Owns the floors and ceilings. A key is in the table only if all of it, in all of these versions, does what its
+definition says. What is missing is not advertised. Floors are Kafka 4's own, which every client we tested accepts.
+Ceilings are those of the definitions unless the row says why not.
 """
 
 import enum
@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final
 
-from smq.coordinator.kafka.compiler import Decoder, Encoder, compile_decoder, compile_encoder
+from smq.coordinator.kafka.codec import Decoder, Encoder, compile_decoder, compile_encoder
 from smq.coordinator.kafka.schema import Message, Versions, load_message
 
 
@@ -72,7 +72,7 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.CREATE_TOPICS: Served("CreateTopics", Versions(2, 7)),
         ApiKey.DELETE_TOPICS: Served("DeleteTopics", Versions(1, 6)),
         ApiKey.DELETE_RECORDS: Served("DeleteRecords", Versions(0, 2)),
-        # 6 is for two-phase commits of others, which there are none of here.
+        # Version 6 is for two-phase commits with other systems, which smq does not have.
         ApiKey.INIT_PRODUCER_ID: Served("InitProducerId", Versions(0, 5)),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: Served("OffsetForLeaderEpoch", Versions(2, 4)),
         ApiKey.DESCRIBE_CONFIGS: Served("DescribeConfigs", Versions(1, 4)),
@@ -98,7 +98,7 @@ def response_message(key: int) -> Message:
 
 @cache
 def request_decoder(key: int, version: int) -> Decoder:
-    """Of a served key and version. The first call compiles it, which takes a millisecond."""
+    """The decoder of a served key and version. The first call compiles it, which takes a millisecond."""
     return compile_decoder(request_message(key), version)
 
 
@@ -108,6 +108,6 @@ def response_encoder(key: int, version: int) -> Encoder:
 
 
 def is_header_flexible(key: int, version: int) -> bool:
-    """Whether the header of a request has tagged fields. The header of its response has, too, but for ApiVersions,
-    which a client reads before it knows what the node can."""
+    """Whether the header of a request has tagged fields. So does the header of its response, except for ApiVersions,
+    which a client reads before it knows the node's versions."""
     return version in request_message(key).flexible

@@ -1,20 +1,21 @@
 """JoinGroup, SyncGroup, Heartbeat and LeaveGroup: from Kafka's fields to the group's coordinator and back.
 
-Owns the reading of versions: what an old one leaves out, and what it must not be told. JoinGroup and SyncGroup are
-begun in their turn and then waited for beside it, so that what a client sends behind them on the same connection is not
-held up by the other members of its group.
+Owns the differences between versions: the fields that an old one lacks, and the answers that it cannot read. JoinGroup
+and SyncGroup begin in their turn and then wait outside it. So the other members of a group do not hold up the requests
+that a client sends after them on the same connection.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
-from smq.coordinator.kafka.cluster import Gateway
-from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.groups import PREFIX, is_group
-from smq.coordinator.kafka.keys import ApiKey
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
 from smq.coordinator.service.calls import Answer
 from smq.raft_state.commands import GroupMember
@@ -23,15 +24,15 @@ from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
 
 _ID_FIRST_VERSION: Final = 4  # of JoinGroup: KIP-394
 _SKIP_VERSION: Final = 9  # of JoinGroup: KIP-814
-_PROTOCOL_TYPE_VERSION: Final = 7  # of JoinGroup: its answer may leave the protocol out
-_NAMED_PROTOCOL_VERSION: Final = 5  # of SyncGroup: the request says which protocol it means
+_PROTOCOL_TYPE_VERSION: Final = 7  # of JoinGroup: the answer may have no protocol
+_NAMED_PROTOCOL_VERSION: Final = 5  # of SyncGroup: the request names its protocol
 _BATCH_VERSION: Final = 3  # of LeaveGroup
 _REBALANCE_MS_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request, as the group's description will show it."""
+    """The sender of a request, as DescribeGroups will show it."""
 
     client_id: str
     host: str
@@ -42,8 +43,7 @@ LongPoll: TypeAlias = Callable[[Gateway, int, Struct, Client], Awaitable[Struct]
 
 # -------------------------------------------------------------------------------------------------------- joining
 def join_group(gateway: Gateway, version: int, request: Struct, client: Client) -> Awaitable[Struct]:
-    """Begins to join at once; what it returns is the answer, once the generation has formed."""
-    answer = Answer[Joined](gateway.calls.patience)
+    """Begins to join immediately. The awaitable is the answer once the generation has formed."""
     session_ms = request["session_timeout_ms"]
     rebalance_ms = request["rebalance_timeout_ms"] if request["rebalance_timeout_ms"] > 0 else session_ms
     member = GroupMember(
@@ -57,8 +57,7 @@ def join_group(gateway: Gateway, version: int, request: Struct, client: Client) 
     )
     code = _refusal(request["group_id"], member)
     if code is not KafkaError.NONE:
-        answer.done(Joined(code=code, member_id=member.member_id))
-        return _joined(answer, version, 0, lambda: None)
+        return _refused(_join_response(code, Joined(outcome=Outcome.BAD_MEMBER, member_id=member.member_id), version))
     asked = Join(
         group=PREFIX + request["group_id"],
         member=member,
@@ -66,7 +65,13 @@ def join_group(gateway: Gateway, version: int, request: Struct, client: Client) 
         takes_id_first=version >= _ID_FIRST_VERSION,
         can_skip_assignment=version >= _SKIP_VERSION,
     )
+    answer = Answer[Joined](gateway.calls.timeouts)
     return _joined(answer, version, rebalance_ms, gateway.groups.join(asked, answer.done))
+
+
+async def _refused(response: Struct) -> Struct:
+    """For a request that the coordinator is not asked about."""
+    return response
 
 
 def _refusal(group: str, member: GroupMember) -> KafkaError:
@@ -80,15 +85,19 @@ async def _joined(answer: Answer[Joined], version: int, wait_ms: int, withdraw: 
     try:
         joined = await answer.result(min(wait_ms, _REBALANCE_MS_MAX) + 3 * GROUP_COMMAND_MS_MAX, withdraw)
     except SmqError:
-        joined = Joined(code=KafkaError.COORDINATOR_NOT_AVAILABLE, member_id="")
-    is_well = joined.code is KafkaError.NONE
+        joined = Joined(outcome=Outcome.UNCERTAIN, member_id="")
+    return _join_response(OUTCOME_CODES[joined.outcome], joined, version)
+
+
+def _join_response(code: KafkaError, joined: Joined, version: int) -> Struct:
+    is_ok = code is KafkaError.NONE
     nothing = None if version >= _PROTOCOL_TYPE_VERSION else ""
     return {
         "throttle_time_ms": 0,
-        "error_code": joined.code,
+        "error_code": code,
         "generation_id": joined.generation,
-        "protocol_type": joined.protocol_type if is_well else None,
-        "protocol_name": joined.protocol if is_well else nothing,
+        "protocol_type": joined.protocol_type if is_ok else None,
+        "protocol_name": joined.protocol if is_ok else nothing,
         "leader": joined.leader,
         "skip_assignment": joined.skip_assignment,
         "member_id": joined.member_id,
@@ -100,17 +109,15 @@ async def _joined(answer: Answer[Joined], version: int, wait_ms: int, withdraw: 
 
 
 def _cut(text: str) -> str:
-    """A client may call itself anything; what it is shown as is bounded."""
+    """A client may choose any name. The one that is kept is bounded."""
     return text[: MEMBER_TEXT_BYTES_MAX // 4]
 
 
 # -------------------------------------------------------------------------------------------------------- syncing
 def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client) -> Awaitable[Struct]:
-    """Begins at once; what it returns is the answer, once the leader has given the assignment."""
-    answer = Answer[Synced](gateway.calls.patience)
+    """Begins immediately. The awaitable is the answer once the leader has given the assignment."""
     if not is_group(request["group_id"]):
-        answer.done(Synced(code=KafkaError.INVALID_GROUP_ID))
-        return _synced(answer, lambda: None)
+        return _refused(_sync_response(KafkaError.INVALID_GROUP_ID, Synced(outcome=Outcome.BAD_GROUP)))
     is_named = version >= _NAMED_PROTOCOL_VERSION
     asked = Sync(
         group=PREFIX + request["group_id"],
@@ -120,21 +127,26 @@ def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client)
         protocol=request["protocol_name"] if is_named else None,
         assignments=tuple((a["member_id"], bytes(a["assignment"])) for a in request["assignments"]),
     )
+    answer = Answer[Synced](gateway.calls.timeouts)
     return _synced(answer, gateway.groups.sync(asked, answer.done))
 
 
 async def _synced(answer: Answer[Synced], withdraw: Callable[[], None]) -> Struct:
     try:
-        # The coordinator ends the waiting by the members' rebalance time-outs, whatever these are.
+        # The coordinator ends the wait: it knows the members' rebalance time-outs.
         synced = await answer.result(_REBALANCE_MS_MAX, withdraw)
     except SmqError:
-        synced = Synced(code=KafkaError.COORDINATOR_NOT_AVAILABLE)
-    is_well = synced.code is KafkaError.NONE
+        synced = Synced(outcome=Outcome.UNCERTAIN)
+    return _sync_response(OUTCOME_CODES[synced.outcome], synced)
+
+
+def _sync_response(code: KafkaError, synced: Synced) -> Struct:
+    is_ok = code is KafkaError.NONE
     return {
         "throttle_time_ms": 0,
-        "error_code": synced.code,
-        "protocol_type": synced.protocol_type if is_well else None,
-        "protocol_name": synced.protocol if is_well else None,
+        "error_code": code,
+        "protocol_type": synced.protocol_type if is_ok else None,
+        "protocol_name": synced.protocol if is_ok else None,
         "assignment": synced.assignment,
     }
 
@@ -147,29 +159,24 @@ async def heartbeat(gateway: Gateway, _version: int, request: Struct) -> Struct:
     code = KafkaError.INVALID_GROUP_ID
     if is_group(request["group_id"]):
         who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
-        code = gateway.groups.heartbeat(PREFIX + request["group_id"], who, request["generation_id"])
+        outcome = gateway.groups.heartbeat(PREFIX + request["group_id"], who, request["generation_id"])
+        code = OUTCOME_CODES[outcome]
     return {"throttle_time_ms": 0, "error_code": code}
 
 
 async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct:
-    """Several at once from version 3 on, each with an error of its own."""
+    """From version 3 on for several members, each with an error of its own."""
     named = request["members"] if version >= _BATCH_VERSION else [request]
     leaving = [
         Identity(member_id=m["member_id"], instance_id=(m.get("group_instance_id") if m is not request else "") or "")
         for m in named
     ]
-    answer = Answer[list[KafkaError]](gateway.calls.patience)
+    codes = [KafkaError.INVALID_GROUP_ID] * len(leaving)
     if is_group(request["group_id"]):
-        gateway.groups.leave(PREFIX + request["group_id"], leaving, answer.done)
-    else:
-        answer.done([KafkaError.INVALID_GROUP_ID] * len(leaving))
-    try:
-        codes = await answer.result(3 * GROUP_COMMAND_MS_MAX)
-    except SmqError:
-        codes = [KafkaError.COORDINATOR_NOT_AVAILABLE] * len(leaving)
+        codes = [OUTCOME_CODES[outcome] for outcome in await _leave(gateway, PREFIX + request["group_id"], leaving)]
     if version < _BATCH_VERSION:
         return {"throttle_time_ms": 0, "error_code": codes[0], "members": []}
-    overall = next((code for code in codes if code in _OF_THE_WHOLE), KafkaError.NONE)
+    overall = next((code for code in codes if code in _WHOLE_REQUEST), KafkaError.NONE)
     members = [
         {"member_id": who.member_id, "group_instance_id": who.instance_id or None, "error_code": code}
         for who, code in zip(leaving, codes, strict=True)
@@ -181,7 +188,16 @@ async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct
     }
 
 
-_OF_THE_WHOLE: Final = (
+async def _leave(gateway: Gateway, group: str, leaving: list[Identity]) -> list[Outcome]:
+    answer = Answer[list[Outcome]](gateway.calls.timeouts)
+    gateway.groups.leave(group, leaving, answer.done)
+    try:
+        return await answer.result(3 * GROUP_COMMAND_MS_MAX)
+    except SmqError:
+        return [Outcome.UNCERTAIN] * len(leaving)
+
+
+_WHOLE_REQUEST: Final = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.INVALID_GROUP_ID,

@@ -1,22 +1,18 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the settings of topics, and what a node tells of its own.
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the settings of topics, and a view of a node's own.
 
-Owns how the rows of `raft_state.topic_config` look to Kafka's admin clients. Each resource is a command of its own, all
-of its keys or none. A node's settings are read from its node.toml when it starts: they can be seen here, those that
-Kafka has a name for, and not be changed.
+Owns how the rows of `raft_state.topic_config` look to Kafka's admin clients. Each resource is a command of its own, for
+all of its keys or none. A node reads its settings from node.toml when it starts. Clients can see those that Kafka has a
+name for, and cannot change them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from smq.coordinator.kafka.cluster import (
-    PARTITIONS_DEFAULT,
-    Gateway,
-    check_setting,
-    default_replication_factor,
-)
-from smq.coordinator.kafka.compiler import Struct
-from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, told
+from smq.coordinator.kafka.cluster import PARTITIONS_DEFAULT, check_setting, default_replication_factor
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic
 from smq.raft_state.commands import AlterTopicConfig
@@ -37,7 +33,7 @@ _TYPE_BOOLEAN: Final = 1
 _TYPE_STRING: Final = 2
 _TYPE_LONG: Final = 5
 
-_Changes: TypeAlias = tuple[dict[str, str], list[str]]  # what is set, and what goes back to its default
+_Changes: TypeAlias = tuple[dict[str, str], list[str]]  # the keys to set, and those that go back to their defaults
 _ChangesOf: TypeAlias = Callable[[Iterable[Struct]], _Changes]
 
 
@@ -52,11 +48,11 @@ async def _describe(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
     try:
         entries = await _entries(gateway, asked["resource_type"], asked["resource_name"])
     except (SmqError, KafkaRefusal) as e:
-        return answer | told(e)
+        return answer | error_fields(e)
     wanted = asked["configuration_keys"]
     for entry in entries:
         if wanted is not None and entry["name"] not in wanted:
-            continue  # of a key that does not exist nothing is told, as by Kafka
+            continue  # an unknown key is left out, as Kafka does
         if not request["include_synonyms"]:
             entry["synonyms"] = []
         if not request["include_documentation"]:
@@ -75,7 +71,7 @@ def _answer_to(asked: Struct) -> Struct:
 
 
 async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
-    """Of a topic, after a barrier: who has altered it through another node sees it here."""
+    """A topic's are read after a barrier: a change through another node shows here."""
     if kind == TOPIC:
         _check_topic_name(name)
         await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
@@ -83,7 +79,7 @@ async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
     if kind == BROKER:
         me = str(gateway.calls.node.node_id)
         if name not in ("", me):
-            message = f"this is node {me}: ask node {name} itself, it alone knows its settings"
+            message = f"this is node {me}: ask node {name} itself, which alone knows its settings"
             raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
         return _described_node(gateway)
     raise _unsupported(kind)
@@ -95,12 +91,12 @@ def _check_topic_name(name: str) -> None:
 
 
 def _unsupported(kind: int) -> KafkaRefusal:
-    message = f"resource type {kind} has no configuration here: topics ({TOPIC}) have, and nodes ({BROKER})"
+    message = f"resource type {kind} has no configuration: only topics ({TOPIC}) and nodes ({BROKER}) have one"
     return KafkaRefusal(KafkaError.INVALID_REQUEST, message)
 
 
 def described(config: Mapping[str, str]) -> list[Struct]:
-    """Every key of a topic, for DescribeConfigs and CreateTopics."""
+    """All keys of a topic, for DescribeConfigs and CreateTopics."""
     return [_described_key(key, config) for key in TOPIC_CONFIG]
 
 
@@ -149,12 +145,12 @@ def _described_node(gateway: Gateway) -> list[Struct]:
 
 # ------------------------------------------------------------------------------------------------- alteration
 async def alter_configs(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    """What is not named goes back to its default."""
+    """Keys that the request does not name go back to their defaults."""
     return await _alter_each(gateway, request, _replacement)
 
 
 async def incremental_alter_configs(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    """What is not named stays."""
+    """Keys that the request does not name stay as they are."""
     return await _alter_each(gateway, request, _increment)
 
 
@@ -168,7 +164,7 @@ async def _alter_each(gateway: Gateway, request: Struct, changes_of: _ChangesOf)
                 raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request names this resource twice")
             await _alter(gateway, asked, changes_of, is_dry=request["validate_only"])
         except (SmqError, KafkaRefusal) as e:
-            answer |= told(e)
+            answer |= error_fields(e)
         responses.append(answer)
     return {"throttle_time_ms": 0, "responses": responses}
 
@@ -179,13 +175,13 @@ def _resource(asked: Struct) -> tuple[int, str]:
 
 async def _alter(gateway: Gateway, asked: Struct, changes_of: _ChangesOf, *, is_dry: bool) -> None:
     if asked["resource_type"] == BROKER:
-        message = "a node's settings are those of its node.toml: change them there, and start it again"
+        message = "a node's settings are in its node.toml: change them there, and restart the node"
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
     if asked["resource_type"] != TOPIC:
         raise _unsupported(asked["resource_type"])
     _check_topic_name(asked["resource_name"])
     if any(count > 1 for count in Counter(c["name"] for c in asked["configs"]).values()):
-        raise KafkaRefusal(KafkaError.INVALID_REQUEST, "a configuration key is given twice")
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request gives a configuration key twice")
     set_, unset = changes_of(asked["configs"])
     name = (await find_topic(gateway.calls, asked["resource_name"], TIMEOUT_MS_DEFAULT)).name
     if not is_dry:
@@ -212,9 +208,9 @@ def _increment(configs: Iterable[Struct]) -> _Changes:
             unset.append(key)
         elif operation in (_APPEND, _SUBTRACT):
             check_setting(key)
-            raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} is no list: it can be set or deleted")
+            raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} is not a list: it can only be set or deleted")
         else:
-            raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"there is no operation {operation}: 0 sets, 1 deletes")
+            raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"unknown operation {operation}: 0 sets, 1 deletes")
     return set_, unset
 
 

@@ -1,0 +1,84 @@
+"""Writes docs/groups.md from the table of a group's life, so that the two cannot differ.
+
+Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
+"""
+
+import enum
+from collections.abc import Iterable
+from pathlib import Path
+
+from smq.coordinator.groups.transitions import LEADS_TO, TABLE, Action, Event, Phase
+from smq.coordinator.kafka.errors import OUTCOME_CODES
+
+TARGET = Path(__file__).with_name("groups.md")
+
+_HEAD = """\
+# The life of a consumer group
+
+Generated from `smq/coordinator/groups/transitions.py` by `make docs`; do not edit.
+
+One node coordinates each group. Its coordinator runs the group by the table below: an event meets the phase that the
+group is in, and the table names the action. The phase follows from the replicated state, the open round and the command
+under way; the coordinator stores none. A cell without a name means that nothing is done.
+
+"""
+
+_PHASES = "\n## Phases\n\n"
+_EVENTS = "\n## Events\n\n"
+_ACTIONS = """
+## Actions
+
+The last column names the phases in which an action may leave the group, besides the one before it.
+
+| action | what it does | leads to |
+|---|---|---|
+"""
+_OUTCOMES = """
+## Outcomes
+
+The coordinator answers every request with one of these. Kafka clients get the code beside it.
+
+| outcome | meaning | Kafka |
+|---|---|---|
+"""
+
+
+def render() -> str:
+    """The whole of docs/groups.md."""
+    outcomes = "".join(
+        f"| `{outcome.name}` | {outcome.value} | {code.value} `{code.name}` |\n"
+        for outcome, code in OUTCOME_CODES.items()
+    )
+    actions = "".join(
+        f"| `{action.name}` | {action.value} | {_names(p for p in Phase if p in LEADS_TO.get(action, ()))} |\n"
+        for action in Action
+        if action is not Action.NOTHING
+    )
+    return (
+        f"{_HEAD}{diagram()}{_PHASES}{_described(Phase)}{_EVENTS}{_described(Event)}"
+        f"{_ACTIONS}{actions}{_OUTCOMES}{outcomes}"
+    )
+
+
+def diagram() -> str:
+    """The table in columns, as a block of text."""
+    rows = [["", *(phase.name for phase in Phase)]]
+    for event in Event:
+        actions = (TABLE[phase, event] for phase in Phase)
+        rows.append([event.name, *("" if action is Action.NOTHING else action.name for action in actions)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _described(members: type[enum.Enum]) -> str:
+    rows = "".join(f"| `{member.name}` | {member.value} |\n" for member in members)
+    return f"| {members.__name__.lower()} | meaning |\n|---|---|\n{rows}"
+
+
+def _names(phases: Iterable[Phase]) -> str:
+    return ", ".join(f"`{phase.name}`" for phase in phases)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")

@@ -1,0 +1,117 @@
+"""`smq status`: the nodes, the leaders, the partitions without one, and when certificates expire.
+
+Owns what the command prints. Everything it does goes through smq.clients. `cli.main` loads it when it is used.
+"""
+
+import asyncio
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+from rich.table import Table
+
+from smq.clients import Admin
+from smq.clients.types import ClusterDescription, NodeDescription, NodeStatus
+from smq.coordinator.cli.common import counted, json_option, open_admin, print_table, run
+from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.user_errors import EXIT_FAILED
+from smq.raft_state.errors import SmqError
+
+_STATUS_TIMEOUT_MS: Final = 2_000.0  # a node that hangs is soon shown as such
+_CERTIFICATE_DAYS_FEW: Final = 14
+
+
+@click.command()
+@json_option
+@bootstrap_option
+def status(as_json: bool, bootstrap: str) -> None:
+    """Shows the nodes, the Raft leader, and the partitions without a leader. Exit code 1 if something is wrong."""
+
+    async def work() -> tuple[ClusterDescription, list[NodeStatus | SmqError]]:
+        async with open_admin(bootstrap, _STATUS_TIMEOUT_MS) as admin:
+            cluster = await admin.describe_cluster(is_linearizable=False)  # it must work without a quorum
+            return cluster, await asyncio.gather(*(_node_status(admin, n) for n in cluster.nodes))
+
+    cluster, nodes = run(work(), bootstrap)
+    # Without replicas (storage=external) a partition needs no leader.
+    led = [(t, p) for t in cluster.topics for p in t.partitions if p.replicas]
+    leaderless = [f"{t.name}/{p.partition}" for t, p in led if not p.leader_available]
+    is_healthy = not leaderless and all(isinstance(n, NodeStatus) and n.is_ready for n in nodes)
+    if as_json:
+        _status_json(cluster, nodes, leaderless, is_healthy)
+    else:
+        _status_table(cluster, nodes)
+        topics = counted(len(cluster.topics), "topic")
+        partitions = counted(sum(len(t.partitions) for t in cluster.topics), "partition")
+        click.echo(f"{topics}, {partitions}, {len(leaderless)} without a leader")
+        _certificates(nodes)
+        if not any(isinstance(n, NodeStatus) and n.raft_leader is not None for n in nodes):
+            click.echo("  no Raft leader: nothing can be written until a majority of the nodes runs and is connected")
+        for name in leaderless[:10]:
+            click.echo(f"  no leader: {name} (no replica that holds all committed records is up)")
+    if not is_healthy:
+        raise SystemExit(EXIT_FAILED)
+
+
+async def _node_status(admin: Admin, node: NodeDescription) -> NodeStatus | SmqError:
+    try:
+        return await admin.node_status(node.grpc_address)
+    except SmqError as e:
+        return e
+
+
+def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError]) -> None:
+    click.echo(f"cluster {cluster.cluster_id}")
+    table = Table("node", "state", "gRPC", "HTTP", "Raft", "term", "applied", "leads", "lag")
+    for described, found in zip(cluster.nodes, nodes, strict=True):
+        cells = ["-"] * 5
+        if isinstance(found, SmqError):
+            state = "does not answer"
+        else:
+            state = "ready" if found.is_ready else "not ready: starting, or without a quorum"
+            role = "leader" if found.raft_leader == found.node else f"follows {found.raft_leader or 'no leader'}"
+            leads = sum(r.is_leader for r in found.replicas)
+            lag = sum(max(r.hwm - r.verified_end, 0) for r in found.replicas)
+            cells = [role, str(found.raft_term), str(found.applied_index), str(leads), str(lag)]
+        if described.fenced:
+            state += ", fenced"
+        if described.drained:
+            state += ", drained"
+        table.add_row(str(described.node), state, described.grpc_address, described.http_address, *cells)
+    print_table(table)
+    for node in nodes:
+        if isinstance(node, NodeStatus):
+            for warning in node.warnings:
+                click.echo(f"node {node.node}: {warning}")
+
+
+def _certificates(nodes: list[NodeStatus | SmqError]) -> None:
+    """When the nodes' certificates expire, the first to expire first; nothing without TLS."""
+    ends = sorted(
+        (n.certificate_ends_ms, n.node)
+        for n in nodes
+        if isinstance(n, NodeStatus) and n.certificate_ends_ms is not None
+    )
+    for end_ms, node in ends:
+        end = datetime.fromtimestamp(end_ms / 1000, UTC)
+        left = (end - datetime.now(UTC)).days
+        hint = "; renew it now" if left < _CERTIFICATE_DAYS_FEW else ""
+        click.echo(f"TLS certificate of node {node} expires {end:%Y-%m-%d %H:%M} UTC, in {counted(left, 'day')}{hint}")
+
+
+def _status_json(
+    cluster: ClusterDescription, nodes: list[NodeStatus | SmqError], leaderless: list[str], is_healthy: bool
+) -> None:
+    described_nodes = [
+        {**asdict(described), "status": None if isinstance(found, SmqError) else asdict(found)}
+        for described, found in zip(cluster.nodes, nodes, strict=True)
+    ]
+    document = {
+        "cluster_id": cluster.cluster_id,
+        "is_well": is_healthy,
+        "nodes": described_nodes,
+        "without_leader": leaderless,
+    }
+    click.echo(json.dumps(document, indent=2))

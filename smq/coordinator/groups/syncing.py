@@ -1,0 +1,81 @@
+"""Actions on SYNC: members wait for the assignment, the leader brings it.
+
+Owns which syncs wait, and what they are answered. Only `live` imports it.
+"""
+
+from functools import partial
+
+from smq.coordinator.groups.answers import synced
+from smq.coordinator.groups.memory import GroupMemory
+from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.groups.pending import PendingSync
+from smq.coordinator.groups.presence import check_sender
+from smq.coordinator.groups.types import Sync
+from smq.raft_state.commands import AssignMembers
+from smq.raft_state.state import GroupState
+
+
+def sync_refusal(asked: Sync, group: GroupState) -> Outcome:
+    """A request that names a protocol means the generation of that one."""
+    names_type = asked.protocol_type in (None, group.protocol_type)
+    names_protocol = asked.protocol in (None, group.protocol)
+    return Outcome.OK if names_type and names_protocol else Outcome.PROTOCOL_MISMATCH
+
+
+def refuse_rebalancing(memory: GroupMemory, pending: PendingSync) -> None:
+    outcome = check_sender(memory, pending.request.who, pending.request.generation)
+    pending.refuse(outcome if outcome is not Outcome.OK else Outcome.REBALANCING)
+
+
+def _check(memory: GroupMemory, pending: PendingSync) -> GroupState | None:
+    """The group, if the request is one of its members'; it is refused otherwise."""
+    group = memory.look()
+    outcome = check_sender(memory, pending.request.who, pending.request.generation)
+    if outcome is Outcome.OK and group is not None:
+        outcome = sync_refusal(pending.request, group)
+    if outcome is not Outcome.OK:
+        pending.refuse(outcome)
+        return None
+    memory.hear(pending.member_id)
+    memory.sessions.on_sync(pending.member_id)
+    return group
+
+
+def give_assignment(memory: GroupMemory, pending: PendingSync) -> None:
+    group = _check(memory, pending)
+    if group is not None:
+        pending.answer(synced(group, pending.member_id))
+
+
+def hold_sync(memory: GroupMemory, pending: PendingSync) -> None:
+    group = _check(memory, pending)
+    if group is None:
+        return
+    before = memory.syncing.get(pending.member_id)
+    memory.syncing[pending.member_id] = pending
+    if before is not None:
+        before.refuse(Outcome.REBALANCING)  # the same member has asked again
+    if pending.member_id == group.leader:
+        command = AssignMembers(
+            group=memory.name,
+            coordinator_epoch=memory.epoch,
+            generation=group.generation,
+            assignments=tuple((name, data) for name, data in pending.request.assignments if name in group.members),
+        )
+        memory.propose(command, partial(_on_assigned, memory))
+
+
+def _on_assigned(memory: GroupMemory) -> None:
+    group = memory.look()
+    assert group is not None, "its assignment has just been applied"
+    syncing, memory.syncing = memory.syncing, {}
+    # The leader first: it asked before anyone else could have an answer, and some clients' tests count on it.
+    for member_id, pending in sorted(syncing.items(), key=lambda waiting: waiting[0] != group.leader):
+        memory.hear(member_id)
+        pending.answer(synced(group, member_id))
+
+
+def drop_sync(memory: GroupMemory, pending: PendingSync) -> None:
+    if memory.syncing.get(pending.member_id) is pending:
+        del memory.syncing[pending.member_id]
+        memory.hear(pending.member_id)

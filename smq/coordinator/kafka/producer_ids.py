@@ -1,0 +1,40 @@
+"""InitProducerId: ids for idempotent producers.
+
+Owns the answers. The ids themselves come from the state machine.
+"""
+
+from typing import Final
+
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NO_REQUEST, ProducerEpoch, ProducerId
+
+_FENCED_VERSION: Final = 4  # from here on PRODUCER_FENCED has a code of its own
+
+
+async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> Struct:
+    """For idempotent producers. A transactional id is refused for good: there are no transactions yet."""
+    answer: Struct = {
+        "throttle_time_ms": 0,
+        "error_code": KafkaError.NONE,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    if request["transactional_id"] is not None:
+        return answer | {"error_code": KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    command = AllocateProducerId(
+        request_id=NO_REQUEST,
+        producer_id=ProducerId(request["producer_id"]),
+        producer_epoch=ProducerEpoch(request["producer_epoch"]),
+    )
+    try:
+        reply = await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+    except SmqError as e:
+        is_fenced = e.code is ErrorCode.PRODUCER_FENCED and version >= _FENCED_VERSION
+        return answer | {"error_code": KafkaError.PRODUCER_FENCED if is_fenced else code_of(e)}
+    assert isinstance(reply, ProducerIdAllocated)
+    return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}

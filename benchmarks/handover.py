@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from benchmarks import loop
 from benchmarks.report import Report
 from smq.clients import Producer
-from smq.testing.cluster import Cluster, wait_for
-from tests.cluster.conftest import make_topic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 PARTITIONS = 6  # two led by each node
 SETTLE_S = 1.5  # after a signal, in which pauses are counted; a failover takes half of it
@@ -65,7 +65,7 @@ class Senders:
 
 def measure(cluster: Cluster, report: Report, *, rounds: int) -> None:
     """Every node in turn, so each kind of stop meets the Raft leader as well."""
-    topic = make_topic(cluster, PARTITIONS)
+    topic = cluster.make_topic(PARTITIONS)
     with Senders(cluster, topic) as senders:
         taken = {how: _stops(cluster, senders, topic, how, rounds) for how in (signal.SIGTERM, signal.SIGKILL)}
         rolling = _rolling_restart(cluster, senders)

@@ -15,7 +15,6 @@ import confluent_kafka
 
 from benchmarks.report import Report, percentile
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 PARTITIONS = 3
 CHUNK = 1_000  # records handed to librdkafka at once
@@ -42,7 +41,7 @@ def _measure(cluster: Cluster, report: Report, records: int, singles: int) -> No
 
 
 def _measure_size(cluster: Cluster, report: Report, name: str, size: int, count: int, singles: int) -> None:
-    topic = make_topic(cluster, PARTITIONS)
+    topic = cluster.make_topic(PARTITIONS)
     label = f"{name}, {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''}"
     _rate(cluster, report, f"produce {label}", count, size, lambda: _produce(cluster, topic, count, size))
     _rate(cluster, report, f"consume {label}", count, size, lambda: _consume(cluster, topic, count))

@@ -15,7 +15,6 @@ from benchmarks.report import Report, percentile
 from smq.clients.pb import smq_pb2 as pb
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, batch_of
-from tests.cluster.conftest import make_topic
 
 VALUE = b"x" * 100
 PAGE = b"\0" * 4096  # what LMDB writes at least
@@ -24,7 +23,7 @@ WARM_UP = 100  # imports, connections and the first pages are not what is measur
 
 def measure(cluster: Cluster, report: Report, *, count: int) -> None:
     """p50 and p99 of the publish, then of its parts."""
-    topic = make_topic(cluster)
+    topic = cluster.make_topic()
     leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
     publisher = Publisher(leader, topic)
     _tell(report, "publish 100 B, acks=all, one at a time, one stream", _timed(publisher.publish, count))

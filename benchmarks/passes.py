@@ -22,7 +22,8 @@ from benchmarks.report import Report
 from benchmarks.snapshot import COMMITS, GROUPS, PARTITIONS, REPLIES, SETTLE_S, SNAPSHOT_ENTRIES, TOPICS, commit
 from benchmarks.stretches import LONG_NS, Stretch
 from smq.clients import SyncAdmin
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 AIM_MS = 50.0
 KAFKA_GROUPS = 300

@@ -14,7 +14,6 @@ from benchmarks.report import Report
 from smq.clients.consumer import Consumer
 from smq.clients.producer import Producer
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 VALUE_BYTES = 100
 CHUNK = 10_000  # records handed to the producer at once
@@ -28,7 +27,7 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
 
 
 def _measure(runner: asyncio.Runner, cluster: Cluster, report: Report, partitions: int, records: int) -> None:
-    topic = make_topic(cluster, partitions)
+    topic = cluster.make_topic(partitions)
     bootstrap = [node.grpc for node in cluster.alive()]
     label = f"{partitions} partition{'s' if partitions > 1 else ''}"
     _tell(runner, report, f"publish, {label}", records, partial(_publish, bootstrap, topic, records))

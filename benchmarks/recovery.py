@@ -9,7 +9,6 @@ import time
 from benchmarks.report import Report
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import batch_of
-from tests.cluster.conftest import make_topic
 
 MIB = 1 << 20
 VALUES = [b"r" * 1000] * 900  # a batch of about 0.9 MB
@@ -17,7 +16,7 @@ VALUES = [b"r" * 1000] * 900  # a batch of about 0.9 MB
 
 def measure(cluster: Cluster, report: Report, *, sizes_mib: list[int]) -> None:
     """Ready after a kill of all, with logs of each size in turn."""
-    topic = make_topic(cluster)
+    topic = cluster.make_topic()
     batch = batch_of(VALUES)
     written = 0
     for size in [0, *sizes_mib]:

@@ -19,7 +19,8 @@ from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, Re
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 TOPICS, PARTITIONS = 10, 1_000
 GROUPS, COMMITS = 1_000, 100  # each group has committed for so many partitions

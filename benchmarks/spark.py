@@ -28,7 +28,6 @@ from benchmarks.spark_floor import FloorSource
 from smq.clients.sync import SyncProducer
 from smq.spark_connector import session
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 VALUE_BYTES: Final = 100
 CHUNK: Final = 10_000  # records handed to the producer at once
@@ -84,7 +83,7 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
 
 def _fill(cluster: Cluster, records: int, codec: str) -> str:
     """A topic of two partitions, so two tasks, with half of the records in each."""
-    topic = make_topic(cluster, 2)
+    topic = cluster.make_topic(2)
     bootstrap = [node.grpc for node in cluster.alive()]
     values = [os.urandom(VALUE_BYTES // 2).hex().encode() for _ in range(CHUNK)]  # compresses by half, as text does
 

@@ -21,7 +21,6 @@ from smq.spark_connector.fetching import RangeFetcher
 from smq.spark_connector.planning import Range
 from smq.spark_connector.schema import arrow_schema, check_projection, default_schema
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 REPEATS: Final = 3
 CHUNK: Final = 10_000  # records handed to the producer at once
@@ -55,7 +54,7 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
 
 
 def _fill(cluster: Cluster, records: int, codec: str, sizes: tuple[int, int]) -> str:
-    topic = make_topic(cluster, 1)
+    topic = cluster.make_topic(1)
     chosen = random.Random(7)
     values = [os.urandom(chosen.randint(*sizes) // 2).hex().encode() for _ in range(CHUNK)]
     with SyncProducer([node.grpc for node in cluster.alive()], compression=codec) as producer:

@@ -15,7 +15,8 @@ from smq.clients import SyncAdmin
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.testing.cluster import CLI, Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import CLI, wait_for
 from tests.kafka.faces import bootstrap as addresses
 from tests.kafka.members import LIBRARIES, ConfluentMember, Place, drive, share
 from tests.kafka.raw import RawKafka

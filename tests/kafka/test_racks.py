@@ -10,7 +10,8 @@ import pytest
 
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.keys import ApiKey
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 from tests.kafka.faces import bootstrap
 from tests.kafka.raw import RawKafka, batch
 

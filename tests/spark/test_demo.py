@@ -9,8 +9,8 @@ from chaos_tests.demo.__main__ import _check_kills
 from chaos_tests.demo.checks import Replica, SparkChecks, check_replicas, failover_seconds
 from chaos_tests.demo.flights import load_flights, totals_by_carrier
 from chaos_tests.demo.publish import Ack, DemoFailure, Kill, Published
+from smq.testing.cluster import Cluster
 from smq.testing.processes import Node
-from smq.testing.smq_cluster import Cluster
 from tests.unit.spark_connector.fake_cluster import FakeCluster, fake_cluster, records
 
 

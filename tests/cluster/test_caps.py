@@ -23,10 +23,10 @@ from smq.coordinator.kafka.keys import ApiKey
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, encode_batch
 from smq.testing.cluster import Cluster
+from smq.testing.kafka_client import RawKafka
 from smq.testing.node_client import error_of
 from smq.testing.processes import wait_for
 from tests.cluster.slow_reader import SlowReader
-from tests.kafka.raw import RawKafka
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

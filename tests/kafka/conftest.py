@@ -7,7 +7,7 @@ import pytest
 
 from smq.coordinator.kafka.keys import ApiKey
 from smq.testing.cluster import Cluster, live_cluster
-from tests.kafka.raw import RawKafka
+from smq.testing.kafka_client import RawKafka
 
 HERE = Path(__file__).parent
 

@@ -16,10 +16,10 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.keys import SERVED, ApiKey
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
+from smq.testing.kafka_client import RawKafka
 from smq.testing.processes import CLI, wait_for
 from tests.kafka.faces import bootstrap as addresses
 from tests.kafka.members import LIBRARIES, ConfluentMember, Place, drive, share
-from tests.kafka.raw import RawKafka
 
 NewTopic = Callable[..., str]
 RECORDS = 40  # of each partition

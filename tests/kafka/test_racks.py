@@ -11,9 +11,9 @@ import pytest
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.keys import ApiKey
 from smq.testing.cluster import Cluster
+from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.processes import wait_for
 from tests.kafka.faces import bootstrap
-from tests.kafka.raw import RawKafka, batch
 
 RACKS = {1: "a", 2: "b", 3: "c"}
 TOPIC = "t"

@@ -27,8 +27,8 @@ from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import EXPIRY_STEP_MS_MAX
 from smq.replication.api import NodeStatus
 from smq.replication.runtime.asyncio_runtime import AsyncioClock
+from smq.testing.kafka_client import RawKafka
 from smq.testing.served import PATIENCE_S, Served, fails, node_config, publish_request
-from tests.kafka.raw import RawKafka
 
 DAY_MS = 86_400_000
 PLACE = TopicPartition("t", 0)

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from chaos_tests.live.fleet import Fleet
+from smq.testing.processes import Nodes
 
 _LISTENING: Final = "0A"
 
@@ -37,7 +37,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def beyond(fleet: Fleet) -> list[str]:
+def beyond(fleet: Nodes) -> list[str]:
     """Addresses that nodes listen on although their configuration does not say so."""
     found = []
     for node, member in fleet.nodes.items():

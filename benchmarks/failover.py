@@ -1,4 +1,4 @@
-"""How long a partition takes no writes when its leader is killed.
+"""The time without writes to a partition when its leader is killed.
 
 Owns the failover figures: from SIGKILL of the leader to the first acknowledgement of a batch that was sent afterwards,
 with an idempotent producer that never stops trying.
@@ -42,7 +42,7 @@ def _one(cluster: Cluster, traffic: Traffic) -> float:
     cluster.kill(victim)
 
     def first_ack() -> float | None:
-        # What the dead leader had acknowledged may still be on its way: the next leader's is what counts.
+        # Acknowledgements of the dead leader may still arrive: only the next leader's count.
         return next((at for at, node in outcome.acks[before:] if at > killed_at and node != victim), None)
 
     acked_at = wait_for("an acknowledgement by another leader", first_ack)

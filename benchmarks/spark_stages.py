@@ -1,7 +1,7 @@
-"""Where a row's time goes in Spark's Python workers: fetching and decoding apart, without Spark around them.
+"""The time per row in Spark's Python workers: fetching and decoding measured separately, without Spark.
 
-Owns the profile behind benchmarks/spark.py's table, as CPU time of this process: of records that have one size and of
-others, of all columns and of one, by codec.
+Owns the profile behind the table of benchmarks/spark.py, as CPU time of this process: records of one size and of mixed
+sizes, all columns and one, by codec.
 """
 
 import os
@@ -23,9 +23,9 @@ from smq.spark_connector.schema import arrow_schema, check_projection, default_s
 from smq.testing.cluster import Cluster
 
 REPEATS: Final = 3
-CHUNK: Final = 10_000  # records handed to the producer at once
+CHUNK: Final = 10_000  # records handed to the producer in one call
 TIMEOUT_MS: Final = 60_000
-# Codec and the range of sizes; values compress by half, as text does.
+# Codec and range of sizes; values compress to half their size, as text does.
 KINDS: Final = {
     "100 B": ("none", (100, 100)),
     "100 B, lz4": ("lz4", (100, 100)),
@@ -37,7 +37,7 @@ VALUE: Final = StructType([field for field in ALL.fields if field.name == "value
 
 
 def measure(cluster: Cluster, report: Report, *, records: int) -> None:
-    """Each stage REPEATS times, the best of them."""
+    """Runs each stage REPEATS times; the best run counts."""
     connections = Connections([node.grpc for node in cluster.alive()], TIMEOUT_MS)
     try:
         for kind, (codec, sizes) in KINDS.items():
@@ -72,7 +72,7 @@ def _decode(batches: Iterable[RawBatch], schema: StructType) -> Iterator[object]
 
 def _stage(report: Report, what: str, records: int, work: Callable[[], Iterable[object]]) -> None:
     spent = []
-    for _ in range(REPEATS):  # of which the first warms up
+    for _ in range(REPEATS):  # the first run warms up
         began = time.process_time()
         for _ in work():
             pass

@@ -1,1 +1,1 @@
-"""Measurements of a real cluster on this machine (`make bench`). No test asserts them; nothing imports this."""
+"""Measurements of a real cluster on this machine (`make bench`). No test asserts them, and nothing may import them."""

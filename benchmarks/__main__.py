@@ -1,6 +1,6 @@
 """`make bench`: measures a three-node cluster on this machine, prints a table, writes JSON under benchmarks/results.
 
-Owns what is measured, and how much of it. Nothing imports it.
+Owns the list of measurements and their sizes. Nothing may import it.
 """
 
 import argparse
@@ -46,12 +46,12 @@ def _sections(quick: bool) -> dict[str, Section]:
 
 
 def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
-    """What needs no cluster."""
+    """Sections that need no cluster."""
     return {"judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000)}
 
 
 def main() -> None:
-    """Each section has a cluster of its own, where it needs one."""
+    """Runs the sections, each with its own cluster if it needs one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures smq on this machine.")
     names = [*_sections(quick=True), *_sections_alone(quick=True)]
     parser.add_argument("--only", choices=names, action="append", help="one section; may be repeated")

@@ -1,7 +1,7 @@
 """CPU seconds of a process and all its descendants, from /proc.
 
-Owns that sum alone. Spark's Python daemon leaves its ended workers to the kernel (SIGCHLD ignored), so that their time
-is in nobody's figures afterwards: what was seen of a process that has gone is kept here.
+Owns only that sum. Spark's Python daemon leaves its ended workers to the kernel (SIGCHLD ignored), so that their time
+is in no total afterwards: the last figure of an ended process is kept here.
 """
 
 import os
@@ -12,19 +12,19 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class TreeCpu:
-    """`seconds()` never goes back. What a process used after the last look at it and before its end is missed."""
+    """`seconds()` never goes back. It misses the time that a process used between the last look and its end."""
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._seen: dict[tuple[int, str], int] = {}  # ticks by pid and start time, as pids come again
+        self._seen: dict[tuple[int, str], int] = {}  # ticks by pid and start time, as pids are reused
 
     def root_seconds(self) -> float:
-        """Of the root alone, until now."""
+        """User and system time of the root alone, until now."""
         fields = Path(f"/proc/{self._root}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
     def seconds(self) -> float:
-        """User and system time of the root and of everything that was seen below it, until now."""
+        """User and system time of the root and of all descendants ever seen, until now."""
         found: dict[int, tuple[str, int]] = {}
         children: dict[int, list[int]] = {}
         for entry in Path("/proc").iterdir():
@@ -33,7 +33,7 @@ class TreeCpu:
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it ended meanwhile
+                continue  # it has just ended
             pid = int(entry.name)
             found[pid] = (fields[19], int(fields[11]) + int(fields[12]))
             children.setdefault(int(fields[1]), []).append(pid)

@@ -1,4 +1,4 @@
-"""How long a partition takes no writes when its leader is killed.
+"""The time without writes to a partition when its leader is killed.
 
 Owns the failover figures: from SIGKILL of the leader to the first acknowledgement of a batch that was sent afterwards,
 with an idempotent producer that never stops trying.
@@ -8,14 +8,14 @@ import statistics
 import time
 
 from benchmarks.report import Report
-from smq.testing.cluster import Cluster, wait_for
-from tests.cluster.conftest import make_topic
-from tests.cluster.traffic import Traffic
+from chaos_tests.live.load.traffic import Traffic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 
 def measure(cluster: Cluster, report: Report, *, kills: int) -> None:
     """Every kill is healed before the next; the records are judged at the end."""
-    topic = make_topic(cluster)
+    topic = cluster.make_topic()
     taken: list[float] = []
     traffic = Traffic(cluster, topic)
     with traffic:
@@ -35,15 +35,15 @@ def measure(cluster: Cluster, report: Report, *, kills: int) -> None:
 
 def _one(cluster: Cluster, traffic: Traffic) -> float:
     """Milliseconds without an acknowledgement after one kill."""
-    told = traffic.told[0]
+    outcome = traffic.outcomes[0]
     victim = cluster.wait_leader(traffic.topic, 0)
     traffic.wait_acks(3)
-    before, killed_at = len(told.acks), time.monotonic()
+    before, killed_at = len(outcome.acks), time.monotonic()
     cluster.kill(victim)
 
     def first_ack() -> float | None:
-        # What the dead leader had acknowledged may still be on its way: the next leader's is what counts.
-        return next((at for at, node in told.acks[before:] if at > killed_at and node != victim), None)
+        # Acknowledgements of the dead leader may still arrive: only the next leader's count.
+        return next((at for at, node in outcome.acks[before:] if at > killed_at and node != victim), None)
 
     acked_at = wait_for("an acknowledgement by another leader", first_ack)
     cluster.restart(victim)

@@ -1,8 +1,8 @@
-"""How long producers wait when a node is stopped on purpose, beside how long they wait when it is killed.
+"""The time that producers wait when a node is stopped gracefully, compared with a kill.
 
-Owns the hand-over figures: the longest pause between two acknowledgements of any partition, with our own idempotent
-producer sending record after record, from the signal until every partition has been acknowledged by somebody else; and
-the longest pause during a rolling restart of all nodes, leaderships that come back included.
+Owns the hand-over figures: the longest pause between two acknowledgements of any partition, while our own idempotent
+producer sends record after record, from the signal until another node has acknowledged in every partition; and the
+longest pause during a rolling restart of all nodes, including the return of leaderships.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from concurrent.futures import Future
 from benchmarks import loop
 from benchmarks.report import Report
 from smq.clients import Producer
-from smq.testing.cluster import Cluster, wait_for
-from tests.cluster.conftest import make_topic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 PARTITIONS = 6  # two led by each node
-SETTLE_S = 1.5  # after a signal, in which pauses are counted; a failover takes half of it
-BALANCED_S = 60.0  # until leaderships have come back to a node that is well again
+SETTLE_S = 1.5  # after a signal, pauses count for this long; a failover takes half of it
+BALANCED_S = 60.0  # until leaderships have come back to a healthy node
 
 
 class Senders:
-    """One sender a partition, each waiting for its acknowledgement before it sends the next."""
+    """One sender per partition. Each waits for its acknowledgement before it sends the next record."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._bootstrap = ",".join(node.grpc for node in cluster.alive())
@@ -54,7 +54,7 @@ class Senders:
             self.acks[partition].append(time.monotonic())
 
     def longest_pause_ms(self, since: float, partitions: list[int]) -> float:
-        """Between two acknowledgements of one partition, the second of them after `since`."""
+        """The longest time between two acknowledgements of one partition, the second of them after `since`."""
         longest = 0.0
         for partition in partitions:
             acks = self.acks[partition]
@@ -64,8 +64,8 @@ class Senders:
 
 
 def measure(cluster: Cluster, report: Report, *, rounds: int) -> None:
-    """Every node in turn, so each kind of stop meets the Raft leader as well."""
-    topic = make_topic(cluster, PARTITIONS)
+    """Stops every node in turn, so that each kind of stop also hits the Raft leader."""
+    topic = cluster.make_topic(PARTITIONS)
     with Senders(cluster, topic) as senders:
         taken = {how: _stops(cluster, senders, topic, how, rounds) for how in (signal.SIGTERM, signal.SIGKILL)}
         rolling = _rolling_restart(cluster, senders)
@@ -109,11 +109,11 @@ def _wait_leads(cluster: Cluster, topic: str, node: int) -> None:
     def leads() -> bool:
         return any(cluster.wait_leader(topic, partition) == node for partition in range(PARTITIONS))
 
-    wait_for(f"leaderships that come back to node {node}", leads, BALANCED_S)
+    wait_for(f"the return of leaderships to node {node}", leads, BALANCED_S)
 
 
 def _rolling_restart(cluster: Cluster, senders: Senders) -> float:
-    """As docs/operations.md says: one after another, each ready again before the next."""
+    """The longest pause in ms. Nodes restart as docs/operations.md says: each is ready again before the next stops."""
     since = time.monotonic()
     for node in sorted(cluster.nodes):
         _stop(cluster, node, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""How fast histories are judged: a million operations, as a live run or a campaign would write them.
+"""The speed of the judges: a million operations, as a live run or a campaign would write them.
 
-Owns a made history of a correct system (sends, polls of several batches, ranges, commits and fetches of offsets, and
-the final read of three replicas) and the time that all judges take over it. Needs no cluster.
+Owns a generated history of a correct system (sends, polls of several batches, ranges, commits and fetches of offsets,
+and the final read of three replicas) and the time that all judges take for it. Needs no cluster.
 """
 
 import time
@@ -19,11 +19,11 @@ RECORDS_A_BATCH: Final = 2
 BATCHES_A_POLL: Final = 2
 BATCHES_A_FINAL_POLL: Final = 100
 
-StoredBatch = list[object]  # as a poll shows it: base, ts, values, producer, sequence, producer epoch
+StoredBatch = list[object]  # in a poll: base, ts, values, producer, sequence, producer epoch
 
 
-class _MadeHistory:
-    """Clients act one after the other, so that everything is in order; what is read was written before."""
+class _GeneratedHistory:
+    """A generated history. Clients act one after another, so that everything is in order."""
 
     def __init__(self, seed: int) -> None:
         self.recorder = Recorder(self._tick)
@@ -33,7 +33,7 @@ class _MadeHistory:
         self._values = 0
         self._logs: list[list[StoredBatch]] = [[] for _ in range(PARTITIONS)]
         self._ends = [0] * PARTITIONS
-        self._positions = [[0] * PARTITIONS for _ in range(CLIENTS + 1)]  # of each client in each log, in batches
+        self._positions = [[0] * PARTITIONS for _ in range(CLIENTS + 1)]  # by client and log, in batches
         self._committed: dict[int, tuple[int, str]] = {}
         self._clients = [self.recorder.new_process() for _ in range(CLIENTS)]
 
@@ -68,7 +68,7 @@ class _MadeHistory:
         taken = self._logs[at][positions[at] : positions[at] + batches]
         asked = {"k": f"t/{at}", "o": taken[0][0] if taken else self._ends[at], "n": node}
         self.recorder.invoke(client, "poll", **asked, **({"final": True} if final else {}))
-        # A reader decodes its own copy: that the same batch is the same object is nothing to build on.
+        # A reader decodes its own copy: judges must not rely on equal batches being one object.
         copies = [[*batch[:2], list(batch[2]), *batch[3:]] for batch in taken]  # type: ignore[call-overload]  # the third is a list
         self.recorder.ok(client, "poll", b=copies, lo=0, hwm=self._ends[at])
         positions[at] += len(taken)
@@ -91,7 +91,7 @@ class _MadeHistory:
         self.recorder.ok(client, "fetch", o=offset, tag=tag)
 
     def final_read(self) -> int:
-        """Of every replica of every partition; how many operations that took."""
+        """Reads every replica of every partition; returns the number of operations."""
         count = 0
         for at in range(PARTITIONS):
             for node in REPLICAS:
@@ -103,13 +103,13 @@ class _MadeHistory:
 
 
 def measure(report: Report, *, operations: int) -> None:
-    made = _MadeHistory(seed=1)
+    made = _GeneratedHistory(seed=1)
     for _ in range(operations):
         made.operation()
     total = operations + made.final_read()
     started = time.perf_counter()
     violations = judge(made.recorder.events)
     seconds = time.perf_counter() - started
-    assert not violations, f"the made history is correct, and was judged otherwise: {violations[0]}"
+    assert not violations, f"the generated history is correct, but was judged otherwise: {violations[0]}"
     value = f"{seconds:.1f} s for {total:,} operations, {made.polled:,} polled records"
     report.add("judging a history", value, operations=total, polled_records=made.polled, seconds=seconds)

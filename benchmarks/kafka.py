@@ -1,8 +1,8 @@
-"""Produce and consume rates of the Kafka port by librdkafka, and what they cost the nodes.
+"""Produce and consume rates of the Kafka port with librdkafka, and their cost to the nodes.
 
 Owns the Kafka figures: records of 100 bytes and of 1 KB, acks=all, idempotent, uncompressed, three partitions, on three
-nodes and on one. librdkafka runs in this process, on the same cores as the nodes; the nodes' own share is told beside
-each rate, summed over all of them, from /proc.
+nodes and on one. librdkafka runs in this process, on the same cores as the nodes. Beside each rate stands the CPU time
+of all nodes, from /proc.
 """
 
 import os
@@ -15,18 +15,17 @@ import confluent_kafka
 
 from benchmarks.report import Report, percentile
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 PARTITIONS = 3
-CHUNK = 1_000  # records handed to librdkafka at once
+CHUNK = 1_000  # records handed to librdkafka in one call
 VALUES = {"100 B": 100, "1 KB": 1_000}
 TIMEOUT_S = 60.0
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def measure(cluster: Cluster, report: Report, *, records: int, singles: int) -> None:
-    """`records` of 100 bytes, and a third as many of 1 KB; `singles` one at a time. The cluster is stopped on the way,
-    so that its nodes take nothing from the single one's."""
+    """Sends `records` of 100 bytes, a third as many of 1 KB, and `singles` one at a time. The cluster is stopped before
+    the single node starts, so that it takes no CPU time from it."""
     _measure(cluster, report, records, singles)
     cluster.stop()
     alone = Cluster(cluster.root / "one", 1)
@@ -42,14 +41,14 @@ def _measure(cluster: Cluster, report: Report, records: int, singles: int) -> No
 
 
 def _measure_size(cluster: Cluster, report: Report, name: str, size: int, count: int, singles: int) -> None:
-    topic = make_topic(cluster, PARTITIONS)
+    topic = cluster.make_topic(PARTITIONS)
     label = f"{name}, {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''}"
     _rate(cluster, report, f"produce {label}", count, size, lambda: _produce(cluster, topic, count, size))
     _rate(cluster, report, f"consume {label}", count, size, lambda: _consume(cluster, topic, count))
     taken = _one_at_a_time(cluster, topic, singles, size)
     p50, p99 = percentile(taken, 50), percentile(taken, 99)
-    told = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
-    report.add(f"produce {label}, one at a time", told, p50_ms=p50, p99_ms=p99, count=singles)
+    text = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+    report.add(f"produce {label}, one at a time", text, p50_ms=p50, p99_ms=p99, count=singles)
 
 
 def _rate(cluster: Cluster, report: Report, what: str, count: int, size: int, work: Callable[[], list[float]]) -> None:
@@ -58,15 +57,15 @@ def _rate(cluster: Cluster, report: Report, what: str, count: int, size: int, wo
     taken = time.perf_counter() - began
     share = (_cpu_s(cluster) - cpu) / taken
     numbers: dict[str, Any] = {"records_per_s": count / taken, "records": count, "node_cores": share}
-    told = f"{count / taken:,.0f} records/s, {count * size / taken / 1e6:.1f} MB/s, nodes {100 * share:.0f} % of a core"
+    text = f"{count / taken:,.0f} records/s, {count * size / taken / 1e6:.1f} MB/s, nodes {100 * share:.0f} % of a core"
     if latencies:
         numbers["p99_ms"] = percentile(latencies, 99)
-        told += f", p99 {numbers['p99_ms']:.0f} ms"
-    report.add(what, told, **numbers)
+        text += f", p99 {numbers['p99_ms']:.0f} ms"
+    report.add(what, text, **numbers)
 
 
 def _cpu_s(cluster: Cluster) -> float:
-    """What all nodes have used so far: fields 14 and 15 of stat, behind the name in brackets."""
+    """CPU seconds of all nodes so far: fields 14 and 15 of stat, after the name in brackets."""
     ticks = 0
     for node in cluster.alive():
         fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
@@ -92,7 +91,7 @@ def _producer(cluster: Cluster, linger_ms: float) -> confluent_kafka.Producer:
 
 
 def _produce(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
-    """As fast as the queue empties. Milliseconds from the queue to the acknowledgement, of the last of each chunk."""
+    """Produces as fast as the queue drains. Milliseconds until the last record of each chunk is acknowledged."""
     producer, taken, failed = _producer(cluster, 5), list[float](), list[str]()
 
     def on_delivery(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
@@ -138,7 +137,7 @@ def _consume(cluster: Cluster, topic: str, count: int) -> list[float]:
 
 
 def _one_at_a_time(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
-    """Milliseconds from produce to acknowledgement, each record alone."""
+    """Milliseconds from produce to acknowledgement, one record at a time."""
     producer, value, taken = _producer(cluster, 0), b"v" * size, list[float]()
 
     def on_delivery(error: confluent_kafka.KafkaError | None, _message: confluent_kafka.Message) -> None:
@@ -150,6 +149,6 @@ def _one_at_a_time(cluster: Cluster, topic: str, count: int, size: int) -> list[
         producer.produce(topic, value, partition=0, on_delivery=on_delivery)
         if producer.flush(TIMEOUT_S):
             raise RuntimeError("a record was not acknowledged")
-        if i >= count // 10:  # before, connections and imports
+        if i >= count // 10:  # the first tenth pays for connections and imports
             taken.append((time.perf_counter() - began) * 1_000)
     return taken

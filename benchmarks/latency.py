@@ -1,7 +1,7 @@
-"""One synchronous acks=all publish of 100 bytes at a time, and what its floor is made of.
+"""The latency of one synchronous acks=all publish of 100 bytes at a time, and its lower bound.
 
-Owns the latency figures: the whole publish, and beside it the parts that no design can leave out on this machine (a
-gRPC round trip through Python, an fsync).
+Owns the latency figures: the whole publish, and the parts that no design can avoid on this machine (a gRPC round trip
+through Python, an fsync).
 """
 
 import os
@@ -15,26 +15,25 @@ from benchmarks.report import Report, percentile
 from smq.clients.pb import smq_pb2 as pb
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, batch_of
-from tests.cluster.conftest import make_topic
 
 VALUE = b"x" * 100
-PAGE = b"\0" * 4096  # what LMDB writes at least
-WARM_UP = 100  # imports, connections and the first pages are not what is measured
+PAGE = b"\0" * 4096  # the least that LMDB writes
+WARM_UP = 100  # calls that are not measured: imports, connections and the first pages
 
 
 def measure(cluster: Cluster, report: Report, *, count: int) -> None:
-    """p50 and p99 of the publish, then of its parts."""
-    topic = make_topic(cluster)
+    """Reports p50 and p99 of the publish, then of its parts."""
+    topic = cluster.make_topic()
     leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
     publisher = Publisher(leader, topic)
-    _tell(report, "publish 100 B, acks=all, one at a time, one stream", _timed(publisher.publish, count))
+    _report(report, "publish 100 B, acks=all, one at a time, one stream", _timed(publisher.publish, count))
     publisher.close()
-    _tell(report, "its parts: a gRPC round trip through Python", _timed(leader.status, count))
-    _tell(report, "its parts: 4 KiB written and fdatasync", _timed(_syncer(cluster.root / "sync"), count))
+    _report(report, "its parts: a gRPC round trip through Python", _timed(leader.status, count))
+    _report(report, "its parts: 4 KiB written and fdatasync", _timed(_syncer(cluster.root / "sync"), count))
 
 
 class Publisher:
-    """One PublishRecord stream that stays open, as a client keeps it."""
+    """One PublishRecord stream that stays open, as in a client."""
 
     def __init__(self, node: RawNode, topic: str) -> None:
         self._request = pb.PublishRecordRequest(topic=topic, batch=batch_of([VALUE]), timeout_ms=10_000)
@@ -74,6 +73,6 @@ def _timed(action: Callable[[], object], count: int) -> list[float]:
     return taken
 
 
-def _tell(report: Report, what: str, taken_ms: list[float]) -> None:
+def _report(report: Report, what: str, taken_ms: list[float]) -> None:
     p50, p99 = percentile(taken_ms, 50), percentile(taken_ms, 99)
     report.add(what, f"p50 {p50:.2f} ms, p99 {p99:.2f} ms", p50_ms=p50, p99_ms=p99, count=len(taken_ms))

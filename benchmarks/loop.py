@@ -1,6 +1,7 @@
-"""Where asyncio clients run in benchmarks: on the one loop of the blocking clients.
+"""The event loop of asyncio clients in benchmarks: the one of the blocking clients.
 
-Owns nothing. gRPC's asyncio allows one loop a process, and other sections use the blocking clients in the same one.
+gRPC's asyncio allows one loop per process, and other sections use the blocking clients in the same process. It owns
+nothing.
 """
 
 import asyncio
@@ -14,5 +15,5 @@ T = TypeVar("T")
 
 
 def start(work: Coroutine[Any, Any, T]) -> "Future[T]":
-    """Begins `work` beside the caller."""
+    """Starts `work` in that loop; does not wait for it."""
     return asyncio.run_coroutine_threadsafe(work, sync._loop_thread().loop)

@@ -1,6 +1,6 @@
-"""How many offsets without records are assigned in a second: one by one and in batches, by one caller and by a hundred.
+"""Offsets without records assigned per second: one by one and in batches, with one caller and with a hundred.
 
-Owns the AssignOffsets figures, taken through our own client; every caller waits for its answer before it asks again.
+Owns the AssignOffsets figures, measured through our own client. Every caller waits for its answer before the next call.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from benchmarks.report import Report, percentile
 from smq.clients import Admin, OffsetAssigner
 from smq.testing.cluster import Cluster
 
-BATCH = 100  # offsets of one call in the batched runs
+BATCH = 100  # offsets per call in the batched runs
 
 
 def measure(cluster: Cluster, report: Report, *, calls: int) -> None:
@@ -50,7 +50,7 @@ async def _run(assigners: list[OffsetAssigner], report: Report, *, callers: int,
     await asyncio.gather(*map(caller, range(callers)))
     per_s = len(given) / (time.perf_counter() - began)
     ordered = sorted(given)
-    assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(ordered)), "an offset twice, or one left out"
+    assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(ordered)), "an offset was assigned twice, or left out"
     p50, p99 = percentile(taken_ms, 50), percentile(taken_ms, 99)
     report.add(
         f"AssignOffsets, {callers} caller{'s' if callers > 1 else ''}, {count} offset{'s' if count > 1 else ''} a call",

@@ -1,8 +1,8 @@
-"""How long the event loop of a node is busy at a stretch, at 10,000 partitions and 1,000 groups, in whatever happens.
+"""Long passes of a node's event loop, at 10,000 partitions and 1,000 groups, through all kinds of events.
 
-Owns the phases. The nodes run under `benchmarks.stretches`, which tells of each long pass what was processor time of
-the loop itself: on a machine with fewer cores than busy processes nothing else says what is the node's own doing.
-Kafka's requests are librdkafka's.
+Owns the phases. The nodes run under `benchmarks.stretches`, which records how much of each long pass was CPU time of
+the loop itself. On a machine with fewer cores than busy processes, nothing else shows what the node itself causes.
+Kafka requests come from librdkafka.
 """
 
 import signal
@@ -22,18 +22,19 @@ from benchmarks.report import Report
 from benchmarks.snapshot import COMMITS, GROUPS, PARTITIONS, REPLIES, SETTLE_S, SNAPSHOT_ENTRIES, TOPICS, commit
 from benchmarks.stretches import LONG_NS, Stretch
 from smq.clients import SyncAdmin
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 AIM_MS = 50.0
 KAFKA_GROUPS = 300
-ELECTIONS_S = 6.0  # a dead node's are over by then
+ELECTIONS_S = 6.0  # elections after the death of a node are over by then
 REBALANCED_S = 20.0  # leaderships come back some dozens at a time
 TIMEOUT_S = 60.0
 
 
 @dataclass
 class Watched(Cluster):
-    """Nodes that write down their passes."""
+    """Nodes that record their passes."""
 
     serve: tuple[str, ...] = stretches.COMMAND
 
@@ -68,8 +69,8 @@ class _Phases:
         text = f"{worst.cpu_ms:.0f} ms of CPU at most, {above} above {AIM_MS:.0f} ms ({parts})"
         self._report.add(what, text, cpu_max_ms=worst.cpu_ms, above=above)
 
-    def tell_why_passes_took_long(self) -> None:
-        """Of those above the aim by the clock: whose doing it was."""
+    def report_causes(self) -> None:
+        """Splits the passes above the aim by cause."""
         long = [p for p in self.all if p.wall_ms > AIM_MS]
         wall = sum(p.wall_ms for p in long) or 1.0
         shares = {
@@ -89,14 +90,14 @@ class _Phases:
 
 
 def measure(plain: Cluster, report: Report, *, quick: bool) -> None:
-    """In a cluster of its own: the one that is given is stopped."""
+    """Measures in its own cluster; `plain` is stopped."""
     plain.stop()
     topics = 1 if quick else TOPICS
     groups, replies = (GROUPS // 10, REPLIES // 10) if quick else (GROUPS, REPLIES)
     cluster = Watched(plain.root / "watched")
     try:
         cluster.start()
-        for node in cluster.nodes:  # which `smq cluster` has started, one by one under the watch
+        for node in cluster.nodes:  # started by `smq cluster`; restarted one by one with recording
             cluster.kill(node)
             cluster.restart(node)
         with SyncAdmin(cluster.servers) as admin:
@@ -117,7 +118,7 @@ def _measure(cluster: Watched, admin: SyncAdmin, phases: _Phases, topics: int, g
     _measure_kafka(cluster, run, topics)
     _measure_faults(cluster, admin, run)
     run(f"deleting {topics * PARTITIONS:,} partitions", lambda: _delete(admin, topics))
-    phases.tell_why_passes_took_long()
+    phases.report_causes()
 
 
 def _create(admin: SyncAdmin, topics: int) -> None:
@@ -177,7 +178,7 @@ def _measure_faults(cluster: Watched, admin: SyncAdmin, run: Callable[..., None]
 
 
 def _install(cluster: Watched, admin: SyncAdmin) -> None:
-    """A node stands still until the others' journals no longer hold what it lacks, and goes on with a snapshot."""
+    """A node is frozen until the others' journals no longer hold the entries that it lacks; it gets a snapshot."""
     away = min(node for node in cluster.nodes if node != cluster.raft_leader())
     cluster.signal(away, signal.SIGSTOP)
     commit(admin, SNAPSHOT_ENTRIES + 2_000, each=1, groups=10)

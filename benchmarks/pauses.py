@@ -1,8 +1,8 @@
-"""How long the event loop of a node stands still: asked from outside, by a process of its own for each node.
+"""Pauses of a node's event loop, measured from outside by one process per node.
 
-Owns the asking. /healthz is answered by the node's own loop, so an answer that is late tells of a loop that was busy
-(and of a busy machine: it is an upper bound). Each line on stdin is answered with what was seen since the last one, in
-JSON; `Watch` is the other end. Run as a module it is the process, so that no work of the benchmark delays it.
+Owns the probes. The node's own loop answers /healthz, so a late answer means that the loop was busy (or the machine: it
+is an upper bound). Each line on stdin is answered in JSON with the pauses since the last one; `Watch` is the other end.
+Run as a module it is the probing process, so that no work of the benchmark delays it.
 """
 
 import http.client
@@ -20,7 +20,7 @@ LONG_MS = 50.0
 
 
 class Watch:
-    """The loops of some nodes, by their HTTP addresses, between `__enter__` and `__exit__`."""
+    """Watches the loops of nodes, given by their HTTP addresses, from `__enter__` to `__exit__`."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._processes = [self._start(address) for address in addresses]
@@ -31,7 +31,7 @@ class Watch:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> "Watch":
-        self.take()  # the first answers are there
+        self.take()  # waits for the first answers
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
@@ -55,10 +55,10 @@ class Watch:
 class _Seen:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.waits_ms: list[float] = []  # of answers since it was last asked
+        self.waits_ms: list[float] = []  # of the answers since the last line
 
     def answer(self) -> None:
-        """For each line: waits for the next answer of the node, so that a pause under way counts."""
+        """Answers each line after the node's next answer, so that a pause under way counts."""
         for _ in sys.stdin:
             with self.lock:
                 before = len(self.waits_ms)
@@ -81,7 +81,7 @@ def _ask(address: str, seen: _Seen) -> None:
             connection.request("GET", "/healthz")
             connection.getresponse().read()
         except (OSError, http.client.HTTPException):
-            connection = None  # the node is down, which is no pause
+            connection = None  # the node is down, which is not a pause
         else:
             with seen.lock:
                 seen.waits_ms.append((time.perf_counter() - began) * 1000)

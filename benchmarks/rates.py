@@ -1,7 +1,7 @@
-"""Publish and consume rates of one partition and of six, by smq's own clients in one process.
+"""Publish and consume rates of one partition and of six, with smq's own clients in one process.
 
 Owns the rate figures: records of 100 bytes, acks=all, idempotent, uncompressed. The clients share the machine's cores
-with the three nodes, so a rate here is one of the whole, not of the server alone.
+with the three nodes, so a rate here is that of the whole system, not of the server alone.
 """
 
 import asyncio
@@ -14,31 +14,30 @@ from benchmarks.report import Report
 from smq.clients.consumer import Consumer
 from smq.clients.producer import Producer
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 VALUE_BYTES = 100
-CHUNK = 10_000  # records handed to the producer at once
+CHUNK = 10_000  # records handed to the producer in one call
 
 
 def measure(cluster: Cluster, report: Report, *, records: int) -> None:
-    """Every record that is published is consumed, raw and decoded."""
-    with asyncio.Runner() as runner:  # one loop for all: grpc.aio keeps a poller that outlives the loop it began on
+    """Publishes records and consumes each of them, raw and decoded."""
+    with asyncio.Runner() as runner:  # one loop for all: grpc.aio keeps a poller that outlives its first loop
         for partitions in (1, 6):
             _measure(runner, cluster, report, partitions, records)
 
 
 def _measure(runner: asyncio.Runner, cluster: Cluster, report: Report, partitions: int, records: int) -> None:
-    topic = make_topic(cluster, partitions)
+    topic = cluster.make_topic(partitions)
     bootstrap = [node.grpc for node in cluster.alive()]
     label = f"{partitions} partition{'s' if partitions > 1 else ''}"
-    _tell(runner, report, f"publish, {label}", records, partial(_publish, bootstrap, topic, records))
+    _report(runner, report, f"publish, {label}", records, partial(_publish, bootstrap, topic, records))
     ends = {p: cluster.nodes[1].raw.range_info(topic, p).hwm for p in range(partitions)}
     assert sum(ends.values()) == records
-    _tell(runner, report, f"consume raw batches, {label}", records, partial(_raw, bootstrap, topic, ends))
-    _tell(runner, report, f"consume decoded records, {label}", records, partial(_records, bootstrap, topic, ends))
+    _report(runner, report, f"consume raw batches, {label}", records, partial(_raw, bootstrap, topic, ends))
+    _report(runner, report, f"consume decoded records, {label}", records, partial(_records, bootstrap, topic, ends))
 
 
-def _tell(
+def _report(
     runner: asyncio.Runner, report: Report, what: str, records: int, work: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
     began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""How long a restarted node takes until it is ready, against the size of its log.
+"""The time until a restarted node is ready, by the size of its log.
 
-Owns the recovery figures. All nodes are killed at once, so nobody's page cache of processes helps; the time runs from
-the start of the processes until every node says that it is ready.
+Owns the recovery figures. All nodes are killed together, so that no running process helps. The time runs from the start
+of the processes until every node reports that it is ready.
 """
 
 import time
@@ -9,15 +9,14 @@ import time
 from benchmarks.report import Report
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import batch_of
-from tests.cluster.conftest import make_topic
 
 MIB = 1 << 20
-VALUES = [b"r" * 1000] * 900  # a batch of about 0.9 MB
+VALUES = [b"r" * 1000] * 900  # one batch of about 0.9 MB
 
 
 def measure(cluster: Cluster, report: Report, *, sizes_mib: list[int]) -> None:
-    """Ready after a kill of all, with logs of each size in turn."""
-    topic = make_topic(cluster)
+    """Kills all nodes and waits until they are ready again, with logs of each size in turn."""
+    topic = cluster.make_topic()
     batch = batch_of(VALUES)
     written = 0
     for size in [0, *sizes_mib]:

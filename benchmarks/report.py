@@ -1,6 +1,6 @@
-"""What a benchmark found: rows for people, JSON for machines.
+"""Results of benchmarks: rows for people, JSON for machines.
 
-Owns the shape of results and where they are written. It must never measure. The benchmarks import it.
+Owns the shape of results and the place of their files. It must never measure. The benchmarks import it.
 """
 
 import json
@@ -24,12 +24,12 @@ class Report:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, what: str, value: str, **numbers: Any) -> None:
-        """`value` is what people read; `numbers` go to the JSON file, with units in their names."""
+        """`value` is for people; `numbers` go to the JSON file, with units in their names."""
         self.rows.append({"what": what, "value": value, **numbers})
         print(f"  {what:<58} {value}", flush=True)
 
     def write(self) -> Path:
-        """One file a run, named by the time; never overwritten by a later one."""
+        """Writes one file per run, named after the time and never overwritten."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / time.strftime("bench-%Y%m%d-%H%M%S.json")
         document = {"commit": _commit(), "machine": machine(), "rows": self.rows}
@@ -44,7 +44,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The machine and the Python that the numbers depend on."""
     return {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
 
 

@@ -1,8 +1,8 @@
-"""What 10,000 partitions and 1,000 groups cost: snapshots, restores, memory, and a node that has nothing to do.
+"""The cost of 10,000 partitions and 1,000 groups: snapshots, restores, memory, and an idle node.
 
-Owns the figures at size. The state alone is measured in this process; then a cluster of three holds as much, and its
-nodes are watched from outside: the share of a core that they use while nobody asks anything, and for how long their
-loops stand still while topics are made, snapshots are taken and taken over, a node comes back, and topics go.
+Owns the figures at this size. The state alone is measured in this process. Then a cluster of three nodes holds as much
+and is watched from outside: the CPU time of idle nodes, and the pauses of their loops while topics are created,
+snapshots are taken and installed, a node comes back, and topics are deleted.
 """
 
 import os
@@ -19,10 +19,11 @@ from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, Re
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 TOPICS, PARTITIONS = 10, 1_000
-GROUPS, COMMITS = 1_000, 100  # each group has committed for so many partitions
+GROUPS, COMMITS = 1_000, 100  # each group has committed offsets of this many partitions
 REPLIES = 10_000
 SNAPSHOT_ENTRIES = 5_000  # a node's default
 IDLE_S = 10.0
@@ -62,7 +63,7 @@ def _measure_creation(admin: SyncAdmin, watch: Watch, report: Report, topics: in
     for topic in range(topics):
         admin.create_topic(f"t{topic}", PARTITIONS)
     took = time.perf_counter() - began
-    time.sleep(SETTLE_S)  # the last logs are made, leaders have said so
+    time.sleep(SETTLE_S)  # until the last logs are made and leaders have reported it
     _add_pause(report, watch, f"creating {topics * PARTITIONS:,} partitions, {PARTITIONS:,} a topic, took {took:.1f} s")
 
 
@@ -146,7 +147,7 @@ def _measure_idle(cluster: Cluster, watch: Watch, report: Report, count: int) ->
 
 
 def _measure_commits(admin: SyncAdmin, watch: Watch, report: Report, groups: int, replies: int) -> None:
-    """Fills groups and reply cache; snapshots are taken on the way."""
+    """Fills groups and reply cache; snapshots are taken in between."""
     watch.take()
     commit(admin, groups, each=COMMITS, groups=groups)
     _add_pause(report, watch, f"{groups:,} commits of {COMMITS} offsets each")
@@ -171,7 +172,7 @@ def _measure_digest(cluster: Cluster, watch: Watch, report: Report) -> None:
 
 
 def _measure_install(cluster: Cluster, admin: SyncAdmin, report: Report, commands: int) -> None:
-    """A node stands still until the others' journals no longer hold what it lacks, and goes on with a snapshot."""
+    """A node is frozen until the others' journals no longer hold the entries that it lacks; it gets a snapshot."""
     away = min(node.id for node in cluster.alive() if node.raw.status().raft_leader != node.id)
     cluster.signal(away, signal.SIGSTOP)
     commit(admin, commands, each=1, groups=10)

@@ -1,9 +1,9 @@
-"""What Spark gets out of a topic: by format("smq"), by its own Kafka connector, and out of Parquet of the same rows.
+"""Spark's rates on a topic: with format("smq"), with its own Kafka connector, and on Parquet of the same rows.
 
-Owns the queries and what is counted: rows a second, rows a CPU second of Spark (driver, Java and Python workers; the
-nodes' CPU is told apart), a warm query of two tasks, what one more task costs, and a micro-batch. All in one session on
-two cores, which the nodes share. Beside them stands a Python source that does nothing (spark_floor.py): what is not
-above it is Spark's.
+Owns the queries and the figures: rows per second, rows per CPU second of Spark (driver, Java and Python workers; the
+nodes' CPU time is separate), a warm query of two tasks, the cost of one more task, and a micro-batch. All run in one
+session on two cores, which the nodes share. A Python source that does nothing (spark_floor.py) shows which part is
+Spark's own.
 """
 
 import os
@@ -28,13 +28,12 @@ from benchmarks.spark_floor import FloorSource
 from smq.clients.sync import SyncProducer
 from smq.spark_connector import session
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 VALUE_BYTES: Final = 100
-CHUNK: Final = 10_000  # records handed to the producer at once
+CHUNK: Final = 10_000  # records handed to the producer in one call
 REPEATS: Final = 3
 SLOW_S: Final = 5.0  # a query that takes longer is run twice in all
-TASKS_MANY: Final = 34  # against two: 32 tasks more
+TASKS_MANY: Final = 34  # compared with two: 32 more tasks
 AIM_ROWS_PER_CPU_S: Final = 1_500_000
 AIM_QUERY_MS: Final = 150.0
 AIM_BATCH_MS: Final = 200.0
@@ -43,7 +42,7 @@ AIM_BATCH_MS: Final = 200.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One way to the same rows. `batch(topic)` and `stream(topic, rows of one micro-batch)` have a value column;
-    `needed(topic, columns)` has no others than those."""
+    `needed(topic, columns)` has only those columns."""
 
     name: str
     batch: Callable[[str], DataFrame]
@@ -53,7 +52,7 @@ class Source:
 
 
 def measure(cluster: Cluster, report: Report, *, records: int) -> None:
-    """The table; where no Maven registry answers, without the Kafka connector, and it says so."""
+    """Measures all sources. If no Maven registry answers, it reports that the Kafka connector is left out."""
     with tempfile.TemporaryDirectory(prefix="smq-bench-spark-") as name:
         directory = Path(name)
         topics = {codec: _fill(cluster, records, codec) for codec in ("none", "lz4")}
@@ -83,8 +82,8 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
 
 
 def _fill(cluster: Cluster, records: int, codec: str) -> str:
-    """A topic of two partitions, so two tasks, with half of the records in each."""
-    topic = make_topic(cluster, 2)
+    """A topic with half of the records in each of two partitions, for two tasks."""
+    topic = cluster.make_topic(2)
     bootstrap = [node.grpc for node in cluster.alive()]
     values = [os.urandom(VALUE_BYTES // 2).hex().encode() for _ in range(CHUNK)]  # compresses by half, as text does
 
@@ -164,12 +163,12 @@ QUERIES: Final[dict[str, Callable[[DataFrame], Any]]] = {
     "aggregate": lambda frame: frame.agg(f.sum(f.length("value")), f.max("offset"), f.max("timestamp")).collect(),
     "noop": lambda frame: frame.write.format("noop").mode("overwrite").save(),
 }
-# What the queries look at. Spark prunes no columns of a Python source: whoever wants that names them.
+# The columns that the queries use. Spark prunes no columns of a Python source: the reader must name them.
 NEEDED: Final = {"count": "offset bigint", "aggregate": "value binary, offset bigint, timestamp timestamp"}
 
 
 class _Runs:
-    """Measures in one session."""
+    """Measurements in one session."""
 
     def __init__(self, spark: SparkSession, cluster: Cluster, report: Report, records: int) -> None:
         self._spark = spark
@@ -184,14 +183,14 @@ class _Runs:
         return self._spark_tree.root_seconds()
 
     def _python_cpu_s(self) -> float:
-        """The driver's and the workers'."""
+        """CPU time of the driver and the Python workers."""
         return time.process_time() + self._spark_tree.seconds() - self._spark_tree.root_seconds()
 
     def _nodes_cpu_s(self) -> float:
         return sum(node.seconds() for node in self._nodes)
 
     def rates(self, source: Source, topic: str, what: str) -> None:
-        """Each query over all columns, and over those alone that it looks at."""
+        """Runs each query over all columns, and over only those that it uses."""
         for name, query in QUERIES.items():
             self._rate(f"{name}, {what}: {source.name}", query, partial(source.batch, topic))
         if source.needed is None:
@@ -201,8 +200,8 @@ class _Runs:
             self._rate(f"{name} of its columns, {what}: {source.name}", QUERIES[name], needed)
 
     def _rate(self, what: str, query: Callable[[DataFrame], object], load: Callable[[], DataFrame]) -> None:
-        """Twice to warm up, as far as that takes no minutes, then REPEATS times: the best wall time, and the CPU time
-        of all of them, split into Java's and Python's."""
+        """Runs twice to warm up (unless that takes minutes), then REPEATS times: the best wall time, and the CPU time
+        of all runs, split into Java and Python."""
         began = time.perf_counter()
         query(load())
         repeats = REPEATS if time.perf_counter() - began < SLOW_S else 1
@@ -219,10 +218,10 @@ class _Runs:
         nodes = (self._nodes_cpu_s() - nodes) / repeats
         rate, per_cpu = self._records / min(walls), self._records / (python + java)
         each_ns = {name: 1e9 * spent / self._records for name, spent in (("Java", java), ("Python", python))}
-        told = ", ".join(f"{name} {ns:.0f} ns a row" for name, ns in each_ns.items())
+        split = ", ".join(f"{name} {ns:.0f} ns a row" for name, ns in each_ns.items())
         self._report.add(
             what,
-            f"{rate / 1e6:.2f} M rows/s, {per_cpu / 1e6:.2f} M rows per CPU second ({told}; nodes: {nodes:.2f} CPU s)",
+            f"{rate / 1e6:.2f} M rows/s, {per_cpu / 1e6:.2f} M rows per CPU second ({split}; nodes: {nodes:.2f} CPU s)",
             rows_per_s=rate,
             rows_per_cpu_s=per_cpu,
             java_ns_per_row=each_ns["Java"],
@@ -233,7 +232,7 @@ class _Runs:
         )
 
     def query(self, source: Source, topic: str) -> None:
-        """A warm query of two tasks and next to no rows: what starting one costs, planning included."""
+        """A warm query of two tasks and almost no rows: the cost of starting one, planning included."""
         times = _times_ms(lambda: source.batch(topic).count(), 20)
         self._report.add(
             f"warm query of two tasks: {source.name}",
@@ -243,17 +242,17 @@ class _Runs:
         )
 
     def tasks(self, source: Source, topic: str) -> None:
-        """What one task more costs a core."""
+        """The CPU time of one more task."""
         if source.tasks is None:
             return
         make = source.tasks
         few = statistics.median(_times_ms(lambda: make(topic, 2).count(), 10))
         many = statistics.median(_times_ms(lambda: make(topic, TASKS_MANY).count(), 5))
-        cost = 2 * (many - few) / (TASKS_MANY - 2)  # two of them run at once
+        cost = 2 * (many - few) / (TASKS_MANY - 2)  # two tasks run in parallel
         self._report.add(f"one task more: {source.name}", f"{cost:.1f} ms of a core", task_ms=cost)
 
     def micro_batches(self, source: Source, topic: str, rows_max: int, directory: Path) -> None:
-        """Some forty micro-batches of a query without state, checkpoint on this disk; the first ten warm up."""
+        """About forty micro-batches of a stateless query with its checkpoint on this disk; the first ten warm up."""
         if source.stream is None:
             return
         frame = source.stream(topic, rows_max)
@@ -267,11 +266,11 @@ class _Runs:
             name: statistics.median(p["durationMs"].get(name, 0) for p in progress)
             for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets")
         }
-        told = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
+        split = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
         rows = statistics.median(p["numInputRows"] for p in progress)
         self._report.add(
             f"micro-batch of {rows:,.0f} rows: {source.name}",
-            f"p50 {statistics.median(times):.0f} ms, min {min(times)} ms (aim {AIM_BATCH_MS:.0f}; {told})",
+            f"p50 {statistics.median(times):.0f} ms, min {min(times)} ms (aim {AIM_BATCH_MS:.0f}; {split})",
             p50_ms=statistics.median(times),
             min_ms=min(times),
             parts_ms=parts,
@@ -279,7 +278,7 @@ class _Runs:
 
 
 def _times_ms(work: Callable[[], object], count: int) -> list[float]:
-    """Twice to warm up."""
+    """Milliseconds of each run, after two to warm up."""
     times = []
     for _ in range(count + 2):
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""A Python data source that does nothing: what Spark itself costs around any source written in Python.
+"""A Python data source that does nothing: the cost of Spark itself around any source written in Python.
 
-Owns rows of the same shape as a topic's, made once in each worker and handed on as they are, and positions that are a
-number. Nothing is fetched, decoded or asked. `format("floor")` after `spark.dataSource.register(FloorSource)`.
+Owns rows of the same shape as a topic's, made once in each worker, and positions that are a number. It fetches and
+decodes nothing. Use `format("floor")` after `spark.dataSource.register(FloorSource)`.
 """
 
 import json
@@ -24,7 +24,7 @@ BATCHES: Final = 50
 
 
 class Share(InputPartition):
-    """How many rows a task makes."""
+    """The number of rows of one task."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(None)
@@ -32,7 +32,7 @@ class Share(InputPartition):
 
 
 class FloorSource(DataSource):
-    """Option `rows`: of a batch read, or of each micro-batch."""
+    """Option `rows`: the rows of a batch read, or of each micro-batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -61,7 +61,7 @@ class FloorReader(DataSourceReader):
 
 
 class FloorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """BATCHES micro-batches."""
+    """Ends after BATCHES micro-batches."""
 
     def __init__(self, rows: int, schema: StructType) -> None:
         self._rows = rows

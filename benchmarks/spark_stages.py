@@ -1,7 +1,7 @@
-"""Where a row's time goes in Spark's Python workers: fetching and decoding apart, without Spark around them.
+"""The time per row in Spark's Python workers: fetching and decoding measured separately, without Spark.
 
-Owns the profile behind benchmarks/spark.py's table, as CPU time of this process: of records that have one size and of
-others, of all columns and of one, by codec.
+Owns the profile behind the table of benchmarks/spark.py, as CPU time of this process: records of one size and of mixed
+sizes, all columns and one, by codec.
 """
 
 import os
@@ -21,12 +21,11 @@ from smq.spark_connector.planning import Range
 from smq.spark_connector.range_fetcher import RangeFetcher
 from smq.spark_connector.schema import arrow_schema, check_projection, default_schema
 from smq.testing.cluster import Cluster
-from tests.cluster.conftest import make_topic
 
 REPEATS: Final = 3
-CHUNK: Final = 10_000  # records handed to the producer at once
+CHUNK: Final = 10_000  # records handed to the producer in one call
 TIMEOUT_MS: Final = 60_000
-# Codec and the range of sizes; values compress by half, as text does.
+# Codec and range of sizes; values compress to half their size, as text does.
 KINDS: Final = {
     "100 B": ("none", (100, 100)),
     "100 B, lz4": ("lz4", (100, 100)),
@@ -38,7 +37,7 @@ VALUE: Final = StructType([field for field in ALL.fields if field.name == "value
 
 
 def measure(cluster: Cluster, report: Report, *, records: int) -> None:
-    """Each stage REPEATS times, the best of them."""
+    """Runs each stage REPEATS times; the best run counts."""
     connections = Connections([node.grpc for node in cluster.alive()], TIMEOUT_MS)
     try:
         for kind, (codec, sizes) in KINDS.items():
@@ -55,7 +54,7 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
 
 
 def _fill(cluster: Cluster, records: int, codec: str, sizes: tuple[int, int]) -> str:
-    topic = make_topic(cluster, 1)
+    topic = cluster.make_topic(1)
     chosen = random.Random(7)
     values = [os.urandom(chosen.randint(*sizes) // 2).hex().encode() for _ in range(CHUNK)]
     with SyncProducer([node.grpc for node in cluster.alive()], compression=codec) as producer:
@@ -73,7 +72,7 @@ def _decode(batches: Iterable[RawBatch], schema: StructType) -> Iterator[object]
 
 def _stage(report: Report, what: str, records: int, work: Callable[[], Iterable[object]]) -> None:
     spent = []
-    for _ in range(REPEATS):  # of which the first warms up
+    for _ in range(REPEATS):  # the first run warms up
         began = time.process_time()
         for _ in work():
             pass

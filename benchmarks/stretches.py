@@ -1,10 +1,10 @@
-"""Runs a node as `smq` does, and writes down every pass of its event loop that took long, and what it did in it.
+"""Runs a node as `smq` does, and records every long pass of its event loop with its causes.
 
-Owns the measuring from within. A pass is all that the loop does between two looks at its sockets: whatever comes
-meanwhile waits for its end. Written is what of it was this thread's own processor time (ours), what it waited for a
-core (the machine's), and what it waited for anything else: Python's lock, a page, the disk. On asyncio's own loop in
-place of uvloop, which cannot be looked into: its passes are a little longer. Run as a module it is the node's process:
-`python -m benchmarks.stretches serve --config FILE`; where to write to is in SMQ_STRETCHES.
+Owns the measurement from inside. A pass is all the work between two polls of the loop's sockets: events that arrive
+meanwhile wait for its end. The record splits it into CPU time of this thread (our own), waiting for a core (the
+machine's), and other waiting: Python's lock, a page, the disk. It uses asyncio's own loop, since uvloop cannot be
+inspected; its passes are a little longer. Run as a module it is the node's process:
+`python -m benchmarks.stretches serve --config FILE`, with the output file in SMQ_STRETCHES.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from typing import Any, Final
 
 FILE: Final = "SMQ_STRETCHES"
 COMMAND: Final = (sys.executable, "-m", "benchmarks.stretches", "serve", "--config")
-LONG_NS: Final = 20_000_000  # a pass that is worth a line
-PART_NS: Final = 2_000_000  # a part of it that is worth being named
+LONG_NS: Final = 20_000_000  # a pass this long is recorded
+PART_NS: Final = 2_000_000  # a part of it this long is named
 
 
 @dataclass(slots=True)
 class Stretch:
-    """One pass, in milliseconds. `parts` are its longer callbacks and the collector's passes, by their CPU time."""
+    """One pass, in milliseconds. `parts` are its longer callbacks and garbage collections, by their CPU time."""
 
     at_s: float
     wall_ms: float
@@ -39,14 +39,14 @@ class Stretch:
 
 
 def read(path: Path) -> list[Stretch]:
-    """What a node has written so far."""
+    """The passes that a node has recorded so far."""
     if not path.exists():
         return []
     return [Stretch(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 class _Selector(selectors.EpollSelector):
-    """Tells where passes begin and end."""
+    """Sees where passes begin and end."""
 
     def __init__(self, out: Path) -> None:
         super().__init__()
@@ -95,14 +95,14 @@ def _watch_callbacks(selector: _Selector) -> None:
         if took >= PART_NS:
             selector.parts.append((_name(handle), took))
 
-    asyncio.events.Handle._run = timed  # type: ignore[method-assign,assignment] # there is no other place to stand
+    asyncio.events.Handle._run = timed  # type: ignore[method-assign,assignment] # there is no public hook
 
 
 def _name(handle: asyncio.events.Handle) -> str:
-    callback: Any = handle._callback  # type: ignore[attr-defined] # nothing public tells
+    callback: Any = handle._callback  # type: ignore[attr-defined] # nothing public says so
     arguments: Any = handle._args
     if len(arguments or ()) == 1 and callable(arguments[0]):
-        callback = arguments[0]  # as the node's clock hands it to the loop
+        callback = arguments[0]  # as the node's clock passes it to the loop
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return str(getattr(owner.get_coro(), "__qualname__", owner))
@@ -136,7 +136,7 @@ def main(arguments: Iterable[str]) -> None:
 
     from smq.coordinator.cli.main import main as smq
 
-    uvloop.new_event_loop = _new_loop  # type: ignore[assignment] # what the server asks for its loop
+    uvloop.new_event_loop = _new_loop  # type: ignore[assignment] # the server gets its loop from it
     sys.argv = ["smq", *arguments]
     smq()
 

@@ -1,7 +1,7 @@
 """Offsets assigned without records: offset-reuse, nonmonotonic-assign, offset-gap.
 
-Owns the judgement of `assign` operations: every range is told to one caller, later callers get later offsets, and
-what nobody was told is no more than what the callers with an unknown outcome had asked for.
+Owns the judgement of `assign` operations: every range goes to one caller, later callers get later offsets, and there
+are no more unassigned offsets than the callers with an unknown outcome requested.
 """
 
 from collections import defaultdict
@@ -35,12 +35,12 @@ def _check_ranges(key: str, ops: list[Op], unknown: int, findings: Findings) -> 
             findings.add("offset-reuse", f"{key}@{after.told['o']} was assigned twice", op, after)
         gaps += max(0, after.told["o"] - end)
     if gaps > unknown:
-        detail = f"{key}: {gaps} offsets were told to nobody, {unknown} were asked for with an unknown outcome"
+        detail = f"{key}: {gaps} offsets reached no caller, {unknown} were requested with an unknown outcome"
         findings.add("offset-gap", detail)
 
 
 def _check_order(key: str, ops: list[Op], findings: Findings) -> None:
-    """A range lies above every range that had been told before it was asked for."""
+    """A range is above every range that had been assigned before it was requested."""
     ended = sorted(ops, key=lambda op: op.end_ns)
     at, highest = 0, ended[0]
     is_any = False

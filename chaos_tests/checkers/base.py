@@ -1,6 +1,6 @@
-"""What a judge returns, and the facts about each partition that several judges share.
+"""Violations, and the facts about each partition that several judges share.
 
-Owns Violation and the index of a history by partition. One pass over the history builds it; every judge then
+Owns Violation and the index of a history by partition. One pass over the history builds the index; each judge then
 works in O(n) or O(n log n). It must never depend on the simulation.
 """
 
@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeAlias
 
 from chaos_tests.history import NEVER_NS, Event, History, Op
 
-DETAILS_MAX = 20  # violations reported an anomaly: the first few tell the story
+DETAILS_MAX = 20  # violations reported per anomaly: the first few are enough to find the cause
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One anomaly, by the name docs/rules.md explains, with its smallest witness."""
+    """One anomaly, by its name in docs/rules.md, with its smallest witness."""
 
     anomaly: str
     detail: str
@@ -28,7 +28,7 @@ class Violation:
 
 
 class Findings:
-    """Collects violations of one judge, bounded."""
+    """Collects the violations of one judge, up to a bound."""
 
     def __init__(self) -> None:
         self.found: list[Violation] = []
@@ -47,7 +47,7 @@ _first = itemgetter(0)
 
 
 class Mark(NamedTuple):
-    """A high water mark that somebody was told: when, which, and by what (None: nobody yet)."""
+    """A high water mark that a client learned: when, which, and from which operation (None: no client yet)."""
 
     told_ns: int
     end: int
@@ -55,7 +55,7 @@ class Mark(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """A send whose producer was told offsets that may never be used again: a mark (it begins as one), and more."""
+    """A send that was acknowledged with offsets that may never be used again. Its first fields are those of a Mark."""
 
     told_ns: int
     end: int
@@ -66,53 +66,55 @@ class Acked(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionFacts:
-    """Everything a history says about one partition."""
+    """Everything that a history says about one partition."""
 
     key: str
     sends: list[Op] = field(default_factory=list)
-    acked: list[Acked] = field(default_factory=list)  # of the sends: those with acks=all that succeeded
-    polls: list[Op] = field(default_factory=list)  # those answered ok
+    acked: list[Acked] = field(default_factory=list)  # the sends with acks=all that succeeded
+    polls: list[Op] = field(default_factory=list)  # the successful ones
     refused_polls: list[Op] = field(default_factory=list)
     finals: list[Op] = field(default_factory=list)  # polls of the last full read, also among `polls`
     ranges: list[Op] = field(default_factory=list)
-    asked_finally: set[int] = field(default_factory=set)  # nodes of which that read was begun, whatever came of it
+    asked_finally: set[int] = field(default_factory=set)  # nodes for which that read was begun, whatever its outcome
     times: list[Op] = field(default_factory=list)
     trims: list[Op] = field(default_factory=list)
-    # Polls whose batches do not lie side by side from the asked offset to the high water mark at most.
+    # Polls whose batches are not contiguous from the requested offset, or go past the high water mark.
     uneven: list[Op] = field(default_factory=list)
-    # Every different batch that was ever read, as it was first, by base and then by time. Batches are read many times
-    # and never cut anew, so what concerns their content is judged once a batch, not once a read.
+    # Every distinct batch that was ever read, by base offset and then by time of the first read. Batches are read many
+    # times and never cut differently, so their content is judged once per batch, not once per read.
     observed: list[Batch] = field(default_factory=list)
-    # base -> batch, as the final read of the replicas shows it (first replica that has it)
+    # base -> batch in the final read of the replicas (of the first replica that has it)
     final: dict[int, Batch] = field(default_factory=dict)
     _final_log: dict[int, int] | None = None
     _marks: list[Mark | Acked] | None = None
     _shown: dict[int, Op] | None = None
 
     def final_log(self) -> dict[int, int]:
-        """offset -> value, by `final`. Made when first asked for: there are many records, and seldom a doubt that
-        whole batches leave."""
+        """offset -> value, from `final`. Built on first use: there are many records, and whole batches nearly always
+        suffice."""
         if self._final_log is None:
             self._final_log = {}
-            for base, _, values, *_ in reversed(self.final.values()):  # the first replica has the last word
+            for base, _, values, *_ in reversed(self.final.values()):  # the first replica wins
                 self._final_log.update(enumerate(values, base))
         return self._final_log
 
     def shown_by(self, batch: Batch) -> Op:
-        """The poll that first showed what is among `observed`."""
+        """The poll that first showed this batch of `observed`."""
         if self._shown is None:
             self._shown = {id(shown): op for op in reversed(self.polls) for shown in batches(op)}
         return self._shown[id(batch)]
 
     def marks(self) -> list[Mark | Acked]:
-        """Each that was higher than all told before it by a poll, a range or an acknowledgement, by the time of the
-        telling; between one of nothing and one that never came."""
+        """The marks of polls, ranges and acknowledgements that exceeded all earlier ones, by time.
+
+        The first entry is an empty mark, the last one never happened.
+        """
         if self._marks is None:
             told: list[Mark | Acked] = [*self.acked]
             top, top_ns = 0, 0
             for op in chain(self.polls, (op for op in self.ranges if op.is_ok)):
                 mark, end_ns = op.told["hwm"], op.end_ns
-                if mark > top or end_ns < top_ns:  # else one as high had been told by then
+                if mark > top or end_ns < top_ns:  # otherwise an equal mark was known by then
                     told.append(Mark(end_ns, mark, op))
                     if mark > top:
                         top, top_ns = mark, end_ns
@@ -127,7 +129,7 @@ class PartitionFacts:
         return self._marks
 
     def mark_before(self, when_ns: int) -> Mark | Acked:
-        """The highest that had been told by then."""
+        """The highest mark that any client knew by then."""
         marks = self.marks()
         return marks[max(bisect_left(marks, when_ns, key=_first), 1) - 1]
 
@@ -146,7 +148,7 @@ class Facts:
 
 
 class _Partitions(dict[str, PartitionFacts]):
-    """By key; asking for one makes it."""
+    """By key. A missing partition is created on access."""
 
     def __missing__(self, key: str) -> PartitionFacts:
         found = self[key] = PartitionFacts(key)
@@ -194,10 +196,12 @@ def _index_polls(polls: list[Op], partitions: _Partitions) -> None:
 
 
 def _observe(of: PartitionFacts) -> list[Batch]:
-    """What was read; and notes uneven polls on the way. Most of the time of judging is here: one pass over all
-    batches of all polls, which calls nobody."""
+    """All distinct batches that were read; notes uneven polls on the way.
+
+    Judging spends most of its time here: one pass over all batches of all polls, without a call.
+    """
     first: dict[int, Batch] = {}
-    others: dict[int, list[Batch]] = {}  # that lie at the base of a first one
+    others: dict[int, list[Batch]] = {}  # different batches at the base of a first one
     for op in of.polls:
         found = op.told["b"]
         if not found:

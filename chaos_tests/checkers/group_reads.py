@@ -1,9 +1,9 @@
 """Groups that share a topic's records: unread and commit-regression.
 
-Owns the judgement of what a group as a whole was given and has committed: by the end every acknowledged record below
-the `ends` of its `gdrained` note was given to one of its consumers at least once, and no commit of a group that reads
-lies below one that had been acknowledged before it began. (What one consumer was given is `kafka`'s; that
-fetched offsets are current is `groups`'; that no old generation commits is `membership`'s.)
+Owns the judgement of a group as a whole. In the end, at least one of its consumers has received every acknowledged
+record below the `ends` of its `gdrained` note. No commit of a group that reads is below a commit that was acknowledged
+before it began. (`kafka` judges the records of one consumer, `groups` whether fetched offsets are current, and
+`membership` that no old generation commits.)
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from chaos_tests.history import Op
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     _check_unread(facts, findings)
-    # A group that reads begins where it had committed; the simulation's members commit what they please.
+    # A group that reads begins at its last commit; the simulation's members commit arbitrary offsets.
     readers = {op.asked["g"] for op in facts.history.of("kpoll") if "g" in op.asked}
     commits: dict[tuple[str, str], list[Op]] = defaultdict(list)
     for op in facts.history.of("commit"):
@@ -47,7 +47,7 @@ def _check_unread(facts: Facts, findings: Findings) -> None:
 
 
 def _check_order(ops: list[Op], findings: Findings) -> None:
-    """Each generation begins where the one before it had committed, so commits only go on."""
+    """Each generation begins at the last commit of the one before it, so commits never go back."""
     ended = sorted(ops, key=lambda op: op.end_ns)
     at = 0
     highest: Op | None = None

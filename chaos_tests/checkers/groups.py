@@ -1,8 +1,8 @@
 """A group's committed offset as a linearizable register: stale-commit.
 
-Owns the zone test of Gibbons and Korach ("Testing shared memories", 1997): where every write has a unique value
-(the tag in the metadata), a history is linearizable exactly if no two forward zones overlap and no backward zone
-lies inside a forward one. A zone spans from the earliest end to the latest start of a write and its reads.
+Owns the zone test of Gibbons and Korach ("Testing shared memories", 1997): if every write has a unique value (the tag
+in the metadata), a history is linearizable exactly if no two forward zones overlap and no backward zone is inside a
+forward one. A zone spans from the earliest end to the latest start of a write and its reads.
 """
 
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ def check(facts: Facts) -> list[Violation]:
     dropped = {op.asked["name"]: op.start_ns for op in reversed(facts.history.of("drop"))}
 
     def outlives(op: Op) -> bool:
-        """Deleting a topic deletes its offsets: what overlaps that is not judged."""
+        """Deleting a topic deletes its offsets, so operations that overlap the deletion are not judged."""
         return op.end_ns < dropped.get(op.asked["k"].rsplit("/", 1)[0], NEVER_NS)
 
     for op in facts.history.of("commit"):
@@ -73,7 +73,7 @@ def _clusters(name: str, writes: list[Op], reads: list[Op], findings: Findings) 
     for op in reads:
         cluster = clusters.get(op.told["tag"])
         if cluster is None:
-            findings.add("stale-commit", f"{name}: a commit was read that failed or never was", op)
+            findings.add("stale-commit", f"{name}: a commit was read that failed or was never made", op)
             continue
         write = cluster.write
         if write is not None and (op.end_ns < write.start_ns or op.told["o"] != write.asked["o"]):
@@ -81,7 +81,7 @@ def _clusters(name: str, writes: list[Op], reads: list[Op], findings: Findings) 
         cluster.first_end_ns = min(cluster.first_end_ns, op.end_ns)
         cluster.last_start_ns = max(cluster.last_start_ns, op.start_ns)
         cluster.reads.append(op)
-    # A commit without a known outcome that nobody ever read may never have happened.
+    # A commit with an unknown outcome may never have happened if no fetch ever returned it.
     return [c for c in clusters.values() if c.reads or (c.write is not None and c.first_end_ns < NEVER_NS)]
 
 
@@ -97,7 +97,7 @@ def _check_zones(name: str, clusters: list[_Cluster], findings: Findings) -> Non
     for cluster in sorted((c for c in clusters if not c.is_forward), key=lambda c: c.low_ns):
         while at < len(forward) and forward[at].high_ns <= cluster.high_ns:
             at += 1
-        # Forward zones do not overlap (else already reported): only the first that ends later can hold this one.
+        # Forward zones do not overlap (or are already reported): only the first that ends later can hold this one.
         if at < len(forward) and forward[at].low_ns < cluster.low_ns and cluster.high_ns < forward[at].high_ns:
             detail = f"{name}: {forward[at].tag!r} was read before and after {cluster.tag!r} had overwritten it"
             findings.add("stale-commit", detail, *forward[at].witness(), *cluster.witness())

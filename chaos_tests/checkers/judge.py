@@ -50,7 +50,8 @@ def judge(events: Iterable[Event]) -> list[Violation]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Judging makes millions of objects and no cycles: looking for cycles would take two thirds of the time."""
+    """Judging makes millions of objects and no cycles: the collector's search for cycles would take two thirds of the
+    time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

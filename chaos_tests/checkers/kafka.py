@@ -1,8 +1,8 @@
-"""What a Kafka consumer was given: poll-skip, nonmonotonic-poll and inconsistent-offsets, as a client sees them.
+"""The records that Kafka consumers received: poll-skip, nonmonotonic-poll and inconsistent-offsets.
 
-Owns the judgement of `kpoll` operations: one consumer (`c`; of a group's member, each assignment by itself: `by`) is
-given each partition's records in order and without a gap, and each is the record that the final read has at that
-offset.
+Owns the judgement of `kpoll` operations: one consumer receives the records of each partition in order and without a
+gap, and each record is the one that the final read has at its offset. `c` names the consumer; for a member of a group,
+`by` names one assignment, which is judged by itself.
 """
 
 from chaos_tests.checkers.base import Facts, Findings, Violation

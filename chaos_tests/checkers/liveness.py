@@ -1,4 +1,4 @@
-"""After the faults are healed the cluster works again within its bound: no-progress.
+"""Once the faults are healed, the cluster works again within its bound: no-progress.
 
 Owns the judgement of the `settled` observation and of every operation that began after it.
 """
@@ -6,14 +6,14 @@ Owns the judgement of the `settled` observation and of every operation that bega
 from chaos_tests.checkers.base import Facts, Findings, Violation
 
 UNCONDITIONAL = ("send", "hwm", "fetch", "commit")  # operations that must succeed on a healed cluster
-ANSWERED = ("time",)  # these may be refused, for they ask one replica, which may be a record behind and says so
+ANSWERED = ("time",)  # these may be refused: they ask one replica, which may be a record behind and says so
 
 
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     settled_ns: int | None = None
     for event in facts.history.noted("settled"):
-        settled_ns = event["t"] if settled_ns is None else settled_ns  # the probes lie between the first and the next
+        settled_ns = event["t"] if settled_ns is None else settled_ns  # the probes are between the first and the next
         if not event["ok"]:
             findings.add("no-progress", f"after the heal: {event['why']}", event)
             return findings.found
@@ -21,7 +21,7 @@ def check(facts: Facts) -> list[Violation]:
         return findings.found
     for function in (*UNCONDITIONAL, *ANSWERED):
         for op in facts.history.of(function):
-            is_well = op.is_ok or (op.kind == "fail" and function in ANSWERED)
-            if op.start_ns > settled_ns and not is_well and not op.asked.get("may_fail"):
+            is_fine = op.is_ok or (op.kind == "fail" and function in ANSWERED)
+            if op.start_ns > settled_ns and not is_fine and not op.asked.get("may_fail"):
                 findings.add("no-progress", f"a {function} after the cluster had settled did not succeed", op)
     return findings.found

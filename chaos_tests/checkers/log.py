@@ -1,8 +1,7 @@
-"""Value and offset are a function both ways: inconsistent-offsets, offset-reuse, duplicate, duplicate-sequence,
-sequence-gap, inconsistent-ts.
+"""Each offset has one value and each value one offset: inconsistent-offsets, offset-reuse, duplicate,
+duplicate-sequence, sequence-gap, inconsistent-ts.
 
-Owns what every replica's log may contain. Reads of records that turn out never to have been committed are the
-business of `reads`, loss that of `losses`.
+Owns the judgement of the content of every replica's log. `losses` judges reads of uncommitted records, and loss.
 """
 
 from functools import cache, partial
@@ -17,14 +16,16 @@ def check(facts: Facts) -> list[Violation]:
     for partition in facts.partitions.values():
         if not _is_plain(partition):
             seen, places = _check_reads(partition, findings)
-            _check_told(partition, seen, places, findings)
+            _check_acknowledged(partition, seen, places, findings)
         _check_sequences(partition, findings)
     return findings.found
 
 
 def _is_plain(partition: PartitionFacts) -> bool:
-    """Whether all that was read are batches side by side, each value once, and whatever was acknowledged is one of
-    them: as nearly always, and then no record needs to be looked at by itself."""
+    """Whether the batches that were read do not overlap, hold each value once, and include every acknowledged batch.
+
+    This is nearly always so, and then no record needs a look of its own.
+    """
     stored = {batch[0]: batch[2] for batch in partition.observed}
     end, count = 0, 0
     for base, values in stored.items():
@@ -42,10 +43,10 @@ Places = dict[int, int]  # value -> the offset where it was first read
 
 
 def _check_reads(partition: PartitionFacts, findings: Findings) -> tuple[Seen, Places]:
-    """All polls of all replicas agree on what lies at an offset, and no value lies at two."""
+    """All polls of all replicas agree on the value at an offset, and no value is at two offsets."""
     seen: Seen = {}
     places: Places = {}
-    idempotent = cache(partial(_idempotent_values, partition))  # seldom asked for
+    idempotent = cache(partial(_idempotent_values, partition))  # seldom needed
     shown_by = partition.shown_by
     for batch in partition.observed:
         ts_ns = batch[1]
@@ -56,7 +57,7 @@ def _check_reads(partition: PartitionFacts, findings: Findings) -> tuple[Seen, P
                 other = places.setdefault(value, offset)
                 if other != offset:
                     anomaly = "duplicate-sequence" if value in idempotent() else "duplicate"
-                    detail = f"{partition.key}: value {value} lies at {other} and at {offset}"
+                    detail = f"{partition.key}: value {value} is at {other} and at {offset}"
                     findings.add(anomaly, detail, shown_by(seen[other][2]), shown_by(batch))
             elif first[0] != value:
                 detail = f"{partition.key}@{offset} was read as {first[0]} and as {value}"
@@ -71,8 +72,8 @@ def _idempotent_values(partition: PartitionFacts) -> set[int]:
     return {value for op in partition.sends if op.asked.get("idem") for value in op.asked["v"]}
 
 
-def _check_told(partition: PartitionFacts, seen: Seen, places: Places, findings: Findings) -> None:
-    """What producers were told agrees with what is read, and nobody was told the same offset for another value."""
+def _check_acknowledged(partition: PartitionFacts, seen: Seen, places: Places, findings: Findings) -> None:
+    """Acknowledged offsets agree with the reads, and no offset was acknowledged for two values."""
     value_at: dict[int, tuple[int, Op]] = {}
     # acks=1 promises nothing: its batch may go with the leader, and a late first attempt may bring it back.
     for _, _, op, base, values in partition.acked:
@@ -94,7 +95,7 @@ def _check_told(partition: PartitionFacts, seen: Seen, places: Places, findings:
 
 
 def _check_sequences(partition: PartitionFacts, findings: Findings) -> None:
-    """Along the final log, the sequences of a producer id follow one another without a gap."""
+    """In the final log, the sequences of a producer id follow one another without a gap."""
     expected: dict[tuple[int, int], int] = {}
     for op in partition.finals:
         if op.asked.get("n") != partition.finals[0].asked.get("n"):
@@ -103,9 +104,9 @@ def _check_sequences(partition: PartitionFacts, findings: Findings) -> None:
             if producer < 0:
                 continue
             key = (producer, epoch)
-            want = expected.get(key)
-            if want is not None and sequence != want:
-                anomaly = "duplicate-sequence" if sequence < want else "sequence-gap"
-                detail = f"{partition.key}@{base}: producer {key} wrote sequence {sequence}, {want} was next"
+            following = expected.get(key)
+            if following is not None and sequence != following:
+                anomaly = "duplicate-sequence" if sequence < following else "sequence-gap"
+                detail = f"{partition.key}@{base}: producer {key} wrote sequence {sequence}, {following} was next"
                 findings.add(anomaly, detail, op)
             expected[key] = sequence + len(values)

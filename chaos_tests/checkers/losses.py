@@ -1,6 +1,6 @@
-"""What was acknowledged is there, what failed is not: lost-write, aborted-read, precommitted-read, divergent-replica.
+"""Acknowledged records are there, failed ones are not: lost-write, aborted-read, precommitted-read, divergent-replica.
 
-Owns the comparison of everything that clients were told with the final read of every replica.
+Owns the comparison of all answers to clients with the final read of every replica.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ def check(facts: Facts) -> list[Violation]:
         unread = partition.asked_finally - replicas.keys()
         trimmed = max((op.asked["o"] for op in partition.trims if op.kind != "fail"), default=0)
         if unread and any(acked.end > trimmed for acked in partition.acked):
-            findings.add("lost-write", f"{partition.key}: nothing could be read of nodes {sorted(unread)} in the end")
+            findings.add("lost-write", f"{partition.key}: nothing could be read from nodes {sorted(unread)} in the end")
         if not replicas:
             continue
         _check_agreement(partition, replicas, findings)
@@ -34,7 +34,7 @@ def check(facts: Facts) -> list[Violation]:
 
 @dataclass(slots=True)
 class _Replica:
-    """What one replica showed of its whole log."""
+    """One replica's whole log, as the final read shows it."""
 
     lo: int = 0
     hwm: int = 0
@@ -42,7 +42,7 @@ class _Replica:
     _log: dict[int, int] | None = field(default=None, compare=False)
 
     def log(self) -> dict[int, int]:
-        """offset -> value. Made where the batches leave a doubt: seldom, and it costs more than all else here."""
+        """offset -> value. Built only if the batches alone do not decide: it costs more than everything else here."""
         if self._log is None:
             self._log = {}
             for base, values in self.batches.items():
@@ -51,7 +51,7 @@ class _Replica:
 
 
 def _final_replicas(partition: PartitionFacts) -> dict[int, _Replica]:
-    """Each replica's last full read, put together from its polls. Equal ones (nearly always all) are one object."""
+    """Each replica's last full read, joined from its polls. Equal ones (nearly always all) are one object."""
     read: dict[int, _Replica] = defaultdict(_Replica)
     for op in partition.finals:
         replica, told = read[op.asked["n"]], op.told
@@ -64,7 +64,7 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, _Replica]:
 
 
 def _check_whole(partition: PartitionFacts, node: int, replica: _Replica, findings: Findings) -> None:
-    """A replica's full read has no hole between its log start and its high water mark."""
+    """The full read of a replica has no hole between its log start and its high water mark."""
     lo, hwm = replica.lo, replica.hwm
     end, is_whole = lo, True
     for base in sorted(replica.batches):
@@ -80,7 +80,7 @@ def _check_whole(partition: PartitionFacts, node: int, replica: _Replica, findin
 
 
 def _check_agreement(partition: PartitionFacts, replicas: dict[int, _Replica], findings: Findings) -> None:
-    """Where two replicas have an offset, they have the same there."""
+    """Two replicas that both have an offset have the same value there."""
     nodes = list(replicas)
     for node in nodes[1:]:
         if replicas[node] is replicas[nodes[0]]:
@@ -118,7 +118,7 @@ def _check_aborted(partition: PartitionFacts, findings: Findings) -> None:
 
 
 def _check_precommitted(partition: PartitionFacts, findings: Findings) -> None:
-    """Whatever anybody read is in the final log (unless it has been deleted since)."""
+    """Every record that was ever read is in the final log, unless it has been deleted since."""
     final = partition.final
     lo = max(op.told["lo"] for op in partition.finals)
     for batch in partition.observed:
@@ -130,5 +130,5 @@ def _check_precommitted(partition: PartitionFacts, findings: Findings) -> None:
         value = partition.final_log().get(last)
         if value != values[-1]:
             shown = "nothing" if value is None else value
-            detail = f"{partition.key}@{last}: {values[-1]} was read, finally {shown}"
+            detail = f"{partition.key}@{last}: {values[-1]} was read, in the end {shown}"
             findings.add("precommitted-read", detail, partition.shown_by(batch))

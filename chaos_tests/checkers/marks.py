@@ -1,6 +1,6 @@
 """The high water mark as a linearizable register that only grows, and look-ups by time: stale-hwm, wrong-time-offset.
 
-Owns what GetPartitionRange and OffsetForTime may answer.
+Owns the judgement of answers to GetPartitionRange and OffsetForTime.
 """
 
 from bisect import bisect_left
@@ -22,14 +22,14 @@ def check(facts: Facts) -> list[Violation]:
 def _check_range(partition: PartitionFacts, op: Op, findings: Findings) -> None:
     known = partition.mark_before(op.start_ns)
     if op.told["hwm"] < known.end and known.op is not None:
-        detail = f"{partition.key}: HWM {op.told['hwm']} although {known.end} had been told before"
+        detail = f"{partition.key}: HWM {op.told['hwm']} although {known.end} was known before"
         findings.add("stale-hwm", detail, known.op, op)
     if not op.told["lo"] <= op.told["hwm"] <= op.told["next"]:
         findings.add("stale-hwm", f"{partition.key}: log start, HWM and next offset are out of order", op)
 
 
 def _check_times(partition: PartitionFacts, findings: Findings) -> None:
-    """By the final log: the first record at or after the time, or none if it came later than the question."""
+    """Against the final log: the first record at or after the time, or none if it was written after the request."""
     if not partition.times or not partition.final:
         return
     lo = max(op.told["lo"] for op in partition.finals)
@@ -44,9 +44,9 @@ def _check_times(partition: PartitionFacts, findings: Findings) -> None:
         if op.told["ts_found"] < 0:
             wrong = right is not None and right < known
         else:
-            # What was trimmed since is not in the final log: then only the answer's own stamp can be judged.
+            # Records trimmed since are not in the final log: then only the answer's own timestamp can be judged.
             wrong = found != right and found >= lo
             wrong = wrong or op.told["ts_found"] < op.asked["ts"]
         if wrong:
-            detail = f"{partition.key}: first record at or after {op.asked['ts']} is at {right}, told {found}"
+            detail = f"{partition.key}: first record at or after {op.asked['ts']} is at {right}, the answer was {found}"
             findings.add("wrong-time-offset", detail, op)

@@ -1,9 +1,9 @@
-"""Groups with members: one generation at a time, each partition one member's, nobody evicted who was heard of.
+"""Groups with members: one generation at a time, one member per partition, no live member evicted.
 
-Owns the anomalies stale-generation (a commit was taken although a later generation had been told to somebody before it
-began), split-generation (one generation with two leaders or two sets of members), shared-partition (a partition is two
-members' in one generation), evicted-alive (a member is unknown within its session after a sign of life) and
-phantom-member (after everybody has gone, somebody who is left alone does not get all).
+Owns these anomalies: stale-generation (a commit was accepted although a member knew of a later generation before the
+commit began), split-generation (one generation has two leaders or two sets of members), shared-partition (two members
+have one partition in the same generation), evicted-alive (a member is unknown within its session after a sign of life)
+and phantom-member (the only member left does not get all partitions).
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from chaos_tests.history import Op
 
 SESSION_MS = 4_000  # of the members that the simulation runs
 _SESSION_NS = SESSION_MS * 1_000_000
-_DRIFT = 0.9  # of a session by a clock that runs a little fast
+_DRIFT = 0.9  # share of a session that has passed when a fast clock says that all of it has
 _GONE = ("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER")
 
 
@@ -58,7 +58,7 @@ def _check_shares(syncs: list[Op], findings: Findings) -> None:
 
 
 def _check_commits(joins: list[Op], taken: list[Op], findings: Findings) -> None:
-    """Of one group, against the highest generation that anybody had been told before the commit began."""
+    """Compares commits of one group with the highest generation that a member knew before the commit began."""
     told = sorted(joins, key=lambda op: op.end_ns)
     at, highest = 0, None
     for op in sorted(taken, key=lambda op: op.start_ns):
@@ -67,12 +67,12 @@ def _check_commits(joins: list[Op], taken: list[Op], findings: Findings) -> None
                 highest = told[at]
             at += 1
         if highest is not None and op.asked["gen"] < highest.told["gen"]:
-            detail = f"a commit of generation {op.asked['gen']} was taken in generation {highest.told['gen']}"
+            detail = f"a commit of generation {op.asked['gen']} was accepted in generation {highest.told['gen']}"
             findings.add("stale-generation", detail, highest, op)
 
 
 def _check_evictions(facts: Facts, findings: Findings) -> None:
-    """A sign of life counts from when it was sent, and only while it was answered with "all is well"."""
+    """A sign of life counts from the time it was sent, and only if its answer was no error."""
     heard: dict[str, Op] = {}
     ops: list[Op] = []
     for function in ("gbeat", "gsync", "gleave", "gjoin", "commit"):
@@ -80,7 +80,7 @@ def _check_evictions(facts: Facts, findings: Findings) -> None:
     for op in sorted(ops, key=lambda op: op.start_ns):
         member: Any = op.asked["m"]
         if op.function == "gleave" or op.function == "gjoin":
-            heard.pop(member, None)  # from here on it may be gone by its own doing, or is in a round
+            heard.pop(member, None)  # from here on it may have left by itself, or is in a rebalance
             continue
         code = op.told.get("code") if op.function == "gbeat" else op.told.get("err")
         before = heard.get(member)

@@ -1,6 +1,6 @@
-"""Observations inside the nodes: two-leaders-in-term, log-mismatch, digest-mismatch, hwm-regression, process-died.
+"""Observations from inside the nodes: two-leaders-in-term, log-mismatch, digest-mismatch, hwm-regression, process-died.
 
-Owns what must hold between the nodes' state machines at equal Raft indexes.
+Owns the judgement of the nodes' state machines against each other at equal Raft indexes.
 """
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
@@ -20,7 +20,7 @@ def check(facts: Facts) -> list[Violation]:
 
 
 def _check_agreement(events: list[Event], by: str, value: str, anomaly: str, findings: Findings) -> None:
-    """Equal `by`, equal `value`."""
+    """Events with an equal `by` have an equal `value`."""
     first: dict[int, Event] = {}
     for event in events:
         other = first.setdefault(event[by], event)
@@ -29,7 +29,7 @@ def _check_agreement(events: list[Event], by: str, value: str, anomaly: str, fin
 
 
 def _check_local_marks(events: list[Event], findings: Findings) -> None:
-    """The HWM is a function of the Raft index (on every node the same), and never falls as the index grows."""
+    """At one Raft index every node has the same HWM, and the HWM never falls as the index grows."""
     marks: dict[str, dict[int, Event]] = {}
     for event in events:
         at = marks.setdefault(event["k"], {})

@@ -1,7 +1,7 @@
 """Single polls and chains of them: poll-skip, nonmonotonic-poll, read-above-hwm, nonmonotonic-ts,
 false-out-of-range.
 
-Owns what one answer to a reader may look like.
+Owns the judgement of single answers to readers.
 """
 
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
@@ -19,7 +19,7 @@ def check(facts: Facts) -> list[Violation]:
 
 
 def _check_poll(key: str, poll: Op, findings: Findings) -> None:
-    """The first batch holds the asked offset, each next one follows, and all end at or below the HWM."""
+    """The first batch holds the requested offset, the others follow without a gap, and all end at or below the HWM."""
     asked, expected = poll.asked["o"], -1
     for batch in batches(poll):
         base = batch[0]
@@ -49,7 +49,7 @@ def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
 
 
 def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
-    """OFFSET_OUT_OF_RANGE is only said of offsets that are (rule 13)."""
+    """OFFSET_OUT_OF_RANGE is only answered for offsets out of range (rule 13)."""
     refused = [op for op in partition.refused_polls if op.told.get("err") == "OFFSET_OUT_OF_RANGE"]
     if not refused:
         return

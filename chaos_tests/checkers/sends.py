@@ -1,7 +1,7 @@
-"""Where sends lie: nonmonotonic-send, and stale-hwm where the mark was told before what lies below it was sent.
+"""The offsets of sends: nonmonotonic-send, and stale-hwm if a mark was known before a record below it was sent.
 
-Owns the relation between the real-time order of sends and of high water marks and the order of offsets. That marks
-themselves only grow is the business of `marks`.
+Owns the comparison of the order of offsets with the real-time order of sends and high water marks. `marks` judges that
+marks only grow.
 """
 
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation
@@ -18,9 +18,9 @@ def check(facts: Facts) -> list[Violation]:
 
 
 def _check_acknowledged(partition: PartitionFacts, findings: Findings) -> None:
-    """A send's offset is no lower than any high water mark that had been told before the send was invoked."""
+    """A send's offset is no lower than any high water mark that a client knew before the send was invoked."""
     marks, at = partition.marks(), 0
-    for _, _, op, base, _ in partition.acked:  # by the order of their starts
+    for _, _, op, base, _ in partition.acked:  # in the order of their starts
         start_ns = op.start_ns
         while marks[at + 1][0] < start_ns:
             at += 1
@@ -29,8 +29,8 @@ def _check_acknowledged(partition: PartitionFacts, findings: Findings) -> None:
 
 
 def _check_others(partition: PartitionFacts, findings: Findings) -> None:
-    """The same of whatever else is read in the end. What acks=1 was told is no matter: a deposed leader may tell it
-    any offset before it hears of the new."""
+    """The same for every other record of the final read. The answer to acks=1 does not count: a deposed leader may
+    answer with any offset before it hears of the new leader."""
     acknowledged = {id(acked.op) for acked in partition.acked}
     others = {value: op for op in partition.sends if id(op) not in acknowledged for value in op.asked["v"]}
     for offset, value in partition.final_log().items():
@@ -41,6 +41,6 @@ def _check_others(partition: PartitionFacts, findings: Findings) -> None:
 
 def _add(partition: PartitionFacts, op: Op, offset: int, findings: Findings) -> None:
     mark = partition.mark_before(op.start_ns)
-    assert mark.op is not None, "it told a mark above an offset"
+    assert mark.op is not None, "the empty mark is above an offset"
     anomaly = "nonmonotonic-send" if mark.op.function == "send" else "stale-hwm"
-    findings.add(anomaly, f"{partition.key}: {offset} after a mark of {mark.end} had been told", mark.op, op)
+    findings.add(anomaly, f"{partition.key}: {offset} after a mark of {mark.end} was known", mark.op, op)

@@ -32,8 +32,8 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.spark_connector import session
 from smq.spark_connector.local_session import SHORT_LIVED
+from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.processes import ClusterError
-from smq.testing.smq_cluster import Cluster, live_cluster
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 6

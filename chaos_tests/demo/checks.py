@@ -17,7 +17,7 @@ from chaos_tests.demo.flights import TOTALS, VALUE_SCHEMA, Flights, totals_by_ca
 from chaos_tests.demo.publish import DemoFailure, Kill, Published
 from smq.clients.pb import smq_pb2 as pb
 from smq.records import check_crc, parse_header
-from smq.testing.smq_cluster import Cluster
+from smq.testing.cluster import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

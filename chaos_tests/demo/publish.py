@@ -15,7 +15,7 @@ from smq.clients.delivery import BatchMetadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producer import Producer
 from smq.raft_state.ids import key_partition
-from smq.testing.smq_cluster import Cluster
+from smq.testing.cluster import Cluster
 
 CHUNK_ROWS: Final = 1024  # rows between two checks of the clock; about one batch per partition
 KILL_AT: Final = 0.42  # of the rows acknowledged: one kill, between 30 and 60 % of them

@@ -1,4 +1,4 @@
-"""Many seeds: over all scenarios, on several processes, with progress, kept failures and a summary.
+"""Many seeds over all scenarios, on several processes, with progress, kept failures and a summary.
 
 Owns the assignment of scenarios to seeds, the processes, the table of rare events and the last line. What was done is
 in the ledger.
@@ -24,16 +24,16 @@ from chaos_tests.sim.run import Result, simulate
 from chaos_tests.sim.scenario import Scenario, find, load_all, scenario_of
 
 VIOLATIONS_SHOWN: Final = 5
-SEEDS_A_TASK: Final = 16  # some seconds: short enough for progress, long enough that passing it on costs nothing
-TASKS_A_JOB: Final = 2  # one runs, one waits
-RARE_SEEDS_MIN: Final = 200  # over all scenarios: with so many, each rare event comes many times
-SAVE_S: Final = 15.0  # what a killed campaign may have to do again
+SEEDS_PER_TASK: Final = 16  # some seconds: short enough for progress, long enough to make its overhead negligible
+TASKS_PER_JOB: Final = 2  # one runs, one waits
+RARE_SEEDS_MIN: Final = 200  # over all scenarios: each rare event then happens many times
+SAVE_S: Final = 15.0  # a killed campaign repeats at most this much work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is asked of a campaign: `count` seeds from `first_seed` on; where it has a ledger's folder, so many that
-    count."""
+    """The order for a campaign: `count` seeds from `first_seed` on. With a ledger's folder, seeds that are too short do
+    not count."""
 
     first_seed: int
     count: int
@@ -41,11 +41,11 @@ class Order:
     jobs: int
     trace: bool
     keep: Path | None
-    needs_rare: bool  # fails where a rare event was never reached
-    folder: Path | None = None  # of the ledger, where the campaign can be resumed
+    needs_rare: bool  # fails if a rare event was never reached
+    folder: Path | None = None  # of the ledger, if the campaign can be resumed
 
     def missing(self, totals: Totals) -> int:
-        """How many seeds there are to run, as far as is known."""
+        """How many seeds are still to run, as far as is known."""
         return self.count - totals.seeds - (totals.short if self.folder is None else 0)
 
 
@@ -54,7 +54,7 @@ def replay_line(seed: int, scenario: str) -> str:
 
 
 def run_one(scenario: Scenario, trace: bool, keep: Path | None, seed: int) -> Result:
-    """One seed; its directory is kept where it failed (or was traced), its history is not passed on."""
+    """One seed. Keeps its directory if it failed or was traced; its history is not passed on."""
     result = simulate(scenario, seed, trace=trace)
     if keep is not None and (result.violations or trace):
         save(result, keep / f"{scenario.name}-{seed}")
@@ -68,7 +68,7 @@ def _run_task(scenarios: list[Scenario], trace: bool, keep: Path | None, seeds: 
 
 
 def save(result: Result, folder: Path) -> None:
-    """History, trace, verdict and replay line of one seed."""
+    """Writes history, trace, verdict and replay line of one seed."""
     folder.mkdir(parents=True, exist_ok=True)
     write_jsonl(folder / "history.jsonl", result.history)
     if result.trace:
@@ -84,8 +84,8 @@ def save(result: Result, folder: Path) -> None:
 
 
 def results(order: Order, ledger: Ledger) -> Iterator[Result]:
-    """In any order, until enough seeds count; the caller enters each into the ledger. One process a job, so that a
-    seed cannot disturb another."""
+    """Results in any order, until enough seeds count; the caller enters each into the ledger. One process per job, so
+    that no seed can disturb another."""
     scenarios = [find(order.scenario)] if order.scenario is not None else load_all()
     seeds = ledger.pending(order.first_seed)
     work = partial(_run_task, scenarios, order.trace, order.keep)
@@ -99,8 +99,8 @@ def results(order: Order, ledger: Ledger) -> Iterator[Result]:
         try:
             while (missing := order.missing(ledger.totals)) > 0:
                 missing -= sum(running.values())
-                while missing > 0 and len(running) < order.jobs * TASKS_A_JOB:
-                    task = list(islice(seeds, min(SEEDS_A_TASK, -(-missing // order.jobs))))
+                while missing > 0 and len(running) < order.jobs * TASKS_PER_JOB:
+                    task = list(islice(seeds, min(SEEDS_PER_TASK, -(-missing // order.jobs))))
                     running[pool.submit(work, task)] = len(task)
                     missing -= len(task)
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -112,7 +112,7 @@ def results(order: Order, ledger: Ledger) -> Iterator[Result]:
 
 
 def campaign(order: Order, ledger: Ledger) -> int:
-    """Runs the seeds and prints as it goes; the exit code. Stopped by a signal, it writes down what is done first."""
+    """Runs the seeds, prints as it goes, and returns the exit code. Saves the ledger even if a signal stops it."""
     started, saved, before = time.monotonic(), time.monotonic(), ledger.totals.seeds + ledger.totals.short
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -142,7 +142,7 @@ def campaign(order: Order, ledger: Ledger) -> int:
         print(f"never reached: {', '.join(missing)}")
     rate = ran / ((time.monotonic() - started) / 60)
     commit = f"commit {ledger.commit}: " if order.folder is not None else ""
-    print(f"{commit}{ledger.totals.summary()}, {rate:.0f} seeds a minute on {order.jobs} processes")
+    print(f"{commit}{ledger.totals.summary()}, {rate:.0f} seeds per minute on {order.jobs} processes")
     return 1 if ledger.totals.violations or missing else 0
 
 
@@ -156,11 +156,11 @@ def _show_failure(result: Result, keep: Path | None) -> None:
 
 
 def _show_progress(ledger: Ledger, order: Order, before: int, started: float) -> None:
-    """A bar on a terminal, a line every so often elsewhere."""
+    """A bar on a terminal; otherwise a line every 100 seeds."""
     totals, count = ledger.totals, order.count
     ran = totals.seeds + totals.short - before
     rate = ran / max(1e-9, time.monotonic() - started) * 60
-    line = f"{totals.seeds}/{count} seeds, {rate:.0f} a minute, {len(ledger.failed)} failed, {totals.short} too short"
+    line = f"{totals.seeds}/{count} seeds, {rate:.0f} per minute, {len(ledger.failed)} failed, {totals.short} too short"
     if sys.stderr.isatty():
         width = 30
         filled = min(width, width * totals.seeds // count)

@@ -1,7 +1,7 @@
 """Machines and the node processes on them: start, crash, power loss, pause, restart under a supervisor.
 
-Owns what survives what: a disk's image outlives every process, a machine's clock too; everything else of a
-process dies with it. Violations it sees itself (a process that dies unasked) go into the history.
+Owns the rules of survival: a disk's image and a machine's clock outlive every process; everything else of a process
+dies with it. A process that dies by itself is a violation, and goes into the history.
 """
 
 import errno
@@ -21,11 +21,11 @@ from smq.testing.network import SimNetwork, SimPort
 from smq.testing.rng import Streams
 
 CLUSTER_ID = "simulated-cluster"
-SUPERVISOR_MS = (50.0, 800.0)  # a process that died by itself is started again after this
+SUPERVISOR_MS = (50.0, 800.0)  # a process that died by itself restarts after this
 
 
 class SimulatedNode(NodeApi, Protocol):
-    """A NodeApi that can be started, and looked into."""
+    """A NodeApi that can be started."""
 
     def start(self) -> None: ...
 
@@ -56,12 +56,12 @@ class SimHost:
     disk: FakeDisk | None = None
     has_power: bool = True
     starts: int = 0
-    capacity: int | None = None  # of its disk, bytes; None: endless
+    capacity: int | None = None  # bytes, of its disk; None: unlimited
     is_buried: bool = False
-    restart_wanted: int = 0  # number of the latest scheduled start; older ones do nothing
+    latest_restart: int = 0  # number of the latest scheduled start; earlier ones do nothing
 
     def limit(self, capacity: int | None) -> None:
-        """Of its disk, also for the processes to come."""
+        """Limits its disk, for this process and later ones."""
         self.capacity = capacity
         if self.disk is not None:
             self.disk.capacity = capacity
@@ -86,7 +86,7 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------ starting
     def start(self, node: NodeId) -> None:
-        """Boots a fresh process of the node on its machine's disk. Does nothing where one runs."""
+        """Boots a new process of the node on its machine's disk. Does nothing if one runs."""
         host = self.hosts[node]
         if host.is_up or host.is_buried:
             return
@@ -121,16 +121,16 @@ class Cluster:
 
     def start_later(self, node: NodeId, delay_ms: float) -> None:
         host = self.hosts[node]
-        host.restart_wanted += 1
-        self.scheduler.after_ms(delay_ms, partial(self._start_if_wanted, node, host.restart_wanted))
+        host.latest_restart += 1
+        self.scheduler.after_ms(delay_ms, partial(self._start_if_latest, node, host.latest_restart))
 
-    def _start_if_wanted(self, node: NodeId, number: int) -> None:
-        if self.hosts[node].restart_wanted == number:
+    def _start_if_latest(self, node: NodeId, number: int) -> None:
+        if self.hosts[node].latest_restart == number:
             self.start(node)
 
     # ------------------------------------------------------------------------------------------ stopping
     def crash(self, node: NodeId, *, power: bool, why: str) -> None:
-        """kill -9, or the plug: nothing runs any more, unsynced writes are lost or not as the disk pleases."""
+        """kill -9, or loss of power: nothing runs any more; the disk decides which unsynced writes are lost."""
         host = self.hosts[node]
         if host.process is None or host.disk is None:
             return
@@ -142,7 +142,7 @@ class Cluster:
         self.network.detach(node, silently=power)
 
     def bury(self, node: NodeId) -> None:
-        """The machine is gone with its disk, and never comes back."""
+        """Destroys the machine and its disk for good."""
         self.hosts[node].is_buried = True
 
     def pause(self, node: NodeId) -> None:
@@ -164,14 +164,14 @@ class Cluster:
             self._end(host, error)
 
     def _fatal(self, host: SimHost, start: int, error: BaseException) -> None:
-        """The process ends itself, as it must after a failed commit. Called from within its own callbacks, so that
-        the end comes as the next event."""
+        """The process ends itself, as it must after a failed commit. It calls this from its own callbacks, so the end
+        is the next event."""
         self.scheduler.at(self.scheduler.now_ns, lambda: self._end(host, error) if host.starts == start else None)
 
     def _end(self, host: SimHost, error: BaseException) -> None:
         if not host.is_up:
             return
-        if host.disk is None or not host.disk.has_failed or _has_used_its_reserve(host, error):  # else it had to
+        if host.disk is None or not host.disk.has_failed or _has_used_its_reserve(host, error):  # otherwise it had to
             self.recorder.note("died", n=host.node, err=_describe(error))
         self.crash(host.node, power=False, why=f"ended itself: {type(error).__name__}")
         low, high = SUPERVISOR_MS
@@ -183,12 +183,12 @@ class Cluster:
 
 
 def _has_used_its_reserve(host: SimHost, error: BaseException) -> bool:
-    """A commit met a full disk that had come down to the reserve, not to nothing: the node should have kept off it."""
+    """A commit failed on a disk that was full down to the reserve, not to zero: the node should have stopped before."""
     return isinstance(error, OSError) and error.errno == errno.ENOSPC and bool(host.capacity)
 
 
 def _describe(error: BaseException) -> str:
-    """Type, message and the innermost frames: enough to name the bug without a log."""
+    """Type, message and the innermost frames: enough to recognise the bug without a log."""
     frames = []
     trace = error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""The faults a scenario can name, and what each strike of one acts on.
+"""The faults that a scenario can name, and the targets of their strikes.
 
 Owns the specification of a fault and the choice of its targets. What the strikes do is in `strikes` and `steered`, and
 when they come in `storm`. A fault knows the cluster and the network from outside.
@@ -18,7 +18,7 @@ from smq.testing.disk import DiskImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
-    """One `[[fault]]` of a scenario: what, to whom, how often, for how long (milliseconds, uniform)."""
+    """One `[[fault]]` of a scenario: kind, target, how often and for how long (milliseconds, uniform)."""
 
     what: str
     target: str = "any"
@@ -29,22 +29,22 @@ class FaultSpec:
 
 @dataclass(slots=True)
 class Arena:
-    """What faults act on."""
+    """The parts of a run that faults act on."""
 
     cluster: Cluster
     world: World
     clients: ClientNet
-    seen_leaders: Callable[[], tuple[NodeId | None, list[NodeId]]]  # Raft's, and the partitions'
+    seen_leaders: Callable[[], tuple[NodeId | None, list[NodeId]]]  # of Raft, and of the partitions
     epochs: Callable[[], dict[str, int]]  # of the partitions, as the most advanced node knows them
-    victim: NodeId  # of every fault that always strikes the same node, for one disk alone may be ruined
+    victim: NodeId  # of every fault that always strikes the same node, because only one disk may be ruined
     copies: list[DiskImage] = field(default_factory=list)  # of the victim's disk, oldest first
 
 
 class Fault:
-    """One strike at work. Its randomness is its own: without the strikes before it, it does the same."""
+    """One strike in progress. It has its own randomness: without the strikes before it, it does the same."""
 
     def __init__(self, arena: Arena, spec: FaultSpec, rng: Random, stretch: float = 1.0) -> None:
-        """`stretch`: how much of its duration it lasts."""
+        """`stretch`: the share of its duration that it lasts."""
         self.arena = arena
         self.spec = spec
         self.rng = rng
@@ -57,7 +57,7 @@ class Fault:
         return Sleep(self.lasting_ms())
 
     def targets(self) -> list[NodeId]:
-        """The nodes struck this time; empty where there is none of the kind."""
+        """The nodes to strike this time; empty if there is none of the kind."""
         nodes = list(self.arena.world.nodes)
         raft_leader, leaders = self.arena.seen_leaders()
         match self.spec.target:

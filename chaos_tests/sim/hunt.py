@@ -1,6 +1,6 @@
-"""The hunt for planted bugs: how many seeds each one takes, which faults it takes, and the table of that.
+"""The hunt for planted bugs: the seeds and the faults that each takes, and their table.
 
-Owns the search and its table. The seeds begin at one, so that a table can be made again.
+Owns the search and its table. Seeds begin at one, so that a table can be reproduced.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import find
 from chaos_tests.sim.shrink import ShrinkError, shrink
 
-STRIKES_SHOWN = 6  # of a schedule that would not shrink further
+STRIKES_SHOWN = 6  # of a schedule that does not shrink further
 
 
 @dataclass(frozen=True, slots=True)
 class Catch:
-    """`seed` is None where no seed within the bug's bound showed an anomaly that fits; `schedule` (what strikes it
-    takes) where that was not asked for, or the list of strikes does not reproduce it."""
+    """`seed` is None if no seed within the bug's bound showed a fitting anomaly. `schedule` holds the strikes that the
+    bug takes. It is None if it was not requested, or if the list of strikes does not reproduce the bug."""
 
     bug: PlantedBug
     seed: int | None
@@ -27,7 +27,7 @@ class Catch:
 
 
 def hunt(bug: PlantedBug, *, shrink_runs: int = 0) -> Catch:
-    """The first seed that shows an anomaly that fits, and all that it shows."""
+    """The first seed that shows a fitting anomaly, and all anomalies that it shows."""
     scenario = find(bug.scenario)
     with bug.planted():
         for seed in range(1, bug.seeds + 1):
@@ -68,12 +68,12 @@ def table(catches: list[Catch]) -> str:
     for catch in catches:
         seed = "not found" if catch.seed is None else str(catch.seed)
         anomalies = ", ".join(catch.anomalies)
-        cells = (catch.bug.name, catch.bug.rule, catch.bug.scenario, seed, anomalies, _told(catch.schedule))
+        cells = (catch.bug.name, catch.bug.rule, catch.bug.scenario, seed, anomalies, _cell(catch.schedule))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _told(schedule: tuple[str, ...] | None) -> str:
+def _cell(schedule: tuple[str, ...] | None) -> str:
     if schedule is None:
         return ""
     shown = list(schedule[:STRIKES_SHOWN])

@@ -1,7 +1,7 @@
-"""What a campaign has done: totals, the seeds behind them, and the commit that they hold for.
+"""The progress of a campaign: totals, the seeds that they sum up, and the commit that they hold for.
 
-Owns the state file of a campaign that is resumed. One file tells of one commit: seeds of two states of the code are no
-proof of either, so a ledger refuses to go on with another. It runs nothing.
+Owns the state file of a campaign that can be resumed. A file holds for one commit: seeds of two states of the code
+prove neither, so a ledger refuses to continue with another commit. It must never run a seed.
 """
 
 import json
@@ -17,17 +17,17 @@ import smq
 from chaos_tests.sim.clients.pace import ACKED_MIN
 from chaos_tests.sim.run import Result
 
-VIRTUAL_S_MIN: Final = 20.0  # a run must be this long to count, and acknowledge ACKED_MIN changes
+VIRTUAL_S_MIN: Final = 20.0  # to count, a run must be this long and acknowledge ACKED_MIN changes
 FILE: Final = "campaign.json"
 
 
 class LedgerError(ValueError):
-    """The campaign cannot go on; the message says why."""
+    """The campaign cannot continue; the message says why."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over seeds. `short` seeds ran, and were judged, but do not count as seeds."""
+    """Sums over seeds. `short` seeds ran and were judged, but do not count."""
 
     seeds: int = 0
     short: int = 0
@@ -58,7 +58,7 @@ class Ledger:
     """The state of a campaign. `done` are disjoint ascending ranges [first, end) of seeds."""
 
     commit: str
-    scenario: str | None = None  # the only one, or all by turns
+    scenario: str | None = None  # the only one; None: all in turn
     done: list[list[int]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     scenarios: dict[str, Totals] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Ledger:
         self.done = merged
 
     def pending(self, first_seed: int) -> Iterator[int]:
-        """Every seed from `first_seed` on that has not been run, without end."""
+        """Every seed from `first_seed` on that has not run yet, without end."""
         done, seed = [list(span) for span in self.done], first_seed
         while True:
             span = next((span for span in done if span[0] <= seed < span[1]), None)
@@ -109,7 +109,7 @@ class Ledger:
 
     @classmethod
     def open(cls, folder: Path, commit: str, scenario: str | None) -> "Ledger":
-        """The ledger in a folder, or a new one. LedgerError where it tells of something else."""
+        """The ledger in a folder, or a new one. LedgerError if it holds for another commit or scenario."""
         path = folder / FILE
         if not path.exists():
             return cls(commit, scenario)
@@ -121,19 +121,19 @@ class Ledger:
             ledger.scenarios = {name: Totals(**sums) for name, sums in raw["scenarios"].items()}
             ledger.failed = [(seed, name) for seed, name in raw["failed"]]
         except (ValueError, KeyError, TypeError) as e:
-            raise LedgerError(f"{path} is no state of a campaign ({e!r}): name another folder") from e
+            raise LedgerError(f"{path} is not the state of a campaign ({e!r}): name another folder") from e
         if ledger.commit != commit:
             raise LedgerError(
-                f"{path} tells of commit {ledger.commit}, the code is {commit}: check that one out, or begin a new"
+                f"{path} holds for commit {ledger.commit}, the code is {commit}: check that one out, or begin a new"
                 " campaign in another folder"
             )
         if ledger.scenario != scenario:
-            raise LedgerError(f"{path} tells of scenario {ledger.scenario or 'all'}, not {scenario or 'all'}")
+            raise LedgerError(f"{path} holds for scenario {ledger.scenario or 'all'}, not {scenario or 'all'}")
         return ledger
 
 
 def code_commit() -> str:
-    """The commit of the code that runs here. LedgerError where it is not exactly a commit's."""
+    """The commit of the running code. LedgerError if the code is not exactly a commit."""
     root = Path(chaos_tests.__file__).resolve().parent.parent
     if Path(smq.__file__).resolve().parent.parent != root:
         raise LedgerError(f"smq comes from {smq.__file__}, not from {root}: one commit must name all the code")
@@ -141,7 +141,7 @@ def code_commit() -> str:
         commit = _git(root, "rev-parse", "HEAD")
         changed = _git(root, "status", "--porcelain", "--", "smq", "chaos_tests")
     except (OSError, subprocess.CalledProcessError) as e:
-        raise LedgerError(f"a campaign names the commit it holds for, and {root} is no git checkout ({e})") from e
+        raise LedgerError(f"a campaign names the commit it holds for, and {root} is not a git checkout ({e})") from e
     if changed:
         raise LedgerError(f"a campaign names the commit it holds for; commit these first:\n{changed}")
     return commit

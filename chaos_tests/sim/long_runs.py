@@ -1,4 +1,4 @@
-"""Long hunts on one node's file: crash images of a fresh trace, and damages that a simulated cluster has to survive.
+"""Long hunts on one node's file: crash images of a new trace, and damage that a simulated cluster must survive.
 
 Owns both loops and the command line `python -m chaos_tests images` and `flips`; each leaves one `run.json` for the
 ledger. The full tests run the same loops.
@@ -21,14 +21,14 @@ from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import load
 
 RUN: Final = "run.json"
-SUBMISSIONS: Final = 400  # of the trace that images are made of
+SUBMISSIONS: Final = 400  # in the trace that images are made from
 _BIT_FLIPS: Final = Path(__file__).parent / "bit_flips.toml"
-_TOLD_EVERY: Final = 100
+_SHOWN_EVERY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """One line of the ledger. `found` is empty where everything held."""
+    """One line of the ledger. `found` is empty if everything held."""
 
     kind: str
     commit: str
@@ -38,7 +38,7 @@ class LongRun:
 
 
 def image_failures(trace: Trace, folder: Path, count: int, *, seed: int = 1) -> Iterator[str]:
-    """What is wrong with an image, for each with which something is wrong."""
+    """One message for each image that fails a check."""
     for number, image in enumerate(images(trace, seed, count), 1):
         said = verdict(folder / "node", image.data, image.acked)
         if said:
@@ -47,7 +47,7 @@ def image_failures(trace: Trace, folder: Path, count: int, *, seed: int = 1) -> 
 
 @dataclass(slots=True)
 class Damages:
-    """What came of damages of a node's data file in simulated clusters, seed after seed."""
+    """Outcomes of damage to a node's data file in simulated clusters, summed over seeds."""
 
     seeds: int
     virtual_s: float
@@ -56,7 +56,7 @@ class Damages:
 
 
 def damage_files(count: int) -> Iterator[Damages]:
-    """Tells the sums after each seed, until `count` files were damaged or something was found."""
+    """Yields the sums after each seed, until `count` files were damaged or something was found."""
     scenario = load(_BIT_FLIPS)
     sums = Damages(0, 0.0, Counter(), [])
     while sums.outcomes.total() < count and not sums.violations:
@@ -81,11 +81,11 @@ def crash_images(count: int, out: Path) -> int:
 def bit_flips(count: int, out: Path) -> int:
     """The command `flips`."""
     commit, begun = code_commit(), time.monotonic()
-    sums, told = Damages(0, 0.0, Counter(), []), 0
+    sums, shown = Damages(0, 0.0, Counter(), []), 0
     for sums in damage_files(count):
-        if sums.outcomes.total() - told >= _TOLD_EVERY:
-            told = sums.outcomes.total()
-            print(f"{told} damages in {sums.seeds} seeds, {len(sums.violations)} violations", flush=True)
+        if sums.outcomes.total() - shown >= _SHOWN_EVERY:
+            shown = sums.outcomes.total()
+            print(f"{shown} damages in {sums.seeds} seeds, {len(sums.violations)} violations", flush=True)
     for outcome, times in sorted(sums.outcomes.items()):
         print(f"  {times:5} {outcome}")
     figures = {
@@ -103,8 +103,8 @@ def _keep(run: LongRun, out: Path) -> int:
     (out / RUN).write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
     for problem in run.found:
         print(problem)
-    told = ", ".join(f"{name} {value:,}" for name, value in run.figures.items())
-    print(f"commit {run.commit}: {told}, {len(run.found)} findings; {out / RUN}")
+    figures = ", ".join(f"{name} {value:,}" for name, value in run.figures.items())
+    print(f"commit {run.commit}: {figures}, {len(run.found)} findings; {out / RUN}")
     return 1 if run.found else 0
 
 

@@ -1,8 +1,8 @@
 """Mutations: production functions with one line changed for the time of a run.
 
-Owns the mutation itself: the source of a function is taken, a text in it replaced, and the result put in its place.
-A text that is not found exactly once is an error: the code has moved, and the planted bug must follow it. Nothing of
-this exists in production code. The list of bugs is in `planted`.
+Owns the mutation: it takes the source of a function, replaces a text in it, and puts the result in its place. A text
+that is not found exactly once is an error: the code has moved, and the planted bug must follow. Production code must
+never know of this. The list of bugs is in `planted`.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class MutationError(AssertionError):
-    """The text to change is not there exactly once."""
+    """The text to replace does not occur exactly once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Mutation:
 
 
 def _function(target: str) -> Any:
-    """The function that a target names; a property's getter."""
+    """The function that a target names; of a property, the getter."""
     module_name, _, path = target.partition(":")
     owner: Any = importlib.import_module(module_name)
     for name in path.split("."):
@@ -38,7 +38,7 @@ def _function(target: str) -> Any:
 
 
 def _mutated(function: Any, mutations: list[Mutation]) -> CodeType:
-    """The function's code with all the texts replaced."""
+    """The code of the function with all texts replaced."""
     source = textwrap.dedent(inspect.getsource(function))
     for mutation in mutations:
         if source.count(mutation.old) != 1:
@@ -57,11 +57,11 @@ def _mutated(function: Any, mutations: list[Mutation]) -> CodeType:
 
 @contextmanager
 def mutated(mutations: Iterable[Mutation]) -> Iterator[None]:
-    """Changes the functions in place, so that tables which hold them see the change, too."""
+    """Changes the functions in place, so that tables that hold them see the change too."""
     by_target: dict[str, list[Mutation]] = {}
     for mutation in mutations:
         by_target.setdefault(mutation.target, []).append(mutation)
-    changed = {target: _mutated(_function(target), wanted) for target, wanted in by_target.items()}
+    changed = {target: _mutated(_function(target), changes) for target, changes in by_target.items()}
     originals = {target: _function(target).__code__ for target in changed}
     for target, code in changed.items():
         _function(target).__code__ = code
@@ -74,7 +74,7 @@ def mutated(mutations: Iterable[Mutation]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedBug:
-    """`anomalies`: what may give it away. `seeds`: within how many seeds of `scenario` it must be found."""
+    """`anomalies`: any of them reveals it. `seeds`: the number of seeds of `scenario` within which it must be found."""
 
     name: str
     rule: str

@@ -1,7 +1,7 @@
-"""Looks into the nodes of a run: who leads, what was applied, which rare events were reached.
+"""Observes the nodes of a run: leaders, applied entries and rare events.
 
-Owns the observations in the history (notes of the observer) and the counters. It only reads; a run with it and
-one without it take the same course.
+Owns the observations in the history (the observer's notes) and the counters. It only reads: a run takes the same course
+with it and without it.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from smq.replication.ports import Clock, Disk, Network, Rng
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
 SAMPLE_MS = 200.0
-GROUP_DELAY_MS = 200  # how long an empty group waits for more members
+GROUP_DELAY_MS = 200  # an empty group waits this long for more members
 
 RARE = (
     "leader_changes",
@@ -39,7 +39,7 @@ RARE = (
 
 
 class Observer:
-    """One a run."""
+    """One per run."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -50,7 +50,7 @@ class Observer:
         self._marks: dict[str, dict[int, tuple[int, int, int]]] = {}
         self._elected_index: set[int] = set()
         self._dead_advances: set[int] = set()
-        self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows that each process met so far
+        self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows found damaged by each process
 
     # ------------------------------------------------------------------------------------------ nodes
     def factory(
@@ -82,7 +82,7 @@ class Observer:
             self._count_tail(applied)
 
     def _count_tail(self, applied: Applied) -> None:
-        """Whether some replica holds more than the new epoch starts with."""
+        """Counts the election if some replica holds more than the new epoch starts with."""
         assert self.cluster is not None
         reply = applied.reply
         assert isinstance(reply, LeaderElected)
@@ -98,7 +98,7 @@ class Observer:
 
     # ------------------------------------------------------------------------------------------ samples
     def sample(self) -> None:
-        """Leaders and marks of all running nodes, as they are now."""
+        """Notes the leaders and marks of all running nodes as they are now."""
         assert self.cluster is not None
         for host in self.cluster.up():
             if host.api is not None and host.process is not None and not host.process.paused:
@@ -134,7 +134,7 @@ class Observer:
 
     # ------------------------------------------------------------------------------------------ leaders
     def freshest(self) -> Any:
-        """The running node that has applied most, or None."""
+        """The running node that has applied the most, or None."""
         assert self.cluster is not None
         nodes = [host.api for host in self.cluster.up() if host.api is not None]
         return max(nodes, key=lambda node: int(node.engine.applied_index), default=None)
@@ -152,7 +152,7 @@ class Observer:
         return (best[1] if best is not None else None), leaders
 
     def on_started(self, host: SimHost) -> None:
-        """Asked when a process boots: does the cluster still take its predecessor for a leader?"""
+        """Called when a process boots: counts it if the cluster still takes its predecessor for a leader."""
         node = self.freshest()
         if node is None:
             return
@@ -162,7 +162,7 @@ class Observer:
             self.counts["quick_restarts_of_a_leader"] += 1
 
     def epochs(self) -> dict[str, int]:
-        """Of every partition, as the freshest node knows them."""
+        """The epoch of every partition, as the freshest node knows it."""
         node = self.freshest()
         if node is None:
             return {}
@@ -217,7 +217,7 @@ class WatchedNode(Node):
         )
 
     def start(self) -> None:
-        """With a coordinator of groups if the scenario has members of groups."""
+        """Starts a coordinator of groups too if the scenario has members of groups."""
         super().start()
         if self.config.kafka_address:
             self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=GROUP_DELAY_MS)
@@ -232,7 +232,7 @@ _truncations: Counter[str] = Counter()
 
 
 def count_truncations(counts: Counter[str]) -> Callable[[], None]:
-    """Counts calls of PartitionLog.truncate that cut something; returns how to stop counting."""
+    """Counts calls of PartitionLog.truncate that cut something; returns a function that stops the counting."""
     original = PartitionLog.truncate
 
     def counted(self: PartitionLog, end: Any) -> None:

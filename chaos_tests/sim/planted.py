@@ -1,6 +1,6 @@
-"""Planted bugs: what is changed in production code, one bug at a time, to prove that the simulation would notice.
+"""Planted bugs: changes of production code, one bug at a time, to prove that the simulation notices them.
 
-Owns the list: of each bug the rule it breaks, the scenario in which it must be found, and by what.
+Owns the list: for each bug the rule that it breaks, the scenario that must find it, and the anomalies that reveal it.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug

@@ -1,8 +1,8 @@
-"""How simulated clients reach nodes: requests and responses with delay and loss, and scripts that wait for them.
+"""The way of simulated clients to nodes: requests and responses with delay and loss, and scripts that wait for them.
 
-Owns the client side of the virtual network and the stepping of scripts (generators that yield Sleep or Call).
-A request to a killed process is refused; one to a machine without power, or over a cut link, is never answered.
-It checks, too, that a node answers every request once and in time.
+Owns the client side of the virtual network and the stepping of scripts (generators that yield Sleep, Wait or Call). A
+request to a killed process is refused. A request to a machine without power, or over a cut link, is never answered. It
+also checks that a node answers every request once and in time.
 """
 
 import enum
@@ -16,7 +16,7 @@ from smq.replication.api import NodeApi
 from smq.testing.clock import Event, Process, Scheduler
 from smq.testing.rng import Streams
 
-# A node may answer this long after the deadline it was given, and no longer, pauses of its process not counted:
+# A node may answer this long after the deadline that it was given, not longer; pauses of its process do not count:
 # a fetch that must say "out of range" waits up to 5 s for a quorum (smq.replication.partition.reads.BARRIER_MS_MAX).
 ANSWER_GRACE_MS = 3_000.0
 ANSWER_CHANCES = 3
@@ -25,8 +25,8 @@ ANSWER_CHANCES = 3
 class Lost(enum.Enum):
     """No answer."""
 
-    REFUSED = "refused"  # definite: nobody listened
-    TIMED_OUT = "timed_out"  # the request may have been carried out, or may yet be
+    REFUSED = "refused"  # definite: no process listened
+    TIMED_OUT = "timed_out"  # the request may have been executed, or still may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until somebody calls what `register` is given."""
+    """A pause until the function that `register` receives is called."""
 
     register: Callable[[Callable[[], None]], None]
 
@@ -47,8 +47,8 @@ class Call:
 
     node: NodeId
     request: Callable[[NodeApi, Callable[[Any], None]], object]
-    timeout_ms: float  # the client's own patience
-    deadline_ms: float  # what the node was given
+    timeout_ms: float  # after which the client gives up
+    deadline_ms: float  # the time that the node is given
     is_tied: bool = False  # to a connection that the client closes when it gives up: it arrives before that, or never
 
 
@@ -56,11 +56,11 @@ Script = Generator[Sleep | Wait | Call, Any, None]
 
 
 class Host(Protocol):
-    """What clients see of a node's machine."""
+    """A node's machine, as clients see it."""
 
     @property
     def process(self) -> Process | None:
-        """None while it is down."""
+        """None while the node is down."""
 
     @property
     def api(self) -> NodeApi | None: ...
@@ -71,7 +71,7 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class ClientLink:
-    """Between all clients and one node."""
+    """The link between all clients and one node."""
 
     requests_cut: bool = False
     responses_cut: bool = False
@@ -81,13 +81,13 @@ class ClientLink:
 class ClientProfile:
     delay_ms_min: float = 0.1
     delay_ms_mean: float = 0.5
-    loss: float = 0.005  # of a request or of a response, each
-    straggler: float = 0.005  # a request that arrives late, perhaps after the client gave up
+    loss: float = 0.005  # chance that a request is lost, and that a response is
+    straggler: float = 0.005  # chance of a request that arrives late, perhaps after the client gave up
     straggler_ms_max: float = 3000.0
 
 
 class ClientNet:
-    """Carries calls. One for all clients of a run."""
+    """Carries the calls of all clients of a run."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ClientNet:
         process.execute(Event((self.scheduler.now_ns, 0, serve, process)))
 
     def _check_answered(self, call: Call, process: Process, overdue: list[Event], chances: int) -> None:
-        """Asked inside the process: while it is paused nobody can expect an answer, nor right after."""
+        """Runs inside the process: no answer can be expected while the process is paused, or right afterwards."""
         if chances:
             again = partial(self._check_answered, call, process, overdue, chances - 1)
             overdue[0] = self.scheduler.after_ms(ANSWER_GRACE_MS, again, process)
@@ -159,7 +159,7 @@ class ClientNet:
 
 
 class _Pending:
-    """One call: concluded once, by its answer or by the client's patience."""
+    """One call: concluded once, by its answer or by the client's time-out."""
 
     __slots__ = ("_on_result", "patience")
 
@@ -186,14 +186,14 @@ class Actor:
 
     def _step(self, value: object) -> None:
         try:
-            wanted = self._script.send(value)
+            step = self._script.send(value)
         except StopIteration:
             if self._on_end is not None:
                 self._on_end()
             return
-        if isinstance(wanted, Sleep):
-            self._net.scheduler.after_ms(wanted.ms, partial(self._step, None))
-        elif isinstance(wanted, Wait):
-            wanted.register(partial(self._step, None))
+        if isinstance(step, Sleep):
+            self._net.scheduler.after_ms(step.ms, partial(self._step, None))
+        elif isinstance(step, Wait):
+            step.register(partial(self._step, None))
         else:
-            self._net.call(wanted, self._step)
+            self._net.call(step, self._step)

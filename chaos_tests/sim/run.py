@@ -1,7 +1,7 @@
-"""One seed of one scenario: build the world, let the faults loose, heal, read everything back, judge.
+"""One seed of one scenario: build the world, inject the faults, heal, read everything back, judge.
 
-Owns the course of a run and its result. Deterministic: the same seed and scenario give the same history and
-trace in any process.
+Owns the course of a run and its result. It is deterministic: the same seed and scenario give the same history and trace
+in any process.
 """
 
 import gc
@@ -44,7 +44,7 @@ from smq.testing.rng import Streams
 
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
-# Coarser than the defaults of production: what ticks without a cause is a third of a run's events, and finds nothing.
+# Coarser than the defaults of production: with those, idle ticks are a third of a run's events and find nothing.
 TIMINGS: dict[str, Any] = {
     "heartbeat_interval_ms": 400,
     "tick_interval_ms": 100,
@@ -52,14 +52,14 @@ TIMINGS: dict[str, Any] = {
     "election_timeout_max_ms": 960,
     "raft_heartbeat_ms": 150,
 }
-LONGEST = 3.0  # times its seconds: how long a storm may go on for want of acknowledged operations
+LONGEST = 3.0  # times its seconds: a storm may last this long if it lacks acknowledged operations
 FINAL_MS_MAX = 60_000.0  # the full read of all replicas
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Faults by the hundred are no news here: the trace tells of them. Only for the time of a run, for tests share
-    the process."""
+    """Switches logging off for the time of a run, as tests share the process: hundreds of faults are expected here, and
+    are in the trace."""
     logger, configuration = logging.getLogger("smq"), structlog.get_config()
     level = logger.level
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -73,7 +73,7 @@ def _silence() -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A run makes many objects and drops nearly all of them at its end: one collection then is enough."""
+    """A run makes many objects and drops nearly all of them at its end, so one collection there is enough."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -85,7 +85,7 @@ def _uncollected() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Result:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     scenario: str
@@ -295,7 +295,7 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------ the end
     def _bury(self) -> None:
-        """P1: whatever was acknowledged survives as long as a majority of the disks does."""
+        """P1: every acknowledged record survives while a majority of the disks does."""
         count = self.scenario.cluster.lost_forever
         if not count:
             return
@@ -309,7 +309,7 @@ class Simulation:
         self.world.nodes = self.nodes
 
     def _settle(self, why: str) -> bool:
-        """Waits until all replicas agree, bounded. The heal's last client operations end meanwhile."""
+        """Waits, up to a bound, until all replicas agree and the clients' last operations have ended."""
         start_ns = self.scheduler.now_ns
         problem: str | None = "it was not looked at"
         while problem is not None and self.scheduler.now_ns - start_ns < SETTLE_MS_MAX * NS_PER_MS:
@@ -331,7 +331,7 @@ class Simulation:
             return f"nodes {unready} are not ready"
         leaving = [host.node for host in hosts if host.api.liveness.is_leaving(host.node, host.api.incarnation)]
         if leaving:
-            return f"nodes {leaving} have been told to stop, and are about to"
+            return f"nodes {leaving} are about to stop"
         for known in self.world.partitions:
             ends = []
             for host in hosts:
@@ -344,8 +344,8 @@ class Simulation:
                 if status is not None:
                     ends.append((host.node, status))
             if any(not s.hwm == s.appended_end == s.verified_end for _, s in ends):
-                told = [(n, s.hwm, s.appended_end, s.verified_end, s.epoch) for n, s in ends]
-                return f"{known.key}: (node, hwm, appended, verified, epoch) are {told}"
+                seen = [(n, s.hwm, s.appended_end, s.verified_end, s.epoch) for n, s in ends]
+                return f"{known.key}: (node, hwm, appended, verified, epoch) are {seen}"
             if len({(s.hwm, s.epoch, s.log_start) for _, s in ends}) > 1:
                 return f"{known.key}: hwm or epoch differ: {[(n, s.hwm, s.epoch) for n, s in ends]}"
             if ends and not any(s.is_leader for _, s in ends):
@@ -415,6 +415,6 @@ class Simulation:
 def simulate(
     scenario: Scenario, seed: int, *, trace: bool = False, schedule: tuple[Strike, ...] | None = None
 ) -> Result:
-    """Runs one seed to its verdict; with a schedule, these strikes come instead of the seed's own."""
+    """Runs one seed to its verdict; the strikes of a schedule, if given, replace the seed's own."""
     with _silence(), _uncollected():
         return Simulation(scenario, seed, trace=trace, schedule=schedule).run()

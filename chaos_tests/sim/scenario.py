@@ -1,4 +1,4 @@
-"""Scenarios: which cluster, which clients and which faults, from TOML.
+"""Scenarios from TOML: a cluster, its clients and its faults.
 
 Owns the format and its defaults. Unknown keys are refused, so that a typing error cannot switch a fault off.
 """
@@ -26,11 +26,11 @@ class ClusterProfile:
     topics: int = 1
     partitions: int = 2
     replication: int = 3
-    seconds: float = 20.0  # of faults; the heal and the final read come on top
+    seconds: float = 20.0  # of faults; the heal and the final read are extra
     snapshot_entries: int = 120
     disk_ms: tuple[float, float] = (0.1, 2.0)
     drift_max: float = 0.001
-    lost_forever: int = 0  # nodes whose disks do not survive the power loss that then ends the storm
+    lost_forever: int = 0  # nodes whose disks do not survive; the storm then ends with a loss of power
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
 
@@ -45,7 +45,7 @@ class ClientMix:
     ranges: int = 1
     groups: int = 2  # clients of a group without members
     members: int = 0  # of one group
-    brief_members: int = 0  # of another, which none of them stays in
+    brief_members: int = 0  # of another group, in which no member stays
     assigners: int = 0  # of offsets without records, in a topic of their own
     trimmers: int = 0
     topic_owners: int = 0
@@ -68,7 +68,7 @@ class Scenario:
 
 
 def load(path: Path) -> Scenario:
-    """The scenario in a file. ScenarioError names what is wrong."""
+    """The scenario in a file. ScenarioError names the wrong key."""
     with path.open("rb") as f:
         try:
             raw = tomllib.load(f)
@@ -93,12 +93,12 @@ def load_all(folder: Path = FOLDER) -> list[Scenario]:
 
 
 def scenario_of(seed: int, scenarios: list[Scenario]) -> Scenario:
-    """By turns."""
+    """The scenarios take turns, seed by seed."""
     return scenarios[seed % len(scenarios)]
 
 
 def find(name: str) -> Scenario:
-    """By the name of one of ours, or by path."""
+    """The scenario of this name, or in this file."""
     path = FOLDER / f"{name}.toml"
     if not path.exists():
         path = Path(name)

@@ -1,7 +1,7 @@
-"""From a failing seed to what it takes to fail: Hypothesis drops and shortens strikes until nothing more can go.
+"""Cuts the faults of a failing seed down to those that it takes: Hypothesis drops and shortens strikes.
 
-Owns the search and the file of a schedule. A schedule replays with its seed and scenario only: clients, network and
-disks keep the seed's dice.
+Owns the search and the file format of a schedule. A schedule replays only with its seed and scenario: clients, network
+and disks keep the randomness of the seed.
 """
 
 import json
@@ -17,12 +17,12 @@ from chaos_tests.sim.run import Result, simulate
 from chaos_tests.sim.scenario import Scenario
 from chaos_tests.sim.storm import Strike
 
-# What a strike is cut to, by the number that Hypothesis shrinks: 0 drops it, most numbers leave it alone, so that the
-# first schedules that are tried are nearly whole.
+# The share of a strike that is left, by the number that Hypothesis shrinks: 0 drops the strike, most numbers keep it,
+# so that the first schedules to be tried are nearly complete.
 STRETCHES: Final = (None, 0.1, 0.3, 1.0)
 LEVELS: Final = 1000
-FEW: Final = 6  # strikes: Hypothesis is quick with so many
-TRIES: Final = 200  # runs: most schedules of fifty strikes are down to two or three in a fifth of that
+FEW: Final = 6  # strikes: Hypothesis is quick with this many
+TRIES: Final = 200  # runs: a fifth of that cuts most schedules of fifty strikes down to two or three
 
 
 class ShrinkError(ValueError):
@@ -31,7 +31,7 @@ class ShrinkError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """The smallest schedule that was found, and what it shows."""
+    """The smallest schedule that was found, and its anomalies."""
 
     scenario: Scenario
     seed: int
@@ -45,13 +45,13 @@ class Shrunk:
 
 
 def shrink(scenario: Scenario, seed: int, wanted: frozenset[str] = frozenset(), tries: int = TRIES) -> Shrunk:
-    """Cuts down the schedule of a seed that fails. `wanted`: which anomalies count; without it those that the whole
-    schedule shows. ShrinkError where it shows none."""
-    whole = simulate(scenario, seed)
-    seen = _anomalies(whole)
+    """Cuts down the schedule of a failing seed. `wanted` are the anomalies that count, by default all that the full
+    schedule shows. ShrinkError if it shows none of them."""
+    full = simulate(scenario, seed)
+    seen = _anomalies(full)
     if not seen or (wanted and not seen & wanted):
         raise ShrinkError(f"seed {seed} of {scenario.name} shows {', '.join(sorted(seen)) or 'no anomaly'}")
-    search = _Search(scenario, seed, whole.strikes, wanted or seen, tries)
+    search = _Search(scenario, seed, full.strikes, wanted or seen, tries)
     strikes = search.run()
     final = simulate(scenario, seed, schedule=strikes)
     anomalies = tuple(sorted(_anomalies(final)))
@@ -59,7 +59,7 @@ def shrink(scenario: Scenario, seed: int, wanted: frozenset[str] = frozenset(), 
         scenario=scenario,
         seed=seed,
         strikes=strikes,
-        strikes_before=len(whole.strikes),
+        strikes_before=len(full.strikes),
         anomalies=anomalies,
         runs=search.runs,
     )
@@ -71,11 +71,11 @@ def _anomalies(result: Result) -> frozenset[str]:
 
 class _Search:
     def __init__(
-        self, scenario: Scenario, seed: int, whole: tuple[Strike, ...], wanted: frozenset[str], tries: int
+        self, scenario: Scenario, seed: int, full: tuple[Strike, ...], wanted: frozenset[str], tries: int
     ) -> None:
         self._scenario = scenario
         self._seed = seed
-        self._whole = whole
+        self._full = full
         self._wanted = wanted
         self._tries = tries
         self._known: dict[tuple[Strike, ...], bool] = {}
@@ -84,7 +84,7 @@ class _Search:
 
     def run(self) -> tuple[Strike, ...]:
         if not self._fails(()):
-            self._try_whole()
+            self._try_full()
         if self.best == ():
             return ()
         self._halve()
@@ -97,34 +97,34 @@ class _Search:
             suppress_health_check=list(HealthCheck),
             verbosity=Verbosity.quiet,
         )
-        levels = st.tuples(*(st.integers(0, LEVELS) for _ in self._whole))
+        levels = st.tuples(*(st.integers(0, LEVELS) for _ in self._full))
         try:
             find(levels, lambda chosen: self._fails(self._cut(chosen)), settings=quiet)
         except NoSuchExample:
-            pass  # cut in whatever way, it fails no more: the whole schedule is what it takes
+            pass  # no smaller schedule fails: it takes all strikes
         assert self.best is not None
         return self.best
 
     def _halve(self) -> None:
-        """Most schedules fail for few of their strikes: halves are the cheapest cuts."""
-        while len(self._whole) > FEW:
-            middle = len(self._whole) // 2
-            half = next((h for h in (self._whole[:middle], self._whole[middle:]) if self._fails(h)), None)
+        """Most schedules fail because of a few of their strikes: halves are the cheapest cuts."""
+        while len(self._full) > FEW:
+            middle = len(self._full) // 2
+            half = next((h for h in (self._full[:middle], self._full[middle:]) if self._fails(h)), None)
             if half is None:
                 return
-            self._whole = half
+            self._full = half
 
-    def _try_whole(self) -> None:
-        """The list must do what the dice did: a strike's randomness is its own, and its time is written down."""
-        if not self._fails(self._whole):
+    def _try_full(self) -> None:
+        """The list must reproduce the seed: each strike has its own randomness, and its time is recorded."""
+        if not self._fails(self._full):
             raise ShrinkError(
-                f"seed {self._seed} of {self._scenario.name} does not fail when its strikes come by the list: the"
+                f"seed {self._seed} of {self._scenario.name} does not fail when its strikes come from the list: the"
                 " order of two events at the same instant must matter"
             )
 
     def _cut(self, levels: tuple[int, ...]) -> tuple[Strike, ...]:
         kept = []
-        for strike, level in zip(self._whole, levels, strict=True):
+        for strike, level in zip(self._full, levels, strict=True):
             stretch = STRETCHES[min(level, len(STRETCHES) - 1)]
             if stretch is not None:
                 kept.append(replace(strike, stretch=stretch))
@@ -135,7 +135,7 @@ class _Search:
         if known is not None:
             return known
         if self.runs >= self._tries:
-            return False  # enough: the best so far stands
+            return False  # out of tries: the best one so far stands
         self.runs += 1
         fails = bool(_anomalies(simulate(self._scenario, self._seed, schedule=strikes)) & self._wanted)
         self._known[strikes] = fails
@@ -155,7 +155,7 @@ def save_schedule(path: Path, strikes: tuple[Strike, ...]) -> None:
 
 
 def load_schedule(path: Path) -> tuple[Strike, ...]:
-    """ShrinkError where the file is no schedule."""
+    """The schedule in a file. ShrinkError if the file is no schedule."""
     try:
         raw: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         return tuple(Strike(**entry) for entry in raw)

@@ -1,7 +1,7 @@
-"""Strikes that look at who leads what, to reach the states that chance alone seldom meets.
+"""Strikes that choose their moment by the current leaders, to reach states that chance alone seldom meets.
 
-Owns elections on stale reports, high water mark proposals an epoch late, restarts with the applied state behind the
-log, and leaders that die with an unsynced tail.
+Owns elections on stale reports, high water mark proposals that arrive an epoch late, restarts with the applied state
+behind the log, and leaders that die with an unsynced tail.
 """
 
 from chaos_tests.sim.faults import Fault
@@ -11,8 +11,8 @@ from smq.replication.ports import Channel
 
 
 def stale_return(fault: Fault) -> Script:
-    """A partition leader cannot reach the others' CONTROL, then sleeps until another epoch has begun: its proposals
-    and acknowledgements arrive in the very next moment, and then it wakes with producers waiting."""
+    """A partition leader cannot send CONTROL to the others, then sleeps until another epoch has begun. Its proposals
+    and acknowledgements arrive right afterwards; then it wakes with producers waiting."""
     node, epochs = _some_leader(fault)
     if node is None:
         return
@@ -38,7 +38,7 @@ def _some_leader(fault: Fault) -> tuple[NodeId | None, dict[str, int]]:
 
 
 def behind_log(fault: Fault) -> Script:
-    """A node restarts and cannot hear Raft for a while, though its log may be of an epoch it has yet to apply."""
+    """A node restarts and receives no Raft messages for a while. Its log may be of an epoch not applied yet."""
     node = fault.rng.choice(fault.arena.world.nodes)
     network = fault.arena.cluster.network
     fault.arena.cluster.crash(node, power=True, why="behind-log")
@@ -51,9 +51,9 @@ def behind_log(fault: Fault) -> Script:
 
 
 def quick_restart(fault: Fault) -> Script:
-    """A partition's leader dies with appends that the followers have and its own slow disk has not, and is back
-    before anybody has noticed (rule 2). It may come back mute: it hears Raft and serves its partitions' DATA, but
-    the others learn of its new process only later, together with whatever it proposed meanwhile."""
+    """A partition's leader dies with appends that are on the followers but not on its own slow disk, and is back before
+    any node has noticed (rule 2). It may come back mute: it receives Raft messages and serves its partitions' DATA, but
+    the others learn of its new process only later, together with everything that it proposed in the meantime."""
     _, leaders = fault.arena.seen_leaders()
     if not leaders:
         return
@@ -76,8 +76,8 @@ def quick_restart(fault: Fault) -> Script:
 
 
 def raft_minority(fault: Fault) -> Script:
-    """The Raft leader commits with its disk asleep and one follower, dies, and comes back with the others while that
-    follower is cut off: whoever counted the leader's unsynced entries has lost them."""
+    """The Raft leader commits with one follower while its own disk is stalled, dies, and comes back with the others
+    while that follower is cut off: entries are lost if the leader's unsynced copy was counted."""
     cluster, network = fault.arena.cluster, fault.arena.cluster.network
     leader, _ = fault.arena.seen_leaders()
     disk = cluster.hosts[leader].disk if leader is not None else None
@@ -104,8 +104,8 @@ def raft_minority(fault: Fault) -> Script:
 
 
 def passed_by(fault: Fault) -> Script:
-    """A follower is away while log starts pass it by; soon after it is back a leader dies, with retries under way:
-    whoever is elected must know the producers of what has been deleted (rule 16)."""
+    """A follower is away while log starts move past its end. Soon after it is back a leader dies, with retries under
+    way: the newly elected node must know the producers of deleted records (rule 16)."""
     cluster, pace = fault.arena.cluster, fault.arena.world.pace
     node = fault.rng.choice(fault.arena.world.nodes)
     cluster.crash(node, power=fault.rng.random() < 0.5, why="passed-by")
@@ -127,8 +127,8 @@ def passed_by(fault: Fault) -> Script:
 
 
 def unsynced(fault: Fault) -> Script:
-    """A leader and one follower write to sleeping disks, nobody else hears of it, Raft's majority is awake: then the
-    plug is pulled on all. What the two had counted before it was on their disks is nowhere (P1, rule 7)."""
+    """A leader and one follower write to stalled disks, no other node receives the records, and Raft's majority works.
+    Then all nodes lose power. A record that the two had counted before it was on their disks is lost (P1, rule 7)."""
     cluster, network = fault.arena.cluster, fault.arena.cluster.network
     _, leaders = fault.arena.seen_leaders()
     if not leaders:

@@ -1,7 +1,7 @@
-"""The storm: which strike comes when, from the scenario's dice or from a list, and the heal that ends it.
+"""The storm: a schedule of strikes, from the scenario's randomness or from a list, and the heal that ends it.
 
-Owns the schedule. Every run writes down the strikes that it saw; given such a list, a run makes exactly these, so that
-a failing schedule can be cut down to what it takes.
+Owns the schedule. Every run records its strikes. A run that is given such a list makes exactly these strikes, so that a
+failing schedule can be cut down to the strikes that it takes.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,13 +11,13 @@ from chaos_tests.sim.faults import Arena, Fault, FaultSpec
 from chaos_tests.sim.rpc import Actor, Script, Sleep
 from chaos_tests.sim.strikes import STRIKES
 
-LEAD_MS_MAX: Final = 100.0  # clients hurry this long before a fault strikes, so that it meets work under way
+LEAD_MS_MAX: Final = 100.0  # clients speed up this long before a fault strikes, so that it meets work under way
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One strike of a schedule. `fault` and `number` name its randomness: which `[[fault]]` of the scenario, and the
-    how-manieth of it."""
+    """One strike of a schedule. Its randomness is named by `fault`, the index of the scenario's `[[fault]]`, and
+    `number`, its number among the strikes of that fault."""
 
     at_ms: float  # since the storm began
     fault: int
@@ -31,19 +31,19 @@ class Strike:
         spec = faults[self.fault]
         options = " ".join(f"{key}={value}" for key, value in sorted(spec.options.items()))
         shortened = "" if self.stretch == 1.0 else f", {self.stretch:g} as long"
-        told = f"{spec.what} {spec.target}{' ' if options else ''}{options}"
-        return f"{self.at_ms / 1000:.2f} s {told}{shortened}"
+        fault = f"{spec.what} {spec.target}{' ' if options else ''}{options}"
+        return f"{self.at_ms / 1000:.2f} s {fault}{shortened}"
 
 
 class Storm:
-    """One a run. `schedule`: the strikes to make; without it the scenario's faults strike by their dice."""
+    """One per run. `schedule` holds the strikes to make; without it the scenario's faults strike at random."""
 
     def __init__(self, arena: Arena, faults: tuple[FaultSpec, ...], schedule: tuple[Strike, ...] | None) -> None:
         self._arena = arena
         self._faults = faults
         self._schedule = schedule
         self._began_ns = 0
-        self.strikes: list[Strike] = []  # that were made
+        self.strikes: list[Strike] = []  # those made so far
 
     def begin(self) -> None:
         self._began_ns = self._arena.world.scheduler.now_ns
@@ -86,7 +86,7 @@ class Storm:
         for step in script:
             yield step
             if self._is_over():
-                script.close()  # what it would have undone, the heal has; and it must not strike any more
+                script.close()  # the heal has undone its fault, and it must not strike any more
 
 
 def heal(arena: Arena) -> None:
@@ -96,7 +96,7 @@ def heal(arena: Arena) -> None:
     arena.clients.heal()
     for host in arena.cluster.hosts.values():
         host.limit(None)
-        host.restart_wanted += 1
+        host.latest_restart += 1
         if host.process is not None:
             host.process.on_step = None
         arena.cluster.resume(host.node)

@@ -1,7 +1,7 @@
-"""What a strike does to processes, network, disks and clocks.
+"""Strikes on processes, network, disks and clocks.
 
-Owns the plain strikes and the table of all, the steered ones included. Each is a script that strikes once, lasts, and
-takes back what it did; `heal` of the storm undoes what is left when the run ends in between.
+Owns the plain strikes and the table of all strikes, the steered ones included. Each is a script that strikes once,
+lasts a while, and undoes its fault; `heal` of the storm undoes the faults that are left when the run ends in between.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def crash(fault: Fault) -> Script:
 
 
 def crash_at_step(fault: Fault) -> Script:
-    """Dies right after one of its next few callbacks, wherever that falls."""
+    """A process dies right after one of its next few callbacks."""
     cluster = fault.arena.cluster
     for host in fault.hosts():
         process = host.process
@@ -57,7 +57,7 @@ def crash_at_step(fault: Fault) -> Script:
 
 
 def terminate(fault: Fault) -> Script:
-    """SIGTERM: the node hands over and stops, unless something ends it before, and comes back."""
+    """SIGTERM: the node hands over, stops (unless it dies earlier), and comes back."""
     cluster = fault.arena.cluster
     for host in fault.hosts():
         if host.api is None:
@@ -71,7 +71,7 @@ def terminate(fault: Fault) -> Script:
                 cluster.start_later(host.node, back_ms)
 
         def ended(end: Callable[[], None] = end) -> None:
-            cluster.scheduler.after_ms(0, end)  # from outside of the process that ends
+            cluster.scheduler.after_ms(0, end)  # from outside the process that ends
 
         fault.note("terminate", n=host.node)
         host.api.drain(TERMINATE_MS, ended)
@@ -79,12 +79,12 @@ def terminate(fault: Fault) -> Script:
 
 
 def drain(fault: Fault) -> Script:
-    """An operator drains a node and, later, undrains it, through whichever node he reaches."""
+    """An operator drains a node and undrains it later, through any node that answers."""
     for node in fault.targets():
         try:
             _set_drained(fault, node, drained=True)
             yield fault.duration()
-        finally:  # also where the storm ends meanwhile
+        finally:  # even if the storm ends in between
             _set_drained(fault, node, drained=False)
         yield fault.duration()
 
@@ -158,7 +158,7 @@ def _cuts(fault: Fault, shape: str, nodes: list[NodeId]) -> list[tuple[NodeId, N
 
 
 def reset(fault: Fault) -> Script:
-    """Breaks sessions; what was in flight is lost or not."""
+    """Breaks sessions; messages in flight may be lost."""
     network = fault.arena.cluster.network
     for node in fault.targets():
         for peer in fault.others(node):
@@ -212,7 +212,7 @@ def slow_disk(fault: Fault) -> Script:
 
 
 def disk_error(fault: Fault) -> Script:
-    """The next commit fails: the process must end itself, and nothing it was about to say may have been said."""
+    """The next commit fails: the process must end itself, and must not have sent any message that waited for it."""
     for host in fault.hosts():
         if host.disk is not None:
             fault.note("disk-error", n=host.node)
@@ -221,7 +221,7 @@ def disk_error(fault: Fault) -> Script:
 
 
 def fill_disk(fault: Fault) -> Script:
-    """Something else fills a disk up to the node's reserve, or into it; later it is gone again. No commit may fail."""
+    """Another program fills a disk up to the node's reserve, or into it, and frees it later. No commit may fail."""
     room = fault.spec.options["room"]
     hosts = list(fault.hosts())
     for host in hosts:
@@ -235,8 +235,8 @@ def fill_disk(fault: Fault) -> Script:
 
 
 def disk_full(fault: Fault) -> Script:
-    """Nothing is left, not even the node's reserve: commits fail, the process must end itself each time it is started,
-    and once there is space again nothing may be missing."""
+    """The disk is full, including the node's reserve: commits fail, the process must end itself at every start, and
+    once there is space again nothing may be missing."""
     hosts = list(fault.hosts())
     for host in hosts:
         fault.note("disk-full", n=host.node)
@@ -248,8 +248,8 @@ def disk_full(fault: Fault) -> Script:
 
 
 def rot(fault: Fault) -> Script:
-    """Bits of stored batches, or of the rows beside them, flip while their node is down. Always the same node: with
-    one disk rotten and the others whole, nothing may be lost, served wrong, or stuck."""
+    """Bits of stored batches, or of the rows beside them, flip while their node is down. It is always the same node:
+    with one damaged disk and healthy others, nothing may be lost, served wrong, or stuck."""
     node = fault.arena.victim
     host = fault.arena.cluster.hosts[node]
     fault.arena.cluster.crash(node, power=fault.rng.random() < 0.5, why="rot")
@@ -262,8 +262,8 @@ def rot(fault: Fault) -> Script:
 
 
 def flip_file(fault: Fault) -> Script:
-    """Bits of a node's whole LMDB file flip while it is down. Where a node would not start on it, the operator does
-    what the message says: an empty directory (rule 18). Always the same node's."""
+    """Bits anywhere in a node's LMDB file flip while it is down. If the node refuses to start, the operator follows its
+    message: an empty directory (rule 18). It is always the same node."""
     cluster, node = fault.arena.cluster, fault.arena.victim
     host = cluster.hosts[node]
     cluster.crash(node, power=fault.rng.random() < 0.5, why="flip-file")
@@ -275,8 +275,8 @@ def flip_file(fault: Fault) -> Script:
 
 
 def wipe(fault: Fault) -> Script:
-    """A node's disk is replaced by an empty one while it is down (rule 18). Always the same node's: a majority of the
-    disks survives."""
+    """A node's disk is replaced by an empty one while it is down (rule 18). It is always the same node, so that a
+    majority of the disks survives."""
     cluster, node = fault.arena.cluster, fault.arena.victim
     cluster.crash(node, power=fault.rng.random() < 0.5, why="wipe")
     cluster.hosts[node].image = DiskImage()
@@ -286,8 +286,8 @@ def wipe(fault: Fault) -> Script:
 
 
 def restored_disk(fault: Fault) -> Script:
-    """A node's disk is put back from an old copy while it is down (rule 18). Always the same node's. Of the copies made
-    at earlier strikes one that every other disk knows to be old: of a younger one nobody could tell."""
+    """A node's disk is restored from an old copy while it is down (rule 18). It is always the same node. The copy was
+    made at an earlier strike, and every other disk knows that it is old: no node could recognise a younger one."""
     cluster, node, copies = fault.arena.cluster, fault.arena.victim, fault.arena.copies
     old = [copy for copy in copies if _is_known_as_old(fault, copy)]
     copies.append(cluster.hosts[node].image.copy())

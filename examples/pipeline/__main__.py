@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 from chaos_tests.demo.flights import Flights, load_flights
 from examples.pipeline.output import difference, expected, written
 from smq.clients import SyncAdmin, SyncProducer
-from smq.testing.smq_cluster import live_cluster
+from smq.testing.cluster import live_cluster
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4

@@ -1,1 +1,4 @@
-"""The test kit: clusters of real processes, fakes that answer like a cluster, and a virtual world to run nodes in."""
+"""The public test kit: clusters of real processes, an in-process fake, and a virtual world to run nodes in.
+
+docs/testing.md shows how to use it. It may import all of smq; within smq, no other package may import it.
+"""

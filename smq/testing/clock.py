@@ -1,7 +1,7 @@
-"""Virtual time: one event queue for the whole world, processes that live, pause and die, and a clock for each.
+"""Virtual time: one event queue for the whole world, processes that pause and die, and a clock for each.
 
-Owns the order in which everything happens. Ties are broken by the order of scheduling, so that a run depends on
-its seed alone. It must never read real time.
+Owns the order of all events. Ties are broken by the order of scheduling, so that a run depends on its seed alone. It
+must never read real time.
 """
 
 from collections import deque
@@ -12,22 +12,23 @@ from typing import Any
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
-WALL_EPOCH_NS = 1_700_000_000 * NS_PER_S  # an ordinary day: the simulation has no business with 1970
-CLOCK_READ_NS = 100  # a read costs time: loops that wait for the clock to move must end (pysyncobj has some)
-READY_MAX = 200_000  # callbacks run in a row without time passing: beyond it the code under test spins
+WALL_EPOCH_NS = 1_700_000_000 * NS_PER_S  # an ordinary day, not 1970
+CLOCK_READ_NS = 100  # a read takes time, so that loops that wait for the clock to move end (pysyncobj has some)
+READY_MAX = 200_000  # callbacks in a row without time passing; with more, the code under test spins
 
 Callback = Callable[[], None]
 FN = 2  # place of the function in an Event
 
 
 class SpinError(AssertionError):
-    """A process schedules callbacks for "now" without end."""
+    """A process keeps scheduling callbacks for the present moment."""
 
 
 class Event(list[Any]):
-    """One thing to come: [when, tie-breaker, function, process]. Cancelling is forgetting its function.
+    """A scheduled call: [when, tie-breaker, function, process]. Cancelling it removes the function.
 
-    A list, because the heap compares thousands of them a virtual second, and compares lists without calling anybody.
+    It is a list because the heap compares thousands of events per virtual second, and compares lists without calling
+    Python code.
     """
 
     __slots__ = ()
@@ -46,14 +47,14 @@ class Scheduler:
         self._heap: list[Event] = []
 
     def at(self, time_ns: int, fn: Callback, process: "Process | None" = None) -> Event:
-        """Runs `fn` at `time_ns` (now, where that is past), within `process` where one is given."""
+        """Runs `fn` at `time_ns`, or now if that is past; within `process` if one is given."""
         self._seq = seq = self._seq + 1
         event = Event((time_ns if time_ns > self.now_ns else self.now_ns, seq, fn, process))
         heappush(self._heap, event)
         return event
 
     def again(self, event: Event) -> None:
-        """Runs an event now whose time has passed: the same object, for whoever holds it may still cancel it."""
+        """Runs an event now whose time has passed. It stays the same object, because its holder may still cancel it."""
         self._seq += 1
         event[0], event[1] = self.now_ns, self._seq
         heappush(self._heap, event)
@@ -62,7 +63,7 @@ class Scheduler:
         return self.at(self.now_ns + int(delay_ms * NS_PER_MS), fn, process)
 
     def run_until(self, time_ns: int, *, stop: Callable[[], bool] | None = None) -> bool:
-        """Runs everything up to `time_ns`; True as soon as `stop` says so (asked after each event)."""
+        """Runs everything up to `time_ns`; True as soon as `stop`, called after each event, returns True."""
         heap = self._heap
         while heap and heap[0][0] <= time_ns:
             event = heappop(heap)
@@ -85,10 +86,11 @@ class Scheduler:
 
 
 class Process:
-    """One operating-system process: runs callbacks one at a time, may be paused, and is dead for ever once dead.
+    """One operating-system process: runs callbacks one at a time, may be paused, and never comes back once dead.
 
-    An exception that leaves a callback kills it, and `on_error` is told. `on_step` (when set) is asked after every
-    callback whether the process dies right there: crashes fall between any two callbacks, not only between times.
+    An exception that leaves a callback kills the process and goes to `on_error`. If `on_step` is set, it is called
+    after every callback and returns whether the process dies right there: crashes happen between any two callbacks, not
+    only between two points in time.
     """
 
     __slots__ = ("_running", "alive", "held", "name", "on_error", "on_step", "paused", "ready", "scheduler")
@@ -105,7 +107,7 @@ class Process:
         self._running = False
 
     def kill(self) -> None:
-        """Nothing of it runs any more; what was queued is gone."""
+        """Ends the process: queued callbacks never run."""
         self.alive = False
         self.ready.clear()
         self.held.clear()
@@ -114,7 +116,7 @@ class Process:
         self.paused = True
 
     def resume(self) -> None:
-        """What came due meanwhile runs now, in its order."""
+        """Goes on: events that came due during the pause run now, in their order."""
         if not self.paused:
             return
         self.paused = False
@@ -123,12 +125,13 @@ class Process:
             self.scheduler.again(event)
 
     def soon(self, fn: Callback) -> None:
+        """Runs `fn` at the present time, after the callbacks that are already queued."""
         self.ready.append(fn)
         if not self._running and len(self.ready) == 1:
             self.scheduler.at(self.scheduler.now_ns, _nothing, self)
 
     def execute(self, event: Event) -> None:
-        """Runs its function and everything that this asks to run soon."""
+        """Runs the function of the event and everything that it schedules with `soon`."""
         if not self.alive:
             return
         if self.paused:
@@ -146,7 +149,7 @@ class Process:
                 left -= 1
                 if not left:
                     raise SpinError(f"{self.name}: {READY_MAX} callbacks in a row without time passing")
-        except Exception as e:  # noqa: BLE001 - whatever leaves a callback ends the process, as in production
+        except Exception as e:  # noqa: BLE001 - any exception that leaves a callback ends the process, as in production
             self.kill()
             self.on_error(e)
         finally:
@@ -154,12 +157,12 @@ class Process:
 
 
 def _nothing() -> None:
-    """Wakes a process for what lies in its ready queue."""
+    """Wakes a process, which then runs its ready queue."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Machine:
-    """What survives a process: the hardware's clock. `rate` 1.001 gains a millisecond a second."""
+    """The part that survives a process: the hardware clock. With `rate` 1.001 it gains a millisecond per second."""
 
     rate: float = 1.0
     wall_offset_ns: int = 0

@@ -1,41 +1,147 @@
-"""Clusters of real processes for tests and benchmarks: what `smq.testing.smq_cluster` starts, and conditions to wait
-for. Everything waits for conditions with a deadline, never for a time.
+"""A cluster as a user starts it: `smq cluster`, and `smq serve` for a node that comes back.
+
+Owns that one process and its ready file, and the conditions that a caller waits for: a leader, equal replicas, equal
+digests. Everything waits for a condition with a deadline, never for a fixed time. Tests, benchmarks, the demo and the
+examples use it.
 """
 
+import itertools
+import json
 import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
-from smq.testing.processes import CLI, SERVE, Node, end, tail, wait_for
-from smq.testing.smq_cluster import Cluster as LiveCluster
+from smq.testing.processes import CLI, READY_S, ClusterError, Node, Nodes, end, tail, wait_for
 
-__all__ = ["CLI", "SERVE", "Cluster", "Node", "end", "run_cli", "tail", "wait_for"]
-
-CLI_S = 30.0  # for a command that takes a second or two on a quiet machine
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever the environment says
 
 
 @dataclass
-class Cluster(LiveCluster):
-    """Three nodes (or another number) under one directory."""
+class Cluster(Nodes):
+    """`size` nodes under the directory `root`. They are children of `smq cluster` until they are killed and restarted
+    from here."""
 
+    _parent: subprocess.Popen[bytes] | None = None
+    _topic_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def directory(self) -> Path:
+        """The --data-dir of `smq cluster`."""
+        return self.root / "data"
+
+    @property
+    def log(self) -> Path:
+        """The log of `smq cluster` itself; each node has its own."""
+        return self.root / "cluster.log"
+
+    # ---------------------------------------------------------------------------------------- start and stop
     def start(self, *options: str) -> "Cluster":
-        super().start(*options)
+        """Runs `smq cluster` on free ports, with `options` added; returns when every node is ready."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        ready = self.root / "ready.json"
+        command = [*CLI, "cluster", "--nodes", str(self.size), "--data-dir", str(self.directory)]
+        command += ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(ready), *options]
+        with self.log.open("ab") as log:
+            parent = self._parent = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+        def is_ready() -> bool:
+            if parent.poll() is not None:
+                raise ClusterError(f"smq cluster has ended ({parent.returncode}); its log ends:\n{tail(self.log)}")
+            return ready.exists()
+
+        wait_for(f"a ready cluster (its log is {self.log})", is_ready, READY_S)
+        for started in json.loads(ready.read_text())["nodes"]:
+            config = self.directory / f"node-{started['id']}" / "node.toml"
+            self.nodes[started["id"]] = Node(
+                id=started["id"],
+                config=config,
+                data_dir=Path(started["data_dir"]),
+                log=config.with_name("node.log"),
+                grpc=started["grpc"],
+                http=started["http"],
+                kafka=started["kafka"],
+                pid=started["pid"],
+            )
         return self
 
+    def restart(self, *nodes: int, wait: bool = True) -> None:
+        """Starts nodes that have ended, on their old addresses and directories, as an operator would."""
+        for node in nodes:
+            self.run(node)
+        if wait:
+            self.wait_ready(*nodes)
+
     def heal(self) -> None:
-        """Every node runs and is ready."""
+        """Resumes and restarts nodes until all of them run and are ready."""
         super().heal()
         self.wait_ready()
 
+    def stop(self) -> None:
+        """Ends everything that was started from here, gracefully if possible."""
+        for node in self.nodes:
+            self.resume(node)
+        if self._parent is not None:
+            end(self._parent)  # as Ctrl-C, which it passes on to its nodes
+        for member in self.nodes.values():
+            if member.process is not None:
+                end(member.process)
+            elif member.is_alive():
+                self.signal(member.id, signal.SIGKILL)
+        self.close()
+
+    def end_on_purpose(self, node: int, topic: str) -> str:
+        """Sends SIGTERM and waits for the end; returns what the node logged from there on.
+
+        Asserts that the node has handed over every partition of `topic` that it led. After a kill, the others would
+        still take it for the leader until it has been silent for a while.
+        """
+        victim = self.nodes[node]
+        known = len(victim.log.read_bytes())
+        self.signal(node, signal.SIGTERM)
+        self.wait_dead(node)
+        describe = partial(self.alive()[0].raw.describe, topic, linearizable=True)
+        (found,) = wait_for("an answer from a remaining node", describe).topics
+        assert node not in {partition.leader for partition in found.partitions}, "it has not handed over what it led"
+        return victim.log.read_bytes()[known:].decode()
+
+    # ------------------------------------------------------------------------------------------------- topics
+    def make_topic(self, partitions: int = 1, **fields: Any) -> str:
+        """Creates a topic under a fresh name; returns the name once every live node sees a leader of each partition.
+
+        `fields` are those of CreateTopicRequest.
+        """
+        name = f"t{next(self._topic_numbers)}"
+        self.alive()[0].raw.create_topic(name, partitions, **fields)
+        for partition in range(partitions):
+            self.wait_leader(name, partition)
+        return name
+
+    def partition(self, topic: str, partition: int, via: Iterable[Node] | None = None) -> pb.PartitionInfo | None:
+        """The partition as the first node that answers has applied it; None if no node knows it.
+
+        Asks the nodes of `via`, by default all that live.
+        """
+        for node in via or self.alive():
+            try:
+                for info in node.raw.describe(topic).topics:
+                    return info.partitions[partition]
+            except (SmqError, Unanswered):
+                continue  # it is going down or coming up, or has not heard of the topic: the next may know
+        return None
+
+    # ------------------------------------------------------------------------------------------------ waiting
     def http_status(self, node: int, path: str) -> int:
         """The status code of a GET."""
         try:
@@ -45,20 +151,11 @@ class Cluster(LiveCluster):
             return refused.code
 
     def wait_http(self, node: int, path: str, status: int) -> None:
+        """Returns once a GET of `path` answers `status`."""
         wait_for(f"{path} of node {node} answers {status}", lambda: self.http_status(node, path) == status)
 
-    def partition(self, topic: str, partition: int, via: Iterable[Node] | None = None) -> pb.PartitionInfo | None:
-        """As the first node (of `via`, or of all that live) that answers has applied it."""
-        for node in via or self.alive():
-            try:
-                for info in node.raw.describe(topic).topics:
-                    return info.partitions[partition]
-            except (SmqError, Unanswered):
-                continue  # it is going down or coming up, or has not heard of the topic: the next may know
-        return None
-
     def wait_leader(self, topic: str, partition: int, *, other_than: int | None = None) -> int:
-        """The node that leads, where that is a live process of its own epoch; all live nodes agree on it."""
+        """The partition's leader, once it is available, its process lives and all live nodes agree on it."""
 
         def agreed() -> int | None:
             infos = [self.partition(topic, partition, [node]) for node in self.alive()]
@@ -71,7 +168,7 @@ class Cluster(LiveCluster):
         return wait_for(f"a leader of {topic}/{partition}", agreed)
 
     def raft_leader(self) -> int:
-        """The Raft leader on which all live nodes agree."""
+        """The Raft leader, once all live nodes agree on it."""
 
         def agreed() -> int | None:
             leaders = {node.raw.status().raft_leader for node in self.alive()}
@@ -80,20 +177,8 @@ class Cluster(LiveCluster):
 
         return wait_for("one Raft leader", agreed)
 
-    def end_on_purpose(self, node: int, topic: str) -> str:
-        """SIGTERM; what the node logged from there on. By its end it has given away what it led of the topic: after a
-        kill the others would still take it for the leader, until it has been silent for a while."""
-        victim = self.nodes[node]
-        known = len(victim.log.read_bytes())
-        self.signal(node, signal.SIGTERM)
-        self.wait_dead(node)
-        ask = partial(self.alive()[0].raw.describe, topic, linearizable=True)
-        (found,) = wait_for("an answer of those who are left", ask).topics
-        assert node not in {partition.leader for partition in found.partitions}, "it has not handed over what it led"
-        return victim.log.read_bytes()[known:].decode()
-
     def wait_converged(self, topic: str, partitions: int) -> None:
-        """Every replica of every partition holds everything up to one high water mark, on every live node."""
+        """Returns once every replica on every live node holds everything up to one high water mark per partition."""
 
         def converged() -> bool:
             for partition in range(partitions):
@@ -112,8 +197,10 @@ class Cluster(LiveCluster):
         wait_for(f"the replicas of {topic} converge", converged)
 
     def wait_digests_equal(self) -> str:
-        """All live nodes have applied the same index, and their states are the same there. A pair of different
-        digests at one index fails at once."""
+        """The digest of the replicated state, once all live nodes have applied the same index and agree on it.
+
+        Two different digests at one index fail immediately.
+        """
         seen: dict[int, str] = {}
 
         def equal() -> str | None:
@@ -128,13 +215,18 @@ class Cluster(LiveCluster):
 
 
 def _verified_end(node: Node, topic: str, partition: int) -> int:
-    """Of a node's own replica; -1 where it has none yet."""
+    """The verified end of the node's own replica; -1 if it has none yet."""
     for replica in node.raw.status().replicas:
         if (replica.topic, replica.partition) == (topic, partition):
             return replica.verified_end
     return -1
 
 
-def run_cli(*arguments: str, timeout_s: float = CLI_S, **options: Any) -> subprocess.CompletedProcess[str]:
-    """`smq ARGUMENTS`, to its end, whatever that is."""
-    return subprocess.run([*CLI, *arguments], check=False, capture_output=True, text=True, timeout=timeout_s, **options)
+@contextmanager
+def live_cluster(root: Path, size: int = 3) -> Iterator[Cluster]:
+    """A running cluster of real processes under `root`. They end with the block, however it ends; the data stays."""
+    cluster = Cluster(root, size)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()

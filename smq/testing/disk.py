@@ -1,8 +1,8 @@
 """A simulated disk: the Disk port over sorted dicts, with virtual latency, group commit, crashes and faults.
 
-Owns what survives a crash (`DiskImage`) and how a commit takes time. It keeps the promises of the port and no
-more: what was reported durable survives, what was only queued may or may not, a group is whole or absent.
-Nothing in it reads a real clock or a real random source. For simulations and unit tests; never for production.
+Owns the data that survives a crash (`DiskImage`) and the time that a commit takes. It keeps the promises of the port
+and no more: writes reported durable survive, queued writes may or may not, and a submission is there as a whole or not
+at all. It must never read a real clock or random source. For simulations and tests only.
 """
 
 import errno
@@ -15,10 +15,10 @@ from sortedcontainers import SortedDict
 from smq.replication.ports import Clock, Examined, Op, Put, Rng, Space, Table
 
 NS_PER_MS = 1_000_000
-REPORT_DELAY_MS_MAX = 0.2  # a commit is visible to reads a little before the loop hears of it, as with a real thread
-ENDLESS_BYTES = 1 << 40  # free on a disk without a capacity
-REPORTED_AT_ONCE = 0.7  # share of the commits for which that little is nothing
-TORN = 0.3  # chance that what a crash leaves of the unsynced submissions ends anywhere, not between two groups
+REPORT_DELAY_MS_MAX = 0.2  # reads see a commit a little before its report reaches the loop, as with a real thread
+ENDLESS_BYTES = 1 << 40  # free space of a disk without a capacity
+REPORTED_AT_ONCE = 0.7  # share of the commits that are reported without this delay
+TORN = 0.3  # chance that the unsynced submissions that survive a crash end anywhere, not between two groups
 
 
 def _empty_tables() -> dict[Table, "SortedDict"]:
@@ -27,7 +27,7 @@ def _empty_tables() -> dict[Table, "SortedDict"]:
 
 @dataclass(slots=True)
 class DiskImage:
-    """The bytes on the platter: what a node that starts again will find."""
+    """The bytes on the platter, as a restarted node finds them."""
 
     tables: dict[Table, "SortedDict"] = field(default_factory=_empty_tables)
 
@@ -44,7 +44,7 @@ class DiskImage:
                     del rows[key]
 
     def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
-        """Flips one bit of one value of the table; the key of that value, None where no value has a bit."""
+        """Flips one bit of one value of the table. Returns the key of that value, or None if all values are empty."""
         rows = self.tables[table]
         keys = [key for key, value in rows.items() if value]
         if not keys:
@@ -69,7 +69,7 @@ class _Submission:
 
 
 class FakeDisk:
-    """One commit is in flight at a time; when its latency has passed, all that queued up meanwhile is the next."""
+    """One commit is in flight at a time; everything that queues up meanwhile goes into the next one."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class FakeDisk:
         self._image = image if image is not None else DiskImage()
         self.latency_ms = latency_ms
         self._on_fatal = on_fatal
-        self.capacity: int | None = None  # bytes; a commit that would take more fails for want of space
-        self.has_failed = False  # a commit has: the process must end
+        self.capacity: int | None = None  # bytes; a commit that would exceed it fails with ENOSPC
+        self.has_failed = False  # a commit failed: the process must end
         self._fail_next: BaseException | None = None
         self._stalled_until_ns = 0
         self._queue: deque[_Submission] = deque()
         self._in_flight: list[_Submission] = []
-        self._unreported: deque[_Submission] = deque()  # committed, and the loop does not know yet
+        self._unreported: deque[_Submission] = deque()  # committed, but not reported to the loop yet
         self._submitted_seq = 0
         self._durable_seq = 0
         self._queued_bytes = 0
@@ -232,7 +232,7 @@ class FakeDisk:
             self._clock.call_later(delay_ms, lambda: self._report(upto))
 
     def _size_with_group(self) -> int:
-        """What is deleted makes room only for what comes after it, as in a store that copies on write."""
+        """Deleted data frees its space only for later commits, as in a store that copies on write."""
         size = self._image.size_bytes()
         for submission in self._in_flight:
             for op in submission.ops:
@@ -242,7 +242,7 @@ class FakeDisk:
         return size
 
     def _report(self, upto: int) -> None:
-        """In order whatever order the timers fire in: a later report takes the earlier groups along."""
+        """Reports in order, whichever timer fires first: a later report includes the earlier groups."""
         while self._unreported and self._unreported[0].seq <= upto and not self._is_dead:
             submission = self._unreported.popleft()
             self._durable_seq = submission.seq
@@ -256,11 +256,13 @@ class FakeDisk:
 
     # ----------------------------------------------------------------------------------------- faults
     def crash(self) -> DiskImage:
-        """Power is lost now. What was reported is in the image. Of the rest a prefix may be, although nobody was told:
-        nothing, the group in flight, all of what was queued, or a part of the group, torn between two submissions. (A
-        submission is never torn: the store writes pages beside the old ones, in any order, and then one root.)
-        Nothing of this disk runs afterwards."""
-        unsynced = list(self._in_flight)  # also where its commit failed: what a failed fsync left behind is unknown
+        """Loses power now; returns the image that is left. Nothing of this disk runs afterwards.
+
+        The image holds everything that was reported, and possibly a prefix of the rest: nothing of it, the group in
+        flight, the whole queue, or a part that ends between two submissions. (A submission is never torn: the store
+        writes pages beside the old ones, in any order, and then one root.)
+        """
+        unsynced = list(self._in_flight)  # even after its commit failed: the result of a failed fsync is unknown
         groups = [len(unsynced)]
         if not self._is_dead:
             unsynced.extend(self._queue)
@@ -278,17 +280,17 @@ class FakeDisk:
 
     @property
     def image(self) -> DiskImage:
-        """What is committed at this moment (live, not a copy)."""
+        """The data committed at this moment (live, not a copy)."""
         return self._image
 
     def fail_next_commit(self, error: BaseException) -> None:
-        """The next commit fails: `on_fatal` is called once and nothing is reported durable any more."""
+        """Makes the next commit fail: `on_fatal` is called once, and nothing is reported durable any more."""
         self._fail_next = error
 
     def stall(self, ms: float) -> None:
-        """No commit ends before `ms` from now."""
+        """Lets no commit end within `ms` from now."""
         self._stalled_until_ns = max(self._stalled_until_ns, self._clock.monotonic_ns() + int(ms * NS_PER_MS))
 
     def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
-        """Damages one committed value in place; its key."""
+        """Damages one committed value in place; returns its key."""
         return self._image.flip_bit(table, rng)

@@ -1,8 +1,8 @@
-"""The simulated network: sessions between nodes over links that delay, stall, are cut one way or both, and break.
+"""The simulated network: sessions between nodes over links that delay, stall, break, or are cut one way or both.
 
-Owns sessions and what is in flight. Inside a session messages keep their order and arrive at most once, between
-sessions nothing is promised, as with TCP: a cut link holds messages back (they are retransmitted when it heals)
-until the keep-alive time-out ends the session and drops them. It must never look into a message.
+Owns sessions and the messages in flight. As with TCP, messages of one session keep their order and arrive at most once;
+nothing is promised between sessions. A cut link holds messages back. They are retransmitted when it heals, or dropped
+when the keep-alive time-out ends the session. It must never look into a message.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ Key = tuple[NodeId, NodeId, Channel]  # of a session; the lower node first
 
 @dataclass(slots=True, kw_only=True)
 class LinkProfile:
-    """How slow every link is, and how long a dead one takes to be noticed."""
+    """How slow every link is, and how long it takes to notice a dead one."""
 
     delay_ms_min: float = 0.1
     delay_ms_mean: float = 0.5  # on top of the minimum, exponentially distributed
@@ -50,18 +50,18 @@ class Link:
 
 @dataclass(slots=True)
 class Side:
-    """One node's end of a session: what is on its way to it, in order."""
+    """One node's end of a session, with the messages on their way to it, in order."""
 
     node: NodeId
     peer: NodeId
-    link: Link  # towards it
+    link: Link  # towards the node
     endpoint: "Endpoint"
     deliver: Callable[[], None] = lambda: None
     state: str = "opening"  # opening, open, closed
     inbox: deque[tuple[str, bytes]] = field(default_factory=deque)
-    stalled: list[bytes] = field(default_factory=list)  # behind a cut or stalled link
+    stalled: list[bytes] = field(default_factory=list)  # held back by a cut or stalled link
     last_arrival_ns: int = 0
-    free_at_ns: int = 0  # when the sender's line has taken everything queued towards this side
+    free_at_ns: int = 0  # when the sender's line has transmitted everything queued for this side
     departures: deque[tuple[int, int]] = field(default_factory=deque)  # (departs, bytes)
 
 
@@ -82,7 +82,7 @@ class Endpoint:
 
 
 class SimNetwork:
-    """The hub: links, sessions, endpoints. Faults are its methods."""
+    """The hub of all links, sessions and endpoints. Faults are its methods."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SimNetwork:
 
     # ------------------------------------------------------------------------------------------ processes
     def attach(self, node: NodeId, process: Process, handler: NetworkHandler) -> None:
-        """A process starts to listen. What its peers still hold of its predecessor is closed first."""
+        """A process starts to listen. Sessions that its peers still have with its predecessor are closed first."""
         self._endpoints[node] = Endpoint(process, handler)
         for key in self._keys_of(node):
             session = self._sessions.get(key)
@@ -112,8 +112,8 @@ class SimNetwork:
             self._kick(key)
 
     def detach(self, node: NodeId, *, silently: bool) -> None:
-        """Its process is gone. A killed process's kernel still delivers what was sent and says goodbye; a machine
-        without power says nothing."""
+        """The node's process is gone. After a kill, the kernel still delivers what was sent and closes the connection;
+        a machine without power (`silently`) sends nothing."""
         self._endpoints.pop(node, None)
         for key in self._keys_of(node):
             session = self._sessions.get(key)
@@ -158,7 +158,7 @@ class SimNetwork:
             self._enqueue(side, "open", b"", self.scheduler.now_ns + self._delay_ns(side.link))
 
     def _enqueue(self, side: Side, kind: str, payload: bytes, arrival_ns: int) -> None:
-        """Puts one item behind everything that is on its way to `side`."""
+        """Puts one item after everything that is on its way to `side`."""
         if self._endpoints.get(side.node) is not side.endpoint:
             return
         if arrival_ns > side.last_arrival_ns:
@@ -168,7 +168,7 @@ class SimNetwork:
 
     def _deliver(self, session: Session, side: Side) -> None:
         if not side.inbox:
-            return  # it was hastened
+            return  # it was expedited
         kind, payload = side.inbox.popleft()
         if side.state == "closed":
             return
@@ -201,7 +201,7 @@ class SimNetwork:
             self._end(session, drop_in_flight=True)
 
     def break_session(self, key: Key, *, drop_in_flight: bool) -> None:
-        """Ends a session at both ends, each noticing in its own time; a fresh one follows."""
+        """Ends a session. Each end notices in its own time; then a new session opens."""
         session = self._sessions.get(key)
         if session is not None:
             self._end(session, drop_in_flight=drop_in_flight)
@@ -274,7 +274,7 @@ class SimNetwork:
 
     # ------------------------------------------------------------------------------------------ faults
     def cut(self, src: NodeId, dst: NodeId) -> None:
-        """Nothing gets through in this direction; sessions end when the keep-alive runs out."""
+        """Lets nothing through in this direction; sessions end when the keep-alive runs out."""
         link = self._links[src, dst]
         if link.cut:
             return
@@ -298,7 +298,7 @@ class SimNetwork:
                 self._kick((min(src, dst), max(src, dst), channel))
 
     def stall(self, src: NodeId, dst: NodeId, channel: Channel) -> None:
-        """Holds back one direction of one channel; the session lives on."""
+        """Holds back one direction of one channel; the session stays open."""
         self._links[src, dst].stalled.add(channel)
 
     def unstall(self, src: NodeId, dst: NodeId, channel: Channel) -> None:
@@ -309,7 +309,7 @@ class SimNetwork:
         self._links[src, dst].slowdown = factor
 
     def resumed(self, node: NodeId) -> None:
-        """A paused process runs again: what could not connect meanwhile tries again."""
+        """A paused process runs again: sessions that could not open during the pause are retried."""
         for key in self._keys_of(node):
             self._kick(key)
 
@@ -321,11 +321,11 @@ class SimNetwork:
                 self.unstall(src, dst, channel)
         for session in self._sessions.values():
             for side in session.sides.values():
-                self._hasten(side)
+                self._expedite(side)
 
-    def _hasten(self, side: Side) -> None:
-        """What a slow line would still have kept for seconds comes at once, in order: a retransmission on a line sixty
-        times slower takes twelve, and everything behind it waits."""
+    def _expedite(self, side: Side) -> None:
+        """Delivers immediately, in order, what a slow line would have kept for seconds: a retransmission on a line that
+        is sixty times slower takes twelve, and everything after it waits."""
         now = self.scheduler.now_ns
         if side.last_arrival_ns > now + self.profile.tail_ms_max * NS_PER_MS:
             side.last_arrival_ns = side.free_at_ns = now + int(self.profile.delay_ms_min * NS_PER_MS)

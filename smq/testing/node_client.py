@@ -1,7 +1,7 @@
-"""One node's gRPC services, called plainly: one attempt, at that node, errors as SmqError. No retry, no discovery.
+"""One node's gRPC services, called directly: one attempt at that node, errors as SmqError, no discovery.
 
-Live histories, tests and benchmarks use it to say exactly which node is asked what; smq.clients, which hides all that,
-is tested beside it.
+Live histories, tests and benchmarks use it to decide exactly which node gets which request. smq.clients hides that
+choice, and has tests of its own.
 """
 
 import secrets
@@ -19,17 +19,17 @@ from smq.clients.tls import Tls
 from smq.records import NewRecord, check_crc, decode_batch, encode_batch, parse_header
 
 T = TypeVar("T")
-DEADLINE_S = 15.0  # of a call whose test does not ask for another
-CATCH_UP_POLL_MS = 100  # a long poll for records that are committed and not here yet
-MESSAGE_BYTES_MAX = 101 << 20  # what the server sends at most
+DEADLINE_S = 15.0  # default of a call
+CATCH_UP_POLL_MS = 100  # a long poll for records that are committed but not on this node yet
+MESSAGE_BYTES_MAX = 101 << 20  # the largest message that the server sends
 
 
 class Unanswered(Exception):
-    """The call failed without a typed error of the server's: no connection, or no answer by the deadline."""
+    """The call failed without a typed error from the server: no connection, or no answer by the deadline."""
 
 
 def error_of(failure: Any) -> Exception:
-    """What the server said of a failed call, or Unanswered."""
+    """The server's error for a failed call, or Unanswered."""
     for key, value in failure.trailing_metadata() or ():
         if key == ERROR_METADATA_KEY:
             return error_from_detail(pb.ErrorDetail.FromString(value))
@@ -38,7 +38,7 @@ def error_of(failure: Any) -> Exception:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBatch:
-    """A stored batch as a node served it."""
+    """A stored batch, decoded as a node served it."""
 
     base_offset: int
     ts_ns: int
@@ -64,7 +64,7 @@ class ReadBatch:
 
 
 class RawNode:
-    """Stubs of one node. `values` in and out are bytes."""
+    """Stubs of one node, and short calls over them. Record values are bytes."""
 
     def __init__(self, address: str, tls: Tls | None = None) -> None:
         self.address = address
@@ -72,7 +72,7 @@ class RawNode:
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
-            ("grpc.initial_reconnect_backoff_ms", 100),  # nodes are killed and restarted here: notice it at once
+            ("grpc.initial_reconnect_backoff_ms", 100),  # nodes are killed and restarted here: notice it soon
             ("grpc.max_reconnect_backoff_ms", 300),
         ]
         if tls is None:
@@ -87,7 +87,7 @@ class RawNode:
         self._channel.close()
 
     def call(self, method: Callable[..., T], request: object, deadline_s: float = DEADLINE_S) -> T:
-        """One unary call."""
+        """One unary call; raises SmqError or Unanswered."""
         try:
             return method(request, timeout=deadline_s)
         except grpc.RpcError as failure:
@@ -97,7 +97,7 @@ class RawNode:
     def publish(
         self, requests: Iterable[pb.PublishRecordRequest], deadline_s: float = DEADLINE_S
     ) -> list[pb.PublishRecordResponse]:
-        """One stream; the answers in the order of their correlation ids, errors within."""
+        """Sends all requests on one stream. The answers, errors included, in the order of their correlation ids."""
         try:
             answers = list(self.agent.PublishRecord(iter(list(requests)), timeout=deadline_s))
         except grpc.RpcError as failure:
@@ -107,7 +107,7 @@ class RawNode:
     def publish_values(
         self, topic: str, partition: int, values: Sequence[bytes], **options: Any
     ) -> pb.PublishRecordResponse:
-        """One batch of `values`; raises the error of its answer."""
+        """Publishes one batch of `values`; raises the error of its answer."""
         return self.publish_batch(topic, partition, batch_of(values), **options)
 
     def publish_batch(
@@ -142,13 +142,13 @@ class RawNode:
     ) -> pb.FetchedPartition:
         """One partition's answer; raises its error.
 
-        A committed record may not be on this node's own disk yet (two others made the majority), and until then the
-        node answers that nothing is there: asks again while that is so.
+        A committed record may not be on this node's own disk yet, if two others made the majority. Until it is, the
+        answer is empty and the fetch is repeated.
         """
-        wanted = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
+        asked = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
         deadline = time.monotonic() + DEADLINE_S
         while True:
-            request = pb.FetchRequest(partitions=[wanted], max_wait_ms=max_wait_ms)
+            request = pb.FetchRequest(partitions=[asked], max_wait_ms=max_wait_ms)
             fetched = self.fetch_once(request, DEADLINE_S + max_wait_ms / 1000)
             if fetched.batches or offset >= fetched.hwm or time.monotonic() > deadline:
                 return fetched
@@ -162,7 +162,7 @@ class RawNode:
         return fetched
 
     def read_batches(self, topic: str, partition: int, start: int = 0) -> list[ReadBatch]:
-        """Every batch from the one that holds `start` to this node's high water mark, by raw Fetch; no gap between."""
+        """Every batch from the one that holds `start` to this node's high water mark. Asserts that there is no gap."""
         found: list[ReadBatch] = []
         position = start
         while True:
@@ -172,7 +172,7 @@ class RawNode:
                 return found
             for batch in fetched.batches:
                 expected = batch.base_offset <= position if not found else batch.base_offset == position
-                assert expected, f"a batch at {batch.base_offset} where {position} is next"
+                assert expected, f"a batch at {batch.base_offset}, expected one at {position}"
                 found.append(ReadBatch.of(batch))
                 position = batch.last_offset + 1
             assert position <= fetched.hwm, f"read up to {position}, past the high water mark {fetched.hwm}"
@@ -189,12 +189,12 @@ class RawNode:
     def subscribe(
         self, deadline_s: float = DEADLINE_S, **init: Any
     ) -> Generator[pb.SubscribeRecordResponse, None, None]:
-        """A subscription with the fields of SubscribeInit; raises typed errors while iterated."""
+        """A subscription with these fields of SubscribeInit; iterating raises typed errors."""
         init.setdefault("subscription_id", secrets.token_hex(8))
         yield from self._subscription([pb.SubscribeRecordRequest(init=pb.SubscribeInit(**init))], deadline_s)
 
     def subscribe_requests(self, requests: list[pb.SubscribeRecordRequest]) -> list[pb.SubscribeRecordResponse]:
-        """All answers to these requests, to the stream's end."""
+        """All answers to these requests, up to the end of the stream."""
         return list(self._subscription(requests, DEADLINE_S))
 
     def _subscription(
@@ -209,7 +209,7 @@ class RawNode:
             stream.cancel()
 
     def subscribe_first(self, **init: Any) -> pb.SubscribeRecordResponse:
-        """The first response of a subscription, which is then cancelled."""
+        """The first response of a subscription, which is cancelled afterwards."""
         stream = self.subscribe(**init)
         try:
             return next(stream)
@@ -239,8 +239,9 @@ class RawNode:
         self.call(self.broker.CommitOffsets, request)
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        wanted = pb.TopicPartition(topic=topic, partition=partition)
-        request = pb.FetchOffsetsRequest(group=group, partitions=[wanted], timeout_ms=10_000)
+        """The group's committed offset; None if it has none."""
+        asked = pb.TopicPartition(topic=topic, partition=partition)
+        request = pb.FetchOffsetsRequest(group=group, partitions=[asked], timeout_ms=10_000)
         for item in self.call(self.broker.FetchOffsets, request).offsets:
             return item.offset
         return None
@@ -260,6 +261,6 @@ class RawNode:
 
 
 def batch_of(values: Sequence[bytes], *, key: bytes | None = None, **producer: Any) -> bytes:
-    """A RecordBatch v2 of these values, now."""
+    """A RecordBatch v2 of these values, created now."""
     now_ms = time.time_ns() // 1_000_000
     return encode_batch((NewRecord(key=key, value=value, timestamp_ms=now_ms) for value in values), **producer)

@@ -1,8 +1,8 @@
-"""The nodes of one cluster on this machine as real processes: started, killed, frozen, ended and waited for, by id.
+"""The nodes of one cluster as real processes on this machine: started, killed, frozen, ended and waited for, by id.
 
-Owns every process of a cluster that the project starts, for chaos runs (`fleet`), for the demo and for tests
-(`cluster`). It signals by process id only. Where nodes meet, what they write to and how a cluster comes to be is
-its subclasses' business; it never looks into a node's files but for the end of its log.
+Owns every node process that the project starts: subclasses make a cluster for tests and demos (`cluster`) and for live
+chaos runs. It signals by process id only. Addresses, directories and how a cluster comes to be are the subclasses'
+business. It must never look into a node's files, except for the end of its log.
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
@@ -27,19 +27,20 @@ CLI: Final = (sys.executable, "-m", "smq.coordinator.cli.main")
 SERVE: Final = (*CLI, "serve", "--config")
 READY_S: Final = 60.0  # three Pythons start within seconds; a loaded machine takes longer
 STOP_S: Final = 20.0  # SIGTERM hands leaderships over before the process ends
-ASK_S: Final = 2.0  # one question to one node
-POLL_S: Final = 0.02  # between two looks at a condition
+ASK_S: Final = 2.0  # one request to one node
+POLL_S: Final = 0.02  # between two checks of a condition
+CLI_S: Final = 30.0  # for a command that takes a second or two on a quiet machine
 _LOG_TAIL_LINES: Final = 15
 
 
 class ClusterError(RuntimeError):
-    """The cluster did not do what was waited for; the message ends with a log's end where there is one."""
+    """The cluster did not reach a condition in time. The message ends with the end of a log if there is one."""
 
 
 def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 30.0) -> T:
-    """The first truthy result of `condition`; ClusterError naming `what` once the time is over.
+    """The first truthy result of `condition`; ClusterError naming `what` after `timeout_s` seconds.
 
-    A node that cannot answer yet, or says so, is a condition that does not hold yet.
+    If a node does not answer, or answers with an error, the condition does not hold yet.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -57,12 +58,12 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 30
 
 
 def tail(log: Path) -> str:
-    """The end of a log, for messages."""
+    """The last lines of a log, for error messages."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]) if log.exists() else "(no log)"
 
 
 def end(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGINT) -> None:
-    """A signal, its end, and SIGKILL to its whole group where that does not help in time."""
+    """Sends the signal and waits for the end of the process; then, or after STOP_S, SIGKILL to its whole group."""
     if process.poll() is None:
         process.send_signal(how)
     with suppress(subprocess.TimeoutExpired):
@@ -74,7 +75,7 @@ def end(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGINT) -
 
 @dataclass(slots=True)
 class Node:
-    """One node. `process` is its own where it was started from here; else `pid` is all that is known of it."""
+    """One node. `process` is set if the node was started from here; otherwise only its `pid` is known."""
 
     id: int
     config: Path
@@ -83,8 +84,8 @@ class Node:
     grpc: str
     http: str
     kafka: str
-    peer: str = ""  # for the other nodes; "" where it is not known
-    tls: Tls | None = None  # of a cluster of somebody else's; those of ours have none
+    peer: str = ""  # its address for the other nodes; "" if unknown
+    tls: Tls | None = None  # of a cluster that was not started from here; ours have none
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -105,7 +106,7 @@ class Node:
 
 @dataclass
 class Nodes:
-    """`size` nodes under `root`. `serve` is the command that runs one, its config file to be appended."""
+    """`size` nodes under `root`. `serve` is the command that runs one node; its config file is appended."""
 
     root: Path
     size: int = 3
@@ -114,6 +115,7 @@ class Nodes:
 
     @property
     def servers(self) -> str:
+        """All gRPC addresses, as clients take them."""
         return ",".join(node.grpc for node in self.nodes.values())
 
     def alive(self) -> list[Node]:
@@ -121,37 +123,37 @@ class Nodes:
 
     # --------------------------------------------------------------------------------------------- processes
     def command(self, node: int, command: list[str]) -> list[str]:
-        """How a node's command is run."""
+        """The command line that runs a node. A subclass may wrap it."""
         return command
 
     def environment(self, node: int) -> dict[str, str]:
-        """What a node's process has in its environment beside ours."""
+        """Variables added to this process's environment for the node."""
         return {}
 
     def run(self, node: int, *, before: Sequence[str] = ()) -> None:
-        """Starts the process of a node that has none; does not wait. `before` stands before its command."""
+        """Starts the process of a node that has none; does not wait. `before` is put in front of its command."""
         member = self.nodes[node]
         if member.is_alive():
-            raise ClusterError(f"node {node} runs already")
+            raise ClusterError(f"node {node} is already running")
         command = self.command(node, [*before, *self.serve, str(member.config)])
         environment = dict(os.environ) | self.environment(node)
         with member.log.open("ab") as log:
             member.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
             )
-        member.pid = member.process.pid  # of the node itself, whatever wrapper started it: wrappers exec
+        member.pid = member.process.pid  # of the node itself even if a wrapper started it: wrappers exec
         member.starts += 1
         member.is_paused = False
 
     def kill(self, *nodes: int) -> None:
-        """SIGKILL to all of them before waiting for any: nothing is flushed, nobody is told."""
+        """SIGKILL to all of them before waiting for any: nothing is flushed, and no peer is warned."""
         for node in nodes:
             self.signal(node, signal.SIGKILL)
         for node in nodes:
             self.wait_dead(node)
 
     def terminate(self, node: int) -> None:
-        """SIGTERM, and its end; SIGKILL where that takes too long."""
+        """SIGTERM, and waits for the end; SIGKILL if that takes too long."""
         self.signal(node, signal.SIGTERM)
         try:
             self.wait_dead(node, STOP_S)
@@ -159,7 +161,7 @@ class Nodes:
             self.kill(node)
 
     def signal(self, node: int, number: signal.Signals) -> None:
-        """Nothing where the node does not run."""
+        """Does nothing if the node does not run."""
         if self.nodes[node].is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.nodes[node].pid, number)
@@ -173,14 +175,14 @@ class Nodes:
         self.nodes[node].is_paused = False
 
     def heal(self) -> None:
-        """Every process runs; does not wait."""
+        """Resumes and restarts processes until all run; does not wait until they are ready."""
         for node, member in self.nodes.items():
             self.resume(node)
             if not member.is_alive():
                 self.run(node)
 
     def close(self) -> None:
-        """Ends every process that was started from here, at once."""
+        """Kills every process that was started from here."""
         for member in self.nodes.values():
             if member.process is not None and member.is_alive():
                 with suppress(ProcessLookupError):
@@ -190,7 +192,7 @@ class Nodes:
 
     # ---------------------------------------------------------------------------------------------- waiting
     def wait_dead(self, node: int, timeout_s: float = READY_S) -> None:
-        """Of a process of ours it returns at once when that has ended: failovers are measured from here."""
+        """Returns when the process has ended. There is no delay if it is our own: failovers are measured from here."""
         member = self.nodes[node]
         if member.process is None:
             wait_for(f"the end of node {node}", lambda: not member.is_alive(), timeout_s)
@@ -201,8 +203,10 @@ class Nodes:
             raise ClusterError(f"node {node} has not ended within {timeout_s:g} s") from None
 
     def wait_ready(self, *nodes: int, timeout_s: float = READY_S) -> None:
-        """They (or all) run, are registered, have caught up with Raft and see a quorum. ClusterError at once where one
-        has ended."""
+        """Returns once these nodes (by default all) are registered, have caught up with Raft and see a quorum.
+
+        ClusterError immediately if one of them has ended.
+        """
         for node in nodes or tuple(self.nodes):
             what = f"node {node} is ready (its log is {self.nodes[node].log})"
             wait_for(what, partial(self._is_ready, node), timeout_s)
@@ -215,3 +219,8 @@ class Nodes:
         if member.is_paused:
             return False
         return member.raw.call(member.raw.admin.NodeStatus, pb.NodeStatusRequest(), ASK_S).is_ready
+
+
+def run_cli(*arguments: str, timeout_s: float = CLI_S, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs `smq ARGUMENTS` to its end, whatever the exit code. `options` are those of `subprocess.run`."""
+    return subprocess.run([*CLI, *arguments], check=False, capture_output=True, text=True, timeout=timeout_s, **options)

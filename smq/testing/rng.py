@@ -1,4 +1,4 @@
-"""Seeded random streams, one per purpose, so that one more draw in one place moves nothing elsewhere.
+"""Seeded random streams, one per purpose, so that one more draw in one place changes nothing elsewhere.
 
 Owns the derivation of streams from the run's seed. It must never use hash(), time or the global generator.
 """
@@ -8,7 +8,7 @@ import random
 
 
 class Streams:
-    """Hands out one independent `random.Random` per name; the same name gives the same object."""
+    """One independent `random.Random` per name; the same name gives the same object."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

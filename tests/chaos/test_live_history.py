@@ -15,8 +15,8 @@ from chaos_tests.live.faults.plan import SCENARIOS, draw
 from chaos_tests.live.faults.planted import PLANTED
 from smq.clients.tls import Tls
 from smq.coordinator.tls.layout import client_identity
+from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_client import RawNode
-from smq.testing.smq_cluster import Cluster, live_cluster
 
 pytestmark = pytest.mark.timeout(1500)  # a history is a minute or two, and machines are busy
 ANYWHERE = ("--network", "loopback", "--disks", "directories")

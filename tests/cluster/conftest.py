@@ -1,13 +1,11 @@
-"""Fixtures of the live tests. Faults that heal share one cluster; what damages a directory starts its own."""
+"""Fixtures of the live tests. Faults that heal share one cluster; a test that damages a directory starts its own."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from smq.testing.cluster import Cluster
+from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_client import RawNode
 
 HERE = Path(__file__).parent
@@ -21,33 +19,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes for all tests that leave them as they were. Of the package: gone before the next suite starts."""
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        yield made.start()
-    finally:
-        made.stop()
+    """Three nodes for all tests that leave them unchanged. Package scope: they end before the next suite starts."""
+    with live_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 @pytest.fixture(scope="package")
 def _faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("faults"))
-    try:
-        yield made.start()
-    finally:
-        made.stop()
+    with live_cluster(tmp_path_factory.mktemp("faults")) as made:
+        yield made
 
 
 @pytest.fixture
 def fault_cluster(_faulty: Cluster) -> Cluster:
-    """Three nodes for faults that heal, whole again whatever the test before left behind."""
+    """Three nodes for faults that heal, repaired whatever the previous test left behind."""
     _faulty.heal()
     return _faulty
 
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Three nodes of one test, which may do with them as it likes. Not started yet."""
+    """A cluster for one test alone, which may damage it. Not started yet."""
     made = Cluster(tmp_path)
     try:
         yield made
@@ -55,25 +47,10 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.stop()
 
 
-_numbers = itertools.count(1)
-
-
 @pytest.fixture
-def new_topic(cluster: Cluster, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Creates a topic of a fresh name on the shared cluster; returns once every node knows it and it has leaders."""
-
-    def create(partitions: int = 1, **fields: Any) -> str:
-        return make_topic(cluster, partitions, **fields)
-
-    return create
-
-
-def make_topic(cluster: Cluster, partitions: int = 1, **fields: Any) -> str:
-    name = f"t{next(_numbers)}"
-    cluster.alive()[0].raw.create_topic(name, partitions, **fields)
-    for partition in range(partitions):
-        cluster.wait_leader(name, partition)
-    return name
+def new_topic(cluster: Cluster) -> Callable[..., str]:
+    """Makes a topic on the shared cluster: `Cluster.make_topic`."""
+    return cluster.make_topic
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from smq.coordinator import limits
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, encode_batch
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.kafka_client import RawKafka
 from smq.testing.node_client import error_of
-from tests.cluster.conftest import make_topic
+from smq.testing.processes import wait_for
 from tests.cluster.slow_reader import SlowReader
-from tests.kafka.raw import RawKafka
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -218,7 +218,7 @@ def test_publishing_streams_of_one_connection_are_counted(one: Cluster) -> None:
 
 def test_a_kafka_client_that_never_stops_sending_is_not_read_beyond_its_share(fault_cluster: Cluster) -> None:
     """Batches for a partition that cannot take any: the other replicas stand still."""
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     leader = fault_cluster.wait_leader(topic, 0)
     before = memory_bytes(fault_cluster, leader)
     raw = RawKafka(fault_cluster.nodes[leader].kafka)

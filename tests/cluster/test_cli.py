@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smq.testing.cluster import CLI, Cluster, end, run_cli, tail, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import CLI, end, run_cli, tail, wait_for
 
 SECONDS = 60  # for a node to be ready on a busy machine
 

@@ -7,8 +7,8 @@ import pytest
 
 from smq.clients.consumer import Consumer
 from smq.clients.producer import Producer, RecordMetadata
-from smq.testing.cluster import Cluster, wait_for
-from tests.cluster.conftest import make_topic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 PARTITIONS = 3
 RECORDS = 3_000
@@ -17,7 +17,7 @@ PAUSE_EVERY = 50  # records between two yields: keeps the run longer than an ele
 
 @pytest.fixture
 def topic(fault_cluster: Cluster) -> Iterator[str]:
-    yield make_topic(fault_cluster, PARTITIONS)
+    yield fault_cluster.make_topic(PARTITIONS)
     fault_cluster.wait_ready()
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from chaos_tests.live.load.traffic import Traffic
 from smq.coordinator.config import load_config, write_config
-from smq.testing.cluster import SERVE, Cluster, wait_for
-from tests.cluster.conftest import make_topic
-from tests.cluster.traffic import Traffic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import SERVE, wait_for
 
 
 def _serve_to_its_end(config: Path) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def test_a_node_with_a_flipped_byte_in_its_journal_rejoins_as_a_replaced_disk_an
     own_cluster: Cluster,
 ) -> None:
     own_cluster.start()
-    topic = make_topic(own_cluster)
+    topic = own_cluster.make_topic()
     with Traffic(own_cluster, topic) as traffic:
         victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
         own_cluster.kill(victim)
@@ -55,7 +55,7 @@ def test_a_node_with_a_flipped_byte_in_its_journal_rejoins_as_a_replaced_disk_an
 
 def test_truncated_data_file_is_refused_at_start_and_the_others_go_on(own_cluster: Cluster) -> None:
     own_cluster.start()
-    topic = make_topic(own_cluster)
+    topic = own_cluster.make_topic()
     with Traffic(own_cluster, topic) as traffic:
         victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
         own_cluster.kill(victim)
@@ -108,7 +108,7 @@ def test_directory_and_files_are_the_owners_alone(cluster: Cluster, file: str) -
 
 def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_cluster: Cluster) -> None:
     own_cluster.start()
-    topic = make_topic(own_cluster)
+    topic = own_cluster.make_topic()
     leader = own_cluster.wait_leader(topic, 0)
     for i in range(20):
         own_cluster.nodes[leader].raw.publish_values(topic, 0, [b"value-%d" % i])
@@ -132,7 +132,7 @@ def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_clust
 def test_follower_with_an_emptied_directory_is_filled_again_by_the_others(own_cluster: Cluster) -> None:
     """What docs/operations.md says to do with a node whose journal is damaged, while both others are up."""
     own_cluster.start()
-    topic = make_topic(own_cluster)
+    topic = own_cluster.make_topic()
     with Traffic(own_cluster, topic) as traffic:
         busy = {own_cluster.wait_leader(topic, 0), own_cluster.raft_leader()}
         victim = next(node for node in own_cluster.nodes if node not in busy)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 pytestmark = pytest.mark.full
 

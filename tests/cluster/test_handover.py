@@ -1,10 +1,10 @@
 """Leaving on purpose: SIGTERM, drain and undrain of live nodes under a producer that counts its failures."""
 
+from chaos_tests.live.load.traffic import Traffic
 from smq.clients import SyncAdmin
-from smq.testing.cluster import Cluster, wait_for
-from tests.cluster.conftest import make_topic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 from tests.cluster.test_external_offsets import bootstrap
-from tests.cluster.traffic import Traffic
 
 PARTITIONS = 3
 
@@ -15,7 +15,7 @@ def leads(cluster: Cluster, topic: str, node: int) -> list[int]:
 
 def test_sigterm_hands_everything_over_and_leaderships_come_back(fault_cluster: Cluster) -> None:
     cluster = fault_cluster
-    topic = make_topic(cluster, PARTITIONS)
+    topic = cluster.make_topic(PARTITIONS)
     victim = cluster.wait_leader(topic, 0)
     with Traffic(cluster, topic, PARTITIONS) as traffic:
         log = cluster.end_on_purpose(victim, topic)
@@ -30,7 +30,7 @@ def test_sigterm_hands_everything_over_and_leaderships_come_back(fault_cluster: 
 
 def test_drained_node_leads_nothing_even_after_a_restart_until_it_is_undrained(fault_cluster: Cluster) -> None:
     cluster = fault_cluster
-    topic = make_topic(cluster, PARTITIONS)
+    topic = cluster.make_topic(PARTITIONS)
     victim = cluster.wait_leader(topic, 0)
     with Traffic(cluster, topic, PARTITIONS) as traffic, SyncAdmin(bootstrap(cluster)) as admin:
         admin.set_node_drained(victim, True)

@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from smq.testing.cluster import Cluster, wait_for
-from tests.cluster.conftest import make_topic
-from tests.cluster.traffic import Traffic
+from chaos_tests.live.load.traffic import Traffic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 
 PARTITIONS = 2
 
@@ -20,7 +20,7 @@ PARTITIONS = 2
 @pytest.fixture
 def traffic(fault_cluster: Cluster) -> Iterator[Traffic]:
     """A producer that runs while the test breaks things; judged once everything is healed."""
-    topic = make_topic(fault_cluster, PARTITIONS)
+    topic = fault_cluster.make_topic(PARTITIONS)
     with Traffic(fault_cluster, topic, PARTITIONS) as running:
         yield running
         running.wait_acks(5)  # it goes on after the heal
@@ -34,12 +34,12 @@ def test_kill_of_the_partition_leader_loses_nothing_and_moves_leadership(
     fault_cluster.kill(victim)
     successor = fault_cluster.wait_leader(traffic.topic, 0, other_than=victim)
     traffic.wait_acks(10)  # while the victim is down
-    assert successor in traffic.told[0].leaders
+    assert successor in traffic.outcomes[0].leaders
     fault_cluster.restart(victim)
 
 
 def test_kill_of_a_follower_delays_nobody(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     with Traffic(fault_cluster, topic) as traffic:
         busy = {fault_cluster.wait_leader(topic, 0), fault_cluster.raft_leader()}
         victim = next(node for node in fault_cluster.nodes if node not in busy)

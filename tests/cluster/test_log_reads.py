@@ -11,8 +11,9 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from smq.records import decode_batch
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, batch_of
+from smq.testing.processes import wait_for
 from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]

@@ -9,9 +9,9 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, Unanswered
-from tests.cluster.conftest import make_topic
+from smq.testing.processes import wait_for
 
 ASKED_MS = 1_500
 HANG_S = 12.0  # far beyond what was asked, on whatever machine; a call that is forgotten ends at its own 15 s
@@ -28,7 +28,7 @@ RETRIABLE = (
 @pytest.fixture
 def lonely(fault_cluster: Cluster) -> Iterator[tuple[str, RawNode]]:
     """A topic with one record, led by a node whose two peers are frozen; thawed afterwards."""
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     leader = fault_cluster.wait_leader(topic, 0)
     raw = fault_cluster.nodes[leader].raw
     raw.publish_values(topic, 0, [b"before"])
@@ -82,7 +82,7 @@ def test_committed_records_stay_readable_without_quorum(lonely: tuple[str, RawNo
 
 
 def test_what_was_refused_for_want_of_a_quorum_works_after_the_heal(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     survivor = fault_cluster.wait_leader(topic, 0)
     others = [node for node in fault_cluster.nodes if node != survivor]
     fault_cluster.kill(*others)

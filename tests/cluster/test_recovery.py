@@ -6,7 +6,6 @@ import signal
 from smq.clients.pb import smq_pb2 as pb
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode
-from tests.cluster.conftest import make_topic
 
 
 def _publish(cluster: Cluster, topic: str, count: int) -> RawNode:
@@ -17,7 +16,7 @@ def _publish(cluster: Cluster, topic: str, count: int) -> RawNode:
 
 
 def test_after_an_orderly_stop_of_all_the_next_offset_is_150(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     _publish(fault_cluster, topic, 150)
     _stop_all(fault_cluster)
     fault_cluster.restart(*fault_cluster.nodes)
@@ -26,7 +25,7 @@ def test_after_an_orderly_stop_of_all_the_next_offset_is_150(fault_cluster: Clus
 
 
 def test_after_a_kill_of_all_the_next_offset_is_50_and_every_record_is_there(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     _publish(fault_cluster, topic, 50)
     fault_cluster.kill(*fault_cluster.nodes)
     fault_cluster.restart(*fault_cluster.nodes)
@@ -39,7 +38,7 @@ def test_after_a_kill_of_all_the_next_offset_is_50_and_every_record_is_there(fau
 
 
 def test_follower_reports_the_committed_hwm(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     _publish(fault_cluster, topic, 7)
     for node in fault_cluster.alive():
         info = node.raw.range_info(topic, 0)
@@ -47,7 +46,7 @@ def test_follower_reports_the_committed_hwm(fault_cluster: Cluster) -> None:
 
 
 def test_commits_topics_and_trimmed_starts_survive_a_kill_of_all(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster, 2, config={"max.message.bytes": "5000"})
+    topic = fault_cluster.make_topic(2, config={"max.message.bytes": "5000"})
     leader = _publish(fault_cluster, topic, 10)
     leader.commit("g-recovered", topic, 0, 6)
     request = pb.DeleteRecordsRequest(topic=topic, partition=0, before_offset=4, timeout_ms=10_000)
@@ -64,7 +63,7 @@ def test_commits_topics_and_trimmed_starts_survive_a_kill_of_all(fault_cluster: 
 
 
 def test_commit_acknowledged_on_one_node_is_read_on_every_other(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     _publish(fault_cluster, topic, 20)
     nodes = [node.raw for node in fault_cluster.alive()]
     for offset in range(1, 19):
@@ -73,7 +72,7 @@ def test_commit_acknowledged_on_one_node_is_read_on_every_other(fault_cluster: C
 
 
 def test_ring_identity_and_topic_id_are_the_same_after_a_restart(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster, 3)
+    topic = fault_cluster.make_topic(3)
 
     def identities(node: RawNode) -> list[tuple[bytes, int, int]]:
         infos = [node.range_info(topic, partition) for partition in range(3)]
@@ -86,7 +85,7 @@ def test_ring_identity_and_topic_id_are_the_same_after_a_restart(fault_cluster: 
 
 
 def test_deleted_topic_is_gone_and_its_name_starts_again_at_0(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     leader = _publish(fault_cluster, topic, 5)
     leader.call(leader.admin.DeleteTopic, pb.DeleteTopicRequest(name=topic, timeout_ms=10_000))
     leader.create_topic(topic, 1)
@@ -98,7 +97,7 @@ def test_deleted_topic_is_gone_and_its_name_starts_again_at_0(fault_cluster: Clu
 
 
 def test_node_that_was_away_gets_all_that_it_missed(fault_cluster: Cluster) -> None:
-    topic = make_topic(fault_cluster)
+    topic = fault_cluster.make_topic()
     victim = next(node for node in fault_cluster.nodes if node != fault_cluster.wait_leader(topic, 0))
     fault_cluster.kill(victim)
     _publish(fault_cluster, topic, 100)
@@ -110,7 +109,7 @@ def test_node_that_was_away_gets_all_that_it_missed(fault_cluster: Cluster) -> N
 def test_copies_of_all_directories_made_while_stopped_are_a_backup(own_cluster: Cluster) -> None:
     """As docs/operations.md describes it."""
     own_cluster.start()
-    topic = make_topic(own_cluster)
+    topic = own_cluster.make_topic()
     _publish(own_cluster, topic, 20)
     copies = {}
     _stop_all(own_cluster)

@@ -4,9 +4,8 @@ import shutil
 
 import lmdb
 
-from smq.testing.cluster import Cluster, wait_for
-from smq.testing.processes import Node
-from tests.cluster.conftest import make_topic
+from smq.testing.cluster import Cluster
+from smq.testing.processes import Node, wait_for
 
 
 def _disk_id(node: Node) -> bytes | None:
@@ -28,7 +27,7 @@ def test_an_old_copy_and_a_node_that_was_cut_off_lose_nothing_and_the_copy_rejoi
     """A and B acknowledge what C does not get; then A is down, and B comes back with an old copy: B and C are two of
     three, and neither has it. They wait for A."""
     own_cluster.start()
-    topic = make_topic(own_cluster)
+    topic = own_cluster.make_topic()
     a = own_cluster.wait_leader(topic, 0)
     b, c = (node for node in own_cluster.nodes if node != a)
     victim, leader = own_cluster.nodes[b], own_cluster.nodes[a].raw

@@ -1,18 +1,15 @@
-"""Fixtures of the Kafka tests: one cluster of three processes for all that leave it as it was."""
+"""Fixtures of the Kafka tests: one cluster of three processes for all tests that leave it unchanged."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from smq.coordinator.kafka.api_keys import ApiKey
-from smq.testing.cluster import Cluster
-from tests.kafka.raw import RawKafka
+from smq.testing.cluster import Cluster, live_cluster
+from smq.testing.kafka_client import RawKafka
 
 HERE = Path(__file__).parent
-_numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,20 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("kafka"))
-    try:
-        yield made.start()
-    finally:
-        made.stop()
+    with live_cluster(tmp_path_factory.mktemp("kafka")) as made:
+        yield made
 
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    try:
-        yield made.start()
-    finally:
-        made.stop()
+    """A running cluster for one test alone."""
+    with live_cluster(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -46,16 +38,8 @@ def bootstrap(cluster: Cluster) -> str:
 
 @pytest.fixture
 def new_topic(cluster: Cluster) -> Callable[..., str]:
-    """A topic of a fresh name, known to every node, with leaders."""
-
-    def create(partitions: int = 1, **fields: Any) -> str:
-        name = f"k{next(_numbers)}"
-        cluster.nodes[1].raw.create_topic(name, partitions, **fields)
-        for partition in range(partitions):
-            cluster.wait_leader(name, partition)
-        return name
-
-    return create
+    """Makes a topic on the shared cluster: `Cluster.make_topic`."""
+    return cluster.make_topic
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from smq.records import CODECS
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.processes import wait_for
 from tests.kafka.faces import FACES, READ_S, Face, Item
 
 NOW_MS = time.time_ns() // 1_000_000

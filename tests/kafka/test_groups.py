@@ -15,10 +15,11 @@ from smq.clients import SyncAdmin
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.testing.cluster import CLI, Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.kafka_client import RawKafka
+from smq.testing.processes import CLI, wait_for
 from tests.kafka.faces import bootstrap as addresses
 from tests.kafka.members import LIBRARIES, ConfluentMember, Place, drive, share
-from tests.kafka.raw import RawKafka
 
 NewTopic = Callable[..., str]
 RECORDS = 40  # of each partition

@@ -10,9 +10,10 @@ import pytest
 
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
-from smq.testing.cluster import Cluster, wait_for
+from smq.testing.cluster import Cluster
+from smq.testing.kafka_client import RawKafka, batch
+from smq.testing.processes import wait_for
 from tests.kafka.faces import bootstrap
-from tests.kafka.raw import RawKafka, batch
 
 RACKS = {1: "a", 2: "b", 3: "c"}
 TOPIC = "t"

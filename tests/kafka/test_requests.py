@@ -14,7 +14,7 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.records import MAGIC, restamped, validate_produced
 from smq.testing.cluster import Cluster
-from tests.kafka.raw import RawKafka, batch
+from smq.testing.kafka_client import RawKafka, batch
 
 Leader = Callable[[str], RawKafka]
 NewTopic = Callable[..., str]

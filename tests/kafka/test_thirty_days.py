@@ -27,8 +27,8 @@ from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import EXPIRY_STEP_MS_MAX
 from smq.replication.api import NodeStatus
 from smq.replication.runtime.asyncio_runtime import AsyncioClock
-from tests.kafka.raw import RawKafka
-from tests.unit.coordinator.served import PATIENCE_S, Served, fails, node_config, raw
+from smq.testing.kafka_client import RawKafka
+from smq.testing.served import PATIENCE_S, Served, fails, node_config, publish_request
 
 DAY_MS = 86_400_000
 PLACE = TopicPartition("t", 0)
@@ -138,7 +138,7 @@ class Faces:
     async def publish(self, first: int, stop: int) -> None:
         for base in range(first, stop, 500):
             values = [b"%d" % n for n in range(base, min(base + 500, stop))]
-            (answer,) = await self.served.publish(raw(values))
+            (answer,) = await self.served.publish(publish_request(values))
             assert answer.base_offset == base
 
     async def pass_days(self, calendar: Calendar, days: int) -> None:

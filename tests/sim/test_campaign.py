@@ -52,7 +52,7 @@ def test_ledger_of_another_commit_or_scenario_is_refused(tmp_path: Path) -> None
 
 def test_ledger_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"commit": "c0ffee"}), encoding="utf-8")
-    with pytest.raises(LedgerError, match="no state of a campaign"):
+    with pytest.raises(LedgerError, match="not the state of a campaign"):
         Ledger.open(tmp_path, "c0ffee", None)
 
 

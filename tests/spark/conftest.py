@@ -1,6 +1,5 @@
 """Fixtures of the Spark tests: one session, one cluster of real processes, and a way to fill a topic."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -9,9 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from smq.records import NewRecord, encode_batch
 from smq.spark_connector import session
 from smq.spark_connector.local_session import SHORT_LIVED
-from smq.testing.cluster import Cluster
-
-_numbers = itertools.count(1)
+from smq.testing.cluster import Cluster, live_cluster
 
 
 @pytest.fixture(scope="session")
@@ -26,31 +23,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes, for all tests that leave them unchanged."""
-    made = Cluster(tmp_path_factory.mktemp("spark-cluster"))
-    try:
-        yield made.start()
-    finally:
-        made.stop()
+    """Three nodes for all tests that leave them unchanged."""
+    with live_cluster(tmp_path_factory.mktemp("spark-cluster")) as made:
+        yield made
 
 
 @pytest.fixture
 def servers(cluster: Cluster) -> str:
-    return ",".join(node.grpc for node in cluster.nodes.values())
+    return cluster.servers
 
 
 @pytest.fixture
-def new_topic(cluster: Cluster) -> Callable[[int], str]:
-    """Creates a topic with this many partitions; returns its name once each has a leader."""
-
-    def create(partitions: int = 1) -> str:
-        name = f"spark-{next(_numbers)}"
-        cluster.alive()[0].raw.create_topic(name, partitions)
-        for partition in range(partitions):
-            cluster.wait_leader(name, partition)
-        return name
-
-    return create
+def new_topic(cluster: Cluster) -> Callable[..., str]:
+    """Makes a topic on the shared cluster: `Cluster.make_topic`."""
+    return cluster.make_topic
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from smq.records import NewRecord
 from smq.spark_connector.local_session import SHORT_LIVED
 from smq.spark_connector.shell import banner
-from smq.testing.cluster import CLI, Cluster, run_cli
+from smq.testing.cluster import Cluster
+from smq.testing.processes import CLI, run_cli
 
 COMMANDS = """\
 frame = spark.read.format("smq").options(servers=servers, subscribe={topic!r}).load()

@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 from smq.clients import SyncAdmin, SyncProducer
 from smq.clients.tls import Tls
 from smq.coordinator.tls.layout import client_identity
-from smq.testing.cluster import Cluster, run_cli
+from smq.testing.cluster import Cluster
+from smq.testing.processes import run_cli
 from tests.spark.file_job import Job
 from tests.spark.support import span
 

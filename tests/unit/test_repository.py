@@ -327,7 +327,18 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
             "One partition knows nothing",
         ),
         ("smq/replication/membership/liveness.py", "import smq.replication.membership.drain", "Inside membership"),
-        ("smq/records.py", "import chaos_tests", "Nothing imports the chaos tests"),
+        ("smq/records.py", "import chaos_tests", "The library imports nothing that tests or measures it"),
+        ("smq/testing/cluster.py", "import benchmarks", "The library imports nothing that tests or measures it"),
+        ("chaos_tests/history.py", "import benchmarks", "The library imports nothing that tests or measures it"),
+        ("smq/clients/retry.py", "import smq.testing.clock", "Imports run one way only"),
+        ("smq/spark_connector/reader.py", "import smq.testing.clock", "The Spark connector reaches the server"),
+        ("smq/testing/cluster.py", "import tests.conftest", "Only tests import tests"),
+        ("benchmarks/rates.py", "import tests.cluster.conftest", "Only tests import tests"),
+        ("chaos_tests/live/fleet.py", "import tests.cluster.conftest", "Only tests import tests"),
+        ("chaos_tests/crash/flips.py", "import chaos_tests.sim.strikes", "The chaos tests' rooms"),
+        ("chaos_tests/checkers/base.py", "import chaos_tests.crash.flips", "The chaos tests' rooms"),
+        ("chaos_tests/live/environment/sockets.py", "import chaos_tests.live.fleet", "Live histories"),
+        ("chaos_tests/live/load/traffic.py", "import chaos_tests.live.faults.plan", "Live histories"),
         ("smq/clients/__init__.py", "import smq.raft_state.commands", "clients know ids and errors only"),
         ("smq/coordinator/service/fetching.py", "import smq.coordinator.grpc.errors", "Inside the server"),
         ("smq/coordinator/cli/connect.py", "import smq.coordinator.cli.topic", "Inside cli"),
@@ -340,7 +351,7 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
     ],
 )
 def test_layer_contract_breaks_on_a_planted_import(tmp_path: Path, module: str, line: str, contract: str) -> None:
-    for package in ("smq", "chaos_tests", "pyspark_smq"):
+    for package in ("smq", "chaos_tests", "pyspark_smq", "benchmarks"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     with (tmp_path / module).open("a") as planted:

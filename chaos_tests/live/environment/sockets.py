@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from chaos_tests.live.fleet import Fleet
+from smq.testing.processes import Nodes
 
 _LISTENING: Final = "0A"
 
@@ -37,8 +37,8 @@ def listening(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def beyond(fleet: Fleet) -> list[str]:
-    """Addresses on which nodes listen although their configuration does not say so."""
+def beyond(fleet: Nodes) -> list[str]:
+    """Addresses that nodes listen on although their configuration does not say so."""
     found = []
     for node, member in fleet.nodes.items():
         allowed = {address.rpartition(":")[0] for address in (member.grpc, member.http, member.kafka)}

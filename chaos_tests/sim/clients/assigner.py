@@ -1,6 +1,6 @@
-"""A client of offsets without records: it asks for ranges, moves the mark, and reads it back, at any node.
+"""A client of offsets without records: it requests ranges, moves the mark, and reads it back, at any node.
 
-Owns what an honest caller remembers: one request id a call, and a bound from before its first attempt.
+Owns the memory of an honest caller: one request id per call, and a bound from before its first attempt.
 """
 
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from smq.raft_state.commands import OffsetsAssigned
 from smq.raft_state.errors import SmqError
 from smq.replication.api import NodeApi, PartitionRange
 
-ATTEMPT_MS: Final = 300  # short, so that attempts are often repeated while the first is still on its way
+ATTEMPT_MS: Final = 300  # short: attempts are often repeated while the first is still on its way
 DEADLINE_MS: Final = 3_000.0
 COUNT_MAX: Final = 5
 
 
 class Assigner(Client):
-    """`partition` is of external storage."""
+    """`partition` belongs to a topic of external storage."""
 
     def __init__(self, world: World, name: str, partition: Known, *, think_ms: float) -> None:
         super().__init__(world, name)
         self.partition = partition
         self.think_ms = think_ms
-        self._bound = 0  # a next offset that has been
-        self._mark = 0  # that this client has been told
+        self._bound = 0  # a next offset of the past
+        self._mark = 0  # the highest that this client has learned
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -53,7 +53,7 @@ class Assigner(Client):
             self.fail("assign", result)
 
     def advance(self) -> Script:
-        """No operation of the history: what it was told is a floor for what this client reads next."""
+        """Not an operation of the history: the answer is a lower bound for the next read of this client."""
         topic, index, offset = self.partition.topic, self.partition.index, self._bound
 
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
@@ -72,8 +72,8 @@ class Assigner(Client):
         self.world.recorder.invoke(self.process, "hwm", k=key, n=node)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, PartitionRange):
-            told = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
-            self.world.recorder.ok(self.process, "hwm", **told)
+            answer = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
+            self.world.recorder.ok(self.process, "hwm", **answer)
             if result.hwm < self._mark or result.next_offset < self._bound:
                 what = f"{key}: mark {result.hwm} and next {result.next_offset} after {self._mark} and {self._bound}"
                 self.world.complain(node, what)

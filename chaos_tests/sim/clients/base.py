@@ -1,4 +1,4 @@
-"""What all clients share: the world they act in, their history and their manners after an unknown outcome.
+"""The base of all clients: their world, their history, and their conduct after an unknown outcome.
 
 Owns the catalogue of partitions, unique values, and the encoding of a value as a record.
 """
@@ -18,22 +18,22 @@ from smq.replication.api import NodeApi, StoredBatch
 from smq.testing.clock import Scheduler
 from smq.testing.rng import Streams
 
-RpcResult = Any  # a result of the handler, SmqError or Lost
+RpcResult = Any  # the handler's result, SmqError or Lost
 ROTTEN = -2  # the value of a record in a batch that was served although its CRC fails
-DECODED_MAX = 200_000  # batches remembered by content: a run has a few thousand
+DECODED_MAX = 200_000  # remembered batches, by content: a run has a few thousand
 
 
 @dataclass(slots=True)
 class Known:
-    """A partition that clients use, and what they have learnt of it."""
+    """A partition that clients use, and their knowledge of it."""
 
     topic: str
     index: int
     pid: PartitionId
     replicas: tuple[NodeId, ...] = ()
     leader: NodeId | None = None  # a guess, corrected by NOT_LEADER
-    hwm: int = 0  # the highest anybody was told
-    lo: int = 0  # the highest log start anybody was told
+    hwm: int = 0  # the highest that any client has learned
+    lo: int = 0  # the highest log start that any client has learned
     dropped: bool = False
 
     @property
@@ -43,14 +43,14 @@ class Known:
 
 @dataclass(slots=True)
 class World:
-    """Shared by all clients of one run."""
+    """The world that all clients of one run share."""
 
     scheduler: Scheduler
     streams: Streams
     recorder: Recorder
     nodes: tuple[NodeId, ...]
     complain: Callable[[NodeId, str], None]
-    spawn: Callable[[Script], None]  # runs a script beside the one that asks
+    spawn: Callable[[Script], None]  # runs a script beside the caller's
     pace: Pace
     partitions: list[Known] = field(default_factory=list)
     externals: list[Known] = field(default_factory=list)  # of external storage
@@ -68,7 +68,7 @@ class World:
         return self.scheduler.now_ns / 1e6
 
     def describe(self, node: NodeId, batch: StoredBatch) -> list[Any]:
-        """A stored batch as the history has it; served rot is a value that nobody sent."""
+        """A stored batch in the form of the history. Served rot becomes a value that no producer sends."""
         header = parse_header(batch.data)
         content = bytes(batch.data[CRC_START:])
         values = self._decoded.get(content)
@@ -92,7 +92,7 @@ def _is_whole(data: memoryview, header: BatchHeader) -> bool:
 
 
 class Client:
-    """One sequential client. After an outcome that stays unknown it goes on under a new process id."""
+    """One sequential client. After an unknown outcome it goes on under a new process id."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -108,7 +108,7 @@ class Client:
         self.process = self.world.recorder.new_process()
 
     def fail(self, function: str, error: SmqError | Lost) -> None:
-        """A definite failure. A refused connection is one."""
+        """Records a definite failure, such as a refused connection."""
         if isinstance(error, SmqError):
             details = error.details
             lo, hi = details.lo, details.hi
@@ -134,7 +134,7 @@ class Client:
         attempt_ms: float,
         repeat_unknown: bool = True,
     ) -> Generator[Sleep | Call, Any, tuple[RpcResult, bool]]:
-        """Tries at any node until the deadline: (last result, whether some attempt may have taken effect)."""
+        """Tries any node until the deadline: (last result, whether any attempt may have taken effect)."""
         until = self.world.now_ms() + deadline_ms
         unknown = False
         while True:

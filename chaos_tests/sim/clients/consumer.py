@@ -1,6 +1,6 @@
-"""A consumer: reads partitions from any replica, seeks back now and then, and records every batch it is shown.
+"""A consumer: reads partitions from any replica, seeks back now and then, and records every batch that it gets.
 
-Owns polls and, for the end of a run, the full read of one replica.
+Owns polls and, at the end of a run, the full read of one replica.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset
 from smq.replication.api import Fetched, NodeApi
 
-MAX_BYTES = 4_000  # a few batches: chains of polls are worth more than one long one
+MAX_BYTES = 4_000  # a few batches: several short polls find more than one long one
 MAX_WAIT_MS = 150
 PATIENCE_MS = 1500.0
 SEEK_PROBABILITY = 0.06
 FAR_PROBABILITY = 0.01
-FINAL_POLLS_MAX = 5_000  # a full read that takes more goes in circles
+FINAL_POLLS_MAX = 5_000  # a full read that takes more makes no progress
 
 
 class Consumer(Client):
@@ -77,7 +77,7 @@ class Consumer(Client):
         return batches[-1][0] + len(batches[-1][2]) if batches else position
 
     def read_all(self, partition: Known, node: NodeId) -> Script:
-        """The replica's whole log, from its log start to its HWM, for the judges."""
+        """Reads the replica's whole log, from its log start to its HWM, for the judges."""
         position, attempts = partition.lo, 0
         while attempts < FINAL_POLLS_MAX:
             attempts += 1

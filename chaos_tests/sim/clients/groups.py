@@ -1,7 +1,7 @@
 """A consumer of a group with members: joins, takes its share, commits what it has read, leaves or goes silent.
 
-Owns what such a client does with each answer, as client libraries do it. It speaks with the coordinators themselves,
-which run in the simulated nodes as they do in production.
+Owns the reaction to each answer, as client libraries have it. It talks to the coordinators themselves, which run in the
+simulated nodes as they do in production.
 """
 
 import struct
@@ -19,14 +19,14 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset, RequestId
 
 GROUP: Final = "kg"
-BRIEF: Final = "brief"  # a group whose members commit nothing and go soon: it ends with each last one, and begins anew
+BRIEF: Final = "brief"  # a group whose members commit nothing and leave soon: it ends whenever the last one leaves
 STATIC: Final = "static"  # the instance id of the one static member
 REBALANCE_MS: Final = 6_000
 BEAT_MS: Final = 500.0
 CALL_MS: Final = 1_000.0
-JOIN_MS: Final = REBALANCE_MS + 14_000  # a round, and a command at its end
+JOIN_MS: Final = REBALANCE_MS + 14_000  # a rebalance, and a command at its end
 PROTOCOL: Final = "all"
-COMMIT_MS: Final = 12 * CALL_MS  # a node goes on for longer than a client waits, as it does for Kafka's
+COMMIT_MS: Final = 12 * CALL_MS  # a node tries for longer than a client waits, as it does for Kafka clients
 COMMIT_ATTEMPTS: Final = 5
 _FATAL: Final = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
 _REJOIN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
@@ -40,7 +40,7 @@ def _code(result: Any) -> Any:
 
 
 def _label(member_id: str) -> str:
-    """A static member is the same under each of its ids."""
+    """A static member has one label for all its ids."""
     return STATIC if member_id.startswith(f"{STATIC}-") else member_id
 
 
@@ -68,7 +68,7 @@ class GroupConsumer(Client):
             yield from self._leave()
 
     def live(self) -> Script:
-        """One life as a member: until it is told to begin anew, or ends itself."""
+        """One life as a member: until an answer makes it begin again, or it ends itself."""
         joined = yield from self._join()
         if joined is None:
             yield Sleep(self.rng.uniform(50, 300))
@@ -80,7 +80,7 @@ class GroupConsumer(Client):
             yield from self._leave()
             self.member_id = ""
             return
-        if self._held and self.rng.random() < 0.3:  # a thread that has not noticed: it must be refused
+        if self._held and self.rng.random() < 0.3:  # a thread that has not noticed: its commit must be refused
             yield from self._commit(self.rng.choice(self._held), generation=self.generation - 1)
         while not self.world.stopped:
             yield Sleep(BEAT_MS * self.rng.uniform(0.8, 1.2))
@@ -97,7 +97,7 @@ class GroupConsumer(Client):
                 return
 
     def _end(self) -> Script:
-        """It leaves, or its process dies and another one comes later."""
+        """It leaves, or its process dies and another one starts later."""
         if self.rng.random() < 0.5:
             yield from self._leave()
         elif self.rng.random() < 0.7:
@@ -111,9 +111,11 @@ class GroupConsumer(Client):
         ms: float = CALL_MS,
         deadline_ms: float | None = None,
     ) -> Any:
-        """A Script that returns the answer of the group's coordinator, looked up first where it is not known. The node
-        is given as long as the client waits, or until `deadline_ms`: then the client may ask for the same once more,
-        and nothing of Kafka's could tell a request that the network brings after that from a new one."""
+        """A Script that returns the answer of the group's coordinator, which is looked up first if it is not known.
+
+        The node is given as long as the client waits, or until `deadline_ms`. Afterwards the client may send the same
+        request again, and Kafka's protocol could not tell a late arrival of the first from a new request.
+        """
         if self.coordinator is None:
             found = yield Call(
                 self.any_node(), lambda api, done: done(coordinator_of(api.state, self.group).node), CALL_MS, CALL_MS
@@ -130,7 +132,7 @@ class GroupConsumer(Client):
         return result
 
     def _join(self) -> Any:
-        """A Script that returns the Joined of its generation; None where it must try again."""
+        """A Script that returns the Joined of its generation; None if it must try again."""
         member = GroupMember(
             member_id=self.member_id,
             instance_id=self.instance,
@@ -152,8 +154,8 @@ class GroupConsumer(Client):
         if code is KafkaError.NONE:
             self.member_id, self.generation = joined.member_id, joined.generation
             ids = [member_id for member_id, _, _ in joined.members]
-            told = {"leader": _label(joined.leader), "members": [_label(member_id) for member_id in ids]}
-            self.ok("gjoin", m=joined.member_id, gen=joined.generation, **told)
+            joined_fields = {"leader": _label(joined.leader), "members": [_label(member_id) for member_id in ids]}
+            self.ok("gjoin", m=joined.member_id, gen=joined.generation, **joined_fields)
             return joined
         self.world.recorder.fail(self.process, "gjoin", err=code.name)
         if code is KafkaError.MEMBER_ID_REQUIRED:
@@ -186,13 +188,13 @@ class GroupConsumer(Client):
         return True
 
     def _assign(self, ids: list[str]) -> tuple[tuple[str, bytes], ...]:
-        """Partitions by turns."""
+        """Deals the partitions out to the members in turn."""
         live = [n for n, known in enumerate(self.world.partitions) if not known.dropped]
         shares = [live[at :: len(ids)] for at in range(len(ids))]
         return tuple((name, struct.pack(f">{len(share)}i", *share)) for name, share in zip(ids, shares, strict=True))
 
     def _beat(self) -> Any:
-        """A Script that returns the code, None where nothing is known."""
+        """A Script that returns the code of the answer; None if there was none."""
         who, generation = self._who, self.generation
         self.world.recorder.invoke(self.process, "gbeat", g=self.group, m=self.member_id, gen=generation)
         code = yield from self._ask(
@@ -216,7 +218,7 @@ class GroupConsumer(Client):
             code = OUTCOME_CODES[api.groups.refusal(self.group)]
             if code is not KafkaError.NONE:
                 done(code)
-            else:  # Kafka's requests have no ids: each attempt is a command of its own
+            else:  # Kafka's requests have no ids: each attempt is a separate command
                 request_id = RequestId(self.rng.randbytes(16))
                 api.groups.commit(self.group, who, generation, items, request_id, int(COMMIT_MS), done)
 
@@ -249,7 +251,7 @@ class GroupConsumer(Client):
 
     # ------------------------------------------------------------------------------------------ at the end
     def probe(self) -> Script:
-        """After the heal, and long after everybody's session: a member alone must get everything."""
+        """After the heal, once all sessions have long expired, a member alone must get every partition."""
         yield Sleep(3.0 * SESSION_MS + REBALANCE_MS)
         for _ in range(5):
             joined = yield from self._join()

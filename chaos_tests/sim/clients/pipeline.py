@@ -1,7 +1,7 @@
 """An idempotent producer with several batches of one partition in flight, as Kafka's producers have them.
 
-Owns the bursts: sequences are given out beforehand, every batch is an operation of its own and is retried by
-itself, so that batches arrive in any order, again, and around a change of leaders.
+Owns the bursts: sequences are allocated in advance, and every batch is a separate operation with its own retries, so
+that batches arrive in any order, more than once, and around a change of leaders.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ IN_FLIGHT_MAX = 5  # Kafka's limit for idempotent producers
 
 
 class Pipeline(Producer):
-    """Sends bursts; goes on with the same session only where the whole burst was acknowledged."""
+    """Sends bursts; continues the session only if the whole burst was acknowledged."""
 
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
         super().__init__(world, name, acks=Acks.ALL, idempotent=True, think_ms=think_ms)
         self._lanes = [Lane(world, f"{name}-{i}") for i in range(IN_FLIGHT_MAX)]
-        self._wake: Callable[[], None] | None = None  # where it waits for the burst to end
+        self._wake: Callable[[], None] | None = None  # set while it waits for the end of the burst
 
     def _wake_me(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -72,7 +72,7 @@ class Lane(Producer):
         session.sequences[partition.key] = self.sequence + len(self._values)
 
     def run_prepared(self, lanes: "list[Lane]", on_end: "Callable[[list[Lane]], None]") -> Script:
-        """Begins the operation and tries until it is decided."""
+        """Begins the operation and tries until its outcome is decided."""
         self._lanes = lanes
         partition = self._partition
         assert partition is not None
@@ -81,12 +81,12 @@ class Lane(Producer):
         sequences = dict(self.session.sequences) if self.session is not None else {}
         self._conclude(partition, self._values, result, unknown)
         if self.session is not None:
-            self.session.sequences = sequences  # given out beforehand
+            self.session.sequences = sequences  # allocated in advance
         self.is_busy = False
         on_end(lanes)
 
     def _may_retry(self, result: SmqError | Lost) -> bool:
-        """Out of order means "not yet" while an earlier batch is under way."""
+        """An out-of-order answer means "not yet" while an earlier batch is under way."""
         if isinstance(result, SmqError) and result.code is ErrorCode.OUT_OF_ORDER_SEQUENCE:
             return any(lane.is_busy and lane.sequence < self.sequence for lane in self._lanes)
         return may_retry(result)

@@ -1,6 +1,6 @@
 """A producer: batches with unique values, any acks, idempotent with retries or plain.
 
-Owns the outcome rule of a send: ok, fail only when every attempt definitely failed, else unknown.
+Owns the outcome rule of a send: ok; fail, only if every attempt definitely failed; otherwise unknown.
 """
 
 from collections.abc import Callable, Generator
@@ -31,7 +31,7 @@ class Session:
 
 
 class Producer(Client):
-    """`acks` is what it asks for each send; a session makes its sends idempotent."""
+    """Sends with `acks`; a session makes its sends idempotent."""
 
     def __init__(self, world: World, name: str, *, acks: Acks, idempotent: bool, think_ms: float) -> None:
         super().__init__(world, name)
@@ -48,7 +48,7 @@ class Producer(Client):
                 yield from self.send(partition)
 
     def send(self, partition: Known) -> Script:
-        """One operation: one batch, as many attempts as it takes."""
+        """One operation: one batch, with as many attempts as it needs."""
         if self.idempotent and (self.session is None or self.session.is_stale):
             yield from self._open_session()
             if self.session is None:
@@ -114,7 +114,7 @@ class Producer(Client):
             if self.session is not None:
                 self.session.sequences[partition.key] = self.session.sequences.get(partition.key, 0) + len(values)
         elif isinstance(result, Produced):
-            self.conclude_unknown("send")  # acks=0: nobody says what became of it
+            self.conclude_unknown("send")  # acks=0: no answer reports its outcome
             self._abandon_session()
         elif unknown:
             err = result.code.name if isinstance(result, SmqError) else result.value
@@ -127,7 +127,7 @@ class Producer(Client):
                 partition.leader = None
 
     def _abandon_session(self) -> None:
-        """Nobody knows which sequence is next: half of the time the epoch is bumped, else a new id is taken."""
+        """The next sequence is unknown: half of the time the epoch is bumped, otherwise a new id is allocated."""
         if self.session is not None and self.rng.random() < 0.5:
             self.session = None
         elif self.session is not None:

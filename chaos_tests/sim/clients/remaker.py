@@ -1,8 +1,8 @@
-"""A client that deletes a topic and makes another of the same name, over and over.
+"""A client that repeatedly deletes a topic and creates another of the same name.
 
-Owns what must never happen to it: the topic that it was told exists is gone, though nobody has deleted that one. Its
-nodes are given much longer for a deletion than it waits itself, so that one that was cut off proposes it again when
-the topic is another. The topics stay empty and are nobody else's.
+Owns the check that an acknowledged topic exists until a client deletes that very topic. Nodes get much more time for a
+deletion than the client itself waits, so that a node that was cut off proposes it again when the name belongs to
+another topic. The topics stay empty, and no other client uses them.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId, TopicId
 from smq.replication.api import NodeApi
 
-ATTEMPT_MS: Final = 700.0  # the client's patience with one node
-NODE_MS: Final = 12_000  # what the node was given
+ATTEMPT_MS: Final = 700.0  # the client waits this long for one node
+NODE_MS: Final = 12_000  # the time that the node is given
 ATTEMPTS_MAX: Final = 6
 LOOKS: Final = 4  # at a topic, before it is deleted
 
@@ -34,7 +34,7 @@ class Remaker(Client):
             yield from self._remake(f"{self.name}-{self._count}")
 
     def _remake(self, topic: str) -> Script:
-        """Until an outcome stays unknown: what still waits somewhere might be the first to take effect."""
+        """Goes on until an outcome stays unknown: from then on a delayed command might take effect first."""
         while not self.world.stopped:
             yield self.think(self.think_ms)
             create = CreateTopic(
@@ -75,7 +75,7 @@ class Remaker(Client):
         return False
 
     def _look(self, topic: str) -> Script:
-        """After a barrier, so that a node that is behind does not count."""
+        """Looks after a barrier, so that a node that is behind does not count."""
 
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
             api.partition_range(topic, 0, int(ATTEMPT_MS), done)
@@ -83,4 +83,4 @@ class Remaker(Client):
         node = self.any_node()
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_TOPIC:
-            self.world.complain(node, f"topic {topic} is gone, and nobody has deleted this one")
+            self.world.complain(node, f"topic {topic} is gone, and no client has deleted it")

@@ -1,6 +1,6 @@
-"""Clients of everything but records: partition ranges, look-ups by time, group offsets, deletion, topics.
+"""Clients of all services but records: partition ranges, look-ups by time, group offsets, deletion, topics.
 
-Owns one small client class for each; all go to any node.
+Owns one small client class for each; all of them use any node.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LOOK_BACK_NS = 5_000_000_000
 
 
 class RangeReader(Client):
-    """Asks for the linearizable range of a partition, and for the first record after a time."""
+    """Requests the linearizable range of a partition, and the first record after a time."""
 
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
         super().__init__(world, name)
@@ -42,8 +42,8 @@ class RangeReader(Client):
         self.world.recorder.invoke(self.process, "hwm", k=partition.key, n=node)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, PartitionRange):
-            told = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
-            self.ok("hwm", **told)
+            answer = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
+            self.ok("hwm", **answer)
             partition.hwm = max(partition.hwm, result.hwm)
             partition.lo = max(partition.lo, result.log_start)
         else:
@@ -56,7 +56,7 @@ class RangeReader(Client):
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
             api.offset_for_time(partition.topic, partition.index, TimeKind.TS_NS, ts_ns, ATTEMPT_MS, done)
 
-        replicas = [node for node in partition.replicas if node in self.world.nodes]  # but those lost for ever
+        replicas = [node for node in partition.replicas if node in self.world.nodes]  # except those lost for good
         node = self.rng.choice(replicas) if replicas else self.any_node()
         self.world.recorder.invoke(self.process, "time", k=partition.key, ts=ts_ns, n=node)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
@@ -126,7 +126,7 @@ class GroupMember(Client):
 
 
 class GroupWatcher(GroupMember):
-    """Asks any node what a group has committed; commits nothing."""
+    """Fetches the committed offsets of a group from any node; commits nothing."""
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -137,7 +137,7 @@ class GroupWatcher(GroupMember):
 
 
 class Trimmer(Client):
-    """Deletes records, with probability `to_hwm` up to the very HWM (rule 14)."""
+    """Deletes records, with probability `to_hwm` up to the HWM itself (rule 14)."""
 
     def __init__(self, world: World, name: str, *, think_ms: float, to_hwm: float) -> None:
         super().__init__(world, name)
@@ -173,7 +173,7 @@ class Trimmer(Client):
 
 
 class TopicOwner(Client):
-    """Creates topics and drops them again; the first ones, made by `create`, stay for the whole run."""
+    """Creates topics and drops them; the first ones, made by `create`, stay for the whole run."""
 
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
         super().__init__(world, name)
@@ -201,7 +201,7 @@ class TopicOwner(Client):
         deadline_ms: float = DEADLINE_MS,
         is_external: bool = False,
     ) -> Any:
-        """A Script that returns whether the topic is known to exist. One of external storage is for assigners alone."""
+        """A Script that returns whether the topic is known to exist. Only assigners use topics of external storage."""
         topic_id = TopicId(self.rng.randbytes(16))
         command = CreateTopic(
             request_id=RequestId(self.rng.randbytes(16)),

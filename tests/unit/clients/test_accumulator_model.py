@@ -18,7 +18,7 @@ from smq.clients.retry import Verdict
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId
 from smq.records import parse_header
-from smq.testing.model_log import ModelPartition, Stored
+from smq.testing.fake.log import ModelPartition, Stored
 
 TOPIC = "t"
 PARTITIONS = 2

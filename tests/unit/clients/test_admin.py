@@ -9,11 +9,13 @@ from smq.clients import Admin, SmqError
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import CommittedOffset
 from smq.raft_state.errors import ErrorCode
-from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_of
+from smq.testing.loops import run
 
 
 def admin_of(cluster: FakeCluster, **options: Any) -> Admin:
-    return Admin(bootstrap_of(cluster), **options)
+    return Admin(cluster.servers, **options)
 
 
 def test_life_of_a_topic() -> None:

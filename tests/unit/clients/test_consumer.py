@@ -8,11 +8,13 @@ import pytest
 from smq.clients import Admin, Consumer, ConsumerRecord, Producer, SmqError, StartAt
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, decode_batch, encode_batch
-from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_of
+from smq.testing.loops import run
 
 
 def consumer_of(cluster: FakeCluster, **options: Any) -> Consumer:
-    return Consumer(bootstrap_of(cluster), **{"max_wait_ms": 50, **options})
+    return Consumer(cluster.servers, **{"max_wait_ms": 50, **options})
 
 
 def fill(cluster: FakeCluster, count: int, *, partition: int = 0, per_batch: int = 3, topic: str = "t") -> None:
@@ -301,7 +303,7 @@ def test_group_resumes_at_exactly_the_next_record() -> None:
                 await consumer.commit({("t", 0): 9})
             async with consumer_of(cluster, group="other") as consumer:
                 assert await consumer.assign([("t", 0)], "RESUME_OR_LATEST") == {("t", 0): 10}
-            async with Admin(bootstrap_of(cluster)) as admin:
+            async with Admin(cluster.servers) as admin:
                 assert (await admin.fetch_offsets("g"))["t", 0].offset == 9
 
     run(scenario())
@@ -403,7 +405,7 @@ def test_close_ends_a_waiting_iteration() -> None:
 def test_consumer_reads_what_a_producer_sent_for_every_codec() -> None:
     async def scenario(codec: str) -> None:
         async with cluster_of(2, t=1) as cluster:
-            async with Producer(bootstrap_of(cluster), compression=codec) as producer:
+            async with Producer(cluster.servers, compression=codec) as producer:
                 await producer.send("t", b"x" * 1000, key=b"k", headers=[("a", None)], timestamp_ms=5)
                 await producer.send("t", None, key=None)
             async with consumer_of(cluster) as consumer:

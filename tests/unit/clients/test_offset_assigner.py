@@ -6,11 +6,13 @@ import pytest
 
 from smq.clients import ErrorCode, OffsetAssigner, SmqError
 from smq.clients.pb import smq_pb2 as pb
-from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_of
+from smq.testing.loops import run
 
 
 def assigner_of(cluster: FakeCluster) -> OffsetAssigner:
-    return OffsetAssigner(bootstrap_of(cluster))
+    return OffsetAssigner(cluster.servers)
 
 
 def losing_answers(cluster: FakeCluster, count: int) -> list[pb.AssignOffsetsRequest]:

@@ -8,11 +8,13 @@ import pytest
 from smq.clients import Producer, SmqError
 from smq.raft_state.errors import ErrorCode, ErrorDetails
 from smq.records import parse_header
-from smq.testing.fake_cluster import FakeCluster, bootstrap_of, cluster_of, run, stored_values
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_of
+from smq.testing.loops import run
 
 
 def producer_of(cluster: FakeCluster, **options: Any) -> Producer:
-    return Producer(bootstrap_of(cluster), linger_ms=1, **options)
+    return Producer(cluster.servers, linger_ms=1, **options)
 
 
 def test_records_are_acknowledged_with_their_offsets() -> None:
@@ -22,7 +24,7 @@ def test_records_are_acknowledged_with_their_offsets() -> None:
             told = [await s for s in sent]
             assert [(r.partition, r.offset) for r in told] == [(i % 2, i // 2) for i in range(10)]
             assert producer.stats.records_acked == 10
-            assert stored_values(cluster, "t")[1] == [b"1", b"3", b"5", b"7", b"9"]
+            assert cluster.stored_values("t")[1] == [b"1", b"3", b"5", b"7", b"9"]
 
     run(scenario())
 
@@ -43,7 +45,7 @@ def test_send_many_returns_the_offsets_of_every_run() -> None:
             delivery = await producer.send_many("t", values, keys=keys)
             runs = await delivery
             assert sum(r.last_offset - r.base_offset + 1 for r in runs) == 1_000
-            stored = stored_values(cluster, "t")
+            stored = cluster.stored_values("t")
             assert sorted(v for log in stored.values() for v in log if v) == values
             for partition, log in stored.items():
                 assert log == sorted(log, key=lambda v: v or b"")
@@ -105,7 +107,7 @@ def test_new_leader_is_found_by_the_hint_and_order_is_kept() -> None:
             await producer.send("t", b"0")
             cluster.topics["t"][0].move(2)
             await asyncio.gather(*(producer.send("t", b"%d" % i) for i in range(1, 100)))
-            assert stored_values(cluster, "t")[0] == [b"%d" % i for i in range(100)]
+            assert cluster.stored_values("t")[0] == [b"%d" % i for i in range(100)]
             assert producer.stats.leader_changes == 1
             assert producer.stats.retries >= 1
 
@@ -124,7 +126,7 @@ def test_append_lost_with_its_leader_is_resent_in_order() -> None:
             log.is_held = False
             offsets = [(await s).offset for s in sent]
             assert offsets == list(range(1, 60))
-            assert stored_values(cluster, "t")[0] == [b"%d" % i for i in range(60)]
+            assert cluster.stored_values("t")[0] == [b"%d" % i for i in range(60)]
 
     run(scenario())
 
@@ -142,7 +144,7 @@ def test_killed_leader_loses_nothing_and_stores_nothing_twice() -> None:
                 await asyncio.sleep(0)
             await asyncio.gather(*sent)
             for p in range(3):
-                assert stored_values(cluster, "t")[p] == [b"%d" % i for i in range(p, 300, 3)]
+                assert cluster.stored_values("t")[p] == [b"%d" % i for i in range(p, 300, 3)]
             assert producer.stats.streams_broken >= 1
 
     run(scenario())
@@ -268,7 +270,7 @@ def test_full_buffer_raises_and_wait_room_waits() -> None:
 def test_flush_waits_for_all_and_close_delivers_the_rest() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster:
-            producer = Producer(bootstrap_of(cluster), linger_ms=60_000)
+            producer = Producer(cluster.servers, linger_ms=60_000)
             await producer.start()
             sent = [producer.send("t", b"%d" % i) for i in range(10)]
             await producer.flush()

@@ -1,38 +1,20 @@
 """The blocking clients, used as a script would use them: without an event loop of its own."""
 
-import asyncio
 import multiprocessing
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from smq.clients import SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
 from smq.raft_state.errors import ErrorCode
-from smq.testing.fake_cluster import FakeCluster, cluster_of
+from smq.testing.fake.runner import cluster_in_thread
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
     """A fake node in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    context = cluster_of(1, t=2)
-
-    async def enter() -> FakeCluster:
-        return await context.__aenter__()
-
-    async def leave() -> None:
-        await context.__aexit__(None, None, None)
-
-    cluster = asyncio.run_coroutine_threadsafe(enter(), loop).result()
-    try:
+    with cluster_in_thread(1, t=2) as cluster:
         yield cluster.nodes[1].address
-    finally:
-        asyncio.run_coroutine_threadsafe(leave(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
 
 
 def test_send_read_commit_and_resume(address: str) -> None:

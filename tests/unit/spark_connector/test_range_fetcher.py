@@ -1,7 +1,6 @@
 """Reading a range through faults: other replicas, damaged bytes, lagging nodes, logs without their first records."""
 
 import logging
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,9 @@ from smq.spark_connector.errors import DataLossError, OptionError, ReadError
 from smq.spark_connector.options import read_options
 from smq.spark_connector.planning import SmqSlice
 from smq.spark_connector.schema import default_schema
-from tests.unit.spark_connector.fake_cluster import FakeCluster, fake_cluster, records
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_in_thread
+from tests.unit.spark_connector.support import records
 
 SCHEMA = default_schema(include_headers=False, include_index=True)
 TOPIC = "t"
@@ -25,10 +26,10 @@ TOPIC = "t"
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     """1000 records in 20 batches of one partition, fetched about three batches at a time."""
-    with fake_cluster(fetch_bytes_max=8000) as cluster:
-        cluster.log.create(TOPIC, 1)
+    with cluster_in_thread(3, t=1) as cluster:
+        cluster.fetch_bytes_max = 8000
         for first in range(0, 1000, 50):
-            cluster.log.append(TOPIC, 0, records(50, first=first))
+            cluster.append(TOPIC, 0, records(50, first=first))
         yield cluster
 
 
@@ -46,10 +47,11 @@ def offsets_of(reader: SmqReader, slices: list[InputPartition] | None = None) ->
 
 
 def preferred(slices: list[InputPartition], cluster: FakeCluster) -> int:
-    """Index of the node from which the first slice reads first."""
+    """Number of the node that the first slice reads from first."""
     (part,) = slices
     assert isinstance(part, SmqSlice)
-    return [node.address for node in cluster.nodes].index(part.ranges[0].replicas[0])
+    numbers = {node.address: number for number, node in cluster.nodes.items()}
+    return numbers[part.ranges[0].replicas[0]]
 
 
 def test_complete_topic_arrives_in_order_and_once(cluster: FakeCluster) -> None:
@@ -62,28 +64,28 @@ def test_range_inside_batches_is_cut_exactly(cluster: FakeCluster) -> None:
 
 
 def test_read_stops_below_the_high_water_mark(cluster: FakeCluster) -> None:
-    cluster.log.partitions[TOPIC, 0].hwm = 500
+    cluster.topics[TOPIC][0].hwm = 500
     assert offsets_of(reader_of(cluster)) == list(range(500))
 
 
 def test_offsets_are_fixed_when_the_read_is_planned(cluster: FakeCluster) -> None:
     reader = reader_of(cluster)
     slices = reader.partitions()
-    cluster.log.append(TOPIC, 0, records(50, first=1000))
+    cluster.append(TOPIC, 0, records(50, first=1000))
     assert offsets_of(reader, slices) == list(range(1000))
 
 
 def test_slices_prefer_different_replicas(cluster: FakeCluster) -> None:
     slices = reader_of(cluster, minpartitions="3").partitions()
     first = {part.ranges[0].replicas[0] for part in slices if isinstance(part, SmqSlice)}
-    assert first == {node.address for node in cluster.nodes}
+    assert first == {node.address for node in cluster.nodes.values()}
 
 
 def test_fenced_node_is_not_chosen_while_others_live(cluster: FakeCluster) -> None:
     cluster.fenced.add(1)
     (part,) = reader_of(cluster).partitions()
     assert isinstance(part, SmqSlice)
-    assert sorted(part.ranges[0].replicas) == sorted(node.address for node in cluster.nodes[1:])
+    assert sorted(part.ranges[0].replicas) == sorted(cluster.nodes[number].address for number in (2, 3))
     cluster.fenced.update((2, 3))
     assert offsets_of(reader_of(cluster)) == list(range(1000))
 
@@ -93,15 +95,13 @@ def test_replica_that_dies_in_the_middle_is_abandoned_for_another(cluster: FakeC
     slices = reader.partitions()
     node = cluster.nodes[preferred(slices, cluster)]
 
-    def die_after_three(part: pb.FetchedPartition) -> None:
+    async def die_after_three(part: pb.FetchedPartition) -> None:
         if len(node.fetches) == 3:
-            stopping = threading.Thread(target=node.stop)
-            stopping.start()
-            stopping.join(20)  # the third answer never leaves, and there is no fourth
+            await node.stop()  # the third answer never leaves, and no fourth is given
 
     node.on_fetch = die_after_three
     assert offsets_of(reader, slices) == list(range(1000))
-    assert sum(len(other.fetches) for other in cluster.nodes if other is not node) > 0
+    assert sum(len(other.fetches) for other in cluster.nodes.values() if other is not node) > 0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_refusal_of_one_replica_is_harmless(cluster: FakeCluster, code: ErrorCod
 def test_replica_that_failed_one_slice_is_asked_last_by_the_next(cluster: FakeCluster) -> None:
     reader = reader_of(cluster, minpartitions="6")
     slices = reader.partitions()
-    bad = cluster.nodes[0]
+    bad = cluster.nodes[1]
 
     def refuse(part: pb.FetchedPartition) -> None:
         raise SmqError(ErrorCode.NODE_NOT_READY, "starting")
@@ -178,15 +178,15 @@ def test_all_replicas_failing_ends_in_an_error_that_names_each(cluster: FakeClus
     def refuse(part: pb.FetchedPartition) -> None:
         raise SmqError(ErrorCode.NODE_NOT_READY, "starting")
 
-    for node in cluster.nodes:
+    for node in cluster.nodes.values():
         node.on_fetch = refuse
     with pytest.raises(ReadError, match="could not be read from offset 0 on") as e:
         offsets_of(reader, slices)
-    assert all(node.address in str(e.value) for node in cluster.nodes)
+    assert all(node.address in str(e.value) for node in cluster.nodes.values())
 
 
 def test_gap_in_the_log_is_an_error(cluster: FakeCluster) -> None:
-    del cluster.log.partitions[TOPIC, 0].batches[10]
+    del cluster.topics[TOPIC][0].stored[10]
     with pytest.raises(DataLossError, match=r"offsets \[500, 550\) of t-0 are gone.*failOnDataLoss"):
         offsets_of(reader_of(cluster))
 
@@ -194,7 +194,7 @@ def test_gap_in_the_log_is_an_error(cluster: FakeCluster) -> None:
 def test_gap_is_skipped_with_a_warning_if_data_loss_is_accepted(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    del cluster.log.partitions[TOPIC, 0].batches[10]
+    del cluster.topics[TOPIC][0].stored[10]
     with caplog.at_level(logging.WARNING):
         found = offsets_of(reader_of(cluster, failondataloss="false"))
     assert found == [*range(500), *range(550, 1000)]
@@ -202,9 +202,9 @@ def test_gap_is_skipped_with_a_warning_if_data_loss_is_accepted(
 
 
 def drop_head(cluster: FakeCluster, log_start: int) -> None:
-    log = cluster.log.partitions[TOPIC, 0]
+    log = cluster.topics[TOPIC][0]
     log.log_start = log_start
-    log.batches = [b for b in log.batches if b.last_offset >= log_start]
+    log.stored = [batch for batch in log.stored if batch.end > log_start]
 
 
 def test_log_start_that_passes_a_planned_read_is_an_error(cluster: FakeCluster) -> None:
@@ -233,7 +233,7 @@ def test_log_start_past_the_whole_planned_range_ends_it(cluster: FakeCluster) ->
 def test_topic_deleted_after_planning_is_data_loss(cluster: FakeCluster, fail: str) -> None:
     reader = reader_of(cluster, failondataloss=fail)
     slices = reader.partitions()
-    cluster.log.partitions.clear()
+    cluster.delete(TOPIC)
     if fail == "false":
         assert offsets_of(reader, slices) == []
         return
@@ -242,8 +242,8 @@ def test_topic_deleted_after_planning_is_data_loss(cluster: FakeCluster, fail: s
 
 
 def test_batch_that_does_not_decode_names_its_offset(cluster: FakeCluster) -> None:
-    data = bytearray(cluster.log.partitions[TOPIC, 0].batches[0].data)
-    # A header count that the records contradict, under a correct CRC: only a producer can have done that.
+    data = bytearray(cluster.topics[TOPIC][0].stored[0].data)
+    # A header count that the records do not bear out, under a right CRC: only a producer can have done that.
     import struct
 
     from crc32c import crc32c
@@ -251,7 +251,8 @@ def test_batch_that_does_not_decode_names_its_offset(cluster: FakeCluster) -> No
     struct.pack_into(">i", data, 57, 49)
     struct.pack_into(">i", data, 23, 48)
     struct.pack_into(">I", data, 17, crc32c(bytes(data[21:])))
-    cluster.log.partitions[TOPIC, 0].append(bytes(data), ts_ns=5)
+    cluster.topics[TOPIC][0].append(bytes(data))
+    cluster.topics[TOPIC][0].commit()
     with pytest.raises(ReadError, match="offset 1000 does not decode"):
         offsets_of(reader_of(cluster))
 
@@ -268,7 +269,7 @@ def test_missing_assigned_partition_is_refused(cluster: FakeCluster) -> None:
 
 
 def test_empty_topic_gives_one_empty_slice(cluster: FakeCluster) -> None:
-    cluster.log.create("empty", 3)
+    cluster.create("empty", 3)
     reader = reader_of(cluster, subscribe="empty")
     slices = reader.partitions()
     assert len(slices) == 1
@@ -282,8 +283,8 @@ def test_cluster_that_does_not_answer_is_an_error_within_the_timeout() -> None:
         SmqReader(read_options(given), SCHEMA).partitions()
 
 
-def test_one_live_bootstrap_server_is_enough(cluster: FakeCluster) -> None:
-    reader = reader_of(cluster, servers=f"127.0.0.1:9,{cluster.nodes[2].address}")
+def test_one_living_bootstrap_server_is_enough(cluster: FakeCluster) -> None:
+    reader = reader_of(cluster, servers=f"127.0.0.1:9,{cluster.nodes[3].address}")
     assert offsets_of(reader) == list(range(1000))
 
 
@@ -301,10 +302,9 @@ def test_out_of_range_answer_of_a_lagging_replica_is_not_data_loss(cluster: Fake
 
 
 def test_small_partitions_share_a_task() -> None:
-    with fake_cluster(node_count=1) as cluster:
-        cluster.log.create("many", 20)
+    with cluster_in_thread(1, many=20) as cluster:
         for p in range(20):
-            cluster.log.append("many", p, [NewRecord(key=None, value=b"v", timestamp_ms=1)])
+            cluster.append("many", p, [NewRecord(key=None, value=b"v", timestamp_ms=1)])
         reader = reader_of(cluster, subscribe="many")
         assert len(reader.partitions()) == 1
         assert offsets_of(reader) == [0] * 20

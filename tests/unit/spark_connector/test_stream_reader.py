@@ -13,15 +13,17 @@ from smq.raft_state.ids import Offset
 from smq.spark_connector.errors import DataLossError, OptionError, ReadError
 from smq.spark_connector.planning import SmqSlice
 from smq.spark_connector.stream import reader as stream
-from tests.unit.spark_connector.fake_cluster import FakeCluster, fake_cluster, records
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.log import FakePartition
+from smq.testing.fake.runner import cluster_in_thread
 from tests.unit.spark_connector.stream_query import Query
+from tests.unit.spark_connector.support import records
 
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     """Topic t: two partitions of 100 records each, in batches of 10."""
-    with fake_cluster() as cluster:
-        cluster.log.create("t", 2)
+    with cluster_in_thread(3, t=2) as cluster:
         for partition in range(2):
             fill(cluster, partition, 100)
         yield cluster
@@ -29,7 +31,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 def fill(cluster: FakeCluster, partition: int, count: int, topic: str = "t") -> None:
     for _ in range(count // 10):
-        cluster.log.append(topic, partition, records(10))
+        cluster.append(topic, partition, records(10))
 
 
 def span(partition: int, lo: int, hi: int, topic: str = "t") -> list[tuple[str, int, int]]:
@@ -106,9 +108,7 @@ def test_trap_nothing_new_returns_the_start_unchanged(cluster: FakeCluster) -> N
 
 def test_trap_offsets_above_two_to_the_53_survive(cluster: FakeCluster) -> None:
     far = 2**53 + 1
-    log = cluster.log.partitions["t", 0]
-    log.batches.clear()
-    log.log_start = log.next_offset = far
+    cluster.topics["t"][0] = FakePartition(log_start=far, hwm=far)
     fill(cluster, 0, 20)
     query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
@@ -144,8 +144,8 @@ def test_offsets_per_trigger_are_respected(cluster: FakeCluster) -> None:
     assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
 
 
-def test_bytes_per_trigger_are_respected(cluster: FakeCluster) -> None:
-    size = len(cluster.log.partitions["t", 0].batches[0].data)
+def test_bytes_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
+    size = len(cluster.topics["t"][0].stored[0].data)
     query = Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size))
     sizes = query.drain()
     assert len(sizes) >= 4
@@ -182,19 +182,19 @@ def test_sizes_come_from_another_replica_if_one_does_not_know_them(cluster: Fake
     def not_a_replica(listed: pb.ListedOffset) -> None:
         raise SmqError(ErrorCode.NOT_REPLICA, "elsewhere")
 
-    for node in cluster.nodes[:2]:
+    for node in list(cluster.nodes.values())[:2]:
         node.on_list = not_a_replica
     assert Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger="1").batch() == 10
 
 
 def test_retention_between_two_calls_is_looked_up_again(cluster: FakeCluster) -> None:
     def loses_head(listed: pb.ListedOffset) -> None:
-        log = cluster.log.partitions["t", 0]
+        log = cluster.topics["t"][0]
         if log.log_start < 70:
             log.log_start = 70
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, "gone", ErrorDetails(lo=Offset(70), hi=Offset(100)))
 
-    for node in cluster.nodes:
+    for node in cluster.nodes.values():
         node.on_list = loses_head
     query = Query(
         cluster.servers, startingOffsets='{"t":{"0":-2,"1":100}}', maxBytesPerTrigger="1000", failOnDataLoss="false"
@@ -208,7 +208,7 @@ def test_available_now_ends_at_the_end_as_of_its_start(cluster: FakeCluster) -> 
     query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70")
     query.reader.prepareForTriggerAvailableNow()
     fill(cluster, 0, 500)
-    cluster.log.grow("t", 3)
+    cluster.grow("t", 3)
     fill(cluster, 2, 10)
     assert query.drain() == [70, 70, 60]
     assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
@@ -230,7 +230,7 @@ def test_available_now_fails_instead_of_ending_if_the_cluster_is_unavailable(clu
     query = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="70", retryTimeoutMs="300")
     query.reader.prepareForTriggerAvailableNow()
     query.batch()
-    cluster.stop()
+    cluster.call(cluster.stop())
     with pytest.raises(ReadError, match="could not be asked"):
         query.plan()
 
@@ -243,7 +243,7 @@ def test_trap_unavailable_cluster_does_not_end_the_query(
     monkeypatch.setattr(stream, "LOOK_UP_TIMEOUT_S", 0.2)
     query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
-    cluster.stop()
+    cluster.call(cluster.stop())
     assert query.batch() == -1
     assert "the query waits" in caplog.text
 
@@ -251,7 +251,7 @@ def test_trap_unavailable_cluster_does_not_end_the_query(
 def test_partition_added_during_the_stream_is_read_from_its_beginning(cluster: FakeCluster) -> None:
     query = Query(cluster.servers)
     query.drain()
-    cluster.log.grow("t", 3)
+    cluster.grow("t", 3)
     fill(cluster, 2, 20)
     query.plan()
     fill(cluster, 2, 10)
@@ -266,7 +266,7 @@ def test_partition_added_during_the_stream_is_read_from_its_beginning(cluster: F
 def test_empty_added_partition_costs_one_batch(cluster: FakeCluster) -> None:
     query = Query(cluster.servers)
     query.drain()
-    cluster.log.grow("t", 3)
+    cluster.grow("t", 3)
     assert query.drain() == [0]
 
 
@@ -274,7 +274,7 @@ def test_pattern_includes_topics_created_later(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, subscribePattern="t|new-.*")
     query.drain()
     for topic in ("new-1", "other"):
-        cluster.log.create(topic, 1)
+        cluster.create(topic, 1)
         fill(cluster, 0, 10, topic)
     query.drain()
     assert query.rows == span(0, 0, 10, "new-1")
@@ -283,7 +283,7 @@ def test_pattern_includes_topics_created_later(cluster: FakeCluster) -> None:
 def test_pattern_that_matches_nothing_yet_waits(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, subscribePattern="new-.*")
     assert query.drain() == [0]
-    cluster.log.create("new-1", 1)
+    cluster.create("new-1", 1)
     fill(cluster, 0, 10, "new-1")
     assert query.drain() == [10]
 
@@ -292,7 +292,7 @@ def test_assign_keeps_its_partitions(cluster: FakeCluster) -> None:
     query = Query(cluster.servers)
     query.options.pop("subscribe")
     query.restart(assign='{"t":[1]}', startingOffsets="earliest")
-    cluster.log.grow("t", 3)
+    cluster.grow("t", 3)
     fill(cluster, 2, 10)
     query.drain()
     assert query.rows == span(1, 0, 100)
@@ -301,7 +301,7 @@ def test_assign_keeps_its_partitions(cluster: FakeCluster) -> None:
 def test_restart_with_other_topics_drops_old_and_starts_new_ones(cluster: FakeCluster) -> None:
     query = Query(cluster.servers, startingOffsets="earliest")
     query.drain()
-    cluster.log.create("u", 1)
+    cluster.create("u", 1)
     fill(cluster, 0, 10)
     fill(cluster, 0, 20, "u")
     query.rows.clear()
@@ -317,7 +317,7 @@ def test_missing_topic_is_refused_before_anything_runs(cluster: FakeCluster) -> 
 
 # ------------------------------------------------------------------------------------------------ data loss
 def lose_head(cluster: FakeCluster, upto: int) -> None:
-    cluster.log.partitions["t", 0].log_start = upto
+    cluster.topics["t"][0].log_start = upto
 
 
 def test_retention_that_passes_a_slow_query_is_data_loss(cluster: FakeCluster) -> None:
@@ -355,9 +355,7 @@ def test_retention_that_passes_a_planned_batch(cluster: FakeCluster, fail: str) 
 def test_log_that_ends_before_a_planned_batch_does(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.plan()
-    log = cluster.log.partitions["t", 0]
-    log.next_offset = 60
-    log.batches = log.batches[:6]
+    cluster.topics["t"][0].truncate(60)
     if fail == "true":
         with pytest.raises(DataLossError, match="t-0 ends at 60, before offset 100 that a micro-batch"):
             query.run()
@@ -369,8 +367,8 @@ def test_log_that_ends_before_a_planned_batch_does(cluster: FakeCluster, fail: s
 def test_recreated_topic_has_nothing_of_a_planned_batch(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.plan()
-    cluster.log.delete("t")
-    cluster.log.create("t", 2)
+    cluster.delete("t")
+    cluster.create("t", 2)
     fill(cluster, 0, 100)
     if fail == "true":
         with pytest.raises(DataLossError, match="topic 't' has been deleted and created again"):
@@ -383,8 +381,8 @@ def test_recreated_topic_has_nothing_of_a_planned_batch(cluster: FakeCluster, fa
 def test_recreated_topic_is_not_taken_for_the_old_one(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
-    cluster.log.delete("t")
-    cluster.log.create("t", 2)
+    cluster.delete("t")
+    cluster.create("t", 2)
     for partition in range(2):
         fill(cluster, partition, 120)
     if fail == "true":
@@ -398,7 +396,7 @@ def test_recreated_topic_is_not_taken_for_the_old_one(cluster: FakeCluster, fail
 def test_deleted_topic(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
-    cluster.log.delete("t")
+    cluster.delete("t")
     if fail == "true":
         with pytest.raises(DataLossError, match="t-0 is gone: the topic has been deleted"):
             query.plan()
@@ -411,9 +409,7 @@ def test_log_shorter_than_the_query_has_read(cluster: FakeCluster, fail: str) ->
     """A cluster that was restored from an older backup."""
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()
-    log = cluster.log.partitions["t", 0]
-    log.next_offset = 60
-    log.batches = log.batches[:6]
+    cluster.topics["t"][0].truncate(60)
     if fail == "true":
         with pytest.raises(DataLossError, match="t-0 ends at 60, before offset 100"):
             query.plan()

@@ -1,10 +1,8 @@
 """`smq topic`, `produce`, `consume` and `status`, as a user types them, against a fake cluster."""
 
-import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,31 +13,16 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
 from smq.coordinator.cli.main import cli
 from smq.coordinator.tls.certificates import make_authority, make_client
-from smq.testing.fake_cluster import FakeCluster, cluster_of
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_in_thread
 
 Smq = Callable[..., Result]
 
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    context = cluster_of(1, t=3)
-
-    async def enter() -> FakeCluster:
-        return await context.__aenter__()
-
-    async def leave() -> None:
-        await context.__aexit__(None, None, None)
-
-    found = asyncio.run_coroutine_threadsafe(enter(), loop).result()
-    try:
+    with cluster_in_thread(1, t=3) as found:
         yield found
-    finally:
-        asyncio.run_coroutine_threadsafe(leave(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
 
 
 @pytest.fixture
@@ -204,7 +187,7 @@ def test_offset_out_of_range_prints_where_reading_starts_instead(smq: Smq, tmp_p
 
 
 @pytest.mark.parametrize(
-    "kind", [("RESET_TO_LATEST",), ("EXACT_TS_NS", "--offset-value", "1"), ("RESUME_OR_LATEST", "--group", "g")]
+    "kind", [("RESET_TO_LATEST",), ("EXACT_TS_NS", "--offset-value", "1000"), ("RESUME_OR_LATEST", "--group", "g")]
 )
 def test_reading_from_the_end_ends_immediately(smq: Smq, tmp_path: Path, kind: tuple[str, ...]) -> None:
     numbered(smq, tmp_path, 3)

@@ -17,7 +17,7 @@ from smq.coordinator.cli import export_files
 from smq.coordinator.cli.export_files import record_file
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.testing.fake_cluster import FakeCluster
+from smq.testing.fake.cluster import FakeCluster
 from tests.unit.coordinator.cli.test_data_commands import Smq, cluster, numbered, smq
 
 __all__ = ["cluster", "smq"]  # fixtures

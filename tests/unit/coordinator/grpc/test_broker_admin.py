@@ -10,7 +10,7 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.limits import FETCH_PARTITIONS_MAX
 from smq.records import decode_batch, parse_header
-from tests.unit.coordinator.served import PATIENCE_S, Served, fails, raw, serving
+from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
 
 
 def part(offset: int = 0, **fields: Any) -> pb.FetchPartition:
@@ -37,7 +37,7 @@ async def read_through(served: Served, until: int, **fields: Any) -> list[int]:
 def test_fetch_returns_the_batches_as_they_lie_in_the_log(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        sent = [raw([b"x"] * 5, correlation_id=1), raw([b"y"] * 3, correlation_id=2)]
+        sent = [publish_request([b"x"] * 5, correlation_id=1), publish_request([b"y"] * 3, correlation_id=2)]
         answers = await served.publish(*sent)
         assert await read_through(served, 8) == list(range(8))
         (partition,) = await fetch(served, part(2))
@@ -70,7 +70,7 @@ def test_a_long_poll_is_woken_by_the_next_append(tmp_path: Path) -> None:
         wanted = [part(partition=p) for p in range(3)]
         poll = asyncio.create_task(fetch(served, *wanted, max_wait_ms=60_000))
         await fetch(served, part(), max_wait_ms=1)  # by now the poll waits
-        await served.publish(raw([b"x"], partition=1))
+        await served.publish(publish_request([b"x"], partition=1))
         partitions = await poll
         assert [len(p.batches) for p in partitions] == [0, 1, 0]
         assert [p.hwm for p in partitions] == [0, 1, 0]
@@ -103,7 +103,7 @@ def test_byte_caps_hold_and_the_first_batch_always_comes(tmp_path: Path) -> None
     async def body(served: Served) -> None:
         await served.create(partitions=2)
         for partition in (0, 1):
-            requests = (raw([b"x" * 1000], partition=partition, correlation_id=i) for i in range(10))
+            requests = (publish_request([b"x" * 1000], partition=partition, correlation_id=i) for i in range(10))
             await served.publish(*requests)
         whole = await fetch(served, part(), part(partition=1))
         assert [len(p.batches) for p in whole] == [10, 10]
@@ -377,7 +377,7 @@ def test_delete_records_moves_log_start_and_minus_one_means_all(tmp_path: Path) 
         (partition,) = await fetch(served, part(6))
         assert (partition.error.name, partition.error.lo, partition.error.hi) == ("OFFSET_OUT_OF_RANGE", 7, 10)
         assert (await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=-1))).log_start == 10
-        (answer,) = await served.publish(raw([b"x"]))
+        (answer,) = await served.publish(publish_request([b"x"]))
         assert answer.base_offset == 10
 
     serving(tmp_path, body)

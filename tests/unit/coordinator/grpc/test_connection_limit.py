@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from smq.coordinator.grpc.connection_limit import ConnectionLimit
-from tests.unit.coordinator.served import PATIENCE_S
+from smq.testing.served import PATIENCE_S
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # HTTP/2's, with empty settings
 

@@ -9,7 +9,7 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, decode_batch, encode_batch
-from tests.unit.coordinator.served import PATIENCE_S, Served, fails, raw, serving
+from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
 
 
 def offsets(answers: list[pb.PublishRecordResponse]) -> list[tuple[int, int]]:
@@ -34,7 +34,9 @@ async def start_session(served: Served, session_id: str = "s", **fields: object)
 def test_batches_of_5_then_3_get_0_to_4_and_5_to_7_and_hwm_8(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        answers = await served.publish(raw([b"x"] * 5, correlation_id=1), raw([b"x"] * 3, correlation_id=2))
+        answers = await served.publish(
+            publish_request([b"x"] * 5, correlation_id=1), publish_request([b"x"] * 3, correlation_id=2)
+        )
         assert offsets(answers) == [(0, 4), (5, 7)]
         assert answers[0].ts_ns < answers[1].ts_ns
         info = await served.broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t"))
@@ -46,7 +48,7 @@ def test_batches_of_5_then_3_get_0_to_4_and_5_to_7_and_hwm_8(tmp_path: Path) -> 
 def test_a_thousand_requests_in_flight_get_exactly_0_to_999_in_order(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        answers = await served.publish(*(raw([b"x"], correlation_id=i) for i in range(1000)))
+        answers = await served.publish(*(publish_request([b"x"], correlation_id=i) for i in range(1000)))
         assert offsets(answers) == [(i, i) for i in range(1000)]
 
     serving(tmp_path, body)
@@ -55,7 +57,7 @@ def test_a_thousand_requests_in_flight_get_exactly_0_to_999_in_order(tmp_path: P
 def test_ten_concurrent_streams_of_100_get_exactly_0_to_999(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        streams = (served.publish(*(raw([b"x"], correlation_id=i) for i in range(100))) for _ in range(10))
+        streams = (served.publish(*(publish_request([b"x"], correlation_id=i) for i in range(100))) for _ in range(10))
         answers = await asyncio.gather(*streams)
         assert sorted(a.base_offset for stream in answers for a in stream) == list(range(1000))
 
@@ -66,7 +68,8 @@ def test_acks_leader_and_none_are_answered_as_they_promise(tmp_path: Path) -> No
     async def body(served: Served) -> None:
         await served.create()
         answers = await served.publish(
-            raw([b"x"], correlation_id=1, acks=pb.ACKS_LEADER), raw([b"x"], correlation_id=2, acks=pb.ACKS_NONE)
+            publish_request([b"x"], correlation_id=1, acks=pb.ACKS_LEADER),
+            publish_request([b"x"], correlation_id=2, acks=pb.ACKS_NONE),
         )
         assert offsets(answers) == [(0, 0), (-1, -1)]
 
@@ -159,7 +162,7 @@ def test_a_bad_request_gets_its_own_error_and_harms_no_other(tmp_path: Path) -> 
         requests = []
         for i, request in enumerate(bad):
             request.correlation_id = 2 * i
-            requests += [request, raw([b"x"], correlation_id=2 * i + 1)]
+            requests += [request, publish_request([b"x"], correlation_id=2 * i + 1)]
         answers = await served.publish(*requests)
         assert codes(answers)[::2] == expected
         assert offsets(answers)[1::2] == [(i, i) for i in range(len(bad))]
@@ -196,8 +199,8 @@ def test_session_and_topic_stay_in_force_on_their_stream(tmp_path: Path) -> None
         answers = await served.publish(
             records(b"a", session_id="s", correlation_id=1, base_sequence=0),
             records(b"b", correlation_id=2, base_sequence=1),
-            raw([b"c"], topic="t", correlation_id=3),
-            raw([b"d"], topic="", correlation_id=4),
+            publish_request([b"c"], topic="t", correlation_id=3),
+            publish_request([b"d"], topic="", correlation_id=4),
         )
         assert offsets(answers) == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
@@ -273,10 +276,10 @@ def test_a_client_that_goes_away_leaves_its_batches_and_a_healthy_node(tmp_path:
         await served.create()
         call = served.agent.PublishRecord()
         for i in range(50):
-            await call.write(raw([b"x"], correlation_id=i))
+            await call.write(publish_request([b"x"], correlation_id=i))
         await call.read()
         call.cancel()
-        (answer,) = await served.publish(raw([b"after"]))
+        (answer,) = await served.publish(publish_request([b"after"]))
         assert 1 <= answer.base_offset <= 50
 
     serving(tmp_path, body)
@@ -285,7 +288,7 @@ def test_a_client_that_goes_away_leaves_its_batches_and_a_healthy_node(tmp_path:
 def test_more_requests_than_may_be_in_flight_are_all_answered(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        answers = await served.publish(*(raw([b"x" * 1000], correlation_id=i) for i in range(3000)))
+        answers = await served.publish(*(publish_request([b"x" * 1000], correlation_id=i) for i in range(3000)))
         assert offsets(answers) == [(i, i) for i in range(3000)]
 
     serving(tmp_path, body)
@@ -297,7 +300,7 @@ def test_a_request_to_a_node_that_is_stopping_ends(tmp_path: Path) -> None:
         served.server.node.stop()
         async with asyncio.timeout(PATIENCE_S):
             try:
-                (answer,) = await served.publish(raw([b"x"], timeout_ms=200))
+                (answer,) = await served.publish(publish_request([b"x"], timeout_ms=200))
             except grpc.aio.AioRpcError:
                 return
         assert ErrorCode[answer.error.name].is_retriable

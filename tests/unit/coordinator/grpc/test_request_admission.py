@@ -13,7 +13,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator import limits
 from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.raft_state.errors import ErrorCode
-from tests.unit.coordinator.served import PATIENCE_S, Served, fails, serving
+from smq.testing.served import PATIENCE_S, Served, fails, serving
 
 PLACES = 4
 SLOW = 6

@@ -14,7 +14,7 @@ from smq.coordinator.limits import MIB
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.limits import MESSAGE_BYTES_DEFAULT
 from smq.records import NewRecord, encode_batch
-from tests.unit.coordinator.served import PATIENCE_S, Served, serving
+from smq.testing.served import PATIENCE_S, Served, serving
 
 KAFKA = ("127.0.0.1", 0)
 

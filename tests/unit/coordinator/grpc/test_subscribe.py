@@ -11,7 +11,7 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.subscribe import Window
 from smq.records import CODECS, NewRecord, encode_batch
-from tests.unit.coordinator.served import PATIENCE_S, Served, fails, raw, serving
+from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs do not know it
 
@@ -163,7 +163,7 @@ def test_latest_waits_at_the_end_and_gets_what_comes_after(tmp_path: Path) -> No
         async with Reader(served, offset_type=pb.RESET_TO_LATEST) as reader:
             first = await reader.read()
             assert (first.started.offset, first.at_end, first.lag) == (5, True, 0)
-            await served.publish(raw([b"new"]))
+            await served.publish(publish_request([b"new"]))
             assert await reader.read_records(1) == [5]
 
     with_records(tmp_path, [5], body)
@@ -171,7 +171,9 @@ def test_latest_waits_at_the_end_and_gets_what_comes_after(tmp_path: Path) -> No
 
 def test_exact_ts_ns_starts_at_the_first_record_at_or_after(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
-        times = [a.ts_ns for a in await served.publish(*(raw([b"x"] * 2, correlation_id=i) for i in range(3)))]
+        times = [
+            a.ts_ns for a in await served.publish(*(publish_request([b"x"] * 2, correlation_id=i) for i in range(3)))
+        ]
         for value, expected in [(0, 0), (times[0], 0), (times[0] + 1, 2), (times[2], 4), (times[2] + 1, 6)]:
             async with Reader(served, offset_type=pb.EXACT_TS_NS, offset_value=value) as reader:
                 assert (await reader.read()).started.offset == expected
@@ -235,7 +237,7 @@ def test_seeks_backward_forward_and_to_the_end_are_followed(tmp_path: Path) -> N
                 assert response.lag == 12 - target
                 assert response.at_end == (target == 12)
                 assert await reader.read_records(12 - target) == list(range(target, 12))
-            await served.publish(raw([b"new"]))
+            await served.publish(publish_request([b"new"]))
             assert await reader.read_records(1) == [12]
 
     with_records(tmp_path, [5, 3, 4], body)
@@ -261,11 +263,11 @@ def test_without_acknowledgement_no_more_than_the_window_is_sent(tmp_path: Path)
             for offset in range(4):
                 response = await reader.read()
                 assert [r.offset for r in response.records] == [offset]
-                await served.publish(raw([b"more"]))  # new records do not push the reader
+                await served.publish(publish_request([b"more"]))  # the reader is not pushed by what comes
                 await reader.ack(response.next_offset)
             assert [r.offset for r in (await reader.read()).records] == [4]
             for _ in range(3):
-                await served.publish(raw([b"more"]))
+                await served.publish(publish_request([b"more"]))
             await reader.seek(0)
             assert (await reader.read()).HasField("started"), "nothing came before the start"
 
@@ -338,7 +340,7 @@ def test_an_empty_partition_read_to_its_end_is_an_empty_stream(tmp_path: Path) -
 
 def test_responses_are_cut_near_max_bytes(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
-        await served.publish(raw([b"x" * 1000] * 50))
+        await served.publish(publish_request([b"x" * 1000] * 50))
         responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True, max_bytes=5000)
         assert [o for o, _ in records_of(responses)] == list(range(50))
         assert max(len(r.records) for r in responses) == 5
@@ -352,7 +354,7 @@ def test_a_duplicate_subscription_is_an_error_and_ending_the_first_frees_the_id(
             await first.read()
             async with Reader(served) as second:
                 assert (await second.error()).name == "SESSION_EXISTS"
-            await served.publish(raw([b"still"]))
+            await served.publish(publish_request([b"still"]))
             assert await first.read_records(1) == [0]
         attempts = 0
         while not await _is_accepted(served) and attempts < 1000:  # the node hears of the cancellation a moment later
@@ -411,7 +413,9 @@ def test_records_that_do_not_decode_end_the_stream_and_name_the_next_offset(tmp_
     broken = _with_crc(good[:70] + b"\xff" * (len(good) - 70))
 
     async def body(served: Served) -> None:
-        await served.publish(pb.PublishRecordRequest(topic="t", batch=broken, correlation_id=1), raw([b"after"]))
+        await served.publish(
+            pb.PublishRecordRequest(topic="t", batch=broken, correlation_id=1), publish_request([b"after"])
+        )
         async with Reader(served) as reader:
             error = await reader.error()
         assert error.name == "INVALID_BATCH"
@@ -444,7 +448,7 @@ def test_after_a_restart_a_reader_continues_at_its_position(tmp_path: Path) -> N
 
     async def body(served: Served) -> None:
         await served.wait_leaders()
-        (answer,) = await served.publish(raw([b"150"]))
+        (answer,) = await served.publish(publish_request([b"150"]))
         assert answer.base_offset == 150
         responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
         assert records_of(responses) == [(i, b"%d" % i) for i in range(151)]

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.coordinator.served import Served, serving
+from smq.testing.served import Served, serving
 
 
 async def get(served: Served, path: str) -> tuple[int, str]:

@@ -18,8 +18,8 @@ from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX, MIB
-from tests.kafka.raw import RawKafka, batch
-from tests.unit.coordinator.served import Served, serving
+from smq.testing.kafka_client import RawKafka, batch
+from smq.testing.served import Served, serving
 
 SOON_S = 0.3  # in place of the seconds that a real node is patient
 LARGE = batch(b"x" * 900_000)

@@ -12,7 +12,7 @@ from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.replication.api import Fetched, StoredBatch
-from tests.unit.coordinator.served import PATIENCE_S
+from smq.testing.served import PATIENCE_S
 
 BATCH_BYTES = 100
 

@@ -19,7 +19,7 @@ from smq.coordinator.config import format_address
 from smq.coordinator.server import Server
 from smq.coordinator.tls.contexts import client_context
 from smq.coordinator.tls.layout import Identity
-from tests.unit.coordinator.served import PATIENCE_S, Served, serving
+from smq.testing.served import PATIENCE_S, Served, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
 __all__ = ("authorities",)  # a fixture

@@ -9,17 +9,19 @@ from chaos_tests.demo.__main__ import _check_kills
 from chaos_tests.demo.checks import Replica, SparkChecks, check_replicas, failover_seconds
 from chaos_tests.demo.flights import load_flights, totals_by_carrier
 from chaos_tests.demo.publish import Ack, DemoFailure, Kill, Published
+from smq.testing.cluster import Cluster
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_in_thread
 from smq.testing.processes import Node
-from smq.testing.smq_cluster import Cluster
-from tests.unit.spark_connector.fake_cluster import FakeCluster, fake_cluster, records
+from tests.unit.spark_connector.support import records
 
 
 def nodes_of(fake: FakeCluster) -> Cluster:
     """The demo's view of a fake cluster."""
     here = Path()
     found = {
-        node.node: Node(id=node.node, config=here, data_dir=here, log=here, grpc=node.address, http="", kafka="")
-        for node in fake.nodes
+        number: Node(id=number, config=here, data_dir=here, log=here, grpc=node.address, http="", kafka="")
+        for number, node in fake.nodes.items()
     }
     return Cluster(here, len(found), nodes=found)
 
@@ -38,36 +40,32 @@ def copy(*epochs: tuple[int, int]) -> dict[int, Replica]:
 
 
 def test_equal_replicas_agree() -> None:
-    with fake_cluster() as fake:
-        fake.log.create("t", 2)
-        fake.log.append("t", 0, records(10))
+    with cluster_in_thread(3, t=2) as fake:
+        fake.append("t", 0, records(10))
         _, copies = check_replicas(nodes_of(fake), "t", 2, published(10))
     assert {partition: found.end for partition, found in copies.items()} == {0: 10, 1: 0}
 
 
 def test_replica_with_other_bytes_is_found() -> None:
-    with fake_cluster() as fake:
-        fake.log.create("t", 1)
-        fake.log.append("t", 0, records(10))
+    with cluster_in_thread(3, t=1) as fake:
+        fake.append("t", 0, records(10))
         fake.nodes[1].on_fetch = lambda part: setattr(part.batches[0], "ts_ns", 5)
         with pytest.raises(DemoFailure, match="the replicas differ"):
             check_replicas(nodes_of(fake), "t", 1, published(10))
 
 
 def test_acknowledged_record_that_is_nowhere_is_found() -> None:
-    with fake_cluster() as fake:
-        fake.log.create("t", 1)
-        fake.log.append("t", 0, records(10))
+    with cluster_in_thread(3, t=1) as fake:
+        fake.append("t", 0, records(10))
         with pytest.raises(DemoFailure, match="holds 10 records, 11 were acknowledged"):
             check_replicas(nodes_of(fake), "t", 1, published(11))
 
 
 def test_hole_in_a_log_is_found() -> None:
-    with fake_cluster() as fake:
-        fake.log.create("t", 1)
+    with cluster_in_thread(3, t=1) as fake:
         for first in (0, 10, 20):
-            fake.log.append("t", 0, records(10, first=first))
-        del fake.log.partitions["t", 0].batches[1]
+            fake.append("t", 0, records(10, first=first))
+        del fake.topics["t"][0].stored[1]
         with pytest.raises(DemoFailure, match="batch at 20, expected 10"):
             check_replicas(nodes_of(fake), "t", 1, published(30))
 

@@ -1,31 +1,35 @@
-"""One real node with its real gRPC and HTTP services, in the test's own loop, on free ports."""
+"""One real node with its real gRPC, Kafka and HTTP services, in the test's own event loop, on free ports.
+
+Owns the start and end of that node, and short ways to call it. It has no peers: a lone voter elects itself within
+milliseconds. For clusters, and for faults of processes, use smq.testing.cluster.
+"""
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 import uvloop
 
+from smq.clients.errors import ERROR_METADATA_KEY
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.config import ServerConfig, format_address
-from smq.coordinator.grpc.errors import ERROR_METADATA_KEY
 from smq.coordinator.server import Server
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
 
-PATIENCE_S = 30  # a hang is a failure; nothing is measured with it
+PATIENCE_S = 30  # after which a hanging test fails; nothing is measured by it
 
 
 @dataclass
 class Served:
-    """What a test talks to."""
+    """A running node, and stubs of its gRPC services."""
 
     server: Server
     channel: grpc.aio.Channel
@@ -41,7 +45,7 @@ class Served:
         await self.wait_leaders(name)
 
     async def wait_leaders(self, name: str = "t") -> None:
-        """Until every partition has a leader: after a restart that takes an election."""
+        """Returns once every partition has a leader. After a restart that takes an election."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 info = await self.admin.DescribeCluster(pb.DescribeClusterRequest(topics=[name], linearizable=True))
@@ -50,7 +54,7 @@ class Served:
                 await asyncio.sleep(0)
 
     async def publish(self, *requests: pb.PublishRecordRequest) -> list[pb.PublishRecordResponse]:
-        """All of one stream's answers, by correlation id."""
+        """Sends all requests on one stream; its answers in the order of their correlation ids."""
 
         async def send() -> AsyncIterator[pb.PublishRecordRequest]:
             for request in requests:
@@ -61,17 +65,17 @@ class Served:
         return sorted(answers, key=lambda a: a.correlation_id)
 
     async def fill(self, counts: Iterable[int], topic: str = "t", partition: int = 0) -> None:
-        """Publishes one batch of each count of records, valued b"0", b"1", ... in order of their offsets from 0."""
+        """Publishes one batch for each count, of this many records. Values count up from b"0" by offset."""
         requests, next_value = [], 0
         for i, count in enumerate(counts):
             values = [b"%d" % v for v in range(next_value, next_value + count)]
-            requests.append(raw(values, topic=topic, partition=partition, correlation_id=i))
+            requests.append(publish_request(values, topic=topic, partition=partition, correlation_id=i))
             next_value += count
         for answer in await self.publish(*requests):
             assert not answer.HasField("error"), answer
 
     async def subscribe(self, **init: Any) -> list[pb.SubscribeRecordResponse]:
-        """All responses of a subscription that ends by itself."""
+        """All responses of a subscription to topic "t" that ends by itself."""
         fields = {"subscription_id": secrets.token_hex(4), "topic": "t", **init}
         request = pb.SubscribeRecordRequest(init=pb.SubscribeInit(**fields))
 
@@ -82,49 +86,62 @@ class Served:
             return [response async for response in self.agent.SubscribeRecord(send())]
 
 
-def raw(values: Iterable[bytes], **fields: Any) -> pb.PublishRecordRequest:
-    """A request with a batch that the client has encoded."""
+def publish_request(values: Iterable[bytes], **fields: Any) -> pb.PublishRecordRequest:
+    """A request to publish one encoded batch of these values, to topic "t" unless `fields` name another."""
     batch = encode_batch(NewRecord(key=b"k", value=v, timestamp_ms=1_000 + i) for i, v in enumerate(values))
     return pb.PublishRecordRequest(**{"topic": "t", **fields}, batch=batch)
 
 
-async def fails(call: Any) -> pb.ErrorDetail:
-    """The detail of the error with which the call ends."""
-    with pytest.raises(grpc.aio.AioRpcError) as e:
+async def fails(call: Awaitable[Any]) -> pb.ErrorDetail:
+    """The detail of the error with which the call ends; AssertionError if it succeeds."""
+    try:
         async with asyncio.timeout(PATIENCE_S):
-            await call
-    metadata: dict[str, Any] = dict(iter(e.value.trailing_metadata() or ()))  # type: ignore[arg-type] # stubs: not pairs
-    return pb.ErrorDetail.FromString(metadata[ERROR_METADATA_KEY])
+            answer = await call
+    except grpc.aio.AioRpcError as error:
+        metadata: dict[str, Any] = dict(iter(error.trailing_metadata() or ()))  # type: ignore[arg-type] # stubs: not pairs
+        return pb.ErrorDetail.FromString(metadata[ERROR_METADATA_KEY])
+    raise AssertionError(f"the call succeeded: {answer}")
 
 
-def serving(tmp_path: Path, body: Callable[[Served], Coroutine[None, None, None]], **config: Any) -> None:
-    """Runs `body` against a fresh node whose data is in `tmp_path`; the same path again is the same node."""
+@asynccontextmanager
+async def served_node(directory: Path, **config: Any) -> AsyncIterator[Served]:
+    """A node that is ready, with its data under `directory`; the same directory again is the same node.
 
-    async def test() -> None:
-        server = Server(node_config(tmp_path, **config))
-        await server.start()
+    `config` holds fields of ServerConfig.
+    """
+    server = Server(node_config(directory, **config))
+    await server.start()
+    try:
         async with asyncio.timeout(PATIENCE_S):
             while not server.node.status().is_ready:  # noqa: ASYNC110 - readiness is a state, not an event
                 await asyncio.sleep(0)
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(format_address(server.grpc_address), options=options) as channel:
-            try:
-                await body(Served(server, channel))
-            finally:
-                await server.stop()
+            yield Served(server, channel)
+    finally:
+        await server.stop()
+
+
+def serving(directory: Path, body: Callable[[Served], Coroutine[None, None, None]], **config: Any) -> None:
+    """Runs `body` with a `served_node`, on the event loop that a node has in production."""
+
+    async def test() -> None:
+        async with served_node(directory, **config) as served:
+            await body(served)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(test())
 
 
-def node_config(tmp_path: Path, **changes: Any) -> ServerConfig:
+def node_config(directory: Path, **changes: Any) -> ServerConfig:
+    """The configuration of a cluster of one node with data under `directory`, and with `changes`."""
     (port,) = free_ports(1)
     fields: dict[str, Any] = {
         "node_id": NodeId(1),
         "cluster_id": "c",
-        "data_dir": tmp_path / "data",
+        "data_dir": directory / "data",
         "peers": {NodeId(1): ("127.0.0.1", port)},
-        # A single voter need not wait for heartbeats.
+        # A lone voter need not wait for any heartbeat.
         "tuning": {"election_timeout_min_ms": 20, "election_timeout_max_ms": 40, "raft_heartbeat_ms": 5},
         **changes,
     }

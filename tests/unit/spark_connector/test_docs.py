@@ -5,7 +5,7 @@ from pathlib import Path
 
 from smq.spark_connector.options import KNOWN
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
 
 
 def test_every_option_is_on_the_page_and_no_other_is_in_its_table() -> None:

@@ -1,8 +1,8 @@
-"""A running producer, and the judgement of what it was told: every acknowledged record at its offset on every replica.
+"""Running producers, and the judgement of their acknowledgements: each record at its offset on every replica.
 
-Speaks raw gRPC on purpose: an idempotent producer of its own, so that a fault of smq.clients cannot hide one of the
-server's. Values are unique over the whole run. What was asked and told becomes a history, which the same checkers judge
-that judge the simulation; beside them stands the plain comparison.
+Owns an idempotent producer over raw gRPC, so that a fault of smq.clients cannot hide one of the server. Values are
+unique over the whole run. Sends and answers become a history, which the checkers of the simulation judge too; beside
+them stands a plain comparison. The cluster tests and the failover benchmark use it.
 """
 
 import threading
@@ -13,37 +13,40 @@ from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Recorder
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
-from smq.testing.cluster import Cluster, Node, wait_for
+from smq.testing.cluster import Cluster
 from smq.testing.node_client import Unanswered, batch_of
+from smq.testing.processes import Node, wait_for
 
 RECORDS_PER_BATCH = 5
-ANSWER_MS = 2_000  # a producer that hangs on a dead leader for longer would hide the fault
+ANSWER_MS = 2_000  # waiting longer for a dead leader would hide the fault
 VALUES_PER_PARTITION = 1_000_000_000  # keeps the values of partitions apart
-GIVE_UP_S = 90.0  # three nodes start and elect within that on any machine: a batch that takes longer is a failure
+GIVE_UP_S = 90.0  # three nodes start and elect within that on any machine: a batch that takes longer has failed
 
 
 @dataclass
-class Told:
-    """What one producer was told: offset -> value of every acknowledged record, and how it went."""
+class Outcome:
+    """One producer's results so far."""
 
-    acked: dict[int, int] = field(default_factory=dict)
+    acked: dict[int, int] = field(default_factory=dict)  # offset -> value of every acknowledged record
     retries: int = 0
     duplicates: int = 0  # answers that said "an earlier attempt had been stored"
-    leaders: list[int] = field(default_factory=list)  # who acknowledged, changes only
+    leaders: list[int] = field(default_factory=list)  # nodes that acknowledged, changes only
     acks: list[tuple[float, int]] = field(default_factory=list)  # (monotonic seconds, node) of each batch
     failure: BaseException | None = None
 
 
 class Traffic:
-    """One producer thread a partition, from enter to exit."""
+    """One producer thread per partition, from enter to exit."""
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int = 1) -> None:
         self.cluster = cluster
         self.topic = topic
-        self.told = {partition: Told() for partition in range(partitions)}
+        self.outcomes = {partition: Outcome() for partition in range(partitions)}
         self.history = Recorder(time.monotonic_ns)
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(partition,), daemon=True) for partition in self.told]
+        self._threads = [
+            threading.Thread(target=self._run, args=(partition,), daemon=True) for partition in self.outcomes
+        ]
 
     def __enter__(self) -> "Traffic":
         for thread in self._threads:
@@ -56,28 +59,30 @@ class Traffic:
         for thread in self._threads:
             thread.join(GIVE_UP_S + 10)
             assert not thread.is_alive(), "a producer hangs"
-        for partition, told in self.told.items():
-            if told.failure is not None:
-                raise AssertionError(f"the producer of partition {partition} failed") from told.failure
+        for partition, outcome in self.outcomes.items():
+            if outcome.failure is not None:
+                raise AssertionError(f"the producer of partition {partition} failed") from outcome.failure
 
     @property
     def acked_records(self) -> int:
-        return sum(len(told.acked) for told in self.told.values())
+        return sum(len(outcome.acked) for outcome in self.outcomes.values())
 
     def wait_acks(self, batches: int) -> None:
-        """That many more batches are acknowledged in every partition."""
-        goals = {partition: len(told.acked) + batches * RECORDS_PER_BATCH for partition, told in self.told.items()}
+        """Returns once this many more batches are acknowledged in every partition."""
+        goals = {
+            partition: len(outcome.acked) + batches * RECORDS_PER_BATCH for partition, outcome in self.outcomes.items()
+        }
 
         def reached() -> bool:
-            failures = [told.failure for told in self.told.values() if told.failure is not None]
+            failures = [outcome.failure for outcome in self.outcomes.values() if outcome.failure is not None]
             assert not failures, f"a producer failed: {failures[0]!r}"
-            return all(len(self.told[partition].acked) >= goal for partition, goal in goals.items())
+            return all(len(self.outcomes[partition].acked) >= goal for partition, goal in goals.items())
 
-        wait_for(f"{batches} more acknowledged batches a partition", reached, GIVE_UP_S + 10)
+        wait_for(f"{batches} more acknowledged batches per partition", reached, GIVE_UP_S + 10)
 
     # ------------------------------------------------------------------------------------------- one producer
     def _run(self, partition: int) -> None:
-        told = self.told[partition]
+        outcome = self.outcomes[partition]
         try:
             session = wait_for("a producer id", self._allocate)
             process = self.history.new_process()
@@ -93,7 +98,7 @@ class Traffic:
                 self._send(process, partition, batch, values)
                 number += RECORDS_PER_BATCH
         except BaseException as failure:  # noqa: BLE001 - kept, and raised where the test can see it
-            told.failure = failure
+            outcome.failure = failure
 
     def _allocate(self) -> pb.StartPublishSessionResponse | None:
         for node in self.cluster.alive():
@@ -101,8 +106,8 @@ class Traffic:
         return None
 
     def _send(self, process: int, partition: int, batch: bytes, values: list[int]) -> None:
-        """The same bytes until they are acknowledged."""
-        told = self.told[partition]
+        """Sends the same bytes until they are acknowledged."""
+        outcome = self.outcomes[partition]
         self.history.invoke(process, "send", k=self._key(partition), v=values, acks=-1, idem=True)
         deadline = time.monotonic() + GIVE_UP_S
         while True:
@@ -115,52 +120,52 @@ class Traffic:
             except (SmqError, Unanswered) as error:
                 if isinstance(error, SmqError) and not error.code.is_retriable:
                     raise
-                told.retries += 1
+                outcome.retries += 1
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
         self.history.ok(process, "send", o=answer.base_offset, ts=answer.ts_ns, dup=answer.duplicate)
         assert answer.last_offset - answer.base_offset + 1 == len(values)
-        told.acked.update(zip(range(answer.base_offset, answer.last_offset + 1), values, strict=True))
-        told.duplicates += answer.duplicate
-        told.acks.append((time.monotonic(), node.id))
-        if told.leaders[-1:] != [node.id]:
-            told.leaders.append(node.id)
+        outcome.acked.update(zip(range(answer.base_offset, answer.last_offset + 1), values, strict=True))
+        outcome.duplicates += answer.duplicate
+        outcome.acks.append((time.monotonic(), node.id))
+        if outcome.leaders[-1:] != [node.id]:
+            outcome.leaders.append(node.id)
 
     def _leader(self, partition: int) -> Node:
         def found() -> Node | None:
             info = self.cluster.partition(self.topic, partition)
             return self.cluster.nodes[info.leader] if info is not None else None
 
-        return wait_for(f"somebody who names a leader of {self.topic}/{partition}", found, GIVE_UP_S)
+        return wait_for(f"a node that knows a leader of {self.topic}/{partition}", found, GIVE_UP_S)
 
     # --------------------------------------------------------------------------------------------- judgement
     def verify(self) -> None:
-        """After the heal: every acknowledged record lies at its offset on every replica; nothing is there twice;
-        offsets have no gap; replicas and state machines are equal."""
+        """Asserts after the heal that every acknowledged record is at its offset on every replica, that no
+        value is stored twice, that offsets have no gap, and that replicas and state machines are equal."""
         self.cluster.wait_ready()
-        self.cluster.wait_converged(self.topic, len(self.told))
+        self.cluster.wait_converged(self.topic, len(self.outcomes))
         assert len(self.cluster.alive()) == self.cluster.size
-        for partition, told in self.told.items():
+        for partition, outcome in self.outcomes.items():
             copies = {node.id: self._read(node, partition) for node in self.cluster.alive()}
             first = next(iter(copies.values()))
             assert all(copy == first for copy in copies.values()), f"replicas of {partition} differ"
-            lost = {offset: value for offset, value in told.acked.items() if first.get(offset) != value}
+            lost = {offset: value for offset, value in outcome.acked.items() if first.get(offset) != value}
             assert lost == {}, f"acknowledged, but not at its offset: {dict(list(lost.items())[:5])}"
             assert list(first) == list(range(len(first))), f"offsets of partition {partition} have a gap"
             assert len(set(first.values())) == len(first), f"a value is stored twice in partition {partition}"
-            unasked = len(first) - len(told.acked)
-            assert 0 <= unasked <= RECORDS_PER_BATCH, f"{unasked} records that nobody was told of"
+            unacknowledged = len(first) - len(outcome.acked)
+            assert 0 <= unacknowledged <= RECORDS_PER_BATCH, f"{unacknowledged} records without an acknowledgement"
         self.cluster.wait_digests_equal()
         assert [str(violation) for violation in judge(self.history.events)] == []
 
     def _read(self, node: Node, partition: int) -> dict[int, int]:
-        """offset -> value as this node serves them; a final poll of the history too."""
+        """offset -> value as this node serves them; also a final poll in the history."""
         process = self.history.new_process()
         self.history.invoke(process, "poll", k=self._key(partition), o=0, n=node.id, final=True)
         batches = node.raw.read_batches(self.topic, partition)
         info = node.raw.range_info(self.topic, partition)
-        told = [
+        served = [
             [
                 b.base_offset,
                 b.ts_ns,
@@ -171,7 +176,7 @@ class Traffic:
             ]
             for b in batches
         ]
-        self.history.ok(process, "poll", b=told, lo=info.log_start, hwm=info.hwm)
+        self.history.ok(process, "poll", b=served, lo=info.log_start, hwm=info.hwm)
         return {offset: int(value) for batch in batches for offset, value in enumerate(batch.values, batch.base_offset)}
 
     def _key(self, partition: int) -> str:

@@ -1,4 +1,8 @@
-"""One connection to one node's Kafka port: requests as dicts, or as any bytes at all."""
+"""One blocking connection to one node's Kafka port: requests as dicts, or as any bytes at all.
+
+Owns the framing and the filling in of defaults; the codec is the server's own. Tests use it for requests that no Kafka
+client would send.
+"""
 
 import ast
 import socket
@@ -14,7 +18,7 @@ TIMEOUT_S = 15.0
 
 
 class RawKafka:
-    """Blocking. `call` sends one request and reads its answer."""
+    """A connection. `call` sends one request and reads its answer."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -36,7 +40,7 @@ class RawKafka:
         self.socket.sendall(struct.pack(">i", len(frame)) + frame)
 
     def receive(self, key: ApiKey, version: int) -> tuple[int, Struct]:
-        """The next answer's correlation id and body."""
+        """The correlation id and body of the next answer."""
         data = self.receive_frame()
         start = 5 if key != ApiKey.API_VERSIONS and is_header_flexible(key, version) else 4
         body = compile_decoder(response_message(key), version)(memoryview(data), start)
@@ -56,7 +60,7 @@ class RawKafka:
         return data
 
     def is_closed_by_node(self) -> bool:
-        """Waits for the end of the connection; False where an answer comes in its place."""
+        """Waits for the end of the connection; False if an answer comes instead."""
         try:
             return not self.socket.recv(1)
         except ConnectionResetError:
@@ -79,7 +83,7 @@ class RawKafka:
         topic_id: bytes = bytes(16),
         **fields: Any,
     ) -> Struct:
-        """The answer for partition 0."""
+        """Produces to partition 0; the answer for that partition."""
         parts = None if records is None else [records]
         data = [{"name": topic, "topic_id": topic_id, "partition_data": [{"index": 0, "records": parts}]}]
         body = self.call(ApiKey.PRODUCE, version, acks=acks, timeout_ms=10_000, topic_data=data, **fields)
@@ -89,7 +93,7 @@ class RawKafka:
     def fetch(
         self, topic: str, offset: int, *, version: int = 12, max_wait_ms: int = 0, rack: str = "", **fields: Any
     ) -> Struct:
-        """The answer for partition 0; `fields` are the partition's."""
+        """Fetches from partition 0; the answer for that partition. `fields` are those of the partition."""
         asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20} | fields
         body = self.call(
             ApiKey.FETCH,
@@ -106,7 +110,7 @@ class RawKafka:
         return answer
 
     def list_offset(self, topic: str, timestamp: int, *, version: int = 7) -> Struct:
-        """The answer for partition 0."""
+        """Looks up an offset of partition 0; the answer for that partition."""
         asked = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]
         body = self.call(ApiKey.LIST_OFFSETS, version, replica_id=-1, topics=asked)
         answer: Struct = body["topics"][0]["partitions"][0]
@@ -114,7 +118,7 @@ class RawKafka:
 
 
 def _filled(value: Struct, fields: tuple[Field, ...], version: int) -> Struct:
-    """With the defaults of what is left out."""
+    """`value` with the default of every field that it leaves out."""
     out = {}
     for field in fields:
         found = value.get(field.name)
@@ -128,6 +132,6 @@ def _filled(value: Struct, fields: tuple[Field, ...], version: int) -> Struct:
 
 
 def batch(*values: bytes, first_ms: int = 1_000, **producer: Any) -> bytes:
-    """Records a second apart."""
+    """An encoded batch of these values, with create times a second apart."""
     records = [NewRecord(key=b"k", value=v, timestamp_ms=first_ms + 1_000 * i) for i, v in enumerate(values)]
     return encode_batch(records, **producer)

@@ -1,0 +1,135 @@
+"""The fake cluster's admin service: topics, groups, nodes and their status.
+
+Owns how the shared state is described and changed. `runner` registers it.
+"""
+
+from google.protobuf.message import Message
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb.smq_pb2_grpc import AdminServicer
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.testing.fake.cluster import FakeNode, answering
+
+
+class Admin(AdminServicer):
+    def __init__(self, node: FakeNode) -> None:
+        self.node = node
+
+    @answering
+    async def CreateTopic(self, request: pb.CreateTopicRequest) -> Message:
+        cluster = self.node.cluster
+
+        def change() -> Message:
+            if request.name in cluster.topics:
+                raise SmqError(ErrorCode.TOPIC_EXISTS, f"topic {request.name!r} is there")
+            cluster.create(request.name, request.partition_count, start_offset=request.start_offset)
+            return pb.CreateTopicResponse(topic_id=cluster.topic_ids[request.name])
+
+        return cluster.once(request.request_id, "create", change)
+
+    @answering
+    async def DeleteTopic(self, request: pb.DeleteTopicRequest) -> Message:
+        def change() -> Message:
+            self.node.cluster.partition(request.name, 0)
+            self.node.cluster.delete(request.name)
+            return pb.DeleteTopicResponse()
+
+        return self.node.cluster.once(request.request_id, "delete", change)
+
+    @answering
+    async def AddPartitions(self, request: pb.AddPartitionsRequest) -> Message:
+        def change() -> Message:
+            self.node.cluster.grow(request.name, request.partition_count)
+            return pb.AddPartitionsResponse()
+
+        return self.node.cluster.once(request.request_id, "add partitions", change)
+
+    @answering
+    async def AlterTopic(self, request: pb.AlterTopicRequest) -> Message:
+        return self.node.cluster.once(request.request_id, "alter", pb.AlterTopicResponse)
+
+    @answering
+    async def SetNodeDrained(self, request: pb.SetNodeDrainedRequest) -> Message:
+        def change() -> Message:
+            (self.node.cluster.drained.add if request.drained else self.node.cluster.drained.discard)(request.node)
+            return pb.SetNodeDrainedResponse()
+
+        return self.node.cluster.once(request.request_id, "drain", change)
+
+    @answering
+    async def DeleteRecords(self, request: pb.DeleteRecordsRequest) -> Message:
+        def change() -> Message:
+            log = self.node.cluster.partition(request.topic, request.partition)
+            log.log_start = log.hwm if request.before_offset < 0 else request.before_offset
+            return pb.DeleteRecordsResponse(log_start=log.log_start)
+
+        return self.node.cluster.once(request.request_id, "delete records", change)
+
+    @answering
+    async def ListGroups(self, request: pb.ListGroupsRequest) -> Message:
+        cluster = self.node.cluster
+        groups = [cluster.groups[name].group for name in sorted(cluster.groups)]
+        return pb.ListGroupsResponse(groups=groups, offsets_retention_ms=cluster.offsets_retention_ms)
+
+    @answering
+    async def DescribeGroup(self, request: pb.DescribeGroupRequest) -> Message:
+        found = self.node.cluster.groups.get(request.group)
+        if found is None:
+            raise SmqError(ErrorCode.UNKNOWN_GROUP, f"there is no group {request.group!r}")
+        return found
+
+    @answering
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> Message:
+        def change() -> Message:
+            if self.node.cluster.groups[request.group].members:
+                raise SmqError(ErrorCode.GROUP_NOT_EMPTY, f"group {request.group!r} has members")
+            del self.node.cluster.groups[request.group]
+            return pb.DeleteGroupResponse()
+
+        return self.node.cluster.once(request.request_id, "delete group", change)
+
+    @answering
+    async def SetOffsetsRetention(self, request: pb.SetOffsetsRetentionRequest) -> Message:
+        def change() -> Message:
+            self.node.cluster.offsets_retention_ms = request.retention_ms
+            return pb.SetOffsetsRetentionResponse()
+
+        return self.node.cluster.once(request.request_id, "set retention", change)
+
+    @answering
+    async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> Message:
+        cluster = self.node.cluster
+        answer = pb.DescribeClusterResponse(cluster_id="fake", raft_leader=1)
+        for number, node in cluster.nodes.items():
+            answer.nodes.add(
+                node=number,
+                grpc_address=node.address,
+                fenced=not node.is_up or number in cluster.fenced,
+                drained=number in cluster.drained,
+            )
+        for name in request.topics or cluster.topics:
+            cluster.partition(name, 0)
+            topic = answer.topics.add(name=name, topic_id=cluster.topic_ids[name], replication_factor=3)
+            for index, log in enumerate(cluster.topics[name]):
+                topic.partitions.add(
+                    partition=index,
+                    leader=log.leader,
+                    leader_available=cluster.nodes[log.leader].is_up,
+                    epoch=log.epoch,
+                    replicas=log.replicas,
+                    log_start=log.log_start,
+                    hwm=log.hwm,
+                    next_offset=log.end,
+                    lso=log.hwm,
+                )
+        return answer
+
+    @answering
+    async def NodeStatus(self, request: pb.NodeStatusRequest) -> Message:
+        digest = "d" if request.with_digest else ""
+        answer = pb.NodeStatusResponse(node=self.node.number, is_ready=True, raft_leader=1, digest=digest)
+        for name, logs in self.node.cluster.topics.items():
+            for index, log in enumerate(logs):
+                is_leader = log.leader == self.node.number
+                answer.replicas.add(topic=name, partition=index, is_leader=is_leader, hwm=log.hwm, verified_end=log.end)
+        return answer

@@ -1,0 +1,165 @@
+"""The fake cluster's broker service: reads, positions, group offsets, and offsets without records.
+
+Owns which batches and offsets an answer holds. `runner` registers it.
+"""
+
+import asyncio
+
+from google.protobuf.message import Message
+
+from smq.clients.errors import detail_from_error
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb.smq_pb2_grpc import BrokerServicer
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import Offset, PartitionIndex, ring_range
+from smq.testing.fake.cluster import BATCH_BYTES_MAX, FakeNode, answering, finished
+from smq.testing.fake.log import FakePartition
+
+
+class Broker(BrokerServicer):
+    def __init__(self, node: FakeNode) -> None:
+        self.node = node
+
+    @answering
+    async def Fetch(self, request: pb.FetchRequest) -> Message:
+        self.node.fetches.append(request)
+        answer = self._fetched(request)
+        if request.max_wait_ms and not any(p.batches or p.HasField("error") for p in answer.partitions):
+            await self._wait_changed(request)
+            answer = self._fetched(request)
+        for part in answer.partitions:
+            if part.HasField("error"):
+                continue
+            try:
+                await finished(self.node.on_fetch(part))
+            except SmqError as e:
+                del part.batches[:]
+                part.error.CopyFrom(detail_from_error(e))
+        return answer
+
+    async def _wait_changed(self, request: pb.FetchRequest) -> None:
+        logs = [self.node.cluster.partition(p.topic, p.partition) for p in request.partitions]
+        waits = [asyncio.create_task(log.changed.wait()) for log in logs]
+        try:
+            await asyncio.wait(waits, timeout=request.max_wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _fetched(self, request: pb.FetchRequest) -> pb.FetchResponse:
+        answer, left = pb.FetchResponse(), request.max_bytes or BATCH_BYTES_MAX
+        for asked in request.partitions:
+            part = answer.partitions.add(topic=asked.topic, partition=asked.partition)
+            try:
+                left -= self._fill(part, asked, left)
+            except SmqError as e:
+                part.error.CopyFrom(detail_from_error(e))
+        return answer
+
+    def _fill(self, part: pb.FetchedPartition, asked: pb.FetchPartition, left: int) -> int:
+        """Adds batches to the answer; returns their bytes."""
+        log = self.node.cluster.partition(asked.topic, asked.partition)
+        if self.node.number not in log.replicas:
+            raise SmqError(ErrorCode.NOT_REPLICA, "no copy here")
+        part.log_start, part.hwm, part.lso = log.log_start, log.hwm, log.hwm
+        if not log.log_start <= asked.offset <= log.hwm:
+            details = ErrorDetails(lo=Offset(log.log_start), hi=Offset(log.hwm))
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no offset {asked.offset}", details)
+        taken = 0
+        bytes_max = min(asked.max_bytes or BATCH_BYTES_MAX, self.node.cluster.fetch_bytes_max)
+        for stored in log.batches(asked.offset, bytes_max):
+            if taken >= left:
+                break
+            part.batches.add(
+                base_offset=stored.base_offset, last_offset=stored.end - 1, ts_ns=stored.ts_ns, data=stored.data
+            )
+            taken += len(stored.data)
+        return taken
+
+    @answering
+    async def ListOffsets(self, request: pb.ListOffsetsRequest) -> Message:
+        answer = pb.ListOffsetsResponse()
+        for asked in request.partitions:
+            listed = answer.offsets.add(topic=asked.topic, partition=asked.partition)
+            try:
+                self._list(listed, asked)
+                await finished(self.node.on_list(listed))
+            except SmqError as e:
+                listed.error.CopyFrom(detail_from_error(e))
+        return answer
+
+    def _list(self, listed: pb.ListedOffset, asked: pb.ListOffsetsPartition) -> None:
+        log = self.node.cluster.partition(asked.topic, asked.partition)
+        listed.lo, listed.hi = log.log_start, log.hwm
+        if asked.HasField("timestamp_ms"):
+            listed.offset = log.offset_at(created_ms=asked.timestamp_ms)
+        elif asked.HasField("max_bytes"):
+            batches = list(log.batches(asked.offset_value, asked.max_bytes))
+            listed.offset = batches[-1].end if batches else asked.offset_value
+            listed.size_bytes = sum(len(stored.data) for stored in batches)
+        elif asked.offset_type == pb.EXACT_TS_NS:
+            listed.offset = log.offset_at(ts_ns=asked.offset_value)
+        else:
+            self._list_position(listed, asked, log)
+
+    def _list_position(self, listed: pb.ListedOffset, asked: pb.ListOffsetsPartition, log: FakePartition) -> None:
+        """The offset types that name a position: clamped, or refused if the type asks for an existing record."""
+        lo, hi = log.log_start, log.hwm
+        kind = pb.OffsetType.Name(asked.offset_type)
+        position = {"RESET_TO_EARLIEST": lo, "RESET_TO_LATEST": hi}.get(kind, asked.offset_value)
+        if kind.startswith("RESUME"):
+            start = lo if kind == "RESUME_OR_EARLIEST" else hi
+            position, _ = self.node.cluster.commits.get((asked.group, asked.topic, asked.partition), (start, ""))
+        listed.offset = min(max(position, lo), hi)
+        listed.clamped = listed.offset != position
+        is_refused = not lo <= position < hi if kind == "EXACT_OFFSET" else kind.startswith("RESUME") and listed.clamped
+        if is_refused and not (kind.startswith("RESUME") and asked.reset_if_gone):
+            details = ErrorDetails(lo=Offset(lo), hi=Offset(hi))
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no record at {position}", details)
+
+    @answering
+    async def GetPartitionRangeInfo(self, request: pb.GetPartitionRangeInfoRequest) -> Message:
+        log = self.node.cluster.partition(request.topic, request.partition)
+        start, stop = ring_range(PartitionIndex(request.partition))
+        return pb.GetPartitionRangeInfoResponse(
+            topic=request.topic,
+            partition=request.partition,
+            range_start=start,
+            range_stop=stop,
+            log_start=log.log_start,
+            hwm=log.hwm,
+            lso=log.hwm,
+            next_offset=log.end,
+            leader=log.leader,
+            epoch=log.epoch,
+            replicas=log.replicas,
+        )
+
+    @answering
+    async def CommitOffsets(self, request: pb.CommitOffsetsRequest) -> Message:
+        def change() -> Message:
+            for o in request.offsets:
+                self.node.cluster.commits[request.group, o.topic, o.partition] = (o.offset, o.metadata)
+            return pb.CommitOffsetsResponse()
+
+        return self.node.cluster.once(request.request_id, "commit", change)
+
+    @answering
+    async def AssignOffsets(self, request: pb.AssignOffsetsRequest) -> Message:
+        return self.node.cluster.assign(request)
+
+    @answering
+    async def AdvanceHighWaterMark(self, request: pb.AdvanceHighWaterMarkRequest) -> Message:
+        end = self.node.cluster.assigned.get((request.topic, request.partition), 0)
+        if request.offset > end:
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"assigned are {end}")
+        return pb.AdvanceHighWaterMarkResponse(hwm=request.offset)
+
+    @answering
+    async def FetchOffsets(self, request: pb.FetchOffsetsRequest) -> Message:
+        wanted = {(p.topic, p.partition) for p in request.partitions}
+        answer = pb.FetchOffsetsResponse()
+        for (group, topic, partition), (offset, metadata) in self.node.cluster.commits.items():
+            if group == request.group and (not wanted or (topic, partition) in wanted):
+                answer.offsets.add(topic=topic, partition=partition, offset=offset, metadata=metadata)
+        return answer

@@ -481,7 +481,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="no-reply-cache",
         rule="a retried command answers as the first did",
-        mutations=(Mutation("smq.raft_state.machine:Machine.apply", "if request_id == NO_REQUEST:", "if True:"),),
+        mutations=(Mutation("smq.raft_state.machine:Machine.apply", "command.request_id == NO_REQUEST", "True"),),
         scenario="partitions",
         anomalies=RAFT,
         seeds=40,

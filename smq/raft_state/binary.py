@@ -2,11 +2,11 @@
 
 Owns how an integer, a string or a list lies in bytes: big-endian, fixed width, one encoding a value, so that equal
 values have equal bytes. It must never know what a field means, and never raise anything but CodecError for bytes it
-was given. Only `codec` and `snapshot` may import it (others: CodecError through `codec`).
+was given. Only `fields`, `registry`,
+`codec` and `snapshot` may import it (others: CodecError through `codec`).
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -170,7 +170,7 @@ class Many:
 class Record:
     """A dataclass, field by field in the order given here, which never changes within a codec version."""
 
-    cls: Callable[..., Any]
+    cls: type
     fields: tuple[tuple[str, Kind], ...] = ()
 
     def write(self, out: bytearray, value: Any) -> None:

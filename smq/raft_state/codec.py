@@ -8,77 +8,12 @@ this smq writes is a CodecError.
 """
 
 import struct
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from smq.raft_state.binary import (
-    FLAG,
-    INT16,
-    INT32,
-    INT64,
-    TEXT,
-    U8,
-    U16,
-    U32,
-    Blob,
-    Bytes,
-    CodecError,
-    Fixed,
-    Group,
-    Many,
-    Reader,
-    Record,
-    read_count,
-    write_count,
-)
-from smq.raft_state.commands import (
-    AddPartitions,
-    AdvanceExternalHwms,
-    AdvanceHwms,
-    AdvanceLogStart,
-    AllocateProducerId,
-    AlterTopicConfig,
-    AssignMembers,
-    Assignment,
-    AssignOffsets,
-    Barrier,
-    Command,
-    CommitCoordinatedOffsets,
-    CommitMemberOffsets,
-    CommitOffsets,
-    CreateTopic,
-    DeleteGroup,
-    DeleteOffsets,
-    DeleteTopic,
-    Done,
-    ElectLeader,
-    ExpireOffsets,
-    ExternalAdvance,
-    ExternalHwm,
-    FenceNode,
-    FormGeneration,
-    GenerationFormed,
-    GroupMember,
-    HwmAdvance,
-    HwmsAdvanced,
-    InitCluster,
-    LeaderElected,
-    OffsetCommit,
-    OffsetsAssigned,
-    ProducerIdAllocated,
-    RegisterNode,
-    Rejected,
-    RemoveMembers,
-    ReplaceMember,
-    Reply,
-    Results,
-    SetNodeDrained,
-    SetOffsetsRetention,
-    TopicCreated,
-    UnfenceNode,
-)
-from smq.raft_state.errors import ErrorCode
-from smq.raft_state.limits import COMMAND_BYTES_MAX, PARTITION_ID_BYTES
+from smq.raft_state.binary import INT64, Bytes, CodecError, Reader, Record
+from smq.raft_state.commands import Command, RegisterNode, Reply, Request
+from smq.raft_state.limits import COMMAND_BYTES_MAX
+from smq.raft_state.registry import COMMANDS, REPLIES
 
 __all__ = [
     "VERSION",
@@ -96,235 +31,24 @@ _RACK_VERSION: Final = 2  # RegisterNode with a rack, and nothing else
 _FIRST_VERSION: Final = 1
 _HEADER: Final = struct.Struct(">BB")  # version, tag
 
-# Request, topic and disk ids carry a length, so that one of a wrong length is refused by the machine, with a typed
-# rejection, and not by an exception where it is proposed.
-_ANY_ID: Final = Blob(U8, 255)
-_PARTITION: Final = Fixed(PARTITION_ID_BYTES)
-_REQUEST: Final = ("request_id", _ANY_ID)
-_CONFIG: Final = Many(Group((TEXT, TEXT)))
-_NODE: Final = (("node", INT32), ("incarnation", INT64))
-_COMMITS: Final = (
-    "items",
-    Many(Record(OffsetCommit, (("partition", _PARTITION), ("offset", INT64), ("metadata", TEXT)))),
-)
-_COORDINATED: Final = (_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32))
-NAMED_BLOBS: Final = Many(Group((TEXT, Blob(U32, COMMAND_BYTES_MAX))))
-GROUP_MEMBER: Final = Record(
-    GroupMember,
-    (
-        ("member_id", TEXT),
-        ("instance_id", TEXT),
-        ("client_id", TEXT),
-        ("client_host", TEXT),
-        ("session_timeout_ms", INT32),
-        ("rebalance_timeout_ms", INT32),
-        ("protocols", NAMED_BLOBS),
-    ),
-)
-_REGISTER_NODE_V1: Final = (
-    *_NODE,
-    ("disk", _ANY_ID),
-    ("grpc_address", TEXT),
-    ("http_address", TEXT),
-    ("kafka_address", TEXT),
-)
-# partition, epoch, hwm, next_offset, ts_ns
-_HWM_ITEM: Final = struct.Struct(f">{PARTITION_ID_BYTES}siqqq")
+_NEWEST: Final = {row.tag: row.record for row in COMMANDS}
+_COMMAND_TAGS: Final = {row.record.cls: row.tag for row in COMMANDS}
+_REPLY_TAGS: Final = {row.record.cls: row.tag for row in REPLIES}
+_REGISTER: Final = _COMMAND_TAGS[RegisterNode]
+_WITHOUT_RACK: Final = Record(RegisterNode, _NEWEST[_REGISTER].fields[:-1])
 
-
-@dataclass(frozen=True, slots=True)
-class _HwmItems:
-    """The hot one: a struct an item."""
-
-    def write(self, out: bytearray, value: tuple[HwmAdvance, ...]) -> None:
-        write_count(out, len(value))
-        pack = _HWM_ITEM.pack
-        for item in value:
-            if len(item.partition) != PARTITION_ID_BYTES:
-                raise CodecError(f"a partition id has {PARTITION_ID_BYTES} bytes, not {len(item.partition)}")
-            out += pack(item.partition, item.epoch, item.hwm, item.next_offset, item.ts_ns)
-
-    def read(self, reader: Reader) -> tuple[HwmAdvance, ...]:
-        body = reader.take(read_count(reader) * _HWM_ITEM.size)
-        return tuple(
-            HwmAdvance(partition=pid, epoch=epoch, hwm=hwm, next_offset=next_offset, ts_ns=ts_ns)
-            for pid, epoch, hwm, next_offset, ts_ns in _HWM_ITEM.iter_unpack(body)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Code:
-    """An ErrorCode by its wire number. One that this version does not know reads as INTERNAL."""
-
-    def write(self, out: bytearray, value: ErrorCode) -> None:
-        out += U16.pack(value.number)
-
-    def read(self, reader: Reader) -> ErrorCode:
-        return ErrorCode.from_number(reader.unpack(U16)[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A reply inside of another, by its tag."""
-
-    tags: tuple[int, ...]
-
-    def write(self, out: bytearray, value: Reply) -> None:
-        tag = _REPLY_TAGS[type(value)]
-        if tag not in self.tags:
-            raise CodecError(f"{type(value).__name__} is no result of an item")
-        out.append(tag)
-        REPLIES[tag].write(out, value)
-
-    def read(self, reader: Reader) -> Reply:
-        tag = reader.unpack(U8)[0]
-        if tag not in self.tags:
-            raise CodecError(f"a reply with the tag {tag} as the result of an item")
-        return cast(Reply, REPLIES[tag].read(reader))
-
-
-COMMANDS: Final[dict[int, Record]] = {
-    1: Record(
-        InitCluster,
-        (
-            ("cluster_id", TEXT),
-            ("topics_max", INT64),
-            ("partitions_max", INT64),
-            ("groups_max", INT64),
-            ("replies_max", INT64),
-        ),
-    ),
-    2: Record(RegisterNode, (*_REGISTER_NODE_V1, ("rack", TEXT))),
-    3: Record(FenceNode, _NODE),
-    4: Record(UnfenceNode, _NODE),
-    5: Record(
-        CreateTopic,
-        (
-            _REQUEST,
-            ("name", TEXT),
-            ("topic_id", _ANY_ID),
-            ("partition_count", INT64),
-            ("replication_factor", INT64),
-            ("config", _CONFIG),
-            ("start_offset", INT64),
-            ("created_ms", INT64),
-        ),
-    ),
-    6: Record(DeleteTopic, (_REQUEST, ("name", TEXT))),
-    7: Record(AddPartitions, (_REQUEST, ("name", TEXT), ("partition_count", INT64))),
-    8: Record(AlterTopicConfig, (_REQUEST, ("name", TEXT), ("set_", _CONFIG), ("unset", Many(TEXT)))),
-    9: Record(
-        ElectLeader,
-        (
-            ("partition", _PARTITION),
-            ("expected_epoch", INT32),
-            ("candidate", INT32),
-            ("incarnation", INT64),
-            ("verified_end", INT64),
-        ),
-    ),
-    10: Record(AdvanceHwms, (("items", _HwmItems()),)),
-    11: Record(AdvanceLogStart, (_REQUEST, ("partition", _PARTITION), ("offset", INT64))),
-    12: Record(AllocateProducerId, (_REQUEST, ("producer_id", INT64), ("producer_epoch", INT16))),
-    13: Record(
-        CommitOffsets,
-        (
-            _REQUEST,
-            ("group", TEXT),
-            _COMMITS,
-            ("committed_ms", INT64),
-        ),
-    ),
-    14: Record(Barrier),
-    40: Record(SetNodeDrained, (_REQUEST, ("node", INT32), ("drained", FLAG))),
-    41: Record(
-        AssignOffsets,
-        (
-            (
-                "items",
-                Many(
-                    Record(Assignment, (_REQUEST, ("partition", _PARTITION), ("count", INT64), ("not_before", INT64)))
-                ),
-            ),
-        ),
-    ),
-    42: Record(
-        AdvanceExternalHwms,
-        (("items", Many(Record(ExternalAdvance, (("partition", _PARTITION), ("offset", INT64))))),),
-    ),
-    20: Record(
-        CommitMemberOffsets,
-        (
-            _REQUEST,
-            ("group", TEXT),
-            ("generation", INT32),
-            ("member_id", TEXT),
-            ("instance_id", TEXT),
-            _COMMITS,
-            ("committed_ms", INT64),
-        ),
-    ),
-    21: Record(
-        FormGeneration,
-        (
-            *_COORDINATED,
-            ("expected_generation", INT32),
-            ("protocol_type", TEXT),
-            ("protocol", TEXT),
-            ("leader", TEXT),
-            ("members", Many(GROUP_MEMBER)),
-        ),
-    ),
-    22: Record(AssignMembers, (*_COORDINATED, ("generation", INT32), ("assignments", NAMED_BLOBS))),
-    23: Record(
-        RemoveMembers,
-        (*_COORDINATED, ("generation", INT32), ("member_ids", Many(TEXT)), ("removed_ms", INT64)),
-    ),
-    24: Record(ReplaceMember, (*_COORDINATED, ("old_member_id", TEXT), ("member", GROUP_MEMBER))),
-    25: Record(DeleteGroup, (_REQUEST, ("group", TEXT))),
-    26: Record(DeleteOffsets, (_REQUEST, ("group", TEXT), ("generation", INT32), ("partitions", Many(_PARTITION)))),
-    27: Record(ExpireOffsets, (("now_ms", INT64),)),
-    28: Record(SetOffsetsRetention, (_REQUEST, ("retention_ms", INT64))),
-    29: Record(
-        CommitCoordinatedOffsets,
-        (
-            *_COORDINATED,
-            ("generation", INT32),
-            ("member_id", TEXT),
-            ("instance_id", TEXT),
-            _COMMITS,
-            ("committed_ms", INT64),
-        ),
-    ),
-}
-
-REPLIES: Final[dict[int, Record]] = {
-    1: Record(Done),
-    2: Record(Rejected, (("code", _Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))),
-    3: Record(TopicCreated, (("topic_id", _ANY_ID),)),
-    4: Record(LeaderElected, (("epoch", INT32), ("start", INT64))),
-    5: Record(HwmsAdvanced, (("accepted", Many(FLAG)),)),
-    6: Record(ProducerIdAllocated, (("producer_id", INT64), ("producer_epoch", INT16))),
-    40: Record(OffsetsAssigned, (("base", INT64), ("last", INT64))),
-    41: Record(ExternalHwm, (("hwm", INT64),)),
-    42: Record(Results, (("items", Many(_Result((2, 40, 41)))),)),
-    20: Record(GenerationFormed, (("generation", INT32),)),
-}
-
-# What each version can say. COMMANDS holds the newest layout of everything.
+# What each version can say.
 _COMMANDS: Final = {
-    _FIRST_VERSION: {**COMMANDS, 2: Record(RegisterNode, _REGISTER_NODE_V1)},
-    _RACK_VERSION: {2: COMMANDS[2]},
-    VERSION: {tag: record for tag, record in COMMANDS.items() if record.fields[:1] == (_REQUEST,)},
+    _FIRST_VERSION: {**_NEWEST, _REGISTER: _WITHOUT_RACK},
+    _RACK_VERSION: {_REGISTER: _NEWEST[_REGISTER]},
+    VERSION: {row.tag: row.record for row in COMMANDS if issubclass(row.record.cls, Request)},
 }
-_REPLIES: Final = {_FIRST_VERSION: REPLIES}
-_COMMAND_TAGS: Final = {record.cls: tag for tag, record in COMMANDS.items()}
-_REPLY_TAGS: Final = {record.cls: tag for tag, record in REPLIES.items()}
+_REPLIES: Final = {_FIRST_VERSION: {row.tag: row.record for row in REPLIES}}
 
 
 def is_boundable(command: Command) -> bool:
     """Whether a command has a request id, and so may say how old its request is."""
-    return _COMMAND_TAGS.get(type(command)) in _COMMANDS[VERSION]
+    return isinstance(command, Request)
 
 
 def encode_command(command: Command, not_before: int | None = None) -> bytes:

@@ -5,7 +5,6 @@ command, read where it was proposed. Nothing here may do I/O or read a clock.
 """
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
@@ -26,7 +25,27 @@ from smq.raft_state.ids import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitCluster:
+class Command:
+    """One change of the replicated state, as it stands in the Raft log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Command):
+    """A command of one caller. Whoever repeats it under its id is answered as the first time (see `machine`)."""
+
+    request_id: RequestId = NO_REQUEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinated(Request):
+    """A command of a group's coordinator, fenced by that coordinator's epoch."""
+
+    group: str
+    coordinator_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitCluster(Command):
     """The first command of a cluster's life. Rejected with ALREADY_INITIALIZED ever after."""
 
     cluster_id: str
@@ -37,7 +56,7 @@ class InitCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterNode:
+class RegisterNode(Command):
     """A process of a node has started; a higher incarnation replaces and unfences the node."""
 
     node: NodeId
@@ -50,7 +69,7 @@ class RegisterNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FenceNode:
+class FenceNode(Command):
     """The Raft leader has not heard of this incarnation for the session timeout."""
 
     node: NodeId
@@ -58,7 +77,7 @@ class FenceNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnfenceNode:
+class UnfenceNode(Command):
     """The Raft leader hears this incarnation again."""
 
     node: NodeId
@@ -66,21 +85,19 @@ class UnfenceNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetNodeDrained:
+class SetNodeDrained(Request):
     """An operator's wish, which outlives the node's process: lead nothing here, and place nothing new."""
 
-    request_id: RequestId = NO_REQUEST
     node: NodeId
     drained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTopic:
+class CreateTopic(Request):
     """Creates a topic; replicas are placed by the machine, evenly, on nodes that are neither fenced nor drained first.
 
     With storage=external its replication factor is 0: Raft holds all that there is of it, on every node."""
 
-    request_id: RequestId = NO_REQUEST
     name: str
     topic_id: TopicId
     partition_count: int
@@ -91,30 +108,27 @@ class CreateTopic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopic:
-    request_id: RequestId = NO_REQUEST
+class DeleteTopic(Request):
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitions:
-    request_id: RequestId = NO_REQUEST
+class AddPartitions(Request):
     name: str
     partition_count: int  # the new total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterTopicConfig:
+class AlterTopicConfig(Request):
     """Sets the keys of `set_`, removes those of `unset` (back to the default)."""
 
-    request_id: RequestId = NO_REQUEST
     name: str
     set_: tuple[tuple[str, str], ...] = ()
     unset: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElectLeader:
+class ElectLeader(Command):
     """Rule 11. Rejected unless `expected_epoch` is current, the candidate is this incarnation, unfenced and a
     replica, and its durable verified end reaches the hwm at apply. Epoch + 1 starts at the hwm."""
 
@@ -135,27 +149,25 @@ class HwmAdvance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceHwms:
+class AdvanceHwms(Command):
     """Rule 9, for all partitions due on one node. An item of another epoch changes nothing."""
 
     items: tuple[HwmAdvance, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceLogStart:
+class AdvanceLogStart(Request):
     """Rule 14: DeleteRecords and retention. `offset` <= hwm, else OFFSET_OUT_OF_RANGE; never goes back."""
 
-    request_id: RequestId = NO_REQUEST
     partition: PartitionId
     offset: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateProducerId:
+class AllocateProducerId(Request):
     """A fresh producer id, epoch 0; or, with `producer_id` >= 0, its next epoch (PRODUCER_FENCED if
     `producer_epoch` is not its current one)."""
 
-    request_id: RequestId = NO_REQUEST
     producer_id: ProducerId = ProducerId(-1)
     producer_epoch: ProducerEpoch = ProducerEpoch(-1)
 
@@ -168,10 +180,9 @@ class OffsetCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitOffsets:
+class CommitOffsets(Request):
     """All items or none. In the name of nobody: refused while the group has members."""
 
-    request_id: RequestId = NO_REQUEST
     group: str
     items: tuple[OffsetCommit, ...]
     committed_ms: int
@@ -189,7 +200,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssignOffsets:
+class AssignOffsets(Command):
     """Of all callers that one node had waiting. Each item is answered for itself, and a repeated one as at first."""
 
     items: tuple[Assignment, ...]
@@ -202,18 +213,17 @@ class ExternalAdvance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceExternalHwms:
+class AdvanceExternalHwms(Command):
     """The high water marks of external storage, of all callers that one node had waiting. Never back."""
 
     items: tuple[ExternalAdvance, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitMemberOffsets:
+class CommitMemberOffsets(Request):
     """As CommitCoordinatedOffsets, without the coordinator's epoch. Logs hold it; nobody proposes it any more, since a
     former coordinator could bring an old commit behind a newer one."""
 
-    request_id: RequestId = NO_REQUEST
     group: str
     generation: Generation
     member_id: str
@@ -223,13 +233,10 @@ class CommitMemberOffsets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitCoordinatedOffsets:
+class CommitCoordinatedOffsets(Coordinated):
     """A commit in the name of a member: fenced by the coordinator that was asked, the group's generation, the member's
     id and, for a static member, its instance id. All items or none."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     generation: Generation
     member_id: str
     instance_id: str = ""  # "" where the member is not static
@@ -251,13 +258,10 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormGeneration:
+class FormGeneration(Coordinated):
     """The coordinator's collection of members is over: they are the next generation, which waits for its leader's
     assignment. Makes the group where there is none (expected generation 0)."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     expected_generation: Generation
     protocol_type: str
     protocol: str
@@ -266,118 +270,80 @@ class FormGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssignMembers:
+class AssignMembers(Coordinated):
     """The leader's assignment of one generation, once. Members that are not named get an empty one."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     generation: Generation
     assignments: tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveMembers:
+class RemoveMembers(Coordinated):
     """These members have left, or were not heard of. Those that stay must rebalance; the last one gone empties the
     group, in a generation of its own."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     generation: Generation
     member_ids: tuple[str, ...]
     removed_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaceMember:
+class ReplaceMember(Coordinated):
     """A static member is back under a new member id: it takes the old one's place and assignment; the old id is
     fenced."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     old_member_id: str
     member: GroupMember
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteGroup:
+class DeleteGroup(Request):
     """The group and its offsets; refused while it has members."""
 
-    request_id: RequestId = NO_REQUEST
     group: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteOffsets:
+class DeleteOffsets(Request):
     """What a group has committed for these partitions. Whoever proposes it has looked at what the members of this
     generation subscribe to."""
 
-    request_id: RequestId = NO_REQUEST
     group: str
     generation: Generation
     partitions: tuple[PartitionId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireOffsets:
+class ExpireOffsets(Command):
     """Forgets what groups committed that have had no members for the retention, as of this time."""
 
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetOffsetsRetention:
+class SetOffsetsRetention(Request):
     """For the whole cluster. 0 keeps committed offsets for ever."""
 
-    request_id: RequestId = NO_REQUEST
     retention_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Barrier:
+class Barrier(Command):
     """Changes nothing: whoever sees it applied has seen everything committed before it was proposed."""
 
 
-Command: TypeAlias = (
-    InitCluster
-    | RegisterNode
-    | FenceNode
-    | UnfenceNode
-    | CreateTopic
-    | DeleteTopic
-    | AddPartitions
-    | AlterTopicConfig
-    | ElectLeader
-    | AdvanceHwms
-    | AdvanceLogStart
-    | AllocateProducerId
-    | CommitOffsets
-    | CommitMemberOffsets
-    | CommitCoordinatedOffsets
-    | FormGeneration
-    | AssignMembers
-    | RemoveMembers
-    | ReplaceMember
-    | DeleteGroup
-    | DeleteOffsets
-    | ExpireOffsets
-    | SetOffsetsRetention
-    | Barrier
-    | SetNodeDrained
-    | AssignOffsets
-    | AdvanceExternalHwms
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What one command came to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Done(Reply):
     """The command took effect and has nothing to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class Rejected(Reply):
     """The command changed nothing. `lo`/`hi` are -1 where they do not apply."""
 
     code: ErrorCode
@@ -387,29 +353,29 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicCreated:
+class TopicCreated(Reply):
     topic_id: TopicId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderElected:
+class LeaderElected(Reply):
     epoch: Epoch
     start: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HwmsAdvanced:
+class HwmsAdvanced(Reply):
     accepted: tuple[bool, ...]  # one an item; False where the epoch has moved on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerIdAllocated:
+class ProducerIdAllocated(Reply):
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetsAssigned:
+class OffsetsAssigned(Reply):
     """[base, last] are the caller's alone, and nobody else's ever."""
 
     base: Offset
@@ -417,34 +383,20 @@ class OffsetsAssigned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalHwm:
+class ExternalHwm(Reply):
     hwm: Offset  # the one in force, which may be above what was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class Results(Reply):
     """One reply an item of a command that carries the wishes of several callers."""
 
     items: tuple[OffsetsAssigned | ExternalHwm | Rejected, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationFormed:
+class GenerationFormed(Reply):
     generation: Generation
-
-
-Reply: TypeAlias = (
-    Done
-    | Rejected
-    | TopicCreated
-    | LeaderElected
-    | HwmsAdvanced
-    | ProducerIdAllocated
-    | OffsetsAssigned
-    | ExternalHwm
-    | Results
-    | GenerationFormed
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

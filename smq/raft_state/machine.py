@@ -6,50 +6,18 @@ the handlers. A bad request is answered Rejected; a broken invariant raises Inva
 The node applies and reads; nobody else changes the state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
-from smq.raft_state import external, groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.codec import decode_reply, encode_reply
-from smq.raft_state.commands import (
-    AddPartitions,
-    AdvanceExternalHwms,
-    AdvanceHwms,
-    AdvanceLogStart,
-    AllocateProducerId,
-    AlterTopicConfig,
-    Applied,
-    AssignMembers,
-    AssignOffsets,
-    Barrier,
-    Command,
-    CommitCoordinatedOffsets,
-    CommitMemberOffsets,
-    CommitOffsets,
-    CreateTopic,
-    DeleteGroup,
-    DeleteOffsets,
-    DeleteTopic,
-    ElectLeader,
-    ExpireOffsets,
-    FenceNode,
-    FormGeneration,
-    InitCluster,
-    RegisterNode,
-    Rejected,
-    RemoveMembers,
-    ReplaceMember,
-    Reply,
-    SetNodeDrained,
-    SetOffsetsRetention,
-    UnfenceNode,
-)
+from smq.raft_state.commands import Applied, Barrier, Command, InitCluster, Rejected, Reply, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
 from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
+from smq.raft_state.registry import COMMANDS
 from smq.raft_state.snapshot import (
     SCHEMA_VERSION,
     Bytes,
@@ -63,36 +31,7 @@ from smq.raft_state.state import ClusterState
 
 __all__ = ["InvariantBroken", "Machine"]
 
-# Any: each handler takes its own command, which is the one its key names (a test pairs them).
-_HANDLERS: Final[dict[type, Callable[[ClusterState, Any], Applied]]] = {
-    InitCluster: nodes.init_cluster,
-    RegisterNode: nodes.register_node,
-    FenceNode: nodes.fence_node,
-    UnfenceNode: nodes.unfence_node,
-    CreateTopic: topics.create_topic,
-    DeleteTopic: topics.delete_topic,
-    AddPartitions: topics.add_partitions,
-    AlterTopicConfig: topics.alter_topic_config,
-    ElectLeader: partitions.elect_leader,
-    AdvanceHwms: partitions.advance_hwms,
-    AdvanceLogStart: partitions.advance_log_start,
-    AllocateProducerId: producer_ids.allocate_producer_id,
-    CommitOffsets: groups.commit_offsets,
-    CommitMemberOffsets: groups.commit_member_offsets,
-    CommitCoordinatedOffsets: members.commit_coordinated_offsets,
-    FormGeneration: members.form_generation,
-    AssignMembers: members.assign_members,
-    RemoveMembers: members.remove_members,
-    ReplaceMember: members.replace_member,
-    DeleteGroup: groups.delete_group,
-    DeleteOffsets: groups.delete_offsets,
-    ExpireOffsets: groups.expire_offsets,
-    SetOffsetsRetention: groups.set_offsets_retention,
-    Barrier: nodes.barrier,
-    SetNodeDrained: nodes.set_node_drained,
-    AssignOffsets: external.assign_offsets,
-    AdvanceExternalHwms: external.advance_external_hwms,
-}
+_HANDLERS: Final = {row.record.cls: row.handler for row in COMMANDS}
 _BEFORE_INIT: Final = (InitCluster, Barrier)
 
 
@@ -113,10 +52,9 @@ class Machine:
         if index <= self._applied_index:
             raise InvariantBroken(f"index {index} is applied after {self._applied_index}")
         self._applied_index = index
-        request_id: RequestId = getattr(command, "request_id", NO_REQUEST)
-        if request_id == NO_REQUEST:
+        if not isinstance(command, Request) or command.request_id == NO_REQUEST:
             return self._run(command)
-        return self._run_once(request_id, command, not_before)
+        return self._run_once(command.request_id, command, not_before)
 
     def snapshot(self) -> bytes:
         """The whole state as bytes; equal states have equal bytes."""

@@ -29,7 +29,7 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.codec import GROUP_MEMBER
+from smq.raft_state.fields import GROUP_MEMBER
 from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
     DISK_ID_BYTES,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply, is_boundable
-from smq.raft_state.commands import Command, Done, Rejected, Reply
+from smq.raft_state.commands import Command, Done, Rejected, Reply, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
 from smq.replication.api import DoneFn
@@ -85,9 +85,10 @@ class Proposer:
 
     # ------------------------------------------------------------------------------------------- callers
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        is_ours = getattr(command, "request_id", None) == NO_REQUEST
-        if is_ours:
-            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[arg-type]  # not all have it, this one does
+        is_ours = False
+        if isinstance(command, Request) and command.request_id == NO_REQUEST:
+            is_ours = True
+            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))
         try:
             data = self._encoded(command)
         except CodecError as e:

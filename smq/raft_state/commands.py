@@ -5,6 +5,7 @@ command, read where it was proposed. Nothing here may do I/O or read a clock.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
@@ -23,6 +24,8 @@ from smq.raft_state.ids import (
     TsNs,
 )
 
+UNKNOWN_AGE: Final = -1  # a request that is never refused for its age; the node's proposer always names one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
@@ -31,9 +34,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Command):
-    """A command of one caller. Whoever repeats it under its id is answered as the first time (see `machine`)."""
+    """A command of one caller. A repetition under the same id gets the first reply again (see `machine`).
+
+    `replies_before` bounds its age: no more than `replies_counted` was when a node first accepted the request."""
 
     request_id: RequestId = NO_REQUEST
+    replies_before: int = UNKNOWN_AGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,19 +223,6 @@ class AdvanceExternalHwms(Command):
     """The high water marks of external storage, of all callers that one node had waiting. Never back."""
 
     items: tuple[ExternalAdvance, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitMemberOffsets(Request):
-    """As CommitCoordinatedOffsets, without the coordinator's epoch. Logs hold it; nobody proposes it any more, since a
-    former coordinator could bring an old commit behind a newer one."""
-
-    group: str
-    generation: Generation
-    member_id: str
-    instance_id: str = ""  # "" where the member is not static
-    items: tuple[OffsetCommit, ...]
-    committed_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

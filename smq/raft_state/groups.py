@@ -6,8 +6,6 @@ its members are is the affair of `members`. Only `machine`, `members` and `topic
 
 from smq.raft_state.commands import (
     Applied,
-    CommitCoordinatedOffsets,
-    CommitMemberOffsets,
     CommitOffsets,
     DeleteGroup,
     DeleteOffsets,
@@ -29,7 +27,7 @@ from smq.raft_state.limits import (
     TOPIC_ID_BYTES,
 )
 from smq.raft_state.refusal import Refused, find_partition, quoted
-from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, MemberState
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, MemberState
 
 _DONE = Applied(reply=Done())
 
@@ -88,26 +86,7 @@ def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
             ErrorCode.UNKNOWN_MEMBER,
             f"group {quoted(group.name)} has {len(group.members)} members: only they commit for it",
         )
-    return _commit(state, command.group, command.items, command.committed_ms)
-
-
-def commit_member_offsets(state: ClusterState, command: CommitMemberOffsets | CommitCoordinatedOffsets) -> Applied:
-    """A member's commit in its own generation, once that is assigned. While a rebalance collects its members the
-    generation goes on, and so do its commits."""
-    check_group_name(command.group)
-    group = state.groups.get(command.group)
-    if command.generation >= 0 or (group is not None and group.members):
-        if group is None:
-            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"there is no group {quoted(command.group)} any more")
-        find_member(group, command.member_id, command.instance_id)
-        if command.generation != group.generation:
-            raise Refused(
-                ErrorCode.ILLEGAL_GENERATION,
-                f"group {quoted(group.name)} is in generation {group.generation}, not {command.generation}",
-            )
-        if group.phase is GroupPhase.COMPLETING:
-            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")
-    return _commit(state, command.group, command.items, command.committed_ms)
+    return commit_items(state, command.group, command.items, command.committed_ms)
 
 
 def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberState:
@@ -122,7 +101,8 @@ def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberSt
     return member
 
 
-def _commit(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], committed_ms: int) -> Applied:
+def commit_items(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], committed_ms: int) -> Applied:
+    """All items or none; makes the group if there is none. The handler has checked that the caller may commit."""
     if len(items) > COMMIT_ITEMS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}")
     seen: set[PartitionId] = set()  # only asked for membership: its order is never seen

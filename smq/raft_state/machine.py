@@ -44,17 +44,14 @@ class Machine:
         self.state = state if state is not None else ClusterState(schema_version=SCHEMA_VERSION)
         self._applied_index = LogIndex(-1)  # a guard only, not part of the state
 
-    def apply(self, index: LogIndex, command: Command, not_before: int | None = None) -> Applied:
-        """Applies the committed command at `index`. Indexes ascend (gaps are fine): InvariantBroken otherwise.
-
-        `not_before` tells the age of a request: no more than `replies_counted` was when it was first accepted.
-        """
+    def apply(self, index: LogIndex, command: Command) -> Applied:
+        """Applies the committed command at `index`. Indexes ascend (gaps are fine): InvariantBroken otherwise."""
         if index <= self._applied_index:
             raise InvariantBroken(f"index {index} is applied after {self._applied_index}")
         self._applied_index = index
         if not isinstance(command, Request) or command.request_id == NO_REQUEST:
             return self._run(command)
-        return self._run_once(command.request_id, command, not_before)
+        return self._run_once(command)
 
     def snapshot(self) -> bytes:
         """The whole state as bytes; equal states have equal bytes."""
@@ -80,10 +77,11 @@ class Machine:
         """SHA-256 of the snapshot, in hex: the same on all nodes that have applied the same index."""
         return sha256(self.snapshot()).hexdigest()
 
-    def _run_once(self, request_id: RequestId, command: Command, not_before: int | None) -> Applied:
+    def _run_once(self, command: Request) -> Applied:
         """Answers a request id that is known as the first time, rejections too, and changes nothing then. One that is
         not known is new where every reply since it was accepted is still known; else nobody can tell, and it is refused
         rather than run twice: it may come from a node that was cut off, and what it deleted may have been made anew."""
+        request_id, before = command.request_id, command.replies_before
         if len(request_id) != REQUEST_ID_BYTES:
             message = f"request_id must have {REQUEST_ID_BYTES} bytes or none, not {len(request_id)}"
             return Applied(reply=Rejected(code=ErrorCode.INVALID_REQUEST, message=message))
@@ -92,14 +90,11 @@ class Machine:
         known = self.state.replies.get(request_id)
         if known is not None:
             return Applied(reply=decode_reply(known))
-        if not_before is not None and self.state.replies_counted - not_before > self.state.replies_max:
+        if before >= 0 and self.state.replies_counted - before > self.state.replies_max:
             message = "more requests came since this one was first made than replies are remembered"
             return Applied(reply=Rejected(code=ErrorCode.REQUEST_EXPIRED, message=message))
         applied = self._run(command)
         self._remember(request_id, applied.reply)
-        # Not from the first reply on: nodes that have begun with an older snapshot must count the same.
-        if not_before is not None or self.state.replies_counted:
-            self.state.replies_counted += 1
         return applied
 
     def _run(self, command: Command) -> Applied:
@@ -117,5 +112,6 @@ class Machine:
     def _remember(self, request_id: RequestId, reply: Reply) -> None:
         replies = self.state.replies
         replies[request_id] = encode_reply(reply)
+        self.state.replies_counted += 1
         while len(replies) > self.state.replies_max:
             del replies[next(iter(replies))]

@@ -6,12 +6,11 @@ themselves the coordinator only one can change anything, and nothing twice. Sess
 been heard of is the coordinator's to say. Only `machine` imports it.
 """
 
-from typing import TypeAlias
-
 from smq.raft_state.commands import (
     Applied,
     AssignMembers,
     CommitCoordinatedOffsets,
+    Coordinated,
     Done,
     FormGeneration,
     GenerationFormed,
@@ -23,7 +22,7 @@ from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.groups import (
     check_group_name,
-    commit_member_offsets,
+    commit_items,
     drop_if_bare,
     find_group,
     find_member,
@@ -41,8 +40,6 @@ from smq.raft_state.limits import (
 )
 from smq.raft_state.refusal import Refused, quoted
 from smq.raft_state.state import ClusterState, GroupPhase, GroupState, MemberState, members_bytes
-
-_Coordinated: TypeAlias = FormGeneration | AssignMembers | RemoveMembers | ReplaceMember | CommitCoordinatedOffsets
 
 _DONE = Applied(reply=Done())
 
@@ -133,14 +130,26 @@ def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
 
 
 def commit_coordinated_offsets(state: ClusterState, command: CommitCoordinatedOffsets) -> Applied:
-    """A member that heard nothing commits again at the next coordinator, and goes on from there: what the former one
+    """A member's commit in its own generation, once that is assigned. While a rebalance collects its members the
+    generation goes on, and so do its commits.
+
+    A member that heard nothing commits again at the next coordinator, and goes on from there: what the former one
     still proposes must not undo that. Its log would have been cut in Kafka; here it is refused."""
     _check_coordinator(state, command)
-    return commit_member_offsets(state, command)
+    check_group_name(command.group)
+    group = state.groups.get(command.group)
+    if command.generation >= 0 or (group is not None and group.members):
+        if group is None:
+            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"there is no group {quoted(command.group)} any more")
+        find_member(group, command.member_id, command.instance_id)
+        _check_generation(group, group.name, command.generation)
+        if group.phase is GroupPhase.COMPLETING:
+            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")
+    return commit_items(state, command.group, command.items, command.committed_ms)
 
 
 # ----------------------------------------------------------------------------------------------------- checks
-def _check_coordinator(state: ClusterState, command: _Coordinated) -> None:
+def _check_coordinator(state: ClusterState, command: Coordinated) -> None:
     slot = coordinator_of(state, command.group)
     if slot.epoch != command.coordinator_epoch or not slot.node:
         raise Refused(

@@ -30,20 +30,17 @@ C = TypeVar("C", bound=Command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRow:
-    """`since`: the codec version that introduced the command, which is the first byte of its encoding."""
+class Row:
+    """`since` is the codec version that introduced the row: the first byte of its encoding. The tag is the second."""
 
     tag: int
     record: Record
-    handler: Callable[[ClusterState, Any], Applied]
     since: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyRow:
-    tag: int
-    record: Record
-    since: int = 1
+class CommandRow(Row):
+    handler: Callable[[ClusterState, Any], Applied]
 
 
 def _command(
@@ -53,12 +50,12 @@ def _command(
     return CommandRow(tag=tag, record=Record(cls, fields), handler=handler)
 
 
-def _reply(tag: int, cls: type[commands.Reply], *fields: tuple[str, Kind]) -> ReplyRow:
-    return ReplyRow(tag=tag, record=Record(cls, fields))
+def _reply(tag: int, cls: type[commands.Reply], *fields: tuple[str, Kind]) -> Row:
+    return Row(tag=tag, record=Record(cls, fields))
 
 
-_REQUEST: Final = ("request_id", ANY_ID)
-_COORDINATED: Final = (_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32))
+_REQUEST: Final = (("request_id", ANY_ID), ("replies_before", INT64))
+_COORDINATED: Final = (*_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32))
 _INCARNATION: Final = (("node", INT32), ("incarnation", INT64))
 
 COMMANDS: Final[tuple[CommandRow, ...]] = (
@@ -73,9 +70,9 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("groups_max", INT64),
         ("replies_max", INT64),
     ),
-    _command(14, commands.Barrier, nodes.barrier),
+    _command(2, commands.Barrier, nodes.barrier),
     _command(
-        2,
+        3,
         commands.RegisterNode,
         nodes.register_node,
         *_INCARNATION,
@@ -85,15 +82,15 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("kafka_address", TEXT),
         ("rack", TEXT),
     ),
-    _command(3, commands.FenceNode, nodes.fence_node, *_INCARNATION),
-    _command(4, commands.UnfenceNode, nodes.unfence_node, *_INCARNATION),
-    _command(40, commands.SetNodeDrained, nodes.set_node_drained, _REQUEST, ("node", INT32), ("drained", FLAG)),
+    _command(4, commands.FenceNode, nodes.fence_node, *_INCARNATION),
+    _command(5, commands.UnfenceNode, nodes.unfence_node, *_INCARNATION),
+    _command(6, commands.SetNodeDrained, nodes.set_node_drained, *_REQUEST, ("node", INT32), ("drained", FLAG)),
     # topics
     _command(
-        5,
+        7,
         commands.CreateTopic,
         topics.create_topic,
-        _REQUEST,
+        *_REQUEST,
         ("name", TEXT),
         ("topic_id", ANY_ID),
         ("partition_count", INT64),
@@ -102,20 +99,20 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("start_offset", INT64),
         ("created_ms", INT64),
     ),
-    _command(6, commands.DeleteTopic, topics.delete_topic, _REQUEST, ("name", TEXT)),
-    _command(7, commands.AddPartitions, topics.add_partitions, _REQUEST, ("name", TEXT), ("partition_count", INT64)),
+    _command(8, commands.DeleteTopic, topics.delete_topic, *_REQUEST, ("name", TEXT)),
+    _command(9, commands.AddPartitions, topics.add_partitions, *_REQUEST, ("name", TEXT), ("partition_count", INT64)),
     _command(
-        8,
+        10,
         commands.AlterTopicConfig,
         topics.alter_topic_config,
-        _REQUEST,
+        *_REQUEST,
         ("name", TEXT),
         ("set_", CONFIG),
         ("unset", Many(TEXT)),
     ),
     # partitions
     _command(
-        9,
+        11,
         commands.ElectLeader,
         partitions.elect_leader,
         ("partition", PARTITION),
@@ -124,17 +121,17 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("incarnation", INT64),
         ("verified_end", INT64),
     ),
-    _command(10, commands.AdvanceHwms, partitions.advance_hwms, ("items", HwmAdvances())),
+    _command(12, commands.AdvanceHwms, partitions.advance_hwms, ("items", HwmAdvances())),
     _command(
-        11,
+        13,
         commands.AdvanceLogStart,
         partitions.advance_log_start,
-        _REQUEST,
+        *_REQUEST,
         ("partition", PARTITION),
         ("offset", INT64),
     ),
     _command(
-        41,
+        14,
         commands.AssignOffsets,
         external.assign_offsets,
         (
@@ -142,50 +139,38 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
             Many(
                 Record(
                     commands.Assignment,
-                    (_REQUEST, ("partition", PARTITION), ("count", INT64), ("not_before", INT64)),
+                    (("request_id", ANY_ID), ("partition", PARTITION), ("count", INT64), ("not_before", INT64)),
                 )
             ),
         ),
     ),
     _command(
-        42,
+        15,
         commands.AdvanceExternalHwms,
         external.advance_external_hwms,
         ("items", Many(Record(commands.ExternalAdvance, (("partition", PARTITION), ("offset", INT64))))),
     ),
     # producers
     _command(
-        12,
+        16,
         commands.AllocateProducerId,
         producer_ids.allocate_producer_id,
-        _REQUEST,
+        *_REQUEST,
         ("producer_id", INT64),
         ("producer_epoch", INT16),
     ),
     # groups: what they have committed
     _command(
-        13,
+        17,
         commands.CommitOffsets,
         groups.commit_offsets,
-        _REQUEST,
+        *_REQUEST,
         ("group", TEXT),
         ("items", OFFSET_COMMITS),
         ("committed_ms", INT64),
     ),
     _command(
-        20,
-        commands.CommitMemberOffsets,
-        groups.commit_member_offsets,
-        _REQUEST,
-        ("group", TEXT),
-        ("generation", INT32),
-        ("member_id", TEXT),
-        ("instance_id", TEXT),
-        ("items", OFFSET_COMMITS),
-        ("committed_ms", INT64),
-    ),
-    _command(
-        29,
+        18,
         commands.CommitCoordinatedOffsets,
         members.commit_coordinated_offsets,
         *_COORDINATED,
@@ -195,21 +180,21 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("items", OFFSET_COMMITS),
         ("committed_ms", INT64),
     ),
-    _command(25, commands.DeleteGroup, groups.delete_group, _REQUEST, ("group", TEXT)),
+    _command(19, commands.DeleteGroup, groups.delete_group, *_REQUEST, ("group", TEXT)),
     _command(
-        26,
+        20,
         commands.DeleteOffsets,
         groups.delete_offsets,
-        _REQUEST,
+        *_REQUEST,
         ("group", TEXT),
         ("generation", INT32),
         ("partitions", Many(PARTITION)),
     ),
-    _command(27, commands.ExpireOffsets, groups.expire_offsets, ("now_ms", INT64)),
-    _command(28, commands.SetOffsetsRetention, groups.set_offsets_retention, _REQUEST, ("retention_ms", INT64)),
+    _command(21, commands.ExpireOffsets, groups.expire_offsets, ("now_ms", INT64)),
+    _command(22, commands.SetOffsetsRetention, groups.set_offsets_retention, *_REQUEST, ("retention_ms", INT64)),
     # groups: their members
     _command(
-        21,
+        23,
         commands.FormGeneration,
         members.form_generation,
         *_COORDINATED,
@@ -220,7 +205,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("members", Many(GROUP_MEMBER)),
     ),
     _command(
-        22,
+        24,
         commands.AssignMembers,
         members.assign_members,
         *_COORDINATED,
@@ -228,7 +213,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("assignments", NAMED_BLOBS),
     ),
     _command(
-        23,
+        25,
         commands.RemoveMembers,
         members.remove_members,
         *_COORDINATED,
@@ -237,7 +222,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("removed_ms", INT64),
     ),
     _command(
-        24,
+        26,
         commands.ReplaceMember,
         members.replace_member,
         *_COORDINATED,
@@ -247,19 +232,19 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
 )
 
 _REJECTED: Final = _reply(2, commands.Rejected, ("code", Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))
-_OFFSETS_ASSIGNED: Final = _reply(40, commands.OffsetsAssigned, ("base", INT64), ("last", INT64))
-_EXTERNAL_HWM: Final = _reply(41, commands.ExternalHwm, ("hwm", INT64))
+_OFFSETS_ASSIGNED: Final = _reply(6, commands.OffsetsAssigned, ("base", INT64), ("last", INT64))
+_EXTERNAL_HWM: Final = _reply(7, commands.ExternalHwm, ("hwm", INT64))
 _ITEM_RESULT: Final = OneOf({row.tag: row.record for row in (_REJECTED, _OFFSETS_ASSIGNED, _EXTERNAL_HWM)})
 
-REPLIES: Final[tuple[ReplyRow, ...]] = (
+REPLIES: Final[tuple[Row, ...]] = (
     _reply(1, commands.Done),
     _REJECTED,
     _reply(3, commands.TopicCreated, ("topic_id", ANY_ID)),
     _reply(4, commands.LeaderElected, ("epoch", INT32), ("start", INT64)),
     _reply(5, commands.HwmsAdvanced, ("accepted", Many(FLAG))),
-    _reply(6, commands.ProducerIdAllocated, ("producer_id", INT64), ("producer_epoch", INT16)),
-    _reply(20, commands.GenerationFormed, ("generation", INT32)),
     _OFFSETS_ASSIGNED,
     _EXTERNAL_HWM,
-    _reply(42, commands.Results, ("items", Many(_ITEM_RESULT))),
+    _reply(8, commands.Results, ("items", Many(_ITEM_RESULT))),
+    _reply(9, commands.ProducerIdAllocated, ("producer_id", INT64), ("producer_epoch", INT16)),
+    _reply(10, commands.GenerationFormed, ("generation", INT32)),
 )

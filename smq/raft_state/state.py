@@ -199,7 +199,7 @@ class ClusterState:
     generation_floor: Generation = _NO_GENERATION
     member_bytes: int = 0  # of all groups' members: a sum that follows from them, kept so that nobody has to add it up
     replies: dict[RequestId, bytes] = field(default_factory=dict)  # encoded replies, oldest first
-    replies_counted: int = 0  # ever remembered, from the first request on that says how old it is
+    replies_counted: int = 0  # ever remembered
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the last ones, oldest first
     # Of a partition, the end of the newest assignment that is no longer in `assigned`.
     assigned_before: dict[PartitionId, Offset] = field(default_factory=dict)

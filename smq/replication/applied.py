@@ -8,7 +8,7 @@ followed its entry. The engine drives it; the parts of the node only read `state
 from collections.abc import Iterator
 from typing import Final
 
-from smq.raft_state.codec import decode_proposal
+from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
     Applied,
@@ -57,8 +57,8 @@ class AppliedState:
 
     # ---------------------------------------------------------------------------------------- StateMachine
     def apply(self, index: LogIndex, command: bytes) -> Applied:
-        decoded, not_before = decode_proposal(command)
-        applied = self._machine.apply(index, decoded, not_before)
+        decoded = decode_command(command)
+        applied = self._machine.apply(index, decoded)
         if isinstance(decoded, _MAY_NEED_ELECTION):
             self._controller.wake()
         elif isinstance(decoded, SetNodeDrained):

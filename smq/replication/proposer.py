@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply, is_boundable
+from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
 from smq.raft_state.commands import Command, Done, Rejected, Reply, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
@@ -116,7 +116,9 @@ class Proposer:
 
     def _encoded(self, command: Command) -> bytes:
         """With the age of its request, so that it is refused where it comes to be proposed again too late to tell."""
-        data = encode_command(command, self._replies_counted() if is_boundable(command) else None)
+        if isinstance(command, Request):
+            command = replace(command, replies_before=self._replies_counted())
+        data = encode_command(command)
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"the request makes a command of {len(data)} bytes; {COMMAND_BYTES_MAX} is the most")
         return data

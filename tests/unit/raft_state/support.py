@@ -1,9 +1,8 @@
 """Short ways to drive a Machine in tests: every command goes through the codec, every state through the invariants."""
 
 from dataclasses import replace
-from typing import Any
 
-from smq.raft_state.codec import decode_proposal, encode_command
+from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
@@ -13,7 +12,6 @@ from smq.raft_state.commands import (
     AssignOffsets,
     Command,
     CommitCoordinatedOffsets,
-    CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
     ElectLeader,
@@ -27,6 +25,7 @@ from smq.raft_state.commands import (
     RemoveMembers,
     ReplaceMember,
     Reply,
+    Request,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
@@ -203,20 +202,17 @@ def member_commit(
     *items: tuple[PartitionId, int],
     instance: str = "",
     at_ms: int = 5,
-    epoch: int | None = None,
-) -> CommitMemberOffsets | CommitCoordinatedOffsets:
-    """Without the coordinator's epoch: as old logs have it."""
-    told: dict[str, Any] = {
-        "group": group,
-        "generation": Generation(generation),
-        "member_id": member_id,
-        "instance_id": instance,
-        "items": tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
-        "committed_ms": at_ms,
-    }
-    if epoch is None:
-        return CommitMemberOffsets(**told)
-    return CommitCoordinatedOffsets(coordinator_epoch=Epoch(epoch), **told)
+    epoch: int = 1,
+) -> CommitCoordinatedOffsets:
+    return CommitCoordinatedOffsets(
+        group=group,
+        coordinator_epoch=Epoch(epoch),
+        generation=Generation(generation),
+        member_id=member_id,
+        instance_id=instance,
+        items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
+        committed_ms=at_ms,
+    )
 
 
 class Driver:
@@ -230,27 +226,27 @@ class Driver:
         self.index += 1
         return LogIndex(self.index)
 
-    def apply(self, command: Command, not_before: int | None = None) -> Applied:
+    def apply(self, command: Command) -> Applied:
         index = self.next_index()
-        decoded, age = decode_proposal(encode_command(command, not_before))
-        assert (decoded, age) == (command, not_before)
+        decoded = decode_command(encode_command(command))
+        assert decoded == command
         before = self._without_replies()
-        applied = self.machine.apply(index, decoded, age)
+        applied = self.machine.apply(index, decoded)
         check(self.machine.state)
         if isinstance(applied.reply, Rejected):
             assert applied.touched == ()
             assert self._without_replies() == before
         return applied
 
-    def ok(self, command: Command, *, not_before: int | None = None) -> Reply:
+    def ok(self, command: Command) -> Reply:
         """Applies what must succeed."""
-        reply = self.apply(command, not_before).reply
+        reply = self.apply(command).reply
         assert not isinstance(reply, Rejected), reply
         return reply
 
-    def refused(self, command: Command, code: ErrorCode, *, not_before: int | None = None) -> Rejected:
+    def refused(self, command: Command, code: ErrorCode) -> Rejected:
         """Applies what must be rejected with this code."""
-        reply = self.apply(command, not_before).reply
+        reply = self.apply(command).reply
         assert isinstance(reply, Rejected), reply
         assert reply.code is code, reply
         return reply
@@ -268,6 +264,11 @@ class Driver:
             return self.machine.snapshot()
         finally:
             state.replies, state.replies_counted = replies, counted
+
+
+def aged(replies_before: int, command: Request) -> Request:
+    """The command as a node proposes it that had counted this many replies when it accepted the request."""
+    return replace(command, replies_before=replies_before)
 
 
 def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:

@@ -20,7 +20,7 @@ from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, R
 from smq.raft_state.invariants import InvariantBroken
 from smq.raft_state.limits import COMMIT_ITEMS_MAX, METADATA_BYTES_MAX, PRODUCER_EPOCH_RETIRED, default_init
 from smq.raft_state.machine import Machine
-from tests.unit.raft_state.support import Driver, cluster, commit, pid, register, rid, topic
+from tests.unit.raft_state.support import Driver, aged, cluster, commit, pid, register, rid, topic
 
 
 @pytest.fixture
@@ -192,13 +192,13 @@ def small_cache() -> Driver:
 def test_a_request_that_is_proposed_again_after_its_reply_was_forgotten_is_refused() -> None:
     """A node that was cut off proposes a DeleteTopic again: the topic of that name is another one by now."""
     driver = small_cache()
-    driver.ok(topic(1, "t", replicas=1), not_before=0)
+    driver.ok(aged(0, topic(1, "t", replicas=1)))
     delete, accepted = DeleteTopic(name="t", request_id=rid(1)), driver.machine.state.replies_counted
-    driver.ok(delete, not_before=accepted)
-    driver.ok(replace(topic(2, "t", replicas=1), request_id=rid(2)), not_before=1)
-    driver.ok(delete, not_before=accepted)  # known: answered as the first time, and nothing is deleted
-    driver.ok(AllocateProducerId(request_id=rid(3)), not_before=2)
-    driver.refused(delete, ErrorCode.REQUEST_EXPIRED, not_before=accepted)
+    driver.ok(aged(accepted, delete))
+    driver.ok(aged(1, replace(topic(2, "t", replicas=1), request_id=rid(2))))
+    driver.ok(aged(accepted, delete))  # known: answered as the first time, and nothing is deleted
+    driver.ok(aged(2, AllocateProducerId(request_id=rid(3))))
+    driver.refused(aged(accepted, delete), ErrorCode.REQUEST_EXPIRED)
     assert "t" in driver.machine.state.topics
     assert driver.machine.state.replies_counted == 3
 
@@ -208,26 +208,22 @@ def test_a_commit_that_is_proposed_again_too_late_moves_no_group_back() -> None:
     driver.ok(topic(1, "t", replicas=1))
     commits = [commit("g", (pid(1), n), request=rid(n)) for n in (1, 2, 3)]
     for number, command in enumerate(commits):
-        driver.ok(command, not_before=number)
-    driver.refused(commits[0], ErrorCode.REQUEST_EXPIRED, not_before=0)
+        driver.ok(aged(number, command))
+    driver.refused(aged(0, commits[0]), ErrorCode.REQUEST_EXPIRED)
     assert driver.machine.state.groups["g"].offsets[pid(1)].offset == 3
 
 
 def test_a_new_request_is_taken_however_many_came_before_it() -> None:
     driver = small_cache()
     for n in range(10):
-        driver.ok(AllocateProducerId(request_id=rid(n)), not_before=max(0, n - 2))
+        driver.ok(aged(max(0, n - 2), AllocateProducerId(request_id=rid(n))))
 
 
-def test_without_an_age_a_request_is_taken_as_before() -> None:
-    """What an older smq has left in the log; and it is not counted, for nodes may begin with different snapshots."""
+def test_a_request_of_unknown_age_is_taken_and_counted() -> None:
     driver = small_cache()
     for n in (1, 2, 3, 1):
         driver.ok(AllocateProducerId(request_id=rid(n)))
-    assert driver.machine.state.replies_counted == 0
-    driver.ok(AllocateProducerId(request_id=rid(4)), not_before=0)
-    driver.ok(AllocateProducerId(request_id=rid(5)))
-    assert driver.machine.state.replies_counted == 2
+    assert driver.machine.state.replies_counted == 4
 
 
 def test_rejection_before_init_is_not_remembered() -> None:

@@ -154,13 +154,6 @@ def test_former_coordinator_brings_no_old_commit_behind_a_newer_one(driver: Driv
     assert group(driver).offsets[pid(1)].offset == 55
 
 
-def test_a_commit_of_logs_that_name_no_coordinator_is_applied_as_it_was(driver: Driver) -> None:
-    stable(driver, "a")
-    driver.ok(register(1, 2, kafka="host:1"))
-    driver.ok(member_commit("g", 1, "a", (pid(1), 5)))
-    assert group(driver).offsets[pid(1)].offset == 5
-
-
 # ------------------------------------------------------------------------------------------------ generations
 def test_generation_forms_waits_for_its_assignment_and_is_stable(driver: Driver) -> None:
     assert driver.ok(form("g", 1, 0, member("a"), member("b"))) == GenerationFormed(generation=Generation(1))

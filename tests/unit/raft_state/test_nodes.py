@@ -19,7 +19,20 @@ from smq.raft_state.commands import (
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import DiskId, Incarnation, NodeId, Offset
 from smq.raft_state.limits import LIMIT_CAP, NODES_MAX, RACK_BYTES_MAX, REPLIES_CAP, default_init
-from tests.unit.raft_state.support import Driver, advances, cluster, commit, did, elect, pid, register, rid, tid, topic
+from tests.unit.raft_state.support import (
+    Driver,
+    advances,
+    aged,
+    cluster,
+    commit,
+    did,
+    elect,
+    pid,
+    register,
+    rid,
+    tid,
+    topic,
+)
 
 
 def fence(node: int, incarnation: int = 1) -> FenceNode:
@@ -56,10 +69,10 @@ def test_request_from_before_init_is_not_counted_and_takes_effect_when_it_is_rep
     driver = Driver()
     request = replace(topic(1, replicas=1), request_id=rid(1))
     for _ in range(2):
-        driver.refused(request, ErrorCode.NODE_NOT_READY, not_before=0)
+        driver.refused(aged(0, request), ErrorCode.NODE_NOT_READY)
     driver.ok(default_init("c"))
     driver.ok(register(1))
-    assert driver.ok(request, not_before=0) == TopicCreated(topic_id=tid(1))
+    assert driver.ok(aged(0, request)) == TopicCreated(topic_id=tid(1))
 
 
 def test_second_init_is_already_initialized() -> None:

@@ -104,9 +104,6 @@ class Player:
         elif text.startswith("bytes "):
             value = self._value(text.removeprefix("bytes "))
             yield (encode_command if isinstance(value, commands.Command) else encode_reply)(value).hex()
-        elif text.startswith("aged "):
-            _, not_before, command = text.split(" ", 2)
-            yield encode_command(self._value(command), int(not_before)).hex()
         else:
             applied = self.driver.apply(self._value(text))
             yield from _show_applied(self.driver.machine.state, applied)

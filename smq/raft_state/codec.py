@@ -1,7 +1,7 @@
 """Commands and replies as bytes: what lies in the Raft log, travels between nodes, and fills the reply cache.
 
-Owns the header: the codec version, then the tag; the fields of the registry's row follow. From the first release on,
-all are for ever: a changed layout is a row of a new version, and the old row stays readable. Every value has one
+Owns the header: the codec version, then the tag. The fields of the registry's row follow. From the first release on, a
+layout never changes: a new layout is a row of a new version, and the old row stays readable. Every value has one
 encoding. No pickle. Anything that is not exactly what this smq writes is a CodecError.
 """
 

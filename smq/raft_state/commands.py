@@ -1,7 +1,7 @@
 """The commands of the replicated state machine and their replies.
 
-Owns their shapes only; `codec` gives them bytes, `machine` their meaning. Time and ids arrive inside the
-command, read where it was proposed. Nothing here may do I/O or read a clock.
+Owns their shapes only; `registry` lists their bytes and their handlers. Time and ids are inside the command; the
+proposing node reads them. It must never do I/O or read a clock. Any module on the node may import it.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from smq.raft_state.ids import (
     TsNs,
 )
 
-UNKNOWN_AGE: Final = -1  # a request that is never refused for its age; the node's proposer always names one
+UNKNOWN_AGE: Final = -1  # never refused for its age; the node's proposer always sets one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Request(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinated(Request):
-    """A command of a group's coordinator, fenced by that coordinator's epoch."""
+    """A command of a group's coordinator. It is refused unless the coordinator's epoch is current."""
 
     group: str
     coordinator_epoch: Epoch
@@ -52,7 +52,7 @@ class Coordinated(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitCluster(Command):
-    """The first command of a cluster's life. Rejected with ALREADY_INITIALIZED ever after."""
+    """The first command of a cluster's life. A later one is rejected with ALREADY_INITIALIZED."""
 
     cluster_id: str
     topics_max: int
@@ -67,16 +67,16 @@ class RegisterNode(Command):
 
     node: NodeId
     incarnation: Incarnation
-    disk: DiskId  # of the data directory it runs on; only this one's votes count from here on (rule 18)
+    disk: DiskId  # of its data directory; from here on, only this disk's votes count (rule 18)
     grpc_address: str
     http_address: str
-    kafka_address: str  # "" where there is no listener
-    rack: str = ""  # where the node stands; "" where nobody has said
+    kafka_address: str  # "" if there is no listener
+    rack: str = ""  # the node's failure zone, by the name that Kafka clients use; "" if none is configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceNode(Command):
-    """The Raft leader has not heard of this incarnation for the session timeout."""
+    """The Raft leader has not heard from this incarnation for the session timeout."""
 
     node: NodeId
     incarnation: Incarnation
@@ -84,7 +84,7 @@ class FenceNode(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfenceNode(Command):
-    """The Raft leader hears this incarnation again."""
+    """The Raft leader hears from this incarnation again."""
 
     node: NodeId
     incarnation: Incarnation
@@ -92,7 +92,7 @@ class UnfenceNode(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetNodeDrained(Request):
-    """An operator's wish, which outlives the node's process: lead nothing here, and place nothing new."""
+    """An operator's request, which outlives the node's process: lead nothing here, and place nothing new here."""
 
     node: NodeId
     drained: bool
@@ -100,9 +100,9 @@ class SetNodeDrained(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic(Request):
-    """Creates a topic; replicas are placed by the machine, evenly, on nodes that are neither fenced nor drained first.
+    """Creates a topic. The machine places its replicas evenly, on nodes that are neither fenced nor drained if it can.
 
-    With storage=external its replication factor is 0: Raft holds all that there is of it, on every node."""
+    With storage=external its replication factor is 0: Raft holds all of its state, on every node."""
 
     name: str
     topic_id: TopicId
@@ -126,7 +126,7 @@ class AddPartitions(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterTopicConfig(Request):
-    """Sets the keys of `set_`, removes those of `unset` (back to the default)."""
+    """Sets the keys of `set_`, and resets those of `unset` to their defaults."""
 
     name: str
     set_: tuple[tuple[str, str], ...] = ()
@@ -156,14 +156,14 @@ class HwmAdvance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceHwms(Command):
-    """Rule 9, for all partitions due on one node. An item of another epoch changes nothing."""
+    """Rule 9, for all partitions of one node that are due. An item of another epoch changes nothing."""
 
     items: tuple[HwmAdvance, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceLogStart(Request):
-    """Rule 14: DeleteRecords and retention. `offset` <= hwm, else OFFSET_OUT_OF_RANGE; never goes back."""
+    """Rule 14: DeleteRecords and retention. OFFSET_OUT_OF_RANGE if `offset` > hwm; the log start never goes back."""
 
     partition: PartitionId
     offset: Offset
@@ -187,7 +187,7 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOffsets(Request):
-    """All items or none. In the name of nobody: refused while the group has members."""
+    """All items or none, on behalf of no member: refused while the group has members."""
 
     group: str
     items: tuple[OffsetCommit, ...]
@@ -196,8 +196,8 @@ class CommitOffsets(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """`count` offsets of one partition of external storage, for one caller. `not_before` is a next_offset of the
-    partition that was true before the request was first made: what an earlier attempt got lies at or above it."""
+    """`count` offsets of one partition of external storage, for one caller. `not_before` is a next_offset that the
+    partition had before the first attempt: offsets that an earlier attempt got are at or above it."""
 
     request_id: RequestId
     partition: PartitionId
@@ -207,7 +207,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignOffsets(Command):
-    """Of all callers that one node had waiting. Each item is answered for itself, and a repeated one as at first."""
+    """For all callers that waited at one node. Each item has its own answer, and a repeated item its first answer."""
 
     items: tuple[Assignment, ...]
 
@@ -215,34 +215,34 @@ class AssignOffsets(Command):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAdvance:
     partition: PartitionId
-    offset: Offset  # everything below it can be read, wherever it is kept
+    offset: Offset  # everything below it is readable, wherever it is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceExternalHwms(Command):
-    """The high water marks of external storage, of all callers that one node had waiting. Never back."""
+    """High water marks of external storage, for all callers that waited at one node. They never go back."""
 
     items: tuple[ExternalAdvance, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCoordinatedOffsets(Coordinated):
-    """A commit in the name of a member: fenced by the coordinator that was asked, the group's generation, the member's
-    id and, for a static member, its instance id. All items or none."""
+    """A member's commit, all items or none. The epoch of the coordinator, the group's generation, the member's id and,
+    for a static member, its instance id must be current."""
 
     generation: Generation
     member_id: str
-    instance_id: str = ""  # "" where the member is not static
+    instance_id: str = ""  # "" if the member is not static
     items: tuple[OffsetCommit, ...]
     committed_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """What a member said when it joined. The protocols are in the order of its preference, each with its metadata."""
+    """What a member sent when it joined. The protocols are in its order of preference, each with its metadata."""
 
     member_id: str
-    instance_id: str = ""  # "" where the member is not static
+    instance_id: str = ""  # "" if the member is not static
     client_id: str = ""
     client_host: str = ""
     session_timeout_ms: int
@@ -252,8 +252,8 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormGeneration(Coordinated):
-    """The coordinator's collection of members is over: they are the next generation, which waits for its leader's
-    assignment. Makes the group where there is none (expected generation 0)."""
+    """The coordinator has collected the members of the next generation, which waits for its leader's assignment.
+    Creates the group if there is none (expected generation 0)."""
 
     expected_generation: Generation
     protocol_type: str
@@ -264,7 +264,7 @@ class FormGeneration(Coordinated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignMembers(Coordinated):
-    """The leader's assignment of one generation, once. Members that are not named get an empty one."""
+    """The leader's assignment of one generation, once. Members that it does not name get an empty assignment."""
 
     generation: Generation
     assignments: tuple[tuple[str, bytes], ...]
@@ -272,8 +272,8 @@ class AssignMembers(Coordinated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveMembers(Coordinated):
-    """These members have left, or were not heard of. Those that stay must rebalance; the last one gone empties the
-    group, in a generation of its own."""
+    """These members have left or timed out. The remaining members must rebalance. If none remains, the group is empty,
+    in a new generation."""
 
     generation: Generation
     member_ids: tuple[str, ...]
@@ -282,7 +282,7 @@ class RemoveMembers(Coordinated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceMember(Coordinated):
-    """A static member is back under a new member id: it takes the old one's place and assignment; the old id is
+    """A static member has returned under a new member id. It takes the place and the assignment of the old id, which is
     fenced."""
 
     old_member_id: str
@@ -291,15 +291,15 @@ class ReplaceMember(Coordinated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteGroup(Request):
-    """The group and its offsets; refused while it has members."""
+    """Deletes the group and its offsets; refused while it has members."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteOffsets(Request):
-    """What a group has committed for these partitions. Whoever proposes it has looked at what the members of this
-    generation subscribe to."""
+    """Deletes a group's committed offsets of these partitions. The proposer has checked the subscriptions of the
+    members of this generation."""
 
     group: str
     generation: Generation
@@ -308,36 +308,36 @@ class DeleteOffsets(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireOffsets(Command):
-    """Forgets what groups committed that have had no members for the retention, as of this time."""
+    """Deletes the offsets of groups that have had no members for the retention, as of this time."""
 
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetOffsetsRetention(Request):
-    """For the whole cluster. 0 keeps committed offsets for ever."""
+    """For the whole cluster. 0 keeps committed offsets forever."""
 
     retention_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier(Command):
-    """Changes nothing: whoever sees it applied has seen everything committed before it was proposed."""
+    """Changes nothing: a node that applies it has applied everything committed before the proposal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one command came to."""
+    """The outcome of one command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done(Reply):
-    """The command took effect and has nothing to tell."""
+    """The command took effect and returns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected(Reply):
-    """The command changed nothing. `lo`/`hi` are -1 where they do not apply."""
+    """The command changed nothing. `lo`/`hi` are -1 if they do not apply."""
 
     code: ErrorCode
     message: str
@@ -358,7 +358,7 @@ class LeaderElected(Reply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HwmsAdvanced(Reply):
-    accepted: tuple[bool, ...]  # one an item; False where the epoch has moved on
+    accepted: tuple[bool, ...]  # one per item; False if the epoch has moved on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +369,7 @@ class ProducerIdAllocated(Reply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsAssigned(Reply):
-    """[base, last] are the caller's alone, and nobody else's ever."""
+    """[base, last] belong to the caller alone, forever."""
 
     base: Offset
     last: Offset
@@ -377,12 +377,12 @@ class OffsetsAssigned(Reply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalHwm(Reply):
-    hwm: Offset  # the one in force, which may be above what was asked for
+    hwm: Offset  # the current mark, which may be above the requested one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results(Reply):
-    """One reply an item of a command that carries the wishes of several callers."""
+    """One reply per item of a command that carries the requests of several callers."""
 
     items: tuple[OffsetsAssigned | ExternalHwm | Rejected, ...]
 
@@ -394,7 +394,7 @@ class GenerationFormed(Reply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What one apply did: the reply, and which partitions' state may have changed (created and deleted too)."""
+    """The result of one apply: the reply, and the partitions that may have changed (created and deleted ones too)."""
 
     reply: Reply
     touched: tuple[PartitionId, ...] = field(default=())

@@ -1,8 +1,7 @@
-"""Every error a caller can meet: its name, whether it is definite, whether a retry can help, and what to do.
+"""Every error that a caller can meet: its name, whether it is definite, whether a retry can help, and what to do.
 
-Owns the table of error codes shared by the state machine's rejections, the node and all wire protocols. It
-must never import another layer. "Definite" means the operation did not and will not happen; in doubt an
-error is indefinite.
+Owns the table of error codes, shared by the state machine's rejections, the node and all wire protocols. It must never
+import another layer. "Definite" means that the operation did not and will not happen; in doubt, an error is indefinite.
 """
 
 import enum
@@ -15,7 +14,7 @@ from smq.raft_state.ids import NodeId, Offset
 class _Traits(NamedTuple):
     number: int  # on the wire; never reused
     definite: bool
-    retriable: bool  # the same request may succeed later (perhaps at another node)
+    retriable: bool  # the same request may succeed later, perhaps at another node
     advice: str  # what the user should do next
 
 
@@ -103,7 +102,7 @@ class ErrorCode(enum.Enum):
 
     @classmethod
     def from_number(cls, number: int) -> "ErrorCode":
-        """INTERNAL for a number this version does not know."""
+        """INTERNAL for a number that this version does not know."""
         return _BY_NUMBER.get(number, cls.INTERNAL)
 
 
@@ -112,12 +111,12 @@ _BY_NUMBER = {code.number: code for code in ErrorCode}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorDetails:
-    """What a machine needs to act on an error. Fields that do not apply are None."""
+    """What a program needs to act on an error. Fields that do not apply are None."""
 
-    leader: NodeId | None = None  # who leads, where known
+    leader: NodeId | None = None  # the current leader, if known
     leader_address: str | None = None  # its gRPC address, host:port
     lo: Offset | None = None  # first valid offset
-    hi: Offset | None = None  # high water mark: first offset that is not there yet
+    hi: Offset | None = None  # high water mark: the first offset that is not readable yet
     retry_after_ms: int | None = None
 
 

@@ -1,8 +1,8 @@
 """Handlers of offsets without records: AssignOffsets and AdvanceExternalHwms, of topics with storage=external.
 
-Owns who was given which offsets, and which requests are still known. A request is answered once and, repeated, as it
-was at first; one that can no longer be told from a new one is refused and never given other offsets. Must never move
-next_offset but forward, by exactly what it hands out (rule 19). Only `machine` imports it.
+Owns which offsets each request received, and which requests are still known. A repeated request gets its first answer
+again. A request that may be a forgotten repetition is refused; it never receives other offsets. It must never move
+next_offset except forward, by exactly the offsets that it assigns (rule 19). Only `registry` imports it.
 """
 
 from smq.raft_state.commands import (
@@ -25,7 +25,7 @@ from smq.raft_state.state import Assigned, ClusterState, PartitionState
 
 
 def assign_offsets(state: ClusterState, command: AssignOffsets) -> Applied:
-    """Item by item, in their order: what one caller did wrong costs the others nothing."""
+    """Item by item, in their order: one caller's mistake costs the others nothing."""
     _check_length(command.items)
     results: list[OffsetsAssigned | ExternalHwm | Rejected] = []
     touched: dict[PartitionId, None] = {}
@@ -73,7 +73,7 @@ def _repeated(known: Assigned, item: Assignment) -> OffsetsAssigned:
 
 
 def _check_is_new(state: ClusterState, partition: PartitionState, item: Assignment) -> None:
-    """The id is not known. That proves a new request only where every assignment since it was first made is."""
+    """The id is not known. That proves a new request only if every assignment since it was first made is known."""
     if not 0 <= item.not_before <= partition.next_offset:
         raise Refused(
             ErrorCode.INVALID_OFFSET,
@@ -99,7 +99,7 @@ def _remember(state: ClusterState, request_id: RequestId, assigned: Assigned) ->
 
 
 def advance_external_hwms(state: ClusterState, command: AdvanceExternalHwms) -> Applied:
-    """Item by item. What is at or below the mark already changes nothing and is answered with the mark."""
+    """Item by item. An offset at or below the mark changes nothing; the answer is the mark."""
     _check_length(command.items)
     results: list[OffsetsAssigned | ExternalHwm | Rejected] = []
     touched: dict[PartitionId, None] = {}

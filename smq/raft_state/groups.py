@@ -1,7 +1,7 @@
 """Handlers of what groups have committed: commits, their deletion and their expiry.
 
-Owns the committed offsets, and when a group begins and ends to exist: it exists while it has offsets or members. Who
-its members are is the affair of `members`. Only `machine`, `members` and `topics` import it.
+Owns the committed offsets, and when a group exists: while it has offsets or members. `members` owns its members. Only
+`registry`, `members` and `topics` import it.
 """
 
 from smq.raft_state.commands import (
@@ -34,7 +34,7 @@ _DONE = Applied(reply=Done())
 
 # -------------------------------------------------------------------------------------------------- existence
 def find_group(state: ClusterState, name: str) -> GroupState:
-    """UNKNOWN_GROUP where there is none."""
+    """UNKNOWN_GROUP if there is none."""
     group = state.groups.get(name)
     if group is None:
         raise Refused(ErrorCode.UNKNOWN_GROUP, f"there is no group {quoted(name)}")
@@ -42,7 +42,7 @@ def find_group(state: ClusterState, name: str) -> GroupState:
 
 
 def make_group(state: ClusterState, name: str) -> GroupState:
-    """A group without anything. LIMIT_EXCEEDED, INVALID_REQUEST; the caller must give it offsets or members."""
+    """An empty group, to which the caller must give offsets or members. LIMIT_EXCEEDED, INVALID_REQUEST."""
     check_group_name(name)
     if len(state.groups) >= state.groups_max:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, the limit (groups_max)")
@@ -51,12 +51,12 @@ def make_group(state: ClusterState, name: str) -> GroupState:
 
 
 def next_generation(group: GroupState) -> Generation:
-    """Begins again after the largest that Kafka's protocol can carry."""
+    """Starts again at 1 after the largest number that Kafka's protocol can carry."""
     return Generation(group.generation + 1 if group.generation < GENERATION_MAX else 1)
 
 
-def drop_if_bare(state: ClusterState, group: GroupState) -> None:
-    """A group with neither offsets nor members is gone."""
+def drop_if_unused(state: ClusterState, group: GroupState) -> None:
+    """Removes a group that has neither offsets nor members."""
     if not group.offsets and not group.members:
         _drop(state, group)
 
@@ -67,8 +67,8 @@ def _drop(state: ClusterState, group: GroupState) -> None:
 
 
 def check_group_name(name: str) -> None:
-    """INVALID_REQUEST for what cannot name a group."""
-    # Not str.isprintable(): it follows the Unicode tables of the Python at hand, and nodes may differ in that.
+    """INVALID_REQUEST if this cannot be the name of a group."""
+    # Not str.isprintable(): it follows the Unicode tables of the Python version, and nodes may differ in that.
     if not 1 <= len(name.encode()) <= GROUP_NAME_BYTES_MAX or any(c < " " or c == "\x7f" for c in name):
         raise Refused(
             ErrorCode.INVALID_REQUEST,
@@ -78,7 +78,7 @@ def check_group_name(name: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------- commits
 def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
-    """All items or none. A commit of nothing is fine and makes no group."""
+    """All items or none. A commit without items is valid and creates no group."""
     check_group_name(command.group)
     group = state.groups.get(command.group)
     if group is not None and group.members:
@@ -90,7 +90,7 @@ def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
 
 
 def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberState:
-    """UNKNOWN_MEMBER, or FENCED_INSTANCE where another member has this instance id."""
+    """UNKNOWN_MEMBER, or FENCED_INSTANCE if another member has this instance id."""
     if instance_id:
         owner = group.static_member(instance_id)
         if owner is not None and owner.member.member_id != member_id:
@@ -102,10 +102,10 @@ def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberSt
 
 
 def commit_items(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], committed_ms: int) -> Applied:
-    """All items or none; makes the group if there is none. The handler has checked that the caller may commit."""
+    """All items or none; creates the group if there is none. The handler has checked that the caller may commit."""
     if len(items) > COMMIT_ITEMS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}")
-    seen: set[PartitionId] = set()  # only asked for membership: its order is never seen
+    seen: set[PartitionId] = set()  # used for membership tests only: its order never matters
     for item in items:
         _check_item(state, item)
         if item.partition in seen:
@@ -116,7 +116,7 @@ def commit_items(state: ClusterState, name: str, items: tuple[OffsetCommit, ...]
     group = state.groups.get(name)
     if group is None:
         group = make_group(state, name)
-    at_ms = max(committed_ms, state.expiry_clock_ms)  # a clock that is behind must not let it expire at once
+    at_ms = max(committed_ms, state.expiry_clock_ms)  # a slow clock must not make it expire immediately
     for item in items:
         group.offsets[item.partition] = CommittedOffset(offset=item.offset, metadata=item.metadata, committed_ms=at_ms)
     return _DONE
@@ -132,7 +132,7 @@ def _check_item(state: ClusterState, item: OffsetCommit) -> None:
 
 # --------------------------------------------------------------------------------------------------- deletion
 def delete_group(state: ClusterState, command: DeleteGroup) -> Applied:
-    """The group and all it has committed, unless it has members."""
+    """Removes the group and its offsets, unless it has members."""
     group = find_group(state, command.group)
     if group.members:
         raise Refused(ErrorCode.GROUP_NOT_EMPTY, f"group {quoted(group.name)} has {len(group.members)} members")
@@ -141,7 +141,7 @@ def delete_group(state: ClusterState, command: DeleteGroup) -> Applied:
 
 
 def delete_offsets(state: ClusterState, command: DeleteOffsets) -> Applied:
-    """Partitions without a commit are passed over."""
+    """Partitions without a commit are ignored."""
     group = find_group(state, command.group)
     if command.generation != group.generation:
         raise Refused(
@@ -150,24 +150,24 @@ def delete_offsets(state: ClusterState, command: DeleteOffsets) -> Applied:
         )
     for pid in command.partitions:
         group.offsets.pop(pid, None)
-    drop_if_bare(state, group)
+    drop_if_unused(state, group)
     return _DONE
 
 
 def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
-    """Drops what was committed for a topic that is deleted, and groups that are left with nothing."""
+    """Drops the offsets committed for a deleted topic, and groups that have nothing left."""
     for group in list(state.groups.values()):
         for pid in [pid for pid in group.offsets if pid[:TOPIC_ID_BYTES] == topic_id]:
             del group.offsets[pid]
-        drop_if_bare(state, group)
+        drop_if_unused(state, group)
 
 
 # ----------------------------------------------------------------------------------------------------- expiry
 def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
-    """What a group without members committed goes a retention after its last member or its last commit, whichever was
-    later. The clock of the expiry follows the proposers' clocks in small steps, so that one wrong clock cannot wipe
-    out what all groups have committed. Nor can the first one, which nothing bounds: it only starts the clock, and what
-    is there counts as of then."""
+    """The offsets of a group without members expire one retention after its last member left or its last commit,
+    whichever was later. The expiry clock follows the proposers' clocks in small steps, so that one wrong clock cannot
+    delete the offsets of all groups. The first time is unbounded, so it only starts the clock: existing commits count
+    as made then."""
     before = state.expiry_clock_ms
     if not before:
         _start_clock(state, command.now_ms)
@@ -181,7 +181,7 @@ def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
             continue
         for pid in [pid for pid, committed in group.offsets.items() if committed.committed_ms <= horizon_ms]:
             del group.offsets[pid]
-        drop_if_bare(state, group)
+        drop_if_unused(state, group)
     return _DONE
 
 
@@ -193,7 +193,7 @@ def _start_clock(state: ClusterState, now_ms: int) -> None:
 
 
 def set_offsets_retention(state: ClusterState, command: SetOffsetsRetention) -> Applied:
-    """How long a group without members keeps what it has committed; 0 is for ever."""
+    """How long a group without members keeps its offsets; 0 is forever."""
     if not 0 <= command.retention_ms <= OFFSETS_RETENTION_MS_MAX:
         raise Refused(
             ErrorCode.INVALID_CONFIG,

@@ -3,7 +3,7 @@
 Owns the dispatch of commands, the cache of replies by request id, and the rule that nothing happens before
 InitCluster. A pure function of the commands: no clock, randomness, I/O, logging, floats or hash order here or in
 the handlers. A bad request is answered Rejected; a broken invariant raises InvariantBroken, and the process ends.
-The node applies and reads; nobody else changes the state.
+The node applies and reads; no other module changes the state.
 """
 
 from collections.abc import Iterator
@@ -58,17 +58,17 @@ class Machine:
         return encode_state(self.state)
 
     def snapshot_pieces(self) -> Iterator[bytes]:
-        """The same bytes in pieces, a millisecond's work each; nothing may be applied before the last one."""
+        """The same bytes in pieces, one millisecond of work each. Nothing may be applied before the last piece."""
         return state_pieces(self.state)
 
     @classmethod
     def restore(cls, snapshot: Bytes) -> "Machine":
-        """A machine in the state of a snapshot. CodecError or InvariantBroken for one that cannot be."""
+        """A machine in the state of a snapshot. CodecError or InvariantBroken if the snapshot is not valid."""
         return run_through(cls.restoring(snapshot))
 
     @classmethod
     def restoring(cls, snapshot: Bytes) -> "Steps[Machine]":
-        """As `restore`, a millisecond's work between two yields."""
+        """As `restore`, with one millisecond of work between two yields."""
         state = yield from decode_steps(snapshot)
         yield from check_steps(state)
         return cls(state)
@@ -78,9 +78,9 @@ class Machine:
         return sha256(self.snapshot()).hexdigest()
 
     def _run_once(self, command: Request) -> Applied:
-        """Answers a request id that is known as the first time, rejections too, and changes nothing then. One that is
-        not known is new where every reply since it was accepted is still known; else nobody can tell, and it is refused
-        rather than run twice: it may come from a node that was cut off, and what it deleted may have been made anew."""
+        """A known request id gets its first reply again, a rejection too, and nothing changes. An unknown one is new if
+        every reply since the request was accepted is still known. Otherwise it may have run already, and it is refused
+        rather than run twice: a node that was cut off may repeat a deletion after the topic was created anew."""
         request_id, before = command.request_id, command.replies_before
         if len(request_id) != REQUEST_ID_BYTES:
             message = f"request_id must have {REQUEST_ID_BYTES} bytes or none, not {len(request_id)}"

@@ -1,9 +1,9 @@
 """Handlers of a group's members: FormGeneration, AssignMembers, RemoveMembers, ReplaceMember, and their commits.
 
-Owns who the members of a generation are, what protocol they share and what they were assigned. Every change names the
-epoch of the coordinator that proposes it and the generation that it saw, so that of two nodes which both believe
-themselves the coordinator only one can change anything, and nothing twice. Sessions are no part of this: who has not
-been heard of is the coordinator's to say. Only `machine` imports it.
+Owns the members of a generation, the protocol that they share, and their assignments. Every change names the epoch of
+the coordinator that proposes it and the generation that it saw. So if two nodes both believe that they coordinate a
+group, only one can change anything, and nothing twice. Sessions are not replicated: the coordinator decides which
+members have timed out. Only `registry` imports it.
 """
 
 from smq.raft_state.commands import (
@@ -23,7 +23,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.groups import (
     check_group_name,
     commit_items,
-    drop_if_bare,
+    drop_if_unused,
     find_group,
     find_member,
     make_group,
@@ -65,7 +65,7 @@ def form_generation(state: ClusterState, command: FormGeneration) -> Applied:
 
 
 def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
-    """Once a generation. Names that are no members are passed over, as Kafka does."""
+    """Once per generation. Names that are not members are ignored, as in Kafka."""
     _check_coordinator(state, command)
     group = find_group(state, command.group)
     _check_generation(group, command.group, command.generation)
@@ -88,28 +88,28 @@ def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
 
 
 def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
-    """Members that are not there (any more) are passed over."""
+    """Member ids that the group does not have are ignored."""
     _check_coordinator(state, command)
     group = find_group(state, command.group)
     _check_generation(group, command.group, command.generation)
-    left = {name: m for name, m in group.members.items() if name not in command.member_ids}
-    if len(left) == len(group.members):
+    remaining = {name: m for name, m in group.members.items() if name not in command.member_ids}
+    if len(remaining) == len(group.members):
         return _DONE
-    _set_members(state, group, left)
-    if left:
-        # Not the coordinator's memory alone: the next one must know that these have to rebalance.
+    _set_members(state, group, remaining)
+    if remaining:
+        # In the replicated state, because the next coordinator must know that these members have to rebalance.
         group.phase = GroupPhase.PREPARING
         return _DONE
     group.generation = next_generation(group)
     group.phase = GroupPhase.EMPTY
     group.protocol = group.leader = ""
     group.emptied_ms = max(command.removed_ms, state.expiry_clock_ms)
-    drop_if_bare(state, group)
+    drop_if_unused(state, group)
     return _DONE
 
 
 def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
-    """In the same place of the order, with the same assignment, in the same generation."""
+    """The new member takes the old one's place in the order and its assignment, in the same generation."""
     _check_coordinator(state, command)
     group = find_group(state, command.group)
     old = find_member(group, command.old_member_id, command.member.instance_id)
@@ -130,11 +130,11 @@ def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
 
 
 def commit_coordinated_offsets(state: ClusterState, command: CommitCoordinatedOffsets) -> Applied:
-    """A member's commit in its own generation, once that is assigned. While a rebalance collects its members the
-    generation goes on, and so do its commits.
+    """A member's commit in its own generation, once that is assigned. While a rebalance collects members, the
+    generation still holds and takes commits.
 
-    A member that heard nothing commits again at the next coordinator, and goes on from there: what the former one
-    still proposes must not undo that. Its log would have been cut in Kafka; here it is refused."""
+    A member without an answer commits again at the next coordinator and goes on from there. A late proposal of the
+    former coordinator must not undo that. In Kafka its log would have been truncated; here its epoch is refused."""
     _check_coordinator(state, command)
     check_group_name(command.group)
     group = state.groups.get(command.group)

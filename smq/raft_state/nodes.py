@@ -1,9 +1,9 @@
 """Handlers of the cluster's start and of its nodes: InitCluster, RegisterNode, FenceNode, UnfenceNode, SetNodeDrained,
 Barrier.
 
-Owns who is registered with which incarnation, who is fenced, and who is drained. Never touches a partition: a fenced
-leader is replaced by an ElectLeader that the controller proposes, since that must name a log; groups get another
-coordinator at once. Only `machine` imports it.
+Owns which nodes are registered, with which incarnation, and which are fenced or drained. It must never touch a
+partition: the controller proposes an ElectLeader to replace a fenced leader, since that command must name a log. Groups
+get another coordinator immediately. Only `registry` imports it.
 """
 
 from smq.raft_state.commands import (
@@ -57,7 +57,7 @@ def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
 
 
 def register_node(state: ClusterState, command: RegisterNode) -> Applied:
-    """A higher incarnation replaces the node; the same, told the same again, is a retry. Both unfence it."""
+    """A higher incarnation replaces the node; the same incarnation with the same data is a retry. Both unfence it."""
     _check_registration(command)
     new = NodeState(
         node=command.node,
@@ -84,7 +84,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
 
 
 def fence_node(state: ClusterState, command: FenceNode) -> Applied:
-    """Takes the node out of elections and first choice of placement, until it registers or is unfenced."""
+    """Keeps the node out of elections and makes it the last choice of placement, until it registers or is unfenced."""
     find_node(state, command.node, command.incarnation).fenced = True
     reassign(state)
     return _DONE
@@ -98,7 +98,7 @@ def unfence_node(state: ClusterState, command: UnfenceNode) -> Applied:
 
 
 def set_node_drained(state: ClusterState, command: SetNodeDrained) -> Applied:
-    """Whatever the node is doing, and whether it runs at all. It still leads what no other replica can."""
+    """Works whether or not the node runs. A drained node still leads partitions that no other replica can lead."""
     node = state.nodes.get(command.node)
     if node is None:
         raise Refused(ErrorCode.UNKNOWN_NODE, f"node {command.node} has not registered")
@@ -108,7 +108,7 @@ def set_node_drained(state: ClusterState, command: SetNodeDrained) -> Applied:
 
 
 def barrier(_state: ClusterState, _command: Barrier) -> Applied:
-    """Nothing: that it has been applied is the message."""
+    """Changes nothing. The proposer only waits for it to be applied."""
     return _DONE
 
 

@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Steps: TypeAlias = Generator[None, None, T]  # work that others may come between: its result, after some yields
+Steps: TypeAlias = Generator[None, None, T]  # work in steps: other work may run at each yield
 
 PIECE_ITEMS: Final = 250  # partitions, commits, replies: half a millisecond of encoding, one of decoding
-PIECE_BYTES: Final = 32 << 10  # a piece is not much smaller: each costs its taker a turn
+PIECE_BYTES: Final = 32 << 10  # a piece is not much smaller: each costs its consumer a turn
 FORMAT_VERSION: Final = 1  # of these bytes
-SCHEMA_VERSION: Final = 1  # of the state: raised by a command, once every node understands the new one
+SCHEMA_VERSION: Final = 1  # of the state: a command raises it, once every node understands the new schema
 
 _MAGIC: Final = b"smqS"
 _HEAD: Final = struct.Struct(">4sBI")  # magic, format version, schema version
@@ -64,7 +64,7 @@ def encode_state(state: ClusterState) -> bytes:
 
 
 def state_pieces(state: ClusterState) -> Iterator[bytes]:
-    """The state's bytes, a millisecond's work at a time. It must not change before the last piece."""
+    """The state's bytes, one millisecond of work at a time. The state must not change before the last piece."""
     piece = bytearray()
     for part in _parts(state):
         piece += part
@@ -75,7 +75,7 @@ def state_pieces(state: ClusterState) -> Iterator[bytes]:
 
 
 def _parts(state: ClusterState) -> Iterator[bytes]:
-    """Small ones: no more than PIECE_ITEMS of anything in each."""
+    """Small parts: each has at most PIECE_ITEMS of anything."""
     out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.schema_version))
     CLUSTER.write(out, state)
     NODES.write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
@@ -114,12 +114,12 @@ def _list_parts(items: Collection[T], write: Callable[[bytearray, T], None]) -> 
 
 
 def decode_state(data: Bytes) -> ClusterState:
-    """Inverse of `encode_state`; CodecError for bytes it has not written. Invariants are the caller's to check."""
+    """Inverse of `encode_state`; CodecError for any other bytes. The caller checks the invariants."""
     return run_through(decode_steps(data))
 
 
 def run_through(steps: Steps[T]) -> T:
-    """All steps at once, and what comes of them."""
+    """Runs all steps, and returns their result."""
     while True:
         try:
             next(steps)
@@ -128,7 +128,7 @@ def run_through(steps: Steps[T]) -> T:
 
 
 def decode_steps(data: Bytes) -> Steps[ClusterState]:
-    """As `decode_state`, a millisecond's work between two yields."""
+    """As `decode_state`, with one millisecond of work between two yields."""
     reader = Reader(data)
     state = _read_head(reader)
     for _ in range(read_count(reader)):

@@ -1,7 +1,7 @@
 """The bytes of what a snapshot is made of: nodes, topics, partitions, groups, commits, replies, assignments.
 
-Owns the layout of each, writer and reader side by side. It must never decide an order or skip an entry: `snapshot` does
-the first, nothing may do the second. Only `snapshot` imports it.
+Owns the layout of each, writer and reader side by side. It must never skip an entry or choose
+an order: `snapshot` does that. Only `snapshot` imports it.
 """
 
 import struct

@@ -1,8 +1,8 @@
 """The configuration keys of a topic: their defaults, what values they take, what they mean.
 
-Owns the table TOPIC_CONFIG, from which validation, error messages and documentation come. A new key is a new row;
-its default must be what topics without the key already do, since only differences from the defaults are stored.
-Everybody may import it.
+Owns the table TOPIC_CONFIG, the source of validation, error messages and documentation. A new key is a new row. Its
+default must be the present behaviour of topics without the key, since only differences from the defaults are stored.
+Any module may import it.
 """
 
 import re
@@ -14,14 +14,14 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
 from smq.raft_state.refusal import Refused, quoted
 
-# [0-9] and not \d or int(): those take other scripts' digits, signs, blanks and underscores. Nineteen digits are
-# more than any key takes.
+# Not \d or int(): they accept other scripts' digits, signs, blanks and underscores. No key needs more than nineteen
+# digits.
 _DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """`accepts` is true for a valid value; `values` says in words which those are."""
+    """`accepts` is true for a valid value; `values` describes the valid values."""
 
     default: str
     values: str
@@ -54,7 +54,7 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
 
 
 def known_keys() -> str:
-    """The keys there are, for a message."""
+    """All keys, for a message."""
     return ", ".join(TOPIC_CONFIG)
 
 
@@ -65,7 +65,7 @@ def check_key(key: str) -> None:
 
 
 def checked_config(items: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The pairs as a dict. INVALID_CONFIG for an unknown key, a key given twice, or a value it does not take."""
+    """The pairs as a dict. INVALID_CONFIG for an unknown key, a repeated key, or an invalid value."""
     config: dict[str, str] = {}
     for key, value in items:
         check_key(key)
@@ -78,20 +78,20 @@ def checked_config(items: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def differing(config: Mapping[str, str]) -> dict[str, str]:
-    """What of a checked configuration is not the default, in the order of the keys."""
+    """The entries of a checked configuration that differ from the defaults, in the order of the keys."""
     return {key: config[key] for key in sorted(config) if config[key] != TOPIC_CONFIG[key].default}
 
 
 def config_value(config: Mapping[str, str], key: str) -> str:
-    """The value in force: the topic's own or the default."""
+    """The effective value: the topic's own or the default."""
     return config.get(key, TOPIC_CONFIG[key].default)
 
 
 def max_message_bytes(config: Mapping[str, str]) -> int:
-    """The largest record batch a topic takes, in bytes."""
+    """The largest record batch that a topic accepts, in bytes."""
     return int(config_value(config, MAX_MESSAGE_BYTES))
 
 
 def is_external(config: Mapping[str, str]) -> bool:
-    """Whether the topic's records are kept elsewhere, and only its offsets here."""
+    """Whether the topic's records are stored elsewhere, and only its offsets here."""
     return config_value(config, STORAGE) == EXTERNAL

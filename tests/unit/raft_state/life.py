@@ -35,11 +35,11 @@ from tests.unit.raft_state.support import (
     advances,
     aged,
     assign,
+    assign_members,
     commit,
     elect,
     external_topic,
     form,
-    hand_out,
     member,
     member_commit,
     pid,
@@ -61,7 +61,7 @@ def commands() -> list[Command]:
         *_groups_with_members(),
         register(3, incarnation=3, rack="süd"),
         form("again", _epoch("again"), 0, member("g")),  # counts on from the group that is gone
-        hand_out("again", _epoch("again"), 3, g=b"x"),
+        assign_members("again", _epoch("again"), 3, g=b"x"),
         aged(0, AllocateProducerId(request_id=rid(50))),
         AllocateProducerId(request_id=rid(51)),
         aged(0, AllocateProducerId(request_id=rid(50))),
@@ -83,7 +83,7 @@ def _groups_with_members() -> list[Command]:
         ExpireOffsets(now_ms=1),  # starts the clock
         *(register(node, 7, kafka=f"host:{node}") for node in (2, 4)),
         form("team", _epoch("team"), 0, member("a"), member("b", "range", "sticky", instance="i")),
-        hand_out("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
+        assign_members("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
         member_commit("team", 1, "a", (pid(2, 0), 19), epoch=_epoch("team")),
         replaced("team", _epoch("team"), "b", member("c", "range", instance="i")),
         form("torn", _epoch("torn"), 0, member("e"), member("f")),
@@ -148,7 +148,7 @@ def run(machine: Machine, steps: Sequence[Command], first_index: int = 1) -> Non
 
 
 def end_of_life() -> Machine:
-    """A machine that has lived it all."""
+    """A machine after the whole life."""
     machine = Machine()
     run(machine, commands())
     return machine

@@ -50,7 +50,7 @@ from smq.raft_state.state import PartitionState
 
 
 def tid(n: int) -> TopicId:
-    """A topic id that a person can tell from another."""
+    """A topic id that a reader can recognize."""
     return TopicId(n.to_bytes(16, "big"))
 
 
@@ -69,7 +69,7 @@ def did(n: int) -> DiskId:
 def register(
     node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0, kafka: str = "", rack: str = ""
 ) -> RegisterNode:
-    """Of the node's own disk, whose number is the node's, unless another is named."""
+    """On the disk with the node's number, unless another is named."""
     return RegisterNode(
         node=NodeId(node),
         incarnation=Incarnation(incarnation),
@@ -147,7 +147,7 @@ def commit(group: str, *items: tuple[PartitionId, int], request: RequestId = Req
 def member(
     member_id: str, *protocols: str, instance: str = "", metadata: bytes = b"m", session_ms: int = 10_000
 ) -> GroupMember:
-    """Of protocol "range" where none is named."""
+    """With the protocol "range" if none is named."""
     return GroupMember(
         member_id=member_id,
         instance_id=instance,
@@ -160,7 +160,7 @@ def member(
 
 
 def form(group: str, epoch: int, generation: int, *members: GroupMember, protocol: str = "range") -> FormGeneration:
-    """`generation` is the one that it follows; the first member leads."""
+    """The generation after `generation`; the first member leads."""
     return FormGeneration(
         group=group,
         coordinator_epoch=Epoch(epoch),
@@ -172,7 +172,7 @@ def form(group: str, epoch: int, generation: int, *members: GroupMember, protoco
     )
 
 
-def hand_out(group: str, epoch: int, generation: int, **assignments: bytes) -> AssignMembers:
+def assign_members(group: str, epoch: int, generation: int, **assignments: bytes) -> AssignMembers:
     return AssignMembers(
         group=group,
         coordinator_epoch=Epoch(epoch),
@@ -216,7 +216,7 @@ def member_commit(
 
 
 class Driver:
-    """A machine whose every step is checked: codec round trip, invariants, and that a rejection changes nothing."""
+    """A machine that checks every step: codec round trip, invariants, and that a rejection changes nothing."""
 
     def __init__(self, machine: Machine | None = None) -> None:
         self.machine = machine or Machine()
@@ -239,13 +239,13 @@ class Driver:
         return applied
 
     def ok(self, command: Command) -> Reply:
-        """Applies what must succeed."""
+        """Applies a command that must succeed."""
         reply = self.apply(command).reply
         assert not isinstance(reply, Rejected), reply
         return reply
 
     def refused(self, command: Command, code: ErrorCode) -> Rejected:
-        """Applies what must be rejected with this code."""
+        """Applies a command that must be rejected with this code."""
         reply = self.apply(command).reply
         assert isinstance(reply, Rejected), reply
         assert reply.code is code, reply
@@ -267,12 +267,12 @@ class Driver:
 
 
 def aged(replies_before: int, command: Request) -> Request:
-    """The command as a node proposes it that had counted this many replies when it accepted the request."""
+    """The command of a node that had counted this many replies when it accepted the request."""
     return replace(command, replies_before=replies_before)
 
 
 def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:
-    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if asked for."""
+    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if requested."""
     driver = Driver()
     driver.ok(default_init("test"))
     for node in range(1, nodes + 1):

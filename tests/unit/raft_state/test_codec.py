@@ -72,7 +72,7 @@ def test_bytes_after_a_command_are_a_codec_error(command: Command, rest: bytes) 
 
 
 def _decodes_or_refuses(data: bytes) -> None:
-    """Never another exception; and what is taken is the only encoding of its value."""
+    """Never another exception; and accepted bytes are the only encoding of their value."""
     try:
         command = decode_command(data)
     except CodecError:
@@ -86,7 +86,7 @@ def test_random_bytes_are_a_command_or_a_codec_error(data: bytes) -> None:
 
 
 @given(st.sampled_from(sorted(row.tag for row in COMMANDS)), st.binary(max_size=200))
-def test_random_bytes_behind_a_true_head_are_a_command_or_a_codec_error(tag: int, data: bytes) -> None:
+def test_random_bytes_after_a_valid_header_are_a_command_or_a_codec_error(tag: int, data: bytes) -> None:
     _decodes_or_refuses(bytes((VERSION, tag)) + data)
 
 
@@ -99,7 +99,7 @@ def test_command_with_one_byte_changed_is_a_command_or_a_codec_error(command: Co
 
 
 @given(st.sampled_from(sorted(row.tag for row in REPLIES)), st.binary(max_size=100))
-def test_random_bytes_behind_a_reply_tag_are_a_reply_or_a_codec_error(tag: int, data: bytes) -> None:
+def test_random_bytes_after_a_reply_tag_are_a_reply_or_a_codec_error(tag: int, data: bytes) -> None:
     with contextlib.suppress(CodecError):
         decode_reply(bytes((1, tag)) + data)
 
@@ -138,7 +138,7 @@ def test_pickle_is_refused() -> None:
         decode_command(pickle.dumps(Barrier()))
 
 
-def test_lying_count_is_refused_before_anything_is_allocated() -> None:
+def test_false_count_is_refused_before_anything_is_allocated() -> None:
     data = encode_command(AdvanceHwms(items=()))[:2]
     with pytest.raises(CodecError, match="cut short"):
         decode_command(data + ITEMS_MAX.to_bytes(4, "big"))
@@ -179,7 +179,7 @@ def test_flag_other_than_0_and_1_is_refused() -> None:
 
 
 def leaves(base: type) -> set[type]:
-    """The classes below `base` that have none below themselves."""
+    """The subclasses of `base` that have no subclasses themselves."""
     found: set[type] = set()
     below: list[type] = base.__subclasses__()
     for cls in below:

@@ -1,4 +1,4 @@
-"""A random life of the state machine against a model of plain dicts, with every property that must always hold."""
+"""Random commands to the state machine and to a model of plain dicts, with every property that must always hold."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ staleness = st.sampled_from([0] * 6 + [1, 2])
 
 
 class ClusterLife(GroupRules):
-    """`model[name]` is a dict with the topic's id and one dict a partition; of the groups, see GroupRules."""
+    """`model[name]` is a dict with the topic's id and one dict per partition; for the groups, see GroupRules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class ClusterLife(GroupRules):
         return self.driver.apply(command)
 
     def expect(self, command: Command, code: ErrorCode | None) -> Applied:
-        """Applies, and checks for exactly this rejection or for none."""
+        """Applies, and expects exactly this rejection, or none."""
         applied = self.apply(command)
         got = applied.reply.code if isinstance(applied.reply, Rejected) else None
         assert got is code, (applied.reply, code)
@@ -74,7 +74,7 @@ class ClusterLife(GroupRules):
         return partitions[index] if index < len(partitions) else None
 
     def new_partition(self, name: str, index: int, start: int) -> dict[str, Any]:
-        """Placement is the machine's choice, so it is read from there and judged by the invariants."""
+        """The machine chooses the placement, so it is read from there and checked by the invariants."""
         p = self.driver.machine.state.topics[name].partitions[index]
         return {
             "replicas": p.replicas,

@@ -1,4 +1,4 @@
-"""The cluster's start, and the life of nodes: who is registered, who is fenced, whose word is stale."""
+"""The cluster's start, and nodes: registration, fencing, stale incarnations."""
 
 from dataclasses import replace
 from typing import Any
@@ -162,11 +162,11 @@ def test_fencing_of_an_unknown_node_is_rejected(command: Command) -> None:
 
 @pytest.mark.parametrize("command", [fence(1, 2), unfence(1, 2)], ids=["fence", "unfence"])
 def test_fencing_of_another_incarnation_is_rejected(command: Command) -> None:
-    """A late fence must not hit the process that has started since."""
+    """A late fence must not affect the process that has started since."""
     cluster().refused(command, ErrorCode.STALE_INCARNATION)
 
 
-def test_fencing_twice_is_as_fencing_once() -> None:
+def test_fencing_twice_has_the_effect_of_fencing_once() -> None:
     driver = cluster()
     steps: list[tuple[Command, bool]] = [(fence(1), True)] * 2 + [(unfence(1), False)] * 2
     for command, expected in steps:

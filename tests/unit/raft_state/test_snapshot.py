@@ -77,7 +77,7 @@ def test_equal_states_have_equal_bytes_whatever_the_order_in_which_they_came_abo
 
 
 def test_order_of_replies_is_part_of_the_state() -> None:
-    """It decides which is forgotten first, so it may not be lost or sorted."""
+    """It decides which reply is dropped first, so it must not be lost or sorted."""
     machine = life.end_of_life()
     before = machine.digest()
     machine.state.replies = dict(reversed(machine.state.replies.items()))
@@ -115,7 +115,7 @@ def test_snapshot_with_one_byte_changed_is_another_state_or_a_codec_error(at: in
 
 
 @given(st.binary(max_size=300))
-def test_random_bytes_behind_a_true_head_are_a_state_or_a_codec_error(data: bytes) -> None:
+def test_random_bytes_after_a_valid_header_are_a_state_or_a_codec_error(data: bytes) -> None:
     head = SNAPSHOT[:9]
     try:
         state = decode_state(head + data)
@@ -138,7 +138,7 @@ def test_entry_that_is_in_the_snapshot_twice_is_a_codec_error() -> None:
     ("at", "reason"),
     [(0, "no snapshot of smq"), (4, "format 99.*run the smq that wrote"), (8, "schema 99.*run the smq")],
 )
-def test_snapshot_of_something_else_is_refused_with_the_reason(at: int, reason: str) -> None:
+def test_other_bytes_are_refused_with_the_reason(at: int, reason: str) -> None:
     damaged = bytearray(SNAPSHOT)
     damaged[at] = 99
     with pytest.raises(CodecError, match=reason):

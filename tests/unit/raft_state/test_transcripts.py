@@ -1,8 +1,8 @@
-"""Golden transcripts: commands and what came of them, as text that a person can read and a diff can show.
+"""Golden transcripts: commands and their outcomes, as text that a person can read and a diff can show.
 
 Each file in tests/transcripts/*.txt holds lines that begin with ">" (a command, written in Python with the helpers of
-`support`, or a word: state, groups, digest, restart, bytes COMMAND) and, indented below, what they gave. Lines that
-begin with "#" are comments. `pytest --rewrite` writes what is given now; read the diff before you commit it.
+`support`, or a word: state, groups, digest, restart, bytes COMMAND) and, indented below, their outputs.
+Lines that begin with "#" are comments. `pytest --rewrite` writes the present outputs; read the diff first.
 """
 
 from collections.abc import Iterator
@@ -114,7 +114,7 @@ class Player:
 
 
 def play(text: str) -> str:
-    """The transcript with its outputs as they are now."""
+    """The transcript with its present outputs."""
     player, lines = Player(), []
     for line in text.splitlines():
         if line.startswith(INDENT):
@@ -126,7 +126,7 @@ def play(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_transcript_is_as_it_was(path: Path, is_rewriting: bool) -> None:
+def test_transcript_has_not_changed(path: Path, is_rewriting: bool) -> None:
     before = path.read_text()
     now = play(before)
     if is_rewriting:

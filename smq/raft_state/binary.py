@@ -37,14 +37,14 @@ class Reader:
         """The next `size` bytes, not copied."""
         start, self._at = self._at, self._at + size
         if self._at > len(self._view):
-            raise CodecError(f"cut short: {size} bytes wanted at {start}, the end is at {len(self._view)}")
+            raise CodecError(f"cut short: {size} bytes needed at {start}, the end is at {len(self._view)}")
         return self._view[start : self._at]
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The next fields by a fixed layout."""
         start, self._at = self._at, self._at + layout.size
         if self._at > len(self._view):
-            raise CodecError(f"cut short: {layout.size} bytes wanted at {start}, the end is at {len(self._view)}")
+            raise CodecError(f"cut short: {layout.size} bytes needed at {start}, the end is at {len(self._view)}")
         return layout.unpack_from(self._view, start)
 
     def finish(self) -> None:
@@ -82,7 +82,7 @@ class Fixed:
 
     def write(self, out: bytearray, value: bytes) -> None:
         if len(value) != self.size:
-            raise CodecError(f"an id of {len(value)} bytes, where it has {self.size}")
+            raise CodecError(f"an id must have {self.size} bytes, not {len(value)}")
         out += value
 
     def read(self, reader: Reader) -> bytes:
@@ -98,14 +98,14 @@ class Blob:
 
     def write(self, out: bytearray, value: bytes) -> None:
         if len(value) > self.size_max:
-            raise CodecError(f"{len(value)} bytes, where at most {self.size_max} are allowed")
+            raise CodecError(f"at most {self.size_max} bytes are allowed, not {len(value)}")
         out += self.prefix.pack(len(value))
         out += value
 
     def read(self, reader: Reader) -> bytes:
         (size,) = reader.unpack(self.prefix)
         if size > self.size_max:
-            raise CodecError(f"{size} bytes, where at most {self.size_max} are allowed")
+            raise CodecError(f"at most {self.size_max} bytes are allowed, not {size}")
         return bytes(reader.take(size))
 
 
@@ -183,7 +183,7 @@ class Record:
 def write_count(out: bytearray, count: int) -> None:
     """The length of a list."""
     if count > ITEMS_MAX:
-        raise CodecError(f"{count} items, where at most {ITEMS_MAX} are allowed")
+        raise CodecError(f"at most {ITEMS_MAX} items are allowed, not {count}")
     out += U32.pack(count)
 
 
@@ -191,7 +191,7 @@ def read_count(reader: Reader) -> int:
     """Inverse of `write_count`."""
     count: int = reader.unpack(U32)[0]
     if count > ITEMS_MAX:
-        raise CodecError(f"{count} items, where at most {ITEMS_MAX} are allowed")
+        raise CodecError(f"at most {ITEMS_MAX} items are allowed, not {count}")
     return count
 
 

@@ -55,7 +55,7 @@ def _assign(state: ClusterState, item: Assignment, touched: dict[PartitionId, No
     _check_is_new(state, partition, item)
     base = partition.next_offset
     if base > OFFSET_MAX - item.count:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"the partition's offsets end at {OFFSET_MAX}")
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"the partition has too few offsets left: they end at {OFFSET_MAX}")
     partition.next_offset = Offset(base + item.count)
     touched[item.partition] = None
     _remember(state, item.request_id, Assigned(item.partition, base, item.count))
@@ -66,8 +66,8 @@ def _repeated(known: Assigned, item: Assignment) -> OffsetsAssigned:
     if (known.partition, known.count) != (item.partition, item.count):
         raise Refused(
             ErrorCode.INVALID_REQUEST,
-            f"request_id {item.request_id.hex()} was used for {known.count} offsets from {known.base} on; this is"
-            f" another request",
+            f"request_id {item.request_id.hex()} was used for {known.count} offsets from {known.base} on; a"
+            f" new request needs a new id",
         )
     return OffsetsAssigned(base=known.base, last=Offset(known.base + known.count - 1))
 
@@ -85,8 +85,7 @@ def _check_is_new(state: ClusterState, partition: PartitionState, item: Assignme
     if item.not_before < forgotten:
         raise Refused(
             ErrorCode.REQUEST_EXPIRED,
-            f"requests that were made before offset {forgotten} was assigned are no longer known; this one dates from"
-            f" {item.not_before}",
+            f"requests from before offset {forgotten} are no longer known; this one is from {item.not_before}",
         )
 
 

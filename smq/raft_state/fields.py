@@ -95,7 +95,7 @@ class OneOf:
                 out.append(tag)
                 record.write(out, value)
                 return
-        raise CodecError(f"{type(value).__name__} is no result of an item")
+        raise CodecError(f"{type(value).__name__} is not the result of an item")
 
     def read(self, reader: Reader) -> Any:
         tag = reader.unpack(U8)[0]

@@ -45,7 +45,9 @@ def make_group(state: ClusterState, name: str) -> GroupState:
     """An empty group, to which the caller must give offsets or members. LIMIT_EXCEEDED, INVALID_REQUEST."""
     check_group_name(name)
     if len(state.groups) >= state.groups_max:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, the limit (groups_max)")
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, which is the limit (groups_max)"
+        )
     group = state.groups[name] = GroupState(name=name, generation=state.generation_floor)
     return group
 
@@ -94,7 +96,7 @@ def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberSt
     if instance_id:
         owner = group.static_member(instance_id)
         if owner is not None and owner.member.member_id != member_id:
-            raise Refused(ErrorCode.FENCED_INSTANCE, f"instance {quoted(instance_id)} is another member by now")
+            raise Refused(ErrorCode.FENCED_INSTANCE, f"instance {quoted(instance_id)} now belongs to another member")
     member = group.members.get(member_id)
     if member is None or member.member.instance_id != (instance_id or member.member.instance_id):
         raise Refused(ErrorCode.UNKNOWN_MEMBER, f"group {quoted(group.name)} has no member {quoted(member_id)}")
@@ -197,7 +199,7 @@ def set_offsets_retention(state: ClusterState, command: SetOffsetsRetention) -> 
     if not 0 <= command.retention_ms <= OFFSETS_RETENTION_MS_MAX:
         raise Refused(
             ErrorCode.INVALID_CONFIG,
-            f"the retention of offsets must be from 1 to {OFFSETS_RETENTION_MS_MAX} ms, or 0 for ever,"
+            f"the retention of offsets must be from 1 to {OFFSETS_RETENTION_MS_MAX} ms, or 0 (forever),"
             f" not {command.retention_ms}",
         )
     state.offsets_retention_ms = command.retention_ms

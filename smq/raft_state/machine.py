@@ -91,7 +91,7 @@ class Machine:
         if known is not None:
             return Applied(reply=decode_reply(known))
         if before >= 0 and self.state.replies_counted - before > self.state.replies_max:
-            message = "more requests came since this one was first made than replies are remembered"
+            message = "too many requests came after this one to know whether it has taken effect"
             return Applied(reply=Rejected(code=ErrorCode.REQUEST_EXPIRED, message=message))
         applied = self._run(command)
         self._remember(request_id, applied.reply)

@@ -79,7 +79,7 @@ def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
     size = sum(len(m.assignment) for m in members.values())
     if size > GROUP_BYTES_MAX:
         raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"the group's assignments have {size} bytes, at most {GROUP_BYTES_MAX} may be"
+            ErrorCode.LIMIT_EXCEEDED, f"the group's assignments have {size} bytes, the limit is {GROUP_BYTES_MAX}"
         )
     _check_size(state, group, members)
     _set_members(state, group, members)
@@ -140,7 +140,7 @@ def commit_coordinated_offsets(state: ClusterState, command: CommitCoordinatedOf
     group = state.groups.get(command.group)
     if command.generation >= 0 or (group is not None and group.members):
         if group is None:
-            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"there is no group {quoted(command.group)} any more")
+            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"group {quoted(command.group)} no longer exists")
         find_member(group, command.member_id, command.instance_id)
         _check_generation(group, group.name, command.generation)
         if group.phase is GroupPhase.COMPLETING:
@@ -171,7 +171,7 @@ def _check_members(command: FormGeneration) -> None:
     members = command.members
     if not 1 <= len(members) <= GROUP_MEMBERS_MAX:
         raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"a generation has 1 to {GROUP_MEMBERS_MAX} members, not {len(members)}"
+            ErrorCode.LIMIT_EXCEEDED, f"a generation must have 1 to {GROUP_MEMBERS_MAX} members, not {len(members)}"
         )
     for text in (command.protocol_type, command.protocol):
         _check_text("a protocol", text)
@@ -193,16 +193,19 @@ def _check_member(member: GroupMember, protocol: str) -> None:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"a member has at most {MEMBER_PROTOCOLS_MAX} protocols")
     if all(name != protocol for name, _ in member.protocols):
         raise Refused(
-            ErrorCode.INVALID_REQUEST, f"member {quoted(member.member_id)} does not know protocol {quoted(protocol)}"
+            ErrorCode.INVALID_REQUEST, f"member {quoted(member.member_id)} does not support protocol {quoted(protocol)}"
         )
     for timeout_ms in (member.session_timeout_ms, member.rebalance_timeout_ms):
         if not 1 <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
-            raise Refused(ErrorCode.INVALID_REQUEST, f"a member's time-out of {timeout_ms} ms")
+            raise Refused(
+                ErrorCode.INVALID_REQUEST,
+                f"a member's timeout must be from 1 to {SESSION_TIMEOUT_MS_MAX} ms, not {timeout_ms}",
+            )
 
 
 def _check_text(what: str, text: str) -> None:
     if not 1 <= len(text.encode()) <= MEMBER_TEXT_BYTES_MAX:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{what} has 1 to {MEMBER_TEXT_BYTES_MAX} bytes")
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{what} must have 1 to {MEMBER_TEXT_BYTES_MAX} bytes")
 
 
 def _check_size(state: ClusterState, group: GroupState | None, members: dict[str, MemberState]) -> None:
@@ -210,13 +213,13 @@ def _check_size(state: ClusterState, group: GroupState | None, members: dict[str
     if size > GROUP_BYTES_MAX:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
-            f"the members' names and metadata have {size} bytes, at most {GROUP_BYTES_MAX} may be in one group",
+            f"the members' names and metadata have {size} bytes, the limit is {GROUP_BYTES_MAX} per group",
         )
     total = state.member_bytes + members_bytes(members) - (members_bytes(group.members) if group is not None else 0)
     if total > MEMBER_BYTES_CLUSTER_MAX:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
-            f"the members of all groups would have {total} bytes, at most {MEMBER_BYTES_CLUSTER_MAX} may be",
+            f"the members of all groups would have {total} bytes, the limit is {MEMBER_BYTES_CLUSTER_MAX}",
         )
 
 

@@ -72,11 +72,11 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
     old = state.nodes.get(command.node)
     new.drained = old is not None and old.drained
     if old is None and len(state.nodes) >= NODES_MAX:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes, the most there can be")
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes, which is the limit")
     if old is not None and old.incarnation >= new.incarnation and not _is_retry(old, new):
         raise Refused(
             ErrorCode.STALE_INCARNATION,
-            f"node {new.node} is registered with incarnation {old.incarnation}, this is {new.incarnation}",
+            f"node {new.node} is registered with incarnation {old.incarnation}, the new one is {new.incarnation}",
         )
     state.nodes[command.node] = new
     reassign(state)

@@ -19,7 +19,7 @@ def allocate_producer_id(state: ClusterState, command: AllocateProducerId) -> Ap
     """A fresh id, or the next epoch of the given id. A fresh id replaces an id that has run out of epochs."""
     if command.producer_id == NO_PRODUCER:
         if command.producer_epoch != _NO_EPOCH:
-            raise Refused(ErrorCode.INVALID_REQUEST, "producer_epoch must be -1 where producer_id is -1")
+            raise Refused(ErrorCode.INVALID_REQUEST, "producer_epoch must be -1 if producer_id is -1")
         return _fresh(state)
     epoch = _checked_epoch(state, command)
     bumped = ProducerEpoch(epoch + 1)

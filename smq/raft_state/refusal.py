@@ -47,7 +47,7 @@ def find_external(state: ClusterState, pid: PartitionId) -> PartitionState:
     if not partition.is_external:
         raise Refused(
             ErrorCode.WRONG_STORAGE,
-            f"the records of partition {_shown(state, pid)} lie in smq's log, which numbers them itself",
+            f"smq stores the records of partition {_shown(state, pid)} and assigns their offsets itself",
         )
     return partition
 

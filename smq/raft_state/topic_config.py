@@ -41,13 +41,13 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     MAX_MESSAGE_BYTES: ConfigKey(
         default=str(MESSAGE_BYTES_DEFAULT),
         values=f"a whole number of bytes from 1 to {MESSAGE_BYTES_CAP} (100 MiB)",
-        meaning="the largest record batch that is taken, as it is sent (compressed)",
+        meaning="the largest record batch that is accepted, in its compressed size",
         accepts=_between(1, MESSAGE_BYTES_CAP),
     ),
     STORAGE: ConfigKey(
         default="log",
-        values='"log" (smq keeps the records) or "external" (smq numbers them only), chosen when the topic is created',
-        meaning="where the records lie",
+        values='"log" (smq stores the records) or "external" (smq assigns offsets only), fixed at creation',
+        meaning="where the records are stored",
         accepts=lambda value: value in ("log", EXTERNAL),
     ),
 }
@@ -61,7 +61,9 @@ def known_keys() -> str:
 def check_key(key: str) -> None:
     """INVALID_CONFIG for a key that does not exist."""
     if key not in TOPIC_CONFIG:
-        raise Refused(ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: known are {known_keys()}")
+        raise Refused(
+            ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: the keys are {known_keys()}"
+        )
 
 
 def checked_config(items: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -72,7 +74,7 @@ def checked_config(items: Iterable[tuple[str, str]]) -> dict[str, str]:
         if key in config:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
         if not TOPIC_CONFIG[key].accepts(value):
-            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is {TOPIC_CONFIG[key].values}; not {quoted(value)}")
+            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {TOPIC_CONFIG[key].values}, not {quoted(value)}")
         config[key] = value
     return config
 

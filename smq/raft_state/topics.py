@@ -72,7 +72,7 @@ def add_partitions(state: ClusterState, command: AddPartitions) -> Applied:
     if command.partition_count < count_before:
         raise Refused(
             ErrorCode.INVALID_PARTITION_COUNT,
-            f"topic {quoted(topic.name)} has {count_before} partitions: the number cannot fall to"
+            f"topic {quoted(topic.name)} has {count_before} partitions: the number cannot be reduced to"
             f" {command.partition_count}",
         )
     _check_limits(state, topics=0, partitions=command.partition_count - count_before)
@@ -91,7 +91,7 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
     kept = {key: value for key, value in topic.config.items() if key not in command.unset}
     config = differing({**kept, **changes})
     if is_external(config) != is_external(topic.config):
-        raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} is chosen when a topic is created, and stays")
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} cannot be changed after a topic is created")
     topic.config = config
     return Applied(reply=Done())
 
@@ -127,12 +127,14 @@ def _check_replication_factor(state: ClusterState, command: CreateTopic, config:
 
 def _check_limits(state: ClusterState, *, topics: int, partitions: int) -> None:
     if len(state.topics) + topics > state.topics_max:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.topics)} topics, the limit (topics_max)")
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.topics)} topics, which is the limit (topics_max)"
+        )
     count = sum(len(topic.partitions) for topic in state.topics.values())
     if count + partitions > state.partitions_max:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
-            f"there are {count} partitions; {partitions} more would pass the limit (partitions_max)"
+            f"there are {count} partitions; {partitions} more would exceed the limit (partitions_max)"
             f" of {state.partitions_max}",
         )
 

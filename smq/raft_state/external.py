@@ -5,22 +5,13 @@ again. A request that may be a forgotten repetition is refused; it never receive
 next_offset except forward, by exactly the offsets that it assigns (rule 19). Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    AdvanceExternalHwms,
-    Applied,
-    Assignment,
-    AssignOffsets,
-    ExternalAdvance,
-    ExternalHwm,
-    OffsetsAssigned,
-    Rejected,
-    Results,
-)
+from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffsets, ExternalAdvance
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Offset, PartitionId, RequestId
 from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, ASSIGNED_MAX, OFFSET_MAX, REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused, find_external
+from smq.raft_state.replies import Applied, ExternalHwm, OffsetsAssigned, Rejected, Results
 from smq.raft_state.state import Assigned, ClusterState, PartitionState
 
 

@@ -5,11 +5,9 @@ Owns the committed offsets, and when a group exists: while it has offsets or mem
 """
 
 from smq.raft_state.commands import (
-    Applied,
     CommitOffsets,
     DeleteGroup,
     DeleteOffsets,
-    Done,
     ExpireOffsets,
     OffsetCommit,
     SetOffsetsRetention,
@@ -27,6 +25,7 @@ from smq.raft_state.limits import (
     TOPIC_ID_BYTES,
 )
 from smq.raft_state.refusal import Refused, find_partition, quoted
+from smq.raft_state.replies import Applied, Done
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, MemberState
 
 _DONE = Applied(reply=Done())

@@ -7,13 +7,10 @@ members have timed out. Only `registry` imports it.
 """
 
 from smq.raft_state.commands import (
-    Applied,
     AssignMembers,
     CommitCoordinatedOffsets,
     Coordinated,
-    Done,
     FormGeneration,
-    GenerationFormed,
     GroupMember,
     RemoveMembers,
     ReplaceMember,
@@ -39,6 +36,7 @@ from smq.raft_state.limits import (
     SESSION_TIMEOUT_MS_MAX,
 )
 from smq.raft_state.refusal import Refused, quoted
+from smq.raft_state.replies import Applied, Done, GenerationFormed
 from smq.raft_state.state import ClusterState, GroupPhase, GroupState, MemberState, members_bytes
 
 _DONE = Applied(reply=Done())

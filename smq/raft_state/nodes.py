@@ -6,16 +6,7 @@ partition: the controller proposes an ElectLeader to replace a fenced leader, si
 get another coordinator immediately. Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    Applied,
-    Barrier,
-    Done,
-    FenceNode,
-    InitCluster,
-    RegisterNode,
-    SetNodeDrained,
-    UnfenceNode,
-)
+from smq.raft_state.commands import Barrier, FenceNode, InitCluster, RegisterNode, SetNodeDrained, UnfenceNode
 from smq.raft_state.coordinators import reassign
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import (
@@ -28,6 +19,7 @@ from smq.raft_state.limits import (
     REPLIES_CAP,
 )
 from smq.raft_state.refusal import Refused, find_node
+from smq.raft_state.replies import Applied, Done
 from smq.raft_state.state import ClusterState, NodeState
 
 _DONE = Applied(reply=Done())

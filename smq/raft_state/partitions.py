@@ -4,21 +4,13 @@ Owns every change of a partition's leadership and offsets, and the invariant log
 Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    AdvanceHwms,
-    AdvanceLogStart,
-    Applied,
-    Done,
-    ElectLeader,
-    HwmAdvance,
-    HwmsAdvanced,
-    LeaderElected,
-)
+from smq.raft_state.commands import AdvanceHwms, AdvanceLogStart, ElectLeader, HwmAdvance
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.raft_state.refusal import Refused, find_node, find_partition
+from smq.raft_state.replies import Applied, Done, HwmsAdvanced, LeaderElected
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
 
 

@@ -5,11 +5,12 @@ a bumped epoch, since most are never bumped, and of those the last PRODUCERS_MAX
 so its producer gets PRODUCER_FENCED and starts a new session. Only `registry` imports it.
 """
 
-from smq.raft_state.commands import AllocateProducerId, Applied, ProducerIdAllocated
+from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_PRODUCER, ProducerEpoch, ProducerId
 from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED, PRODUCERS_MAX
 from smq.raft_state.refusal import Refused
+from smq.raft_state.replies import Applied, ProducerIdAllocated
 from smq.raft_state.state import ClusterState
 
 _NO_EPOCH = ProducerEpoch(-1)

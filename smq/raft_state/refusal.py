@@ -5,10 +5,10 @@ It must never change the state. Messages are part of the outcome (the reply cach
 changed state machine. Only handlers and `topic_config` import it.
 """
 
-from smq.raft_state.commands import Rejected
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Incarnation, NodeId, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import PARTITION_ID_BYTES, QUOTED_CHARS_MAX
+from smq.raft_state.replies import Rejected
 from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
 
 

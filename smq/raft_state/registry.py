@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from smq.raft_state import commands, external, groups, members, nodes, partitions, producer_ids, topics
+from smq.raft_state import commands, external, groups, members, nodes, partitions, producer_ids, replies, topics
 from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Kind, Many, Record
-from smq.raft_state.commands import Applied, Command
+from smq.raft_state.commands import Command
 from smq.raft_state.fields import (
     ANY_ID,
     CONFIG,
@@ -24,6 +24,7 @@ from smq.raft_state.fields import (
     HwmAdvances,
     OneOf,
 )
+from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
 
 C = TypeVar("C", bound=Command)
@@ -50,7 +51,7 @@ def _command(
     return CommandRow(tag=tag, record=Record(cls, fields), handler=handler)
 
 
-def _reply(tag: int, cls: type[commands.Reply], *fields: tuple[str, Kind]) -> Row:
+def _reply(tag: int, cls: type[replies.Reply], *fields: tuple[str, Kind]) -> Row:
     return Row(tag=tag, record=Record(cls, fields))
 
 
@@ -231,20 +232,20 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
     ),
 )
 
-_REJECTED: Final = _reply(2, commands.Rejected, ("code", Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))
-_OFFSETS_ASSIGNED: Final = _reply(6, commands.OffsetsAssigned, ("base", INT64), ("last", INT64))
-_EXTERNAL_HWM: Final = _reply(7, commands.ExternalHwm, ("hwm", INT64))
+_REJECTED: Final = _reply(2, replies.Rejected, ("code", Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))
+_OFFSETS_ASSIGNED: Final = _reply(6, replies.OffsetsAssigned, ("base", INT64), ("last", INT64))
+_EXTERNAL_HWM: Final = _reply(7, replies.ExternalHwm, ("hwm", INT64))
 _ITEM_RESULT: Final = OneOf({row.tag: row.record for row in (_REJECTED, _OFFSETS_ASSIGNED, _EXTERNAL_HWM)})
 
 REPLIES: Final[tuple[Row, ...]] = (
-    _reply(1, commands.Done),
+    _reply(1, replies.Done),
     _REJECTED,
-    _reply(3, commands.TopicCreated, ("topic_id", ANY_ID)),
-    _reply(4, commands.LeaderElected, ("epoch", INT32), ("start", INT64)),
-    _reply(5, commands.HwmsAdvanced, ("accepted", Many(FLAG))),
+    _reply(3, replies.TopicCreated, ("topic_id", ANY_ID)),
+    _reply(4, replies.LeaderElected, ("epoch", INT32), ("start", INT64)),
+    _reply(5, replies.HwmsAdvanced, ("accepted", Many(FLAG))),
     _OFFSETS_ASSIGNED,
     _EXTERNAL_HWM,
-    _reply(8, commands.Results, ("items", Many(_ITEM_RESULT))),
-    _reply(9, commands.ProducerIdAllocated, ("producer_id", INT64), ("producer_epoch", INT16)),
-    _reply(10, commands.GenerationFormed, ("generation", INT32)),
+    _reply(8, replies.Results, ("items", Many(_ITEM_RESULT))),
+    _reply(9, replies.ProducerIdAllocated, ("producer_id", INT64), ("producer_epoch", INT16)),
+    _reply(10, replies.GenerationFormed, ("generation", INT32)),
 )

@@ -4,15 +4,7 @@ Owns what a valid topic is: its name, its size, its configuration. Leaves placem
 offsets to `groups`. Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    AddPartitions,
-    AlterTopicConfig,
-    Applied,
-    CreateTopic,
-    DeleteTopic,
-    Done,
-    TopicCreated,
-)
+from smq.raft_state.commands import AddPartitions, AlterTopicConfig, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.groups import forget_topic
 from smq.raft_state.ids import Offset
@@ -20,6 +12,7 @@ from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.placement import new_partitions, place
 from smq.raft_state.refusal import Refused, find_topic, quoted
+from smq.raft_state.replies import Applied, Done, TopicCreated
 from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import EXTERNAL, STORAGE, check_key, checked_config, differing, is_external
 

@@ -11,7 +11,6 @@ from typing import Final
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
-    Applied,
     CreateTopic,
     ElectLeader,
     FenceNode,
@@ -21,6 +20,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
 from smq.replication.digests import Digests
 from smq.replication.membership.controller import Controller

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Final
 
 from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
-from smq.raft_state.commands import Command, Done, Rejected, Reply, Request
+from smq.raft_state.commands import Command, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
+from smq.raft_state.replies import Done, Rejected, Reply
 from smq.replication.api import DoneFn
 from smq.replication.net import wire
 from smq.replication.net.links import Links

@@ -19,18 +19,11 @@ from smq.coordinator.groups.round import Joiner, Round
 from smq.coordinator.groups.types import Identity, Join, OnJoined, OnLeft, OnSynced, Sync, Synced
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_QUEUE_MAX
-from smq.raft_state.commands import (
-    AssignMembers,
-    Command,
-    FormGeneration,
-    GroupMember,
-    RemoveMembers,
-    ReplaceMember,
-    Reply,
-)
+from smq.raft_state.commands import AssignMembers, Command, FormGeneration, GroupMember, RemoveMembers, ReplaceMember
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Generation
 from smq.raft_state.limits import GROUP_MEMBERS_MAX
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import GroupPhase, GroupState, MemberState
 
 _NS_PER_MS: Final = 1_000_000

@@ -14,10 +14,11 @@ from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
-from smq.raft_state.commands import CreateTopic, TopicCreated
+from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, TopicId
 from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
+from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG, known_keys
 

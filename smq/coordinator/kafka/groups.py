@@ -15,11 +15,12 @@ from smq.coordinator.kafka.compiler import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.calls import Answer
-from smq.raft_state.commands import OffsetCommit, Reply
+from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, METADATA_BYTES_MAX
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import PartitionState
 
 PREFIX: Final = "kafka-cg-"

@@ -13,16 +13,10 @@ from smq.coordinator.kafka.configs import described
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, code_of, told
 from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic
-from smq.raft_state.commands import (
-    AddPartitions,
-    AllocateProducerId,
-    CreateTopic,
-    DeleteTopic,
-    ProducerIdAllocated,
-    TopicCreated,
-)
+from smq.raft_state.commands import AddPartitions, AllocateProducerId, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, ProducerEpoch, ProducerId, TopicId
+from smq.raft_state.replies import ProducerIdAllocated, TopicCreated
 
 _FENCED_VERSION: Final = 4  # of InitProducerId: from here on there is a code of its own for it
 

@@ -9,19 +9,12 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from smq.raft_state.commands import (
-    Applied,
-    Command,
-    DeleteGroup,
-    DeleteOffsets,
-    ExpireOffsets,
-    GenerationFormed,
-    SetOffsetsRetention,
-)
+from smq.raft_state.commands import Command, DeleteGroup, DeleteOffsets, ExpireOffsets, SetOffsetsRetention
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Generation, PartitionId, TopicId
 from smq.raft_state.limits import EXPIRY_STEP_MS_MAX, OFFSETS_RETENTION_MS_DEFAULT
+from smq.raft_state.replies import Applied, GenerationFormed
 from smq.raft_state.state import ClusterState, GroupPhase
 from tests.unit.raft_state.support import (
     Driver,

@@ -6,7 +6,6 @@ from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
-    Applied,
     AssignMembers,
     Assignment,
     AssignOffsets,
@@ -21,10 +20,8 @@ from smq.raft_state.commands import (
     HwmAdvance,
     OffsetCommit,
     RegisterNode,
-    Rejected,
     RemoveMembers,
     ReplaceMember,
-    Reply,
     Request,
 )
 from smq.raft_state.errors import ErrorCode
@@ -46,6 +43,7 @@ from smq.raft_state.ids import (
 from smq.raft_state.invariants import check
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.state import PartitionState
 
 

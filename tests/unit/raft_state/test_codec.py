@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import pickle
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.raft_state import commands
 from smq.raft_state.codec import (
     VERSION,
     CodecError,
@@ -28,17 +28,14 @@ from smq.raft_state.commands import (
     Command,
     CommitOffsets,
     DeleteTopic,
-    Done,
     HwmAdvance,
-    HwmsAdvanced,
-    Rejected,
-    Reply,
     Request,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, TsNs
 from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
 from smq.raft_state.registry import COMMANDS, REPLIES, Row
+from smq.raft_state.replies import Done, HwmsAdvanced, Rejected, Reply
 from tests.unit.raft_state import strategies
 from tests.unit.raft_state.support import advance, advances, aged, pid, rid
 
@@ -183,7 +180,9 @@ def leaves(base: type) -> set[type]:
     found: set[type] = set()
     below: list[type] = base.__subclasses__()
     for cls in below:
-        if getattr(commands, cls.__name__) is cls:  # a slotted dataclass is made twice: the first one stays registered
+        if (
+            getattr(sys.modules[cls.__module__], cls.__name__) is cls
+        ):  # a slotted dataclass is made twice: the first one stays registered
             found |= leaves(cls) or {cls}
     return found
 

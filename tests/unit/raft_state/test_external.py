@@ -7,22 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state import external
-from smq.raft_state.commands import (
-    AddPartitions,
-    AdvanceLogStart,
-    AlterTopicConfig,
-    DeleteTopic,
-    ExternalHwm,
-    FenceNode,
-    HwmsAdvanced,
-    OffsetsAssigned,
-    Rejected,
-    Results,
-)
+from smq.raft_state.commands import AddPartitions, AdvanceLogStart, AlterTopicConfig, DeleteTopic, FenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_NODE, Incarnation, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, START_OFFSET_MAX
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import ExternalHwm, HwmsAdvanced, OffsetsAssigned, Rejected, Results
 from tests.unit.raft_state.support import (
     Driver,
     advance,

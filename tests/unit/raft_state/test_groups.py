@@ -5,21 +5,13 @@ from dataclasses import replace
 import pytest
 
 from smq.raft_state import producer_ids
-from smq.raft_state.commands import (
-    AllocateProducerId,
-    Applied,
-    CommitOffsets,
-    DeleteTopic,
-    Done,
-    OffsetCommit,
-    ProducerIdAllocated,
-    Rejected,
-)
+from smq.raft_state.commands import AllocateProducerId, CommitOffsets, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, RequestId
 from smq.raft_state.invariants import InvariantBroken
 from smq.raft_state.limits import COMMIT_ITEMS_MAX, METADATA_BYTES_MAX, PRODUCER_EPOCH_RETIRED, default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, Done, ProducerIdAllocated, Rejected
 from tests.unit.raft_state.support import Driver, aged, cluster, commit, pid, register, rid, topic
 
 

@@ -10,10 +10,8 @@ from smq.raft_state.commands import (
     DeleteGroup,
     DeleteOffsets,
     DeleteTopic,
-    Done,
     ExpireOffsets,
     FenceNode,
-    GenerationFormed,
     SetNodeDrained,
     SetOffsetsRetention,
     UnfenceNode,
@@ -33,6 +31,7 @@ from smq.raft_state.limits import (
     default_init,
 )
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Done, GenerationFormed
 from smq.raft_state.state import GroupPhase, GroupState
 from tests.unit.raft_state.support import (
     Driver,

@@ -10,21 +10,17 @@ from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
     AllocateProducerId,
-    Applied,
     Command,
     CreateTopic,
     DeleteTopic,
     FenceNode,
-    HwmsAdvanced,
-    LeaderElected,
-    Rejected,
-    TopicCreated,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId, PartitionIndex, TopicId, partition_id
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, Rejected, TopicCreated
 from smq.raft_state.state import PartitionState
 from tests.unit.raft_state.group_model import GroupRules
 from tests.unit.raft_state.support import Driver, advance, advances, elect, register, rid, tid

@@ -11,14 +11,13 @@ from smq.raft_state.commands import (
     Barrier,
     Command,
     DeleteTopic,
-    Done,
     FenceNode,
-    TopicCreated,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import DiskId, Incarnation, NodeId, Offset
 from smq.raft_state.limits import LIMIT_CAP, NODES_MAX, RACK_BYTES_MAX, REPLIES_CAP, default_init
+from smq.raft_state.replies import Done, TopicCreated
 from tests.unit.raft_state.support import (
     Driver,
     advances,

@@ -2,9 +2,10 @@
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, Done, FenceNode, HwmsAdvanced, LeaderElected, Rejected, UnfenceNode
+from smq.raft_state.commands import AdvanceLogStart, FenceNode, UnfenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.replies import Done, HwmsAdvanced, LeaderElected, Rejected
 from smq.raft_state.state import EpochStart
 from tests.unit.raft_state.support import Driver, advance, advances, cluster, elect, pid, register, topic
 

@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 
-from smq.raft_state.commands import (
-    AddPartitions,
-    AlterTopicConfig,
-    CreateTopic,
-    DeleteTopic,
-    Done,
-    FenceNode,
-    SetNodeDrained,
-    TopicCreated,
-)
+from smq.raft_state.commands import AddPartitions, AlterTopicConfig, CreateTopic, DeleteTopic, FenceNode, SetNodeDrained
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Incarnation, NodeId, Offset, TopicId
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT, START_OFFSET_MAX, default_init
+from smq.raft_state.replies import Done, TopicCreated
 from smq.raft_state.state import EpochStart
 from smq.raft_state.topic_config import TOPIC_CONFIG, config_value, max_message_bytes
 from tests.unit.raft_state.support import Driver, advance, advances, cluster, commit, pid, register, tid, topic

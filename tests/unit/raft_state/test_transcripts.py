@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from smq.raft_state import commands, ids, limits
+from smq.raft_state import commands, ids, limits, replies
 from smq.raft_state.codec import encode_command, encode_reply
-from smq.raft_state.commands import Applied, Rejected
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, Rejected
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 from tests.unit.raft_state import support
 from tests.unit.raft_state.support import Driver
@@ -28,7 +28,7 @@ INDENT = "    "
 _NAMES: dict[str, Any] = {
     "replace": replace,
     "ErrorCode": ErrorCode,
-    **{name: value for module in (ids, limits, commands, support) for name, value in vars(module).items()},
+    **{name: value for module in (ids, limits, commands, replies, support) for name, value in vars(module).items()},
 }
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from smq.raft_state.codec import decode_command, encode_reply
-from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejected, Reply
+from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
+from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, ReadIndexDone, Table

@@ -12,8 +12,8 @@ from zlib import crc32
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.raft_state.commands import Applied, HwmsAdvanced, LeaderElected
 from smq.raft_state.ids import LogIndex, NodeId
+from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected
 from smq.replication.applied import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog

@@ -30,9 +30,9 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="every commit of a member is fenced by its generation",
         mutations=(
             Mutation(
-                "smq.raft_state.groups:commit_member_offsets",
-                "if command.generation != group.generation:",
-                "if command.generation < 0:",
+                "smq.raft_state.members:commit_coordinated_offsets",
+                "_check_generation(group, group.name, command.generation)",
+                "pass",
             ),
         ),
         scenario="groups",
@@ -481,7 +481,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="no-reply-cache",
         rule="a retried command answers as the first did",
-        mutations=(Mutation("smq.raft_state.machine:Machine.apply", "if request_id == NO_REQUEST:", "if True:"),),
+        mutations=(Mutation("smq.raft_state.machine:Machine.apply", "command.request_id == NO_REQUEST", "True"),),
         scenario="partitions",
         anomalies=RAFT,
         seeds=40,
@@ -490,9 +490,7 @@ BUGS: tuple[PlantedBug, ...] = (
         name="old-requests-run-again",
         rule="a request whose reply may have been forgotten is refused rather than run twice",
         mutations=(
-            Mutation(
-                "smq.raft_state.machine:Machine._run_once", "if not_before is not None and self", "if False and self"
-            ),
+            Mutation("smq.raft_state.machine:Machine._run_once", "if before >= 0 and self", "if False and self"),
         ),
         scenario="remade",
         anomalies=frozenset({"process-died"}),

@@ -151,7 +151,7 @@ class Simulation:
                 peers=peers,
                 grpc_address=f"127.0.0.1:{20_000 + node}",
                 kafka_address=f"127.0.0.1:{30_000 + node}" if self.scenario.clients.members else "",
-                rack=f"rack-{node}" if node > 1 else "",  # registrations of either codec version
+                rack=f"rack-{node}",
                 raft_snapshot_entries=profile.snapshot_entries,
                 **{**TIMINGS, **profile.node},
             )

@@ -1,12 +1,11 @@
 """Bytes: a bounded reader and the few kinds of field that commands, replies and snapshots are made of.
 
-Owns how an integer, a string or a list lies in bytes: big-endian, fixed width, one encoding a value, so that equal
-values have equal bytes. It must never know what a field means, and never raise anything but CodecError for bytes it
-was given. Only `codec` and `snapshot` may import it (others: CodecError through `codec`).
+Owns the encoding of integers, strings and lists: big-endian, fixed width, one encoding per value, so that equal values
+have equal bytes. It must never know what a field means, and never raise anything but CodecError for bytes that it
+reads. Only `fields`, `registry`, `codec` and `snapshot` may import it (others: CodecError through `codec`).
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """The bytes are not what this version writes, or the value does not fit; the message says which."""
+    """The bytes are not what this version writes, or a value does not fit its field. The message says which."""
 
 
 U8: Final = struct.Struct(">B")
@@ -26,7 +25,7 @@ U32: Final = struct.Struct(">I")
 
 
 class Reader:
-    """Takes fields off the front of a buffer, never beyond its end."""
+    """Takes fields from the front of a buffer, never beyond its end."""
 
     __slots__ = ("_at", "_view")
 
@@ -38,25 +37,25 @@ class Reader:
         """The next `size` bytes, not copied."""
         start, self._at = self._at, self._at + size
         if self._at > len(self._view):
-            raise CodecError(f"cut short: {size} bytes wanted at {start}, the end is at {len(self._view)}")
+            raise CodecError(f"cut short: {size} bytes needed at {start}, the end is at {len(self._view)}")
         return self._view[start : self._at]
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The next fields by a fixed layout."""
         start, self._at = self._at, self._at + layout.size
         if self._at > len(self._view):
-            raise CodecError(f"cut short: {layout.size} bytes wanted at {start}, the end is at {len(self._view)}")
+            raise CodecError(f"cut short: {layout.size} bytes needed at {start}, the end is at {len(self._view)}")
         return layout.unpack_from(self._view, start)
 
     def finish(self) -> None:
-        """CodecError where bytes are left over."""
+        """CodecError if bytes are left over."""
         if self._at != len(self._view):
             raise CodecError(f"{len(self._view) - self._at} bytes are left over after the last field")
 
 
 class Kind(Protocol):
-    """How one field is written and read. `write` may raise CodecError, struct.error or UnicodeEncodeError, which
-    the encoder's caller sees as CodecError; `read` raises CodecError only."""
+    """How to write and read one field. `write` may raise CodecError, struct.error or UnicodeEncodeError; the codec
+    turns them into CodecError. `read` raises CodecError only."""
 
     def write(self, out: bytearray, value: Any) -> None: ...
 
@@ -77,13 +76,13 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Exactly `size` bytes, without a length: struct would pad or cut a wrong size silently, this refuses it."""
+    """Exactly `size` bytes, without a length. A wrong size is refused; struct would pad or cut it silently."""
 
     size: int
 
     def write(self, out: bytearray, value: bytes) -> None:
         if len(value) != self.size:
-            raise CodecError(f"an id of {len(value)} bytes, where it has {self.size}")
+            raise CodecError(f"an id must have {self.size} bytes, not {len(value)}")
         out += value
 
     def read(self, reader: Reader) -> bytes:
@@ -92,21 +91,21 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Up to `size_max` bytes behind their length."""
+    """Up to `size_max` bytes after their length."""
 
     prefix: struct.Struct
     size_max: int
 
     def write(self, out: bytearray, value: bytes) -> None:
         if len(value) > self.size_max:
-            raise CodecError(f"{len(value)} bytes, where at most {self.size_max} are allowed")
+            raise CodecError(f"at most {self.size_max} bytes are allowed, not {len(value)}")
         out += self.prefix.pack(len(value))
         out += value
 
     def read(self, reader: Reader) -> bytes:
         (size,) = reader.unpack(self.prefix)
         if size > self.size_max:
-            raise CodecError(f"{size} bytes, where at most {self.size_max} are allowed")
+            raise CodecError(f"at most {self.size_max} bytes are allowed, not {size}")
         return bytes(reader.take(size))
 
 
@@ -153,7 +152,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A tuple of any length up to ITEMS_MAX. Reading allocates item by item, so a lying count costs nothing."""
+    """A tuple of up to ITEMS_MAX items. Reading allocates item by item, so a false count costs nothing."""
 
     kind: Kind
 
@@ -168,9 +167,9 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A dataclass, field by field in the order given here, which never changes within a codec version."""
+    """A dataclass, field by field in the order given here, which never changes within a version."""
 
-    cls: Callable[..., Any]
+    cls: type
     fields: tuple[tuple[str, Kind], ...] = ()
 
     def write(self, out: bytearray, value: Any) -> None:
@@ -184,7 +183,7 @@ class Record:
 def write_count(out: bytearray, count: int) -> None:
     """The length of a list."""
     if count > ITEMS_MAX:
-        raise CodecError(f"{count} items, where at most {ITEMS_MAX} are allowed")
+        raise CodecError(f"at most {ITEMS_MAX} items are allowed, not {count}")
     out += U32.pack(count)
 
 
@@ -192,7 +191,7 @@ def read_count(reader: Reader) -> int:
     """Inverse of `write_count`."""
     count: int = reader.unpack(U32)[0]
     if count > ITEMS_MAX:
-        raise CodecError(f"{count} items, where at most {ITEMS_MAX} are allowed")
+        raise CodecError(f"at most {ITEMS_MAX} items are allowed, not {count}")
     return count
 
 

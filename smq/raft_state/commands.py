@@ -1,13 +1,12 @@
-"""The commands of the replicated state machine and their replies.
+"""The commands of the replicated state machine.
 
-Owns their shapes only; `codec` gives them bytes, `machine` their meaning. Time and ids arrive inside the
-command, read where it was proposed. Nothing here may do I/O or read a clock.
+Owns their shapes only; `registry` lists their bytes and their handlers. Time and ids are inside the command; the
+proposing node reads them. It must never do I/O or read a clock. Any module on the node may import it.
 """
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
-from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
     NO_REQUEST,
     DiskId,
@@ -24,10 +23,35 @@ from smq.raft_state.ids import (
     TsNs,
 )
 
+UNKNOWN_AGE: Final = -1  # never refused for its age; the node's proposer always sets one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitCluster:
-    """The first command of a cluster's life. Rejected with ALREADY_INITIALIZED ever after."""
+class Command:
+    """One change of the replicated state, as it stands in the Raft log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Command):
+    """A command of one caller. A repetition under the same id gets the first reply again (see `machine`).
+
+    `replies_before` bounds its age: no more than `replies_counted` was when a node first accepted the request."""
+
+    request_id: RequestId = NO_REQUEST
+    replies_before: int = UNKNOWN_AGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinated(Request):
+    """A command of a group's coordinator. It is refused unless the coordinator's epoch is current."""
+
+    group: str
+    coordinator_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitCluster(Command):
+    """The first command of a cluster's life. A later one is rejected with ALREADY_INITIALIZED."""
 
     cluster_id: str
     topics_max: int
@@ -37,50 +61,48 @@ class InitCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterNode:
+class RegisterNode(Command):
     """A process of a node has started; a higher incarnation replaces and unfences the node."""
 
     node: NodeId
     incarnation: Incarnation
-    disk: DiskId  # of the data directory it runs on; only this one's votes count from here on (rule 18)
+    disk: DiskId  # of its data directory; from here on, only this disk's votes count (rule 18)
     grpc_address: str
     http_address: str
-    kafka_address: str  # "" where there is no listener
-    rack: str = ""  # where the node stands; "" where nobody has said
+    kafka_address: str  # "" if there is no listener
+    rack: str = ""  # the node's failure zone, by the name that Kafka clients use; "" if none is configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FenceNode:
-    """The Raft leader has not heard of this incarnation for the session timeout."""
+class FenceNode(Command):
+    """The Raft leader has not heard from this incarnation for the session timeout."""
 
     node: NodeId
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnfenceNode:
-    """The Raft leader hears this incarnation again."""
+class UnfenceNode(Command):
+    """The Raft leader hears from this incarnation again."""
 
     node: NodeId
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetNodeDrained:
-    """An operator's wish, which outlives the node's process: lead nothing here, and place nothing new."""
+class SetNodeDrained(Request):
+    """An operator's request, which outlives the node's process: lead nothing here, and place nothing new here."""
 
-    request_id: RequestId = NO_REQUEST
     node: NodeId
     drained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTopic:
-    """Creates a topic; replicas are placed by the machine, evenly, on nodes that are neither fenced nor drained first.
+class CreateTopic(Request):
+    """Creates a topic. The machine places its replicas evenly, on nodes that are neither fenced nor drained if it can.
 
-    With storage=external its replication factor is 0: Raft holds all that there is of it, on every node."""
+    With storage=external its replication factor is 0: Raft holds all of its state, on every node."""
 
-    request_id: RequestId = NO_REQUEST
     name: str
     topic_id: TopicId
     partition_count: int
@@ -91,30 +113,27 @@ class CreateTopic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopic:
-    request_id: RequestId = NO_REQUEST
+class DeleteTopic(Request):
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitions:
-    request_id: RequestId = NO_REQUEST
+class AddPartitions(Request):
     name: str
     partition_count: int  # the new total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterTopicConfig:
-    """Sets the keys of `set_`, removes those of `unset` (back to the default)."""
+class AlterTopicConfig(Request):
+    """Sets the keys of `set_`, and resets those of `unset` to their defaults."""
 
-    request_id: RequestId = NO_REQUEST
     name: str
     set_: tuple[tuple[str, str], ...] = ()
     unset: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElectLeader:
+class ElectLeader(Command):
     """Rule 11. Rejected unless `expected_epoch` is current, the candidate is this incarnation, unfenced and a
     replica, and its durable verified end reaches the hwm at apply. Epoch + 1 starts at the hwm."""
 
@@ -135,27 +154,25 @@ class HwmAdvance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceHwms:
-    """Rule 9, for all partitions due on one node. An item of another epoch changes nothing."""
+class AdvanceHwms(Command):
+    """Rule 9, for all partitions of one node that are due. An item of another epoch changes nothing."""
 
     items: tuple[HwmAdvance, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceLogStart:
-    """Rule 14: DeleteRecords and retention. `offset` <= hwm, else OFFSET_OUT_OF_RANGE; never goes back."""
+class AdvanceLogStart(Request):
+    """Rule 14: DeleteRecords and retention. OFFSET_OUT_OF_RANGE if `offset` > hwm; the log start never goes back."""
 
-    request_id: RequestId = NO_REQUEST
     partition: PartitionId
     offset: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateProducerId:
+class AllocateProducerId(Request):
     """A fresh producer id, epoch 0; or, with `producer_id` >= 0, its next epoch (PRODUCER_FENCED if
     `producer_epoch` is not its current one)."""
 
-    request_id: RequestId = NO_REQUEST
     producer_id: ProducerId = ProducerId(-1)
     producer_epoch: ProducerEpoch = ProducerEpoch(-1)
 
@@ -168,10 +185,9 @@ class OffsetCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitOffsets:
-    """All items or none. In the name of nobody: refused while the group has members."""
+class CommitOffsets(Request):
+    """All items or none, on behalf of no member: refused while the group has members."""
 
-    request_id: RequestId = NO_REQUEST
     group: str
     items: tuple[OffsetCommit, ...]
     committed_ms: int
@@ -179,8 +195,8 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """`count` offsets of one partition of external storage, for one caller. `not_before` is a next_offset of the
-    partition that was true before the request was first made: what an earlier attempt got lies at or above it."""
+    """`count` offsets of one partition of external storage, for one caller. `not_before` is a next_offset that the
+    partition had before the first attempt: offsets that an earlier attempt got are at or above it."""
 
     request_id: RequestId
     partition: PartitionId
@@ -189,8 +205,8 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssignOffsets:
-    """Of all callers that one node had waiting. Each item is answered for itself, and a repeated one as at first."""
+class AssignOffsets(Command):
+    """For all callers that waited at one node. Each item has its own answer, and a repeated item its first answer."""
 
     items: tuple[Assignment, ...]
 
@@ -198,51 +214,34 @@ class AssignOffsets:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAdvance:
     partition: PartitionId
-    offset: Offset  # everything below it can be read, wherever it is kept
+    offset: Offset  # everything below it is readable, wherever it is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceExternalHwms:
-    """The high water marks of external storage, of all callers that one node had waiting. Never back."""
+class AdvanceExternalHwms(Command):
+    """High water marks of external storage, for all callers that waited at one node. They never go back."""
 
     items: tuple[ExternalAdvance, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitMemberOffsets:
-    """As CommitCoordinatedOffsets, without the coordinator's epoch. Logs hold it; nobody proposes it any more, since a
-    former coordinator could bring an old commit behind a newer one."""
+class CommitCoordinatedOffsets(Coordinated):
+    """A member's commit, all items or none. The epoch of the coordinator, the group's generation, the member's id and,
+    for a static member, its instance id must be current."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
     generation: Generation
     member_id: str
-    instance_id: str = ""  # "" where the member is not static
-    items: tuple[OffsetCommit, ...]
-    committed_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitCoordinatedOffsets:
-    """A commit in the name of a member: fenced by the coordinator that was asked, the group's generation, the member's
-    id and, for a static member, its instance id. All items or none."""
-
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
-    generation: Generation
-    member_id: str
-    instance_id: str = ""  # "" where the member is not static
+    instance_id: str = ""  # "" if the member is not static
     items: tuple[OffsetCommit, ...]
     committed_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """What a member said when it joined. The protocols are in the order of its preference, each with its metadata."""
+    """What a member sent when it joined. The protocols are in its order of preference, each with its metadata."""
 
     member_id: str
-    instance_id: str = ""  # "" where the member is not static
+    instance_id: str = ""  # "" if the member is not static
     client_id: str = ""
     client_host: str = ""
     session_timeout_ms: int
@@ -251,13 +250,10 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormGeneration:
-    """The coordinator's collection of members is over: they are the next generation, which waits for its leader's
-    assignment. Makes the group where there is none (expected generation 0)."""
+class FormGeneration(Coordinated):
+    """The coordinator has collected the members of the next generation, which waits for its leader's assignment.
+    Creates the group if there is none (expected generation 0)."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     expected_generation: Generation
     protocol_type: str
     protocol: str
@@ -266,190 +262,63 @@ class FormGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssignMembers:
-    """The leader's assignment of one generation, once. Members that are not named get an empty one."""
+class AssignMembers(Coordinated):
+    """The leader's assignment of one generation, once. Members that it does not name get an empty assignment."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     generation: Generation
     assignments: tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveMembers:
-    """These members have left, or were not heard of. Those that stay must rebalance; the last one gone empties the
-    group, in a generation of its own."""
+class RemoveMembers(Coordinated):
+    """These members have left or timed out. The remaining members must rebalance. If none remains, the group is empty,
+    in a new generation."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     generation: Generation
     member_ids: tuple[str, ...]
     removed_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaceMember:
-    """A static member is back under a new member id: it takes the old one's place and assignment; the old id is
+class ReplaceMember(Coordinated):
+    """A static member has returned under a new member id. It takes the place and the assignment of the old id, which is
     fenced."""
 
-    request_id: RequestId = NO_REQUEST
-    group: str
-    coordinator_epoch: Epoch
     old_member_id: str
     member: GroupMember
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteGroup:
-    """The group and its offsets; refused while it has members."""
+class DeleteGroup(Request):
+    """Deletes the group and its offsets; refused while it has members."""
 
-    request_id: RequestId = NO_REQUEST
     group: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteOffsets:
-    """What a group has committed for these partitions. Whoever proposes it has looked at what the members of this
-    generation subscribe to."""
+class DeleteOffsets(Request):
+    """Deletes a group's committed offsets of these partitions. The proposer has checked the subscriptions of the
+    members of this generation."""
 
-    request_id: RequestId = NO_REQUEST
     group: str
     generation: Generation
     partitions: tuple[PartitionId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireOffsets:
-    """Forgets what groups committed that have had no members for the retention, as of this time."""
+class ExpireOffsets(Command):
+    """Deletes the offsets of groups that have had no members for the retention, as of this time."""
 
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetOffsetsRetention:
-    """For the whole cluster. 0 keeps committed offsets for ever."""
+class SetOffsetsRetention(Request):
+    """For the whole cluster. 0 keeps committed offsets forever."""
 
-    request_id: RequestId = NO_REQUEST
     retention_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Barrier:
-    """Changes nothing: whoever sees it applied has seen everything committed before it was proposed."""
-
-
-Command: TypeAlias = (
-    InitCluster
-    | RegisterNode
-    | FenceNode
-    | UnfenceNode
-    | CreateTopic
-    | DeleteTopic
-    | AddPartitions
-    | AlterTopicConfig
-    | ElectLeader
-    | AdvanceHwms
-    | AdvanceLogStart
-    | AllocateProducerId
-    | CommitOffsets
-    | CommitMemberOffsets
-    | CommitCoordinatedOffsets
-    | FormGeneration
-    | AssignMembers
-    | RemoveMembers
-    | ReplaceMember
-    | DeleteGroup
-    | DeleteOffsets
-    | ExpireOffsets
-    | SetOffsetsRetention
-    | Barrier
-    | SetNodeDrained
-    | AssignOffsets
-    | AdvanceExternalHwms
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """The command took effect and has nothing to tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """The command changed nothing. `lo`/`hi` are -1 where they do not apply."""
-
-    code: ErrorCode
-    message: str
-    lo: Offset = Offset(-1)
-    hi: Offset = Offset(-1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicCreated:
-    topic_id: TopicId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderElected:
-    epoch: Epoch
-    start: Offset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HwmsAdvanced:
-    accepted: tuple[bool, ...]  # one an item; False where the epoch has moved on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerIdAllocated:
-    producer_id: ProducerId
-    producer_epoch: ProducerEpoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetsAssigned:
-    """[base, last] are the caller's alone, and nobody else's ever."""
-
-    base: Offset
-    last: Offset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalHwm:
-    hwm: Offset  # the one in force, which may be above what was asked for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """One reply an item of a command that carries the wishes of several callers."""
-
-    items: tuple[OffsetsAssigned | ExternalHwm | Rejected, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationFormed:
-    generation: Generation
-
-
-Reply: TypeAlias = (
-    Done
-    | Rejected
-    | TopicCreated
-    | LeaderElected
-    | HwmsAdvanced
-    | ProducerIdAllocated
-    | OffsetsAssigned
-    | ExternalHwm
-    | Results
-    | GenerationFormed
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """What one apply did: the reply, and which partitions' state may have changed (created and deleted too)."""
-
-    reply: Reply
-    touched: tuple[PartitionId, ...] = field(default=())
+class Barrier(Command):
+    """Changes nothing: a node that applies it has applied everything committed before the proposal."""

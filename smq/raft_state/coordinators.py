@@ -1,9 +1,9 @@
-"""Who coordinates which groups: a table of slots, kept even over the nodes that live.
+"""Which node coordinates which groups: a table of slots, balanced over the live nodes.
 
-Owns the table. A group belongs to a slot by its name, a slot to one process of one node, under an epoch that each
-change raises: so there is one coordinator of a group at any time, and whoever was it before is known by its epoch. The
-table follows registrations and fencing within the same command, without an election: there is no log that a coordinator
-would have to hold, since all it must know is in the replicated state. Handlers and readers import it.
+Owns the table. A group's name decides its slot. A slot belongs to one process of one node, in an epoch that grows with
+each change. So a group has one coordinator at any time, and a former coordinator is recognized by its epoch. The table
+follows registrations and fencing within the same command. It needs no election: everything that a coordinator must know
+is in the replicated state, so it need not hold a log. Handlers and readers import it.
 """
 
 import zlib
@@ -14,19 +14,19 @@ from smq.raft_state.state import ClusterState, CoordinatorSlot
 
 
 def slot_of(group: str) -> int:
-    """The slot of a group. CRC-32, since it is the same on every Python."""
+    """The slot of a group, by CRC-32, which is the same on every Python."""
     return zlib.crc32(group.encode()) % COORDINATOR_SLOTS
 
 
 def coordinator_of(state: ClusterState, group: str) -> CoordinatorSlot:
-    """Who coordinates the group; node 0, epoch 0 while no node could."""
+    """The slot of the group's coordinator; node 0, epoch 0 as long as no node could coordinate."""
     return state.coordinators[slot_of(group)]
 
 
 def reassign(state: ClusterState) -> None:
-    """Gives what is not coordinated by a live process to live ones, and evens out. A node without a Kafka listener
-    coordinates nothing, since nobody could reach it, and a drained one only where there is no other. Without any live
-    node all stays as it is."""
+    """Gives slots without a live process to live ones, then balances. A node without a Kafka listener coordinates
+    nothing, since no client could reach it; a drained node only if there is no other. If no node is live, nothing
+    changes."""
     slots = state.coordinators
     live = [node for _, node in sorted(state.nodes.items()) if not node.fenced and node.kafka_address]
     counts = {node.node: 0 for node in live if not node.drained} or {node.node: 0 for node in live}
@@ -39,21 +39,21 @@ def reassign(state: ClusterState) -> None:
         else:
             orphans.append(index)
     for index in orphans:
-        _give(state, index, _least(counts), counts)
+        _assign(state, index, _least_loaded(counts), counts)
     while True:
-        most, least = min(counts, key=lambda n: (-counts[n], n)), _least(counts)
+        most, least = min(counts, key=lambda n: (-counts[n], n)), _least_loaded(counts)
         if counts[most] - counts[least] <= 1:
             return
         index = next(i for i, slot in enumerate(slots) if slot.node == most)
         counts[most] -= 1
-        _give(state, index, least, counts)
+        _assign(state, index, least, counts)
 
 
-def _least(counts: dict[NodeId, int]) -> NodeId:
+def _least_loaded(counts: dict[NodeId, int]) -> NodeId:
     return min(counts, key=lambda n: (counts[n], n))
 
 
-def _give(state: ClusterState, index: int, node: NodeId, counts: dict[NodeId, int]) -> None:
+def _assign(state: ClusterState, index: int, node: NodeId, counts: dict[NodeId, int]) -> None:
     before = state.coordinators[index]
     state.coordinators[index] = CoordinatorSlot(
         node=node, incarnation=state.nodes[node].incarnation, epoch=Epoch(before.epoch + 1)

@@ -1,8 +1,7 @@
-"""Every error a caller can meet: its name, whether it is definite, whether a retry can help, and what to do.
+"""Every error that a caller can meet: its name, whether it is definite, whether a retry can help, and what to do.
 
-Owns the table of error codes shared by the state machine's rejections, the node and all wire protocols. It
-must never import another layer. "Definite" means the operation did not and will not happen; in doubt an
-error is indefinite.
+Owns the table of error codes, shared by the state machine's rejections, the node and all wire protocols. It must never
+import another layer. "Definite" means that the operation did not and will not happen; in doubt, an error is indefinite.
 """
 
 import enum
@@ -15,7 +14,7 @@ from smq.raft_state.ids import NodeId, Offset
 class _Traits(NamedTuple):
     number: int  # on the wire; never reused
     definite: bool
-    retriable: bool  # the same request may succeed later (perhaps at another node)
+    retriable: bool  # the same request may succeed later, perhaps at another node
     advice: str  # what the user should do next
 
 
@@ -28,20 +27,18 @@ class ErrorCode(enum.Enum):
     UNKNOWN_PARTITION = _Traits(
         2, True, False, "choose a partition below the topic's partition count (`smq topic describe`)"
     )
-    TOPIC_EXISTS = _Traits(3, True, False, "choose another name, or use the topic that is there")
+    TOPIC_EXISTS = _Traits(3, True, False, "choose another name, or use the existing topic")
     INVALID_TOPIC_NAME = _Traits(4, True, False, "use 1-249 of the characters a-z A-Z 0-9 . _ - (and not '.' or '..')")
-    INVALID_PARTITION_COUNT = _Traits(
-        5, True, False, "ask for a count within the limit, and never fewer than there are"
-    )
-    INVALID_REPLICATION_FACTOR = _Traits(
-        6, True, False, "ask for at least 1 and at most as many replicas as there are nodes"
-    )
+    INVALID_PARTITION_COUNT = _Traits(5, True, False, "request a count within the limit, and not below the present one")
+    INVALID_REPLICATION_FACTOR = _Traits(6, True, False, "request at least 1 replica and at most one per node")
     INVALID_CONFIG = _Traits(7, True, False, "use only the configuration keys and values that the message lists")
     LIMIT_EXCEEDED = _Traits(8, True, False, "free some, or raise the cluster's limit")
     INVALID_REQUEST = _Traits(9, True, False, "correct the field that the message names")
     NOT_LEADER = _Traits(10, True, True, "retry at the leader named in the details")
     NOT_REPLICA = _Traits(11, True, True, "read from one of the replicas named in the details")
-    LEADER_UNAVAILABLE = _Traits(12, True, True, "retry: a leader is being elected; `smq status` tells why if it lasts")
+    LEADER_UNAVAILABLE = _Traits(
+        12, True, True, "retry: a leader is being elected; if it lasts, `smq status` shows why"
+    )
     OFFSET_OUT_OF_RANGE = _Traits(13, True, False, "use an offset within the range that the message names")
     BATCH_TOO_LARGE = _Traits(14, True, False, "send smaller batches, or raise the topic's max.message.bytes")
     CORRUPT_BATCH = _Traits(15, True, False, "send it again: its checksum does not match its bytes")
@@ -51,7 +48,7 @@ class ErrorCode(enum.Enum):
     NO_QUORUM = _Traits(
         19, False, True, "retry with the same request id: a majority of nodes could not be reached in time"
     )
-    TIMED_OUT = _Traits(20, False, True, "retry with the same request id or sequence: the outcome is not known")
+    TIMED_OUT = _Traits(20, False, True, "retry with the same request id or sequence: the outcome is unknown")
     APPEND_LOST = _Traits(21, True, True, "send it again: leadership moved before it was committed, and it was dropped")
     OVERLOADED = _Traits(22, True, True, "slow down and retry after the time in the details")
     SHUTTING_DOWN = _Traits(23, True, True, "retry at another node")
@@ -62,8 +59,8 @@ class ErrorCode(enum.Enum):
     )
     NO_COMMITTED_OFFSET = _Traits(27, True, False, "commit one first, or choose where to start")
     SESSION_EXISTS = _Traits(28, True, False, "close the session with this id first, or use another id")
-    UNKNOWN_SESSION = _Traits(29, True, False, "start a session first; it is gone after a restart of the node")
-    STALE_EPOCH = _Traits(30, True, False, "internal: the leadership this names is over")
+    UNKNOWN_SESSION = _Traits(29, True, False, "start a session first; a restart of the node ends it")
+    STALE_EPOCH = _Traits(30, True, False, "internal: the leadership that the request names is over")
     STALE_INCARNATION = _Traits(31, True, False, "internal: a newer process of this node has registered")
     UNKNOWN_NODE = _Traits(32, True, False, "start the node first, or check its id with `smq node list`")
     ELECTION_REJECTED = _Traits(33, True, True, "internal: the candidate's log does not reach the high water mark")
@@ -71,15 +68,18 @@ class ErrorCode(enum.Enum):
     INTERNAL = _Traits(35, False, False, "report it with the node's log")
     INVALID_OFFSET = _Traits(36, True, False, "correct the offset: it must be >= 0 and within what the message names")
     ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialised")
-    NOT_COORDINATOR = _Traits(50, True, True, "look the group's coordinator up again, and retry there")
+    NOT_COORDINATOR = _Traits(50, True, True, "look up the group's coordinator again, and retry there")
     ILLEGAL_GENERATION = _Traits(51, True, False, "join the group again: it has rebalanced without this member")
     UNKNOWN_MEMBER = _Traits(52, True, False, "join the group again under a new member id")
-    FENCED_INSTANCE = _Traits(53, True, False, "stop this one: another process has joined with the same instance id")
+    FENCED_INSTANCE = _Traits(53, True, False, "stop this process: another one has joined with the same instance id")
     REBALANCE_IN_PROGRESS = _Traits(54, True, True, "join the group again, then retry")
     GROUP_NOT_EMPTY = _Traits(55, True, False, "stop the group's members first (`smq group describe` lists them)")
     GROUP_SUBSCRIBED = _Traits(56, True, False, "stop the members that consume this topic first")
     REQUEST_EXPIRED = _Traits(
-        58, False, False, "too many requests came after it to tell whether it took effect; ask anew under a new id"
+        58,
+        False,
+        False,
+        "too many requests came after it to know whether it took effect; check, then send it under a new id",
     )
     WRONG_STORAGE = _Traits(
         59, True, False, "publish to and read from topics of storage=log; assign offsets in those of storage=external"
@@ -103,7 +103,7 @@ class ErrorCode(enum.Enum):
 
     @classmethod
     def from_number(cls, number: int) -> "ErrorCode":
-        """INTERNAL for a number this version does not know."""
+        """INTERNAL for a number that this version does not know."""
         return _BY_NUMBER.get(number, cls.INTERNAL)
 
 
@@ -112,12 +112,12 @@ _BY_NUMBER = {code.number: code for code in ErrorCode}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorDetails:
-    """What a machine needs to act on an error. Fields that do not apply are None."""
+    """What a program needs to act on an error. Fields that do not apply are None."""
 
-    leader: NodeId | None = None  # who leads, where known
+    leader: NodeId | None = None  # the current leader, if known
     leader_address: str | None = None  # its gRPC address, host:port
     lo: Offset | None = None  # first valid offset
-    hi: Offset | None = None  # high water mark: first offset that is not there yet
+    hi: Offset | None = None  # high water mark: the first offset that is not readable yet
     retry_after_ms: int | None = None
 
 

@@ -1,31 +1,22 @@
 """Handlers of offsets without records: AssignOffsets and AdvanceExternalHwms, of topics with storage=external.
 
-Owns who was given which offsets, and which requests are still known. A request is answered once and, repeated, as it
-was at first; one that can no longer be told from a new one is refused and never given other offsets. Must never move
-next_offset but forward, by exactly what it hands out (rule 19). Only `machine` imports it.
+Owns which offsets each request received, and which requests are still known. A repeated request gets its first answer
+again. A request that may be a forgotten repetition is refused; it never receives other offsets. It must never move
+next_offset except forward, by exactly the offsets that it assigns (rule 19). Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    AdvanceExternalHwms,
-    Applied,
-    Assignment,
-    AssignOffsets,
-    ExternalAdvance,
-    ExternalHwm,
-    OffsetsAssigned,
-    Rejected,
-    Results,
-)
+from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffsets, ExternalAdvance
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Offset, PartitionId, RequestId
 from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, ASSIGNED_MAX, OFFSET_MAX, REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused, find_external
+from smq.raft_state.replies import Applied, ExternalHwm, OffsetsAssigned, Rejected, Results
 from smq.raft_state.state import Assigned, ClusterState, PartitionState
 
 
 def assign_offsets(state: ClusterState, command: AssignOffsets) -> Applied:
-    """Item by item, in their order: what one caller did wrong costs the others nothing."""
+    """Item by item, in their order: one caller's mistake costs the others nothing."""
     _check_length(command.items)
     results: list[OffsetsAssigned | ExternalHwm | Rejected] = []
     touched: dict[PartitionId, None] = {}
@@ -55,7 +46,7 @@ def _assign(state: ClusterState, item: Assignment, touched: dict[PartitionId, No
     _check_is_new(state, partition, item)
     base = partition.next_offset
     if base > OFFSET_MAX - item.count:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"the partition's offsets end at {OFFSET_MAX}")
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"the partition has too few offsets left: they end at {OFFSET_MAX}")
     partition.next_offset = Offset(base + item.count)
     touched[item.partition] = None
     _remember(state, item.request_id, Assigned(item.partition, base, item.count))
@@ -66,14 +57,14 @@ def _repeated(known: Assigned, item: Assignment) -> OffsetsAssigned:
     if (known.partition, known.count) != (item.partition, item.count):
         raise Refused(
             ErrorCode.INVALID_REQUEST,
-            f"request_id {item.request_id.hex()} was used for {known.count} offsets from {known.base} on; this is"
-            f" another request",
+            f"request_id {item.request_id.hex()} was used for {known.count} offsets from {known.base} on; a"
+            f" new request needs a new id",
         )
     return OffsetsAssigned(base=known.base, last=Offset(known.base + known.count - 1))
 
 
 def _check_is_new(state: ClusterState, partition: PartitionState, item: Assignment) -> None:
-    """The id is not known. That proves a new request only where every assignment since it was first made is."""
+    """The id is not known. That proves a new request only if every assignment since it was first made is known."""
     if not 0 <= item.not_before <= partition.next_offset:
         raise Refused(
             ErrorCode.INVALID_OFFSET,
@@ -85,8 +76,7 @@ def _check_is_new(state: ClusterState, partition: PartitionState, item: Assignme
     if item.not_before < forgotten:
         raise Refused(
             ErrorCode.REQUEST_EXPIRED,
-            f"requests that were made before offset {forgotten} was assigned are no longer known; this one dates from"
-            f" {item.not_before}",
+            f"requests from before offset {forgotten} are no longer known; this one is from {item.not_before}",
         )
 
 
@@ -99,7 +89,7 @@ def _remember(state: ClusterState, request_id: RequestId, assigned: Assigned) ->
 
 
 def advance_external_hwms(state: ClusterState, command: AdvanceExternalHwms) -> Applied:
-    """Item by item. What is at or below the mark already changes nothing and is answered with the mark."""
+    """Item by item. An offset at or below the mark changes nothing; the answer is the mark."""
     _check_length(command.items)
     results: list[OffsetsAssigned | ExternalHwm | Rejected] = []
     touched: dict[PartitionId, None] = {}

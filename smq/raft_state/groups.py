@@ -1,17 +1,13 @@
 """Handlers of what groups have committed: commits, their deletion and their expiry.
 
-Owns the committed offsets, and when a group begins and ends to exist: it exists while it has offsets or members. Who
-its members are is the affair of `members`. Only `machine`, `members` and `topics` import it.
+Owns the committed offsets, and when a group exists: while it has offsets or members. `members` owns its members. Only
+`registry`, `members` and `topics` import it.
 """
 
 from smq.raft_state.commands import (
-    Applied,
-    CommitCoordinatedOffsets,
-    CommitMemberOffsets,
     CommitOffsets,
     DeleteGroup,
     DeleteOffsets,
-    Done,
     ExpireOffsets,
     OffsetCommit,
     SetOffsetsRetention,
@@ -29,14 +25,15 @@ from smq.raft_state.limits import (
     TOPIC_ID_BYTES,
 )
 from smq.raft_state.refusal import Refused, find_partition, quoted
-from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, MemberState
+from smq.raft_state.replies import Applied, Done
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, MemberState
 
 _DONE = Applied(reply=Done())
 
 
 # -------------------------------------------------------------------------------------------------- existence
 def find_group(state: ClusterState, name: str) -> GroupState:
-    """UNKNOWN_GROUP where there is none."""
+    """UNKNOWN_GROUP if there is none."""
     group = state.groups.get(name)
     if group is None:
         raise Refused(ErrorCode.UNKNOWN_GROUP, f"there is no group {quoted(name)}")
@@ -44,21 +41,23 @@ def find_group(state: ClusterState, name: str) -> GroupState:
 
 
 def make_group(state: ClusterState, name: str) -> GroupState:
-    """A group without anything. LIMIT_EXCEEDED, INVALID_REQUEST; the caller must give it offsets or members."""
+    """An empty group, to which the caller must give offsets or members. LIMIT_EXCEEDED, INVALID_REQUEST."""
     check_group_name(name)
     if len(state.groups) >= state.groups_max:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, the limit (groups_max)")
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, which is the limit (groups_max)"
+        )
     group = state.groups[name] = GroupState(name=name, generation=state.generation_floor)
     return group
 
 
 def next_generation(group: GroupState) -> Generation:
-    """Begins again after the largest that Kafka's protocol can carry."""
+    """Starts again at 1 after the largest number that Kafka's protocol can carry."""
     return Generation(group.generation + 1 if group.generation < GENERATION_MAX else 1)
 
 
-def drop_if_bare(state: ClusterState, group: GroupState) -> None:
-    """A group with neither offsets nor members is gone."""
+def drop_if_unused(state: ClusterState, group: GroupState) -> None:
+    """Removes a group that has neither offsets nor members."""
     if not group.offsets and not group.members:
         _drop(state, group)
 
@@ -69,8 +68,8 @@ def _drop(state: ClusterState, group: GroupState) -> None:
 
 
 def check_group_name(name: str) -> None:
-    """INVALID_REQUEST for what cannot name a group."""
-    # Not str.isprintable(): it follows the Unicode tables of the Python at hand, and nodes may differ in that.
+    """INVALID_REQUEST if this cannot be the name of a group."""
+    # Not str.isprintable(): it follows the Unicode tables of the Python version, and nodes may differ in that.
     if not 1 <= len(name.encode()) <= GROUP_NAME_BYTES_MAX or any(c < " " or c == "\x7f" for c in name):
         raise Refused(
             ErrorCode.INVALID_REQUEST,
@@ -80,7 +79,7 @@ def check_group_name(name: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------- commits
 def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
-    """All items or none. A commit of nothing is fine and makes no group."""
+    """All items or none. A commit without items is valid and creates no group."""
     check_group_name(command.group)
     group = state.groups.get(command.group)
     if group is not None and group.members:
@@ -88,44 +87,26 @@ def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
             ErrorCode.UNKNOWN_MEMBER,
             f"group {quoted(group.name)} has {len(group.members)} members: only they commit for it",
         )
-    return _commit(state, command.group, command.items, command.committed_ms)
-
-
-def commit_member_offsets(state: ClusterState, command: CommitMemberOffsets | CommitCoordinatedOffsets) -> Applied:
-    """A member's commit in its own generation, once that is assigned. While a rebalance collects its members the
-    generation goes on, and so do its commits."""
-    check_group_name(command.group)
-    group = state.groups.get(command.group)
-    if command.generation >= 0 or (group is not None and group.members):
-        if group is None:
-            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"there is no group {quoted(command.group)} any more")
-        find_member(group, command.member_id, command.instance_id)
-        if command.generation != group.generation:
-            raise Refused(
-                ErrorCode.ILLEGAL_GENERATION,
-                f"group {quoted(group.name)} is in generation {group.generation}, not {command.generation}",
-            )
-        if group.phase is GroupPhase.COMPLETING:
-            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")
-    return _commit(state, command.group, command.items, command.committed_ms)
+    return commit_items(state, command.group, command.items, command.committed_ms)
 
 
 def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberState:
-    """UNKNOWN_MEMBER, or FENCED_INSTANCE where another member has this instance id."""
+    """UNKNOWN_MEMBER, or FENCED_INSTANCE if another member has this instance id."""
     if instance_id:
         owner = group.static_member(instance_id)
         if owner is not None and owner.member.member_id != member_id:
-            raise Refused(ErrorCode.FENCED_INSTANCE, f"instance {quoted(instance_id)} is another member by now")
+            raise Refused(ErrorCode.FENCED_INSTANCE, f"instance {quoted(instance_id)} now belongs to another member")
     member = group.members.get(member_id)
     if member is None or member.member.instance_id != (instance_id or member.member.instance_id):
         raise Refused(ErrorCode.UNKNOWN_MEMBER, f"group {quoted(group.name)} has no member {quoted(member_id)}")
     return member
 
 
-def _commit(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], committed_ms: int) -> Applied:
+def commit_items(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], committed_ms: int) -> Applied:
+    """All items or none; creates the group if there is none. The handler has checked that the caller may commit."""
     if len(items) > COMMIT_ITEMS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}")
-    seen: set[PartitionId] = set()  # only asked for membership: its order is never seen
+    seen: set[PartitionId] = set()  # used for membership tests only: its order never matters
     for item in items:
         _check_item(state, item)
         if item.partition in seen:
@@ -136,7 +117,7 @@ def _commit(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], com
     group = state.groups.get(name)
     if group is None:
         group = make_group(state, name)
-    at_ms = max(committed_ms, state.expiry_clock_ms)  # a clock that is behind must not let it expire at once
+    at_ms = max(committed_ms, state.expiry_clock_ms)  # a slow clock must not make it expire immediately
     for item in items:
         group.offsets[item.partition] = CommittedOffset(offset=item.offset, metadata=item.metadata, committed_ms=at_ms)
     return _DONE
@@ -152,7 +133,7 @@ def _check_item(state: ClusterState, item: OffsetCommit) -> None:
 
 # --------------------------------------------------------------------------------------------------- deletion
 def delete_group(state: ClusterState, command: DeleteGroup) -> Applied:
-    """The group and all it has committed, unless it has members."""
+    """Removes the group and its offsets, unless it has members."""
     group = find_group(state, command.group)
     if group.members:
         raise Refused(ErrorCode.GROUP_NOT_EMPTY, f"group {quoted(group.name)} has {len(group.members)} members")
@@ -161,7 +142,7 @@ def delete_group(state: ClusterState, command: DeleteGroup) -> Applied:
 
 
 def delete_offsets(state: ClusterState, command: DeleteOffsets) -> Applied:
-    """Partitions without a commit are passed over."""
+    """Partitions without a commit are ignored."""
     group = find_group(state, command.group)
     if command.generation != group.generation:
         raise Refused(
@@ -170,24 +151,24 @@ def delete_offsets(state: ClusterState, command: DeleteOffsets) -> Applied:
         )
     for pid in command.partitions:
         group.offsets.pop(pid, None)
-    drop_if_bare(state, group)
+    drop_if_unused(state, group)
     return _DONE
 
 
 def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
-    """Drops what was committed for a topic that is deleted, and groups that are left with nothing."""
+    """Drops the offsets committed for a deleted topic, and groups that have nothing left."""
     for group in list(state.groups.values()):
         for pid in [pid for pid in group.offsets if pid[:TOPIC_ID_BYTES] == topic_id]:
             del group.offsets[pid]
-        drop_if_bare(state, group)
+        drop_if_unused(state, group)
 
 
 # ----------------------------------------------------------------------------------------------------- expiry
 def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
-    """What a group without members committed goes a retention after its last member or its last commit, whichever was
-    later. The clock of the expiry follows the proposers' clocks in small steps, so that one wrong clock cannot wipe
-    out what all groups have committed. Nor can the first one, which nothing bounds: it only starts the clock, and what
-    is there counts as of then."""
+    """The offsets of a group without members expire one retention after its last member left or its last commit,
+    whichever was later. The expiry clock follows the proposers' clocks in small steps, so that one wrong clock cannot
+    delete the offsets of all groups. The first time is unbounded, so it only starts the clock: existing commits count
+    as made then."""
     before = state.expiry_clock_ms
     if not before:
         _start_clock(state, command.now_ms)
@@ -201,7 +182,7 @@ def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
             continue
         for pid in [pid for pid, committed in group.offsets.items() if committed.committed_ms <= horizon_ms]:
             del group.offsets[pid]
-        drop_if_bare(state, group)
+        drop_if_unused(state, group)
     return _DONE
 
 
@@ -213,11 +194,11 @@ def _start_clock(state: ClusterState, now_ms: int) -> None:
 
 
 def set_offsets_retention(state: ClusterState, command: SetOffsetsRetention) -> Applied:
-    """How long a group without members keeps what it has committed; 0 is for ever."""
+    """How long a group without members keeps its offsets; 0 is forever."""
     if not 0 <= command.retention_ms <= OFFSETS_RETENTION_MS_MAX:
         raise Refused(
             ErrorCode.INVALID_CONFIG,
-            f"the retention of offsets must be from 1 to {OFFSETS_RETENTION_MS_MAX} ms, or 0 for ever,"
+            f"the retention of offsets must be from 1 to {OFFSETS_RETENTION_MS_MAX} ms, or 0 (forever),"
             f" not {command.retention_ms}",
         )
     state.offsets_retention_ms = command.retention_ms

@@ -1,7 +1,7 @@
 """The integers and byte strings that mean something, and the ring that maps keys to partitions.
 
-Owns the NewTypes every layer speaks in and the one definition of a key's slot. It must never import another
-layer, do I/O or hold state. Everybody may import it.
+Owns the NewTypes that all layers use and the one definition of a key's slot. It must never import another layer, do I/O
+or hold state. Any module may import it.
 """
 
 import struct
@@ -27,7 +27,7 @@ RequestId = NewType("RequestId", bytes)  # 16 random bytes chosen by the caller;
 NO_EPOCH: Final = Epoch(-1)
 NO_PRODUCER: Final = ProducerId(-1)
 NO_REQUEST: Final = RequestId(b"")
-NO_NODE: Final = NodeId(0)  # leads a partition of external storage: nobody has to
+NO_NODE: Final = NodeId(0)  # the leader of a partition of external storage, which needs none
 
 RING_SLOTS_PER_PARTITION: Final = 32  # ARCHITECTURE.md, "The ring and Kafka's partitioner always agree"
 
@@ -54,7 +54,7 @@ def ring_range(index: PartitionIndex) -> tuple[int, int]:
 
 
 def partition_of_range(range_start: int, range_stop: int) -> PartitionIndex:
-    """The partition that owns exactly [range_start, range_stop); ValueError where no partition does."""
+    """The partition that owns exactly [range_start, range_stop); ValueError if no partition does."""
     index, rest = divmod(range_start, RING_SLOTS_PER_PARTITION)
     if rest or range_start < 0 or range_stop != range_start + RING_SLOTS_PER_PARTITION:
         raise ValueError(f"[{range_start}, {range_stop}) is not a partition's range: it must be [32*N, 32*N+32)")

@@ -1,7 +1,7 @@
-"""What is true of every state: the checks behind the promise "a broken invariant ends the process".
+"""What holds in every state: the checks behind the promise "a broken invariant ends the process".
 
-Owns InvariantBroken and the full check, which tests run after every apply and a restore runs once; the cheap part,
-`check_offsets`, runs at every change of a partition. Must never change the state. Everybody may import it.
+Owns InvariantBroken and the full check. Tests run it after every apply, a restore runs it once. The cheap part,
+`check_offsets`, runs at every change of a partition. It must never change the state. Any module may import it.
 """
 
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ from smq.raft_state.limits import (
 from smq.raft_state.state import ClusterState, GroupPhase, GroupState, PartitionState, TopicState, members_bytes
 from smq.raft_state.topic_config import is_external
 
-STEP_ITEMS: Final = 250  # of anything between two yields: half a millisecond
+STEP_ITEMS: Final = 250  # between two yields: half a millisecond
 
 
 class InvariantBroken(Exception):
-    """The state is not what it can be: a bug or damaged memory. The process must end; nothing may catch this."""
+    """The state is impossible: a bug or damaged memory. The process must end; nothing may catch this."""
 
 
 def check(state: ClusterState) -> None:
-    """InvariantBroken with the reason, if anything at all is wrong."""
+    """InvariantBroken with the reason, if anything is wrong."""
     for _ in check_steps(state):
         pass
 
 
 def check_steps(state: ClusterState) -> Iterator[None]:
-    """As `check`, a millisecond's work between two yields; the state must not change before the last."""
+    """As `check`, with one millisecond of work between two yields. The state must not change before the last."""
     _require(state.schema_version >= 1, f"schema version {state.schema_version}")
     if not state.cluster_id:
         empty = not (state.nodes or state.topics or state.groups or state.replies or state.next_producer_id)
@@ -114,7 +114,7 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
         _require(a.epoch < b.epoch and a.start <= b.start, f"{where}: the history does not ascend")
     _require(history[0].start <= partition.log_start, f"{where}: the history begins above the log start")
     _require(history[-1].start <= partition.hwm, f"{where}: the epoch starts above the hwm")
-    # Equal is fine: an epoch that was elected at the log start ends its predecessor there, until the next prune.
+    # Equal is valid: an epoch that starts at the log start ends its predecessor there, until the next prune.
     is_pruned = len(history) < 2 or history[1].start >= partition.log_start
     _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")
 
@@ -127,7 +127,7 @@ def _check_groups(state: ClusterState) -> Iterator[None]:
         for number, (pid, committed) in enumerate(group.offsets.items()):
             if number % STEP_ITEMS == 0:
                 yield
-            # The message is made only where it is needed: there may be a million commits.
+            # Formatted only when it is needed: there may be a million commits.
             if committed.offset < 0:
                 raise InvariantBroken(f"group {name!r} committed {committed.offset}")
             if state.partition(pid) is None:
@@ -149,7 +149,7 @@ def _check_members(group: GroupState) -> None:
         _require(group.protocol in protocols, f"group {name!r}: {member_id!r} does not know {group.protocol!r}")
         is_assigned = group.phase is not GroupPhase.COMPLETING or not entry.assignment
         _require(is_assigned, f"group {name!r} has assignments before its leader gave them")
-    # The leader may have been removed: then the others are to rebalance.
+    # The leader may have been removed: then the remaining members must rebalance.
     has_leader = group.leader in group.members or group.phase in (GroupPhase.EMPTY, GroupPhase.PREPARING)
     _require(has_leader, f"group {name!r}: its leader {group.leader!r} is no member")
 
@@ -170,7 +170,7 @@ def _check_producers(state: ClusterState) -> None:
 
 
 def _check_assigned(state: ClusterState) -> Iterator[None]:
-    """Of a partition, the assignments that are known lie one behind another, up to its next offset."""
+    """The known assignments of a partition follow one another without a gap, up to its next offset."""
     _require(len(state.assigned) <= ASSIGNED_MAX, "more assignments than ASSIGNED_MAX")
     ends = dict(state.assigned_before)
     for pid, end in ends.items():
@@ -182,7 +182,7 @@ def _check_assigned(state: ClusterState) -> Iterator[None]:
         _require(len(request_id) == REQUEST_ID_BYTES, "a request id's length")
         partition = state.partition(assigned.partition)
         if partition is None:
-            continue  # the topic was deleted; its answers are still those that were given
+            continue  # the topic was deleted; its first answers still hold
         where = f"assignment {assigned.base} of {assigned.partition.hex()}"
         _require(partition.is_external and assigned.count >= 1, where)
         expected = ends.get(assigned.partition, assigned.base)
@@ -190,5 +190,5 @@ def _check_assigned(state: ClusterState) -> Iterator[None]:
         ends[assigned.partition] = Offset(assigned.base + assigned.count)
     for pid, end in ends.items():
         partition = state.partition(pid)
-        assert partition is not None  # so it was above
+        assert partition is not None  # checked above
         _require(partition.next_offset == end, f"assignments of {pid.hex()} end before its next offset")

@@ -3,53 +3,22 @@
 Owns the dispatch of commands, the cache of replies by request id, and the rule that nothing happens before
 InitCluster. A pure function of the commands: no clock, randomness, I/O, logging, floats or hash order here or in
 the handlers. A bad request is answered Rejected; a broken invariant raises InvariantBroken, and the process ends.
-The node applies and reads; nobody else changes the state.
+The node applies and reads; no other module changes the state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
-from smq.raft_state import external, groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.codec import decode_reply, encode_reply
-from smq.raft_state.commands import (
-    AddPartitions,
-    AdvanceExternalHwms,
-    AdvanceHwms,
-    AdvanceLogStart,
-    AllocateProducerId,
-    AlterTopicConfig,
-    Applied,
-    AssignMembers,
-    AssignOffsets,
-    Barrier,
-    Command,
-    CommitCoordinatedOffsets,
-    CommitMemberOffsets,
-    CommitOffsets,
-    CreateTopic,
-    DeleteGroup,
-    DeleteOffsets,
-    DeleteTopic,
-    ElectLeader,
-    ExpireOffsets,
-    FenceNode,
-    FormGeneration,
-    InitCluster,
-    RegisterNode,
-    Rejected,
-    RemoveMembers,
-    ReplaceMember,
-    Reply,
-    SetNodeDrained,
-    SetOffsetsRetention,
-    UnfenceNode,
-)
+from smq.raft_state.commands import Barrier, Command, InitCluster, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
 from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
+from smq.raft_state.registry import COMMANDS
+from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.snapshot import (
     SCHEMA_VERSION,
     Bytes,
@@ -63,36 +32,7 @@ from smq.raft_state.state import ClusterState
 
 __all__ = ["InvariantBroken", "Machine"]
 
-# Any: each handler takes its own command, which is the one its key names (a test pairs them).
-_HANDLERS: Final[dict[type, Callable[[ClusterState, Any], Applied]]] = {
-    InitCluster: nodes.init_cluster,
-    RegisterNode: nodes.register_node,
-    FenceNode: nodes.fence_node,
-    UnfenceNode: nodes.unfence_node,
-    CreateTopic: topics.create_topic,
-    DeleteTopic: topics.delete_topic,
-    AddPartitions: topics.add_partitions,
-    AlterTopicConfig: topics.alter_topic_config,
-    ElectLeader: partitions.elect_leader,
-    AdvanceHwms: partitions.advance_hwms,
-    AdvanceLogStart: partitions.advance_log_start,
-    AllocateProducerId: producer_ids.allocate_producer_id,
-    CommitOffsets: groups.commit_offsets,
-    CommitMemberOffsets: groups.commit_member_offsets,
-    CommitCoordinatedOffsets: members.commit_coordinated_offsets,
-    FormGeneration: members.form_generation,
-    AssignMembers: members.assign_members,
-    RemoveMembers: members.remove_members,
-    ReplaceMember: members.replace_member,
-    DeleteGroup: groups.delete_group,
-    DeleteOffsets: groups.delete_offsets,
-    ExpireOffsets: groups.expire_offsets,
-    SetOffsetsRetention: groups.set_offsets_retention,
-    Barrier: nodes.barrier,
-    SetNodeDrained: nodes.set_node_drained,
-    AssignOffsets: external.assign_offsets,
-    AdvanceExternalHwms: external.advance_external_hwms,
-}
+_HANDLERS: Final = {row.record.cls: row.handler for row in COMMANDS}
 _BEFORE_INIT: Final = (InitCluster, Barrier)
 
 
@@ -105,35 +45,31 @@ class Machine:
         self.state = state if state is not None else ClusterState(schema_version=SCHEMA_VERSION)
         self._applied_index = LogIndex(-1)  # a guard only, not part of the state
 
-    def apply(self, index: LogIndex, command: Command, not_before: int | None = None) -> Applied:
-        """Applies the committed command at `index`. Indexes ascend (gaps are fine): InvariantBroken otherwise.
-
-        `not_before` tells the age of a request: no more than `replies_counted` was when it was first accepted.
-        """
+    def apply(self, index: LogIndex, command: Command) -> Applied:
+        """Applies the committed command at `index`. Indexes ascend (gaps are fine): InvariantBroken otherwise."""
         if index <= self._applied_index:
             raise InvariantBroken(f"index {index} is applied after {self._applied_index}")
         self._applied_index = index
-        request_id: RequestId = getattr(command, "request_id", NO_REQUEST)
-        if request_id == NO_REQUEST:
+        if not isinstance(command, Request) or command.request_id == NO_REQUEST:
             return self._run(command)
-        return self._run_once(request_id, command, not_before)
+        return self._run_once(command)
 
     def snapshot(self) -> bytes:
         """The whole state as bytes; equal states have equal bytes."""
         return encode_state(self.state)
 
     def snapshot_pieces(self) -> Iterator[bytes]:
-        """The same bytes in pieces, a millisecond's work each; nothing may be applied before the last one."""
+        """The same bytes in pieces, one millisecond of work each. Nothing may be applied before the last piece."""
         return state_pieces(self.state)
 
     @classmethod
     def restore(cls, snapshot: Bytes) -> "Machine":
-        """A machine in the state of a snapshot. CodecError or InvariantBroken for one that cannot be."""
+        """A machine in the state of a snapshot. CodecError or InvariantBroken if the snapshot is not valid."""
         return run_through(cls.restoring(snapshot))
 
     @classmethod
     def restoring(cls, snapshot: Bytes) -> "Steps[Machine]":
-        """As `restore`, a millisecond's work between two yields."""
+        """As `restore`, with one millisecond of work between two yields."""
         state = yield from decode_steps(snapshot)
         yield from check_steps(state)
         return cls(state)
@@ -142,10 +78,11 @@ class Machine:
         """SHA-256 of the snapshot, in hex: the same on all nodes that have applied the same index."""
         return sha256(self.snapshot()).hexdigest()
 
-    def _run_once(self, request_id: RequestId, command: Command, not_before: int | None) -> Applied:
-        """Answers a request id that is known as the first time, rejections too, and changes nothing then. One that is
-        not known is new where every reply since it was accepted is still known; else nobody can tell, and it is refused
-        rather than run twice: it may come from a node that was cut off, and what it deleted may have been made anew."""
+    def _run_once(self, command: Request) -> Applied:
+        """A known request id gets its first reply again, a rejection too, and nothing changes. An unknown one is new if
+        every reply since the request was accepted is still known. Otherwise it may have run already, and it is refused
+        rather than run twice: a node that was cut off may repeat a deletion after the topic was created anew."""
+        request_id, before = command.request_id, command.replies_before
         if len(request_id) != REQUEST_ID_BYTES:
             message = f"request_id must have {REQUEST_ID_BYTES} bytes or none, not {len(request_id)}"
             return Applied(reply=Rejected(code=ErrorCode.INVALID_REQUEST, message=message))
@@ -154,14 +91,11 @@ class Machine:
         known = self.state.replies.get(request_id)
         if known is not None:
             return Applied(reply=decode_reply(known))
-        if not_before is not None and self.state.replies_counted - not_before > self.state.replies_max:
-            message = "more requests came since this one was first made than replies are remembered"
+        if before >= 0 and self.state.replies_counted - before > self.state.replies_max:
+            message = "too many requests came after this one to know whether it has taken effect"
             return Applied(reply=Rejected(code=ErrorCode.REQUEST_EXPIRED, message=message))
         applied = self._run(command)
         self._remember(request_id, applied.reply)
-        # Not from the first reply on: nodes that have begun with an older snapshot must count the same.
-        if not_before is not None or self.state.replies_counted:
-            self.state.replies_counted += 1
         return applied
 
     def _run(self, command: Command) -> Applied:
@@ -179,5 +113,6 @@ class Machine:
     def _remember(self, request_id: RequestId, reply: Reply) -> None:
         replies = self.state.replies
         replies[request_id] = encode_reply(reply)
+        self.state.replies_counted += 1
         while len(replies) > self.state.replies_max:
             del replies[next(iter(replies))]

@@ -1,20 +1,16 @@
 """Handlers of a group's members: FormGeneration, AssignMembers, RemoveMembers, ReplaceMember, and their commits.
 
-Owns who the members of a generation are, what protocol they share and what they were assigned. Every change names the
-epoch of the coordinator that proposes it and the generation that it saw, so that of two nodes which both believe
-themselves the coordinator only one can change anything, and nothing twice. Sessions are no part of this: who has not
-been heard of is the coordinator's to say. Only `machine` imports it.
+Owns the members of a generation, the protocol that they share, and their assignments. Every change names the epoch of
+the coordinator that proposes it and the generation that it saw. So if two nodes both believe that they coordinate a
+group, only one can change anything, and nothing twice. Sessions are not replicated: the coordinator decides which
+members have timed out. Only `registry` imports it.
 """
 
-from typing import TypeAlias
-
 from smq.raft_state.commands import (
-    Applied,
     AssignMembers,
     CommitCoordinatedOffsets,
-    Done,
+    Coordinated,
     FormGeneration,
-    GenerationFormed,
     GroupMember,
     RemoveMembers,
     ReplaceMember,
@@ -23,8 +19,8 @@ from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.groups import (
     check_group_name,
-    commit_member_offsets,
-    drop_if_bare,
+    commit_items,
+    drop_if_unused,
     find_group,
     find_member,
     make_group,
@@ -40,9 +36,8 @@ from smq.raft_state.limits import (
     SESSION_TIMEOUT_MS_MAX,
 )
 from smq.raft_state.refusal import Refused, quoted
+from smq.raft_state.replies import Applied, Done, GenerationFormed
 from smq.raft_state.state import ClusterState, GroupPhase, GroupState, MemberState, members_bytes
-
-_Coordinated: TypeAlias = FormGeneration | AssignMembers | RemoveMembers | ReplaceMember | CommitCoordinatedOffsets
 
 _DONE = Applied(reply=Done())
 
@@ -68,7 +63,7 @@ def form_generation(state: ClusterState, command: FormGeneration) -> Applied:
 
 
 def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
-    """Once a generation. Names that are no members are passed over, as Kafka does."""
+    """Once per generation. Names that are not members are ignored, as in Kafka."""
     _check_coordinator(state, command)
     group = find_group(state, command.group)
     _check_generation(group, command.group, command.generation)
@@ -82,7 +77,7 @@ def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
     size = sum(len(m.assignment) for m in members.values())
     if size > GROUP_BYTES_MAX:
         raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"the group's assignments have {size} bytes, at most {GROUP_BYTES_MAX} may be"
+            ErrorCode.LIMIT_EXCEEDED, f"the group's assignments have {size} bytes, the limit is {GROUP_BYTES_MAX}"
         )
     _check_size(state, group, members)
     _set_members(state, group, members)
@@ -91,28 +86,28 @@ def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
 
 
 def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
-    """Members that are not there (any more) are passed over."""
+    """Member ids that the group does not have are ignored."""
     _check_coordinator(state, command)
     group = find_group(state, command.group)
     _check_generation(group, command.group, command.generation)
-    left = {name: m for name, m in group.members.items() if name not in command.member_ids}
-    if len(left) == len(group.members):
+    remaining = {name: m for name, m in group.members.items() if name not in command.member_ids}
+    if len(remaining) == len(group.members):
         return _DONE
-    _set_members(state, group, left)
-    if left:
-        # Not the coordinator's memory alone: the next one must know that these have to rebalance.
+    _set_members(state, group, remaining)
+    if remaining:
+        # In the replicated state, because the next coordinator must know that these members have to rebalance.
         group.phase = GroupPhase.PREPARING
         return _DONE
     group.generation = next_generation(group)
     group.phase = GroupPhase.EMPTY
     group.protocol = group.leader = ""
     group.emptied_ms = max(command.removed_ms, state.expiry_clock_ms)
-    drop_if_bare(state, group)
+    drop_if_unused(state, group)
     return _DONE
 
 
 def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
-    """In the same place of the order, with the same assignment, in the same generation."""
+    """The new member takes the old one's place in the order and its assignment, in the same generation."""
     _check_coordinator(state, command)
     group = find_group(state, command.group)
     old = find_member(group, command.old_member_id, command.member.instance_id)
@@ -133,14 +128,26 @@ def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
 
 
 def commit_coordinated_offsets(state: ClusterState, command: CommitCoordinatedOffsets) -> Applied:
-    """A member that heard nothing commits again at the next coordinator, and goes on from there: what the former one
-    still proposes must not undo that. Its log would have been cut in Kafka; here it is refused."""
+    """A member's commit in its own generation, once that is assigned. While a rebalance collects members, the
+    generation still holds and takes commits.
+
+    A member without an answer commits again at the next coordinator and goes on from there. A late proposal of the
+    former coordinator must not undo that. In Kafka its log would have been truncated; here its epoch is refused."""
     _check_coordinator(state, command)
-    return commit_member_offsets(state, command)
+    check_group_name(command.group)
+    group = state.groups.get(command.group)
+    if command.generation >= 0 or (group is not None and group.members):
+        if group is None:
+            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"group {quoted(command.group)} no longer exists")
+        find_member(group, command.member_id, command.instance_id)
+        _check_generation(group, group.name, command.generation)
+        if group.phase is GroupPhase.COMPLETING:
+            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")
+    return commit_items(state, command.group, command.items, command.committed_ms)
 
 
 # ----------------------------------------------------------------------------------------------------- checks
-def _check_coordinator(state: ClusterState, command: _Coordinated) -> None:
+def _check_coordinator(state: ClusterState, command: Coordinated) -> None:
     slot = coordinator_of(state, command.group)
     if slot.epoch != command.coordinator_epoch or not slot.node:
         raise Refused(
@@ -162,7 +169,7 @@ def _check_members(command: FormGeneration) -> None:
     members = command.members
     if not 1 <= len(members) <= GROUP_MEMBERS_MAX:
         raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"a generation has 1 to {GROUP_MEMBERS_MAX} members, not {len(members)}"
+            ErrorCode.LIMIT_EXCEEDED, f"a generation must have 1 to {GROUP_MEMBERS_MAX} members, not {len(members)}"
         )
     for text in (command.protocol_type, command.protocol):
         _check_text("a protocol", text)
@@ -184,16 +191,19 @@ def _check_member(member: GroupMember, protocol: str) -> None:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"a member has at most {MEMBER_PROTOCOLS_MAX} protocols")
     if all(name != protocol for name, _ in member.protocols):
         raise Refused(
-            ErrorCode.INVALID_REQUEST, f"member {quoted(member.member_id)} does not know protocol {quoted(protocol)}"
+            ErrorCode.INVALID_REQUEST, f"member {quoted(member.member_id)} does not support protocol {quoted(protocol)}"
         )
     for timeout_ms in (member.session_timeout_ms, member.rebalance_timeout_ms):
         if not 1 <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
-            raise Refused(ErrorCode.INVALID_REQUEST, f"a member's time-out of {timeout_ms} ms")
+            raise Refused(
+                ErrorCode.INVALID_REQUEST,
+                f"a member's timeout must be from 1 to {SESSION_TIMEOUT_MS_MAX} ms, not {timeout_ms}",
+            )
 
 
 def _check_text(what: str, text: str) -> None:
     if not 1 <= len(text.encode()) <= MEMBER_TEXT_BYTES_MAX:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{what} has 1 to {MEMBER_TEXT_BYTES_MAX} bytes")
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{what} must have 1 to {MEMBER_TEXT_BYTES_MAX} bytes")
 
 
 def _check_size(state: ClusterState, group: GroupState | None, members: dict[str, MemberState]) -> None:
@@ -201,13 +211,13 @@ def _check_size(state: ClusterState, group: GroupState | None, members: dict[str
     if size > GROUP_BYTES_MAX:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
-            f"the members' names and metadata have {size} bytes, at most {GROUP_BYTES_MAX} may be in one group",
+            f"the members' names and metadata have {size} bytes, the limit is {GROUP_BYTES_MAX} per group",
         )
     total = state.member_bytes + members_bytes(members) - (members_bytes(group.members) if group is not None else 0)
     if total > MEMBER_BYTES_CLUSTER_MAX:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
-            f"the members of all groups would have {total} bytes, at most {MEMBER_BYTES_CLUSTER_MAX} may be",
+            f"the members of all groups would have {total} bytes, the limit is {MEMBER_BYTES_CLUSTER_MAX}",
         )
 
 

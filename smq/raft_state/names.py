@@ -1,4 +1,4 @@
-"""What may name a topic. Everybody may import it."""
+"""Which names a topic may have. Any module may import it."""
 
 import re
 from typing import Final
@@ -9,5 +9,5 @@ _TOPIC: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 
 
 def is_topic_name(name: str) -> bool:
-    """By Kafka's rule, since clients and file names rely on it."""
+    """Kafka's rule: clients and file names rely on it."""
     return name not in (".", "..") and _TOPIC.fullmatch(name) is not None

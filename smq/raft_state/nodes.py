@@ -1,21 +1,12 @@
 """Handlers of the cluster's start and of its nodes: InitCluster, RegisterNode, FenceNode, UnfenceNode, SetNodeDrained,
 Barrier.
 
-Owns who is registered with which incarnation, who is fenced, and who is drained. Never touches a partition: a fenced
-leader is replaced by an ElectLeader that the controller proposes, since that must name a log; groups get another
-coordinator at once. Only `machine` imports it.
+Owns which nodes are registered, with which incarnation, and which are fenced or drained. It must never touch a
+partition: the controller proposes an ElectLeader to replace a fenced leader, since that command must name a log. Groups
+get another coordinator immediately. Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    Applied,
-    Barrier,
-    Done,
-    FenceNode,
-    InitCluster,
-    RegisterNode,
-    SetNodeDrained,
-    UnfenceNode,
-)
+from smq.raft_state.commands import Barrier, FenceNode, InitCluster, RegisterNode, SetNodeDrained, UnfenceNode
 from smq.raft_state.coordinators import reassign
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import (
@@ -28,6 +19,7 @@ from smq.raft_state.limits import (
     REPLIES_CAP,
 )
 from smq.raft_state.refusal import Refused, find_node
+from smq.raft_state.replies import Applied, Done
 from smq.raft_state.state import ClusterState, NodeState
 
 _DONE = Applied(reply=Done())
@@ -57,7 +49,7 @@ def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
 
 
 def register_node(state: ClusterState, command: RegisterNode) -> Applied:
-    """A higher incarnation replaces the node; the same, told the same again, is a retry. Both unfence it."""
+    """A higher incarnation replaces the node; the same incarnation with the same data is a retry. Both unfence it."""
     _check_registration(command)
     new = NodeState(
         node=command.node,
@@ -72,11 +64,11 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
     old = state.nodes.get(command.node)
     new.drained = old is not None and old.drained
     if old is None and len(state.nodes) >= NODES_MAX:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes, the most there can be")
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes, which is the limit")
     if old is not None and old.incarnation >= new.incarnation and not _is_retry(old, new):
         raise Refused(
             ErrorCode.STALE_INCARNATION,
-            f"node {new.node} is registered with incarnation {old.incarnation}, this is {new.incarnation}",
+            f"node {new.node} is registered with incarnation {old.incarnation}, the new one is {new.incarnation}",
         )
     state.nodes[command.node] = new
     reassign(state)
@@ -84,7 +76,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
 
 
 def fence_node(state: ClusterState, command: FenceNode) -> Applied:
-    """Takes the node out of elections and first choice of placement, until it registers or is unfenced."""
+    """Keeps the node out of elections and makes it the last choice of placement, until it registers or is unfenced."""
     find_node(state, command.node, command.incarnation).fenced = True
     reassign(state)
     return _DONE
@@ -98,7 +90,7 @@ def unfence_node(state: ClusterState, command: UnfenceNode) -> Applied:
 
 
 def set_node_drained(state: ClusterState, command: SetNodeDrained) -> Applied:
-    """Whatever the node is doing, and whether it runs at all. It still leads what no other replica can."""
+    """Works whether or not the node runs. A drained node still leads partitions that no other replica can lead."""
     node = state.nodes.get(command.node)
     if node is None:
         raise Refused(ErrorCode.UNKNOWN_NODE, f"node {command.node} has not registered")
@@ -108,7 +100,7 @@ def set_node_drained(state: ClusterState, command: SetNodeDrained) -> Applied:
 
 
 def barrier(_state: ClusterState, _command: Barrier) -> Applied:
-    """Nothing: that it has been applied is the message."""
+    """Changes nothing. The proposer only waits for it to be applied."""
     return _DONE
 
 

@@ -1,29 +1,21 @@
 """Handlers of partitions: ElectLeader, AdvanceHwms, AdvanceLogStart (rules 9, 11 and 14 of the replication rules).
 
 Owns every change of a partition's leadership and offsets, and the invariant log_start <= lso <= hwm <= next_offset.
-Only `machine` imports it.
+Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    AdvanceHwms,
-    AdvanceLogStart,
-    Applied,
-    Done,
-    ElectLeader,
-    HwmAdvance,
-    HwmsAdvanced,
-    LeaderElected,
-)
+from smq.raft_state.commands import AdvanceHwms, AdvanceLogStart, ElectLeader, HwmAdvance
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.raft_state.refusal import Refused, find_node, find_partition
+from smq.raft_state.replies import Applied, Done, HwmsAdvanced, LeaderElected
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
 
 
 def elect_leader(state: ClusterState, command: ElectLeader) -> Applied:
-    """Rule 11: one more epoch, which starts at the hwm; what was appended beyond it is given up."""
+    """Rule 11: the next epoch starts at the hwm. Records appended beyond it are given up."""
     partition = find_partition(state, command.partition)
     if command.expected_epoch != partition.epoch:
         raise Refused(
@@ -50,7 +42,7 @@ def elect_leader(state: ClusterState, command: ElectLeader) -> Applied:
 
 
 def advance_hwms(state: ClusterState, command: AdvanceHwms) -> Applied:
-    """Rule 9, item by item: what names another epoch, or a partition that is gone, changes nothing."""
+    """Rule 9, item by item: an item of another epoch, or of a deleted partition, changes nothing."""
     accepted = []
     touched: dict[PartitionId, None] = {}
     for item in command.items:
@@ -64,7 +56,7 @@ def advance_hwms(state: ClusterState, command: AdvanceHwms) -> Applied:
 
 
 def _advance(partition: PartitionState, item: HwmAdvance) -> bool:
-    """Takes the maximum of each; true where that changed anything."""
+    """Takes the maximum of each; true if that changed anything."""
     before = partition.hwm, partition.next_offset, partition.ts_ns
     partition.hwm = max(partition.hwm, item.hwm)
     partition.next_offset = max(partition.next_offset, item.next_offset, partition.hwm)

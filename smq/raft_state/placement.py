@@ -1,7 +1,8 @@
 """Which nodes hold a new partition, and who leads it first.
 
-Owns the placement rule: deterministic, even within the topic first (its load is what moves together), even over the
-cluster second, nodes that are fenced or drained last. Never moves a replica that is there. Only `topics` imports it.
+Owns the placement rule. It is deterministic. It balances within the topic first (a topic's load moves together), then
+over the cluster, and uses fenced or drained nodes last. It must never move an existing replica. Only `topics` imports
+it.
 """
 
 from collections import Counter, defaultdict
@@ -12,14 +13,14 @@ from smq.raft_state.state import ClusterState, EpochStart, NodeState, PartitionS
 
 
 class _Load:
-    """How many replicas and preferred leaderships each node has; how often a node is next in line after another."""
+    """How many replicas and preferred leaderships each node has; how often a node is first follower of another."""
 
-    __slots__ = ("heirs", "leaders", "replicas")
+    __slots__ = ("first_followers", "leaders", "replicas")
 
     def __init__(self, partitions: Iterable[PartitionState] = ()) -> None:
         self.replicas: defaultdict[NodeId, int] = defaultdict(int)
         self.leaders: defaultdict[NodeId, int] = defaultdict(int)
-        self.heirs: defaultdict[tuple[NodeId, NodeId], int] = defaultdict(int)
+        self.first_followers: defaultdict[tuple[NodeId, NodeId], int] = defaultdict(int)
         # There may be 100,000 partitions, on a few sets of replicas.
         for replicas, count in Counter(partition.replicas for partition in partitions).items():
             self.add(replicas, count)
@@ -31,13 +32,14 @@ class _Load:
             self.replicas[node] += count
         self.leaders[replicas[0]] += count
         if len(replicas) > 1:
-            self.heirs[replicas[0], replicas[1]] += count
+            self.first_followers[replicas[0], replicas[1]] += count
 
 
 def place(
     state: ClusterState, existing: list[PartitionState], count: int, replication_factor: int
 ) -> list[tuple[NodeId, ...]]:
-    """Replica sets of `count` further partitions of a topic that has `existing` ones. The first is preferred leader.
+    """Replica sets of `count` more partitions of a topic that has `existing` ones. The first replica is the preferred
+    leader.
 
     The caller has checked that there are at least `replication_factor` nodes.
     """
@@ -45,20 +47,22 @@ def place(
         return [()] * count
     topic = _Load(existing)
     cluster = _Load(partition for other in state.topics.values() for partition in other.partitions)
-    spared = {node.node: _is_spared(node) for node in state.nodes.values()}
+    last_choice = {node.node: _is_last_choice(node) for node in state.nodes.values()}
     placed = []
     for _ in range(count):
-        replicas = _choose(spared, topic, cluster, replication_factor)
+        replicas = _choose(last_choice, topic, cluster, replication_factor)
         topic.add(replicas)
         cluster.add(replicas)
         placed.append(replicas)
     return placed
 
 
-def _choose(spared: dict[NodeId, bool], topic: _Load, cluster: _Load, replication_factor: int) -> tuple[NodeId, ...]:
+def _choose(
+    last_choice: dict[NodeId, bool], topic: _Load, cluster: _Load, replication_factor: int
+) -> tuple[NodeId, ...]:
     def as_leader(node: NodeId) -> tuple[object, ...]:
         return (
-            spared[node],
+            last_choice[node],
             topic.leaders[node],
             cluster.leaders[node],
             topic.replicas[node],
@@ -66,23 +70,23 @@ def _choose(spared: dict[NodeId, bool], topic: _Load, cluster: _Load, replicatio
             node,
         )
 
-    leader = min(spared, key=as_leader)
+    leader = min(last_choice, key=as_leader)
 
     def as_follower(node: NodeId) -> tuple[object, ...]:
         return (
-            spared[node],
+            last_choice[node],
             topic.replicas[node],
-            topic.heirs[leader, node],  # so that a dead leader's partitions spread over the others
+            topic.first_followers[leader, node],  # so that a dead leader's partitions spread over the others
             cluster.replicas[node],
-            cluster.heirs[leader, node],
+            cluster.first_followers[leader, node],
             node,
         )
 
-    followers = sorted((node for node in spared if node != leader), key=as_follower)
+    followers = sorted((node for node in last_choice if node != leader), key=as_follower)
     return (leader, *followers[: replication_factor - 1])
 
 
-def _is_spared(node: NodeState) -> bool:
+def _is_last_choice(node: NodeState) -> bool:
     return node.fenced or node.drained
 
 
@@ -111,8 +115,8 @@ def new_partitions(
 
 
 def _first_leader(state: ClusterState, replicas: tuple[NodeId, ...]) -> tuple[NodeId, Incarnation]:
-    """The first replica that is neither fenced nor drained, else the first that is not fenced, else the first. Without
-    replicas (external storage) nobody."""
+    """The first replica that is neither fenced nor drained, otherwise the first that is not fenced, otherwise the
+    first. Partitions without replicas (external storage) have no leader."""
     if not replicas:
         return NO_NODE, Incarnation(0)
     leader = min(replicas, key=lambda node: (state.nodes[node].fenced, state.nodes[node].drained))

@@ -1,29 +1,30 @@
 """Handler of AllocateProducerId: ids and epochs of idempotent producers.
 
-Owns which producer ids exist and their current epochs; sequences live with each partition's log. Only ids whose
-epoch was bumped are kept, since most never are; of those the PRODUCERS_MAX bumped last. An id that falls out counts
-as epoch 0 again, so its owner is told PRODUCER_FENCED and starts a new session. Only `machine` imports it.
+Owns which producer ids exist and their current epochs; sequences live with each partition's log. It keeps only ids with
+a bumped epoch, since most are never bumped, and of those the last PRODUCERS_MAX. A dropped id counts as epoch 0 again,
+so its producer gets PRODUCER_FENCED and starts a new session. Only `registry` imports it.
 """
 
-from smq.raft_state.commands import AllocateProducerId, Applied, ProducerIdAllocated
+from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_PRODUCER, ProducerEpoch, ProducerId
 from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED, PRODUCERS_MAX
 from smq.raft_state.refusal import Refused
+from smq.raft_state.replies import Applied, ProducerIdAllocated
 from smq.raft_state.state import ClusterState
 
 _NO_EPOCH = ProducerEpoch(-1)
 
 
 def allocate_producer_id(state: ClusterState, command: AllocateProducerId) -> Applied:
-    """A fresh id, or the next epoch of a given one. An id that has run out of epochs is replaced by a fresh one."""
+    """A fresh id, or the next epoch of the given id. A fresh id replaces an id that has run out of epochs."""
     if command.producer_id == NO_PRODUCER:
         if command.producer_epoch != _NO_EPOCH:
-            raise Refused(ErrorCode.INVALID_REQUEST, "producer_epoch must be -1 where producer_id is -1")
+            raise Refused(ErrorCode.INVALID_REQUEST, "producer_epoch must be -1 if producer_id is -1")
         return _fresh(state)
     epoch = _checked_epoch(state, command)
     bumped = ProducerEpoch(epoch + 1)
-    # Removed first, so that it comes last in the order in which ids are dropped.
+    # Removed first, so that this id becomes the last to be dropped.
     state.producers.pop(command.producer_id, None)
     state.producers[command.producer_id] = bumped
     if len(state.producers) > PRODUCERS_MAX:

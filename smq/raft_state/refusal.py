@@ -1,14 +1,14 @@
-"""How a handler says no, and how it finds what a command names.
+"""How a handler refuses a command, and how it finds the objects that a command names.
 
-Owns the one way of refusing a bad request: raise Refused before anything is changed; the machine turns it into a
-Rejected reply. Must never change the state. Messages are part of the outcome (the reply cache is replicated), so a
-changed text is a changed state machine. Only the machine's handlers import it.
+Owns the one way to refuse a bad request: raise Refused before any change; the machine turns it into a Rejected reply.
+It must never change the state. Messages are part of the outcome (the reply cache is replicated), so a changed text is a
+changed state machine. Only handlers and `topic_config` import it.
 """
 
-from smq.raft_state.commands import Rejected
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Incarnation, NodeId, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import PARTITION_ID_BYTES, QUOTED_CHARS_MAX
+from smq.raft_state.replies import Rejected
 from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
 
 
@@ -21,12 +21,12 @@ class Refused(Exception):
 
 
 def quoted(text: str) -> str:
-    """A user's text for a message: one line of ASCII, bounded, the same on every Python."""
+    """A user's text inside a message: one bounded line of ASCII, the same on every Python."""
     return ascii(text if len(text) <= QUOTED_CHARS_MAX else text[:QUOTED_CHARS_MAX] + "...")
 
 
 def find_topic(state: ClusterState, name: str) -> TopicState:
-    """UNKNOWN_TOPIC where there is none of this name."""
+    """UNKNOWN_TOPIC if no topic has this name."""
     topic = state.topics.get(name)
     if topic is None:
         raise Refused(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {quoted(name)}")
@@ -34,7 +34,7 @@ def find_topic(state: ClusterState, name: str) -> TopicState:
 
 
 def find_partition(state: ClusterState, pid: PartitionId) -> PartitionState:
-    """UNKNOWN_PARTITION where there is none, or none any more."""
+    """UNKNOWN_PARTITION if there is none, or it has been deleted."""
     partition = state.partition(pid) if len(pid) == PARTITION_ID_BYTES else None
     if partition is None:
         raise Refused(ErrorCode.UNKNOWN_PARTITION, f"there is no partition {_shown(state, pid)}")
@@ -42,18 +42,18 @@ def find_partition(state: ClusterState, pid: PartitionId) -> PartitionState:
 
 
 def find_external(state: ClusterState, pid: PartitionId) -> PartitionState:
-    """As `find_partition`; WRONG_STORAGE where its records lie in the log."""
+    """As `find_partition`; WRONG_STORAGE if smq stores its records."""
     partition = find_partition(state, pid)
     if not partition.is_external:
         raise Refused(
             ErrorCode.WRONG_STORAGE,
-            f"the records of partition {_shown(state, pid)} lie in smq's log, which numbers them itself",
+            f"smq stores the records of partition {_shown(state, pid)} and assigns their offsets itself",
         )
     return partition
 
 
 def find_node(state: ClusterState, node: NodeId, incarnation: Incarnation) -> NodeState:
-    """The node, if this is its registered incarnation; else UNKNOWN_NODE or STALE_INCARNATION."""
+    """The node, if this is its registered incarnation; otherwise UNKNOWN_NODE or STALE_INCARNATION."""
     found = state.nodes.get(node)
     if found is None:
         raise Refused(ErrorCode.UNKNOWN_NODE, f"node {node} has not registered")
@@ -66,7 +66,7 @@ def find_node(state: ClusterState, node: NodeId, incarnation: Incarnation) -> No
 
 
 def _shown(state: ClusterState, pid: PartitionId) -> str:
-    """A partition id as a person would name it."""
+    """A partition id in readable form."""
     if len(pid) != PARTITION_ID_BYTES:
         return f"with an id of {len(pid)} bytes"
     topic_id, index = split_partition_id(pid)

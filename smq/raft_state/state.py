@@ -1,6 +1,6 @@
 """The replicated state: plain records that only `machine` may change.
 
-Everybody on the node may read them between two applies; nobody but the machine may write them.
+Any module on the node may read them between two applies; only the machine may write them.
 Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never goes back.
 """
 
@@ -37,8 +37,8 @@ class NodeState:
     http_address: str
     kafka_address: str
     fenced: bool
-    drained: bool = False  # by an operator; a new process of the node keeps it
-    rack: str = ""  # Kafka's word for a zone of failure and of short ways; "" for none
+    drained: bool = False  # by an operator; a restart of the node keeps it
+    rack: str = ""  # the failure zone, by the name that Kafka clients use; "" for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class EpochStart:
 class PartitionState:
     """`history` ascends in epoch, its last entry is the current epoch; starts never descend and may be equal.
 
-    Of external storage there are no records here: no replicas, no leader, epoch 0 for ever (rule 19)."""
+    A partition of external storage has no records here: no replicas, no leader, always epoch 0 (rule 19)."""
 
     topic_id: TopicId
     index: PartitionIndex
@@ -79,7 +79,7 @@ class PartitionState:
         return self.hwm
 
     def epoch_range(self, epoch: Epoch) -> tuple[Offset, Offset | None] | None:
-        """[start, end) of an epoch, end None for the current one; None for one unknown, pruned or to come."""
+        """[start, end) of an epoch, end None for the current epoch; None if it is unknown, pruned or in the future."""
         for i in range(len(self.history) - 1, -1, -1):
             entry = self.history[i]
             if entry.epoch == epoch:
@@ -102,7 +102,7 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What a request id was given: `count` offsets from `base` on."""
+    """The offsets that a request received: `count` offsets from `base` on."""
 
     partition: PartitionId
     base: Offset
@@ -120,11 +120,11 @@ _NO_GENERATION = Generation(0)
 
 
 class GroupPhase(enum.IntEnum):
-    """What of a rebalance must outlive the coordinator. That one is about to begin is in its memory alone."""
+    """The part of a rebalance that must outlive the coordinator. An upcoming rebalance is in its memory only."""
 
     EMPTY = 0  # no members
-    PREPARING = 1  # members were removed: the others must join again
-    COMPLETING = 2  # a generation without its assignment
+    PREPARING = 1  # members were removed: the remaining ones must join again
+    COMPLETING = 2  # a generation that waits for its assignment
     STABLE = 3
 
 
@@ -135,20 +135,21 @@ class MemberState:
 
     @property
     def metadata_bytes(self) -> int:
-        """What a member costs but for its assignment: names and metadata, in characters where that is cheaper."""
+        """The cost of a member without its assignment: names and metadata. A character counts as four bytes, which is
+        cheaper than encoding it."""
         m = self.member
         texts = len(m.member_id) + len(m.instance_id) + len(m.client_id) + len(m.client_host)
         return MEMBER_BYTES_OVERHEAD + 4 * texts + sum(4 * len(name) + len(data) for name, data in m.protocols)
 
 
 def members_bytes(members: dict[str, MemberState]) -> int:
-    """What the members of one group cost."""
+    """The cost of the members of one group."""
     return sum(m.metadata_bytes + len(m.assignment) for m in members.values())
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupState:
-    """`members` are in the order in which they joined; `generation` is 0 before the first."""
+    """`members` are in the order of joining; `generation` is 0 before the first."""
 
     name: str
     generation: Generation = _NO_GENERATION
@@ -156,7 +157,7 @@ class GroupState:
     protocol_type: str = ""
     protocol: str = ""
     leader: str = ""
-    emptied_ms: int = 0  # when the last member went; 0 where there never was one
+    emptied_ms: int = 0  # when the last member left; 0 if there never was one
     members: dict[str, MemberState] = field(default_factory=dict)
     offsets: dict[PartitionId, CommittedOffset] = field(default_factory=dict)
 
@@ -167,7 +168,7 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSlot:
-    """Who coordinates the groups of one slot. The epoch counts the coordinators; 0 while there was none."""
+    """The coordinator of the groups of one slot. The epoch counts the coordinators; 0 before the first."""
 
     node: NodeId
     incarnation: Incarnation
@@ -192,16 +193,16 @@ class ClusterState:
     next_producer_id: ProducerId = ProducerId(0)
     groups: dict[str, GroupState] = field(default_factory=dict)
     coordinators: list[CoordinatorSlot] = field(default_factory=lambda: [_NO_COORDINATOR] * COORDINATOR_SLOTS)
-    offsets_retention_ms: int = OFFSETS_RETENTION_MS_DEFAULT  # 0: for ever
-    expiry_clock_ms: int = 0  # the time that expiry goes by; 0 before the first ExpireOffsets
-    # The highest of any group that is gone. New groups count on from it, so that a command that was meant for a former
-    # group of the same name never fits the present one.
+    offsets_retention_ms: int = OFFSETS_RETENTION_MS_DEFAULT  # 0: forever
+    expiry_clock_ms: int = 0  # the current time for expiry; 0 before the first ExpireOffsets
+    # The highest generation of any deleted group. New groups continue from it, so that a command for a former group
+    # never fits a new group of the same name.
     generation_floor: Generation = _NO_GENERATION
-    member_bytes: int = 0  # of all groups' members: a sum that follows from them, kept so that nobody has to add it up
+    member_bytes: int = 0  # cost of all groups' members: derived, kept to avoid adding it up
     replies: dict[RequestId, bytes] = field(default_factory=dict)  # encoded replies, oldest first
-    replies_counted: int = 0  # ever remembered, from the first request on that says how old it is
-    assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the last ones, oldest first
-    # Of a partition, the end of the newest assignment that is no longer in `assigned`.
+    replies_counted: int = 0  # remembered since the cluster began
+    assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first
+    # Per partition, the end of the newest assignment that has been dropped from `assigned`.
     assigned_before: dict[PartitionId, Offset] = field(default_factory=dict)
 
     def partition(self, pid: PartitionId) -> PartitionState | None:

@@ -1,8 +1,8 @@
 """The configuration keys of a topic: their defaults, what values they take, what they mean.
 
-Owns the table TOPIC_CONFIG, from which validation, error messages and documentation come. A new key is a new row;
-its default must be what topics without the key already do, since only differences from the defaults are stored.
-Everybody may import it.
+Owns the table TOPIC_CONFIG, the source of validation, error messages and documentation. A new key is a new row. Its
+default must be the present behaviour of topics without the key, since only differences from the defaults are stored.
+Any module may import it.
 """
 
 import re
@@ -14,14 +14,14 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
 from smq.raft_state.refusal import Refused, quoted
 
-# [0-9] and not \d or int(): those take other scripts' digits, signs, blanks and underscores. Nineteen digits are
-# more than any key takes.
+# Not \d or int(): they accept other scripts' digits, signs, blanks and underscores. No key needs more than nineteen
+# digits.
 _DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """`accepts` is true for a valid value; `values` says in words which those are."""
+    """`accepts` is true for a valid value; `values` describes the valid values."""
 
     default: str
     values: str
@@ -41,57 +41,59 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     MAX_MESSAGE_BYTES: ConfigKey(
         default=str(MESSAGE_BYTES_DEFAULT),
         values=f"a whole number of bytes from 1 to {MESSAGE_BYTES_CAP} (100 MiB)",
-        meaning="the largest record batch that is taken, as it is sent (compressed)",
+        meaning="the largest record batch that is accepted, in its compressed size",
         accepts=_between(1, MESSAGE_BYTES_CAP),
     ),
     STORAGE: ConfigKey(
         default="log",
-        values='"log" (smq keeps the records) or "external" (smq numbers them only), chosen when the topic is created',
-        meaning="where the records lie",
+        values='"log" (smq stores the records) or "external" (smq assigns offsets only), fixed at creation',
+        meaning="where the records are stored",
         accepts=lambda value: value in ("log", EXTERNAL),
     ),
 }
 
 
 def known_keys() -> str:
-    """The keys there are, for a message."""
+    """All keys, for a message."""
     return ", ".join(TOPIC_CONFIG)
 
 
 def check_key(key: str) -> None:
     """INVALID_CONFIG for a key that does not exist."""
     if key not in TOPIC_CONFIG:
-        raise Refused(ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: known are {known_keys()}")
+        raise Refused(
+            ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: the keys are {known_keys()}"
+        )
 
 
 def checked_config(items: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The pairs as a dict. INVALID_CONFIG for an unknown key, a key given twice, or a value it does not take."""
+    """The pairs as a dict. INVALID_CONFIG for an unknown key, a repeated key, or an invalid value."""
     config: dict[str, str] = {}
     for key, value in items:
         check_key(key)
         if key in config:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
         if not TOPIC_CONFIG[key].accepts(value):
-            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is {TOPIC_CONFIG[key].values}; not {quoted(value)}")
+            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {TOPIC_CONFIG[key].values}, not {quoted(value)}")
         config[key] = value
     return config
 
 
 def differing(config: Mapping[str, str]) -> dict[str, str]:
-    """What of a checked configuration is not the default, in the order of the keys."""
+    """The entries of a checked configuration that differ from the defaults, in the order of the keys."""
     return {key: config[key] for key in sorted(config) if config[key] != TOPIC_CONFIG[key].default}
 
 
 def config_value(config: Mapping[str, str], key: str) -> str:
-    """The value in force: the topic's own or the default."""
+    """The effective value: the topic's own or the default."""
     return config.get(key, TOPIC_CONFIG[key].default)
 
 
 def max_message_bytes(config: Mapping[str, str]) -> int:
-    """The largest record batch a topic takes, in bytes."""
+    """The largest record batch that a topic accepts, in bytes."""
     return int(config_value(config, MAX_MESSAGE_BYTES))
 
 
 def is_external(config: Mapping[str, str]) -> bool:
-    """Whether the topic's records are kept elsewhere, and only its offsets here."""
+    """Whether the topic's records are stored elsewhere, and only its offsets here."""
     return config_value(config, STORAGE) == EXTERNAL

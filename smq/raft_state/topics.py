@@ -1,18 +1,10 @@
 """Handlers of topics: CreateTopic, DeleteTopic, AddPartitions, AlterTopicConfig.
 
 Owns what a valid topic is: its name, its size, its configuration. Leaves placement to `placement` and the groups'
-offsets to `groups`. Only `machine` imports it.
+offsets to `groups`. Only `registry` imports it.
 """
 
-from smq.raft_state.commands import (
-    AddPartitions,
-    AlterTopicConfig,
-    Applied,
-    CreateTopic,
-    DeleteTopic,
-    Done,
-    TopicCreated,
-)
+from smq.raft_state.commands import AddPartitions, AlterTopicConfig, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.groups import forget_topic
 from smq.raft_state.ids import Offset
@@ -20,6 +12,7 @@ from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.placement import new_partitions, place
 from smq.raft_state.refusal import Refused, find_topic, quoted
+from smq.raft_state.replies import Applied, Done, TopicCreated
 from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import EXTERNAL, STORAGE, check_key, checked_config, differing, is_external
 
@@ -37,7 +30,7 @@ def create_topic(state: ClusterState, command: CreateTopic) -> Applied:
         raise Refused(
             ErrorCode.INVALID_OFFSET, f"start_offset must be from 0 to {START_OFFSET_MAX}, not {command.start_offset}"
         )
-    _check_room(state, topics=1, partitions=command.partition_count)
+    _check_limits(state, topics=1, partitions=command.partition_count)
     topic = TopicState(
         name=command.name,
         topic_id=command.topic_id,
@@ -55,7 +48,7 @@ def create_topic(state: ClusterState, command: CreateTopic) -> Applied:
 
 
 def delete_topic(state: ClusterState, command: DeleteTopic) -> Applied:
-    """The topic, its partitions, and what groups have committed for them are gone."""
+    """Removes the topic, its partitions, and the offsets that groups have committed for them."""
     topic = find_topic(state, command.name)
     del state.topics[topic.name]
     del state.topic_names[topic.topic_id]
@@ -66,22 +59,22 @@ def delete_topic(state: ClusterState, command: DeleteTopic) -> Applied:
 
 
 def add_partitions(state: ClusterState, command: AddPartitions) -> Applied:
-    """Raises the number of partitions. The new ones start at offset 0, wherever the first ones started."""
+    """Raises the number of partitions. New partitions start at offset 0, wherever the first ones started."""
     topic = find_topic(state, command.name)
     count_before = len(topic.partitions)
     if command.partition_count < count_before:
         raise Refused(
             ErrorCode.INVALID_PARTITION_COUNT,
-            f"topic {quoted(topic.name)} has {count_before} partitions: the number cannot fall to"
+            f"topic {quoted(topic.name)} has {count_before} partitions: the number cannot be reduced to"
             f" {command.partition_count}",
         )
-    _check_room(state, topics=0, partitions=command.partition_count - count_before)
+    _check_limits(state, topics=0, partitions=command.partition_count - count_before)
     _grow(state, topic, command.partition_count - count_before, Offset(0))
     return Applied(reply=Done(), touched=tuple(partition.pid for partition in topic.partitions[count_before:]))
 
 
 def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applied:
-    """Sets some keys and puts others back to their default, all or none."""
+    """Sets some keys and resets others to their defaults, all or none."""
     topic = find_topic(state, command.name)
     changes = checked_config(command.set_)
     for key in command.unset:
@@ -91,7 +84,7 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
     kept = {key: value for key, value in topic.config.items() if key not in command.unset}
     config = differing({**kept, **changes})
     if is_external(config) != is_external(topic.config):
-        raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} is chosen when a topic is created, and stays")
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} cannot be changed after a topic is created")
     topic.config = config
     return Applied(reply=Done())
 
@@ -125,14 +118,16 @@ def _check_replication_factor(state: ClusterState, command: CreateTopic, config:
         )
 
 
-def _check_room(state: ClusterState, *, topics: int, partitions: int) -> None:
+def _check_limits(state: ClusterState, *, topics: int, partitions: int) -> None:
     if len(state.topics) + topics > state.topics_max:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.topics)} topics, the limit (topics_max)")
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.topics)} topics, which is the limit (topics_max)"
+        )
     count = sum(len(topic.partitions) for topic in state.topics.values())
     if count + partitions > state.partitions_max:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
-            f"there are {count} partitions; {partitions} more would pass the limit (partitions_max)"
+            f"there are {count} partitions; {partitions} more would exceed the limit (partitions_max)"
             f" of {state.partitions_max}",
         )
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from smq.raft_state.commands import Command, OffsetCommit, OffsetsAssigned, Reply
+from smq.raft_state.commands import Command, OffsetCommit
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, PartitionIndex, TopicId, TsNs
+from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.ports import Buffer
 

@@ -8,10 +8,9 @@ followed its entry. The engine drives it; the parts of the node only read `state
 from collections.abc import Iterator
 from typing import Final
 
-from smq.raft_state.codec import decode_proposal
+from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
-    Applied,
     CreateTopic,
     ElectLeader,
     FenceNode,
@@ -21,6 +20,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
 from smq.replication.digests import Digests
 from smq.replication.membership.controller import Controller
@@ -57,8 +57,8 @@ class AppliedState:
 
     # ---------------------------------------------------------------------------------------- StateMachine
     def apply(self, index: LogIndex, command: bytes) -> Applied:
-        decoded, not_before = decode_proposal(command)
-        applied = self._machine.apply(index, decoded, not_before)
+        decoded = decode_command(command)
+        applied = self._machine.apply(index, decoded)
         if isinstance(decoded, _MAY_NEED_ELECTION):
             self._controller.wake()
         elif isinstance(decoded, SetNodeDrained):

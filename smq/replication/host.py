@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from smq.raft_state.commands import Command, Reply
+from smq.raft_state.commands import Command
 from smq.raft_state.ids import DiskId, Incarnation, NodeId
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from smq.raft_state.commands import Applied
 from smq.raft_state.ids import LogIndex, NodeId, Term
+from smq.raft_state.replies import Applied
 from smq.replication.marks import Mark
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

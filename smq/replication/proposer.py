@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply, is_boundable
-from smq.raft_state.commands import Command, Done, Rejected, Reply
+from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
+from smq.raft_state.commands import Command, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
+from smq.raft_state.replies import Done, Rejected, Reply
 from smq.replication.api import DoneFn
 from smq.replication.net import wire
 from smq.replication.net.links import Links
@@ -87,9 +88,10 @@ class Proposer:
 
     # ------------------------------------------------------------------------------------------- callers
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        is_ours = getattr(command, "request_id", None) == NO_REQUEST
-        if is_ours:
-            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))  # type: ignore[arg-type]  # not all have it, this one does
+        is_ours = False
+        if isinstance(command, Request) and command.request_id == NO_REQUEST:
+            is_ours = True
+            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))
         try:
             data = self._encoded(command)
         except CodecError as e:
@@ -117,7 +119,9 @@ class Proposer:
 
     def _encoded(self, command: Command) -> bytes:
         """With the age of its request: a retry that is too late to be recognised is refused."""
-        data = encode_command(command, self._replies_counted() if is_boundable(command) else None)
+        if isinstance(command, Request):
+            command = replace(command, replies_before=self._replies_counted())
+        data = encode_command(command)
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"the request makes a command of {len(data)} bytes, the limit is {COMMAND_BYTES_MAX}")
         return data

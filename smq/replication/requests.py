@@ -7,18 +7,11 @@ The node offers these methods as its own (`NodeApi`, where they are described).
 
 from collections.abc import Mapping, Sequence
 
-from smq.raft_state.commands import (
-    Assignment,
-    Command,
-    CommitOffsets,
-    ExternalAdvance,
-    OffsetCommit,
-    OffsetsAssigned,
-    Reply,
-)
+from smq.raft_state.commands import Assignment, Command, CommitOffsets, ExternalAdvance, OffsetCommit
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionIndex, RequestId
 from smq.raft_state.limits import REQUEST_ID_BYTES
+from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import max_message_bytes
 from smq.replication.api import (

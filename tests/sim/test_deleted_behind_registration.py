@@ -8,8 +8,9 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.raft_state.codec import decode_command
-from smq.raft_state.commands import CreateTopic, DeleteTopic, Done, RegisterNode, TopicCreated
+from smq.raft_state.commands import CreateTopic, DeleteTopic, RegisterNode
 from smq.raft_state.ids import Offset, RequestId, TopicId
+from smq.raft_state.replies import Done, TopicCreated
 from smq.replication.raft.turns import TurnEngine
 
 BIG = CreateTopic(

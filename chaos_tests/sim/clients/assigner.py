@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
 from chaos_tests.sim.rpc import Call, Lost, Script
-from smq.raft_state.commands import OffsetsAssigned
 from smq.raft_state.errors import SmqError
+from smq.raft_state.replies import OffsetsAssigned
 from smq.replication.api import NodeApi, PartitionRange
 
 ATTEMPT_MS: Final = 300  # short: attempts are often repeated while the first is still on its way

@@ -9,9 +9,10 @@ from typing import Any
 
 from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
-from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
+from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_PRODUCER, NodeId, ProducerEpoch, ProducerId, RequestId
+from smq.raft_state.replies import ProducerIdAllocated
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, NodeApi, Produced
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Client, World
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
-from smq.raft_state.commands import Command, CreateTopic, DeleteTopic, TopicCreated
+from smq.raft_state.commands import Command, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId, TopicId
+from smq.raft_state.replies import TopicCreated
 from smq.replication.api import NodeApi
 
 ATTEMPT_MS: Final = 700.0  # the client waits this long for one node

@@ -8,9 +8,10 @@ from typing import Any
 
 from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
 from chaos_tests.sim.rpc import Call, Lost, Script
-from smq.raft_state.commands import AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit, TopicCreated
+from smq.raft_state.commands import AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, RequestId, TopicId, partition_id
+from smq.raft_state.replies import TopicCreated
 from smq.raft_state.topic_config import EXTERNAL, STORAGE
 from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
 from smq.testing.clock import WALL_EPOCH_NS

@@ -14,8 +14,8 @@ from random import Random
 from unittest.mock import patch
 
 from chaos_tests.sim.raft import faults as raft_faults
-from smq.raft_state.commands import Applied, Done
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
+from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Buffer, Channel, Committed, ProposalLost, Table
 from smq.replication.raft import leader as raft_leader
 from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine

@@ -23,11 +23,12 @@ from smq.coordinator.limits import (
     GROUPS_NEW_PER_ADDRESS_MAX,
     MEMBER_ID_CHARS_MAX,
 )
-from smq.raft_state.commands import Command, CommitCoordinatedOffsets, ExpireOffsets, OffsetCommit, Reply
+from smq.raft_state.commands import Command, CommitCoordinatedOffsets, ExpireOffsets, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Generation, RequestId
 from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import CoordinatorSlot, GroupState
 from smq.replication.api import DoneFn, NodeApi
 from smq.replication.ports import Clock, Rng

@@ -15,9 +15,10 @@ from smq.coordinator.groups.pending import Pending, PendingJoin, PendingSync
 from smq.coordinator.groups.round import Round, new_round, rebalance_timeout_ns
 from smq.coordinator.groups.sessions import NEVER_NS, NO_MEMBERS, NS_PER_MS, Sessions
 from smq.coordinator.groups.transitions import Event, Phase, phase_of
-from smq.raft_state.commands import Command, Reply
+from smq.raft_state.commands import Command
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import GroupPhase, GroupState
 
 

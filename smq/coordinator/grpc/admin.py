@@ -22,10 +22,10 @@ from smq.raft_state.commands import (
     CreateTopic,
     DeleteTopic,
     SetNodeDrained,
-    TopicCreated,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, TopicId, split_partition_id
+from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
 from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi

@@ -17,9 +17,10 @@ from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.inflight import ByteBudget
 from smq.coordinator.service.lookup import find_topic
 from smq.coordinator.service.sessions import PublishSession, PublishSessions, StreamCounts, Subscriptions
-from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
+from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
+from smq.raft_state.replies import ProducerIdAllocated
 from smq.raft_state.topic_config import max_message_bytes
 from smq.replication.api import NodeApi
 

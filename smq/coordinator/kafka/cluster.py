@@ -16,10 +16,11 @@ from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_o
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_confirmed
-from smq.raft_state.commands import CreateTopic, TopicCreated
+from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, TopicId
 from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
+from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG, known_keys
 

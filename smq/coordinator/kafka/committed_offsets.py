@@ -24,10 +24,11 @@ from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.calls import Answer
 from smq.coordinator.service.requests import check_count
-from smq.raft_state.commands import DeleteOffsets, OffsetCommit, Reply
+from smq.raft_state.commands import DeleteOffsets, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import METADATA_BYTES_MAX
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch

@@ -9,9 +9,10 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.raft_state.commands import AllocateProducerId, ProducerIdAllocated
+from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, ProducerEpoch, ProducerId
+from smq.raft_state.replies import ProducerIdAllocated
 
 _FENCED_VERSION: Final = 4  # from here on PRODUCER_FENCED has a code of its own
 

@@ -13,14 +13,10 @@ from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_confirmed, find_topic
-from smq.raft_state.commands import (
-    AddPartitions,
-    CreateTopic,
-    DeleteTopic,
-    TopicCreated,
-)
+from smq.raft_state.commands import AddPartitions, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, TopicId
+from smq.raft_state.replies import TopicCreated
 
 
 # ----------------------------------------------------------------------------------------------- CreateTopics

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from smq.coordinator.limits import TIMEOUT_GRACE_MS
-from smq.raft_state.commands import Command, OffsetCommit, OffsetsAssigned, Reply
+from smq.raft_state.commands import Command, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, PartitionId
+from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.replication.api import Cancel, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from smq.raft_state.commands import Command, ElectLeader, FenceNode, Reply, UnfenceNode
+from smq.raft_state.commands import Command, ElectLeader, FenceNode, UnfenceNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.limits import default_init
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import NodeState, PartitionState
 from smq.replication.host import Host
 from smq.replication.membership.balancer import Balancer, is_heard

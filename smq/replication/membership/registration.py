@@ -10,9 +10,10 @@ from typing import Final
 
 import structlog
 
-from smq.raft_state.commands import Barrier, RegisterNode, Reply
+from smq.raft_state.commands import Barrier, RegisterNode
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId
+from smq.raft_state.replies import Reply
 from smq.replication.host import Host
 from smq.replication.marks import Mark
 from smq.replication.membership.identity import claim_identity, replace_disk_id, replacement, replacement_over

@@ -60,7 +60,9 @@ def decode_hello(payload: memoryview) -> Hello:
     if magic != _MAGIC:
         raise FrameError("the hello does not begin with smq's magic: is this port meant for something else?")
     if version != PROTOCOL_VERSION:
-        raise FrameError(f"the peer speaks protocol version {version}, this node version {PROTOCOL_VERSION}")
+        raise FrameError(
+            f"the peer speaks version {version} of the protocol, this node {PROTOCOL_VERSION}: run the same smq on both"
+        )
     try:
         cluster_id = bytes(payload[_HELLO.size :]).decode()
         purpose = Channel(channel)

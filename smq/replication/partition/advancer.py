@@ -7,8 +7,9 @@ meanwhile shares the next. The numbers come from the replicas at the moment of p
 from collections.abc import Callable
 from typing import Final
 
-from smq.raft_state.commands import AdvanceHwms, HwmAdvance, Reply
+from smq.raft_state.commands import AdvanceHwms, HwmAdvance
 from smq.raft_state.errors import SmqError
+from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Clock

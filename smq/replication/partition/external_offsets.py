@@ -10,21 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
 
-from smq.raft_state.commands import (
-    AdvanceExternalHwms,
-    Assignment,
-    AssignOffsets,
-    Command,
-    ExternalAdvance,
-    ExternalHwm,
-    OffsetsAssigned,
-    Rejected,
-    Reply,
-    Results,
-)
+from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffsets, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.limits import ASSIGN_ITEMS_MAX
+from smq.raft_state.replies import ExternalHwm, OffsetsAssigned, Rejected, Reply, Results
 from smq.replication.api import DoneFn
 from smq.replication.host import Host
 from smq.replication.proposer import rejection

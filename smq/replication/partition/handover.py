@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from smq.raft_state.commands import ElectLeader, Reply
+from smq.raft_state.commands import ElectLeader
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, NodeId
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host

@@ -21,8 +21,8 @@ from pysyncobj.config import FAIL_REASON, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from smq.raft_state.commands import Applied
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
+from smq.raft_state.replies import Applied
 from smq.replication.ports import Committed, DataDamaged, ProposalLost
 from smq.replication.raft.follower import Follower
 from smq.replication.raft.install import Installation

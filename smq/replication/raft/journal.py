@@ -136,7 +136,7 @@ class RaftJournal:
         self._entries, self._bytes, self.snapshot = [], 0, None
         self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
         self._durable_index, self._is_stored = 0, False
-        self._load_marks()
+        has_marks = self._load_marks()
         bounds = self._load_meta(_BOUNDS_KEY)
         vote = self._load_meta(_VOTE_KEY)
         self._load_snapshot()
@@ -149,6 +149,8 @@ class RaftJournal:
             raise damaged(Table.RAFT_META, _VOTE_KEY.decode(), "term and vote are missing")
         if bounds is None or len(bounds) != _BOUNDS.size:
             raise damaged(Table.RAFT_META, _BOUNDS_KEY.decode(), "the journal's bounds are missing")
+        if not has_marks:
+            raise damaged_marks("the count of writes is missing")
         _, self._term, voted_for = _VOTE.unpack(vote)
         self._voted_for = NodeId(voted_for) if voted_for else None
         _, first, last, self._commit = _BOUNDS.unpack(bounds)
@@ -167,13 +169,15 @@ class RaftJournal:
             raise damaged(Table.RAFT_META, key.decode(), f"format version {body[0]} is not {_VERSION}")
         return body
 
-    def _load_marks(self) -> None:
+    def _load_marks(self) -> bool:
+        """False if there are none, as on a new disk."""
         self._load_meta(MARKS_KEY)  # checks it
         try:
             self._writes, self.marks = marks_of(self._disk.get(Table.RAFT_META, MARKS_KEY))
         except struct.error as e:
             raise damaged_marks(e) from e
         self.base_writes = self.durable_writes = self._writes
+        return self._writes > 0
 
     def _load_snapshot(self) -> None:
         body = self._load_meta(_SNAPSHOT_KEY)
@@ -422,7 +426,7 @@ def is_whole_row(key: bytes, value: bytes) -> bool:
 
 
 def marks_of(row: bytes | None) -> tuple[int, bytes]:
-    """Writes of Raft's memory, and what other disks had told. A directory of a version that did not count has none."""
+    """Writes of Raft's memory, and what other disks had told. A new disk has none."""
     if row is None:
         return 0, b""
     return _MARKS.unpack_from(row, _CRC.size)[1], row[_CRC.size + _MARKS.size :]

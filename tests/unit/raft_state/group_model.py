@@ -1,6 +1,6 @@
 """The groups' part of the random life: rules for members and commits, and the plain dicts that they must agree with.
 
-Owns what groups should be after each command. Where partitions are, and which codes they cost, the whole life says.
+Owns the expected groups after each command. The whole model (test_model) knows the partitions and their error codes.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,25 +9,18 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from smq.raft_state.commands import (
-    Applied,
-    Command,
-    DeleteGroup,
-    DeleteOffsets,
-    ExpireOffsets,
-    GenerationFormed,
-    SetOffsetsRetention,
-)
+from smq.raft_state.commands import Command, DeleteGroup, DeleteOffsets, ExpireOffsets, SetOffsetsRetention
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Generation, PartitionId, TopicId
 from smq.raft_state.limits import EXPIRY_STEP_MS_MAX, OFFSETS_RETENTION_MS_DEFAULT
+from smq.raft_state.replies import Applied, GenerationFormed
 from smq.raft_state.state import ClusterState, GroupPhase
 from tests.unit.raft_state.support import (
     Driver,
+    assign_members,
     commit,
     form,
-    hand_out,
     member,
     member_commit,
     remove,
@@ -72,7 +65,7 @@ class Team:
 
 
 class GroupRules(RuleBasedStateMachine):
-    """Rules of a life whose machine is `driver`'s."""
+    """Rules for the machine of `driver`."""
 
     driver: Driver
     expect: Callable[[Command, ErrorCode | None], Applied]
@@ -87,7 +80,7 @@ class GroupRules(RuleBasedStateMachine):
 
     # -------------------------------------------------------------------------------------------- helpers
     def epoch(self, name: str) -> int:
-        """Of the group's coordinator. The table is the machine's choice, so it is read from there."""
+        """The epoch of the group's coordinator. The machine chooses the table, so it is read from there."""
         return coordinator_of(self.driver.machine.state, name).epoch
 
     def drop_bare(self, name: str) -> None:
@@ -104,7 +97,7 @@ class GroupRules(RuleBasedStateMachine):
             self.drop_bare(name)
 
     def change_of(self, name: str, stale_epoch: int, stale_generation: int) -> tuple[int, int, ErrorCode | None]:
-        """What a change of a group that must be there names, and what it is told where that is not so."""
+        """The generation that a change of an existing group names, and the code of its refusal."""
         team = self.teams.get(name)
         generation = (team.generation if team else 0) + stale_generation
         if stale_epoch:
@@ -139,7 +132,7 @@ class GroupRules(RuleBasedStateMachine):
         epoch, generation, code = self.change_of(name, stale_epoch, stale_generation)
         if code is None and self.teams[name].phase is not GroupPhase.COMPLETING:
             code = ErrorCode.REBALANCE_IN_PROGRESS
-        self.expect(hand_out(name, epoch, generation, **given), code)
+        self.expect(assign_members(name, epoch, generation, **given), code)
         if code is None:
             team = self.teams[name]
             team.members = {n: given.get(n, b"") for n in team.members}
@@ -147,7 +140,7 @@ class GroupRules(RuleBasedStateMachine):
 
     @rule(name=groups, who=sets_of_ids, at_ms=times, stale_epoch=staleness, stale_generation=staleness)
     def leave(self, name: str, who: list[str], at_ms: int, stale_epoch: int, stale_generation: int) -> None:
-        """Or they were not heard of: it is the same command."""
+        """They left or timed out: it is the same command."""
         epoch, generation, code = self.change_of(name, stale_epoch, stale_generation)
         self.expect(remove(name, epoch, generation, *who, at_ms=at_ms), code)
         if code is not None or not set(who) & set(self.teams[name].members):
@@ -164,7 +157,7 @@ class GroupRules(RuleBasedStateMachine):
 
     @rule(name=groups, who=returns, stale_epoch=staleness)
     def come_back(self, name: str, who: tuple[str, str], stale_epoch: int) -> None:
-        """A static member, under another id; or somebody who is none."""
+        """A static member under another id, or one that is not static."""
         old, new = who
         epoch, _, code = self.change_of(name, stale_epoch, 0)
         team = self.teams.get(name)
@@ -194,7 +187,7 @@ class GroupRules(RuleBasedStateMachine):
         stale_epoch=staleness,
     )
     def commit_as_a_member(self, name: str, who: str, wanted: Items, at_ms: int, stale: int, stale_epoch: int) -> None:
-        """-100 is nobody's generation: that of a consumer that manages its partitions itself."""
+        """-100 is no member's generation: that of a consumer that manages its partitions itself."""
         team = self.teams.get(name)
         generation = -1 if stale == -100 else max((team.generation if team else 0) + stale, 0)
         code = ErrorCode.NOT_COORDINATOR if stale_epoch else None

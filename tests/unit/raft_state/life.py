@@ -6,7 +6,6 @@ Run as a program it prints the digest of the end: that of a fresh process, under
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from smq.raft_state.commands import (
     AddPartitions,
@@ -34,12 +33,13 @@ from tests.unit.raft_state.support import (
     advance,
     advance_external,
     advances,
+    aged,
     assign,
+    assign_members,
     commit,
     elect,
     external_topic,
     form,
-    hand_out,
     member,
     member_commit,
     pid,
@@ -50,57 +50,41 @@ from tests.unit.raft_state.support import (
     topic,
 )
 
-Step: TypeAlias = Command | tuple[Command, int]  # a command, and the age of its request
 
-
-def commands() -> list[Step]:
+def commands() -> list[Command]:
     """The life, in order."""
     return [
-        *commands_of_v3(),
-        *commands_of_v4(),
-        (AllocateProducerId(request_id=rid(50)), 0),
-        AllocateProducerId(request_id=rid(51)),
-        (AllocateProducerId(request_id=rid(50)), 0),
-    ]
-
-
-def commands_of_v4() -> list[Command]:
-    """What there was when the fourth format was made."""
-    return [
-        *commands_of_v3(),
-        form("again", _epoch("again"), 0, member("g")),  # counts on from the group that is gone
-        hand_out("again", _epoch("again"), 3, g=b"x"),
-    ]
-
-
-def commands_of_v3() -> list[Command]:
-    """What there was when the third format was made."""
-    return [*commands_of_v2(), register(3, incarnation=3, rack="süd")]
-
-
-def commands_of_v2() -> list[Command]:
-    """What there was when the second format was made."""
-    return [
-        *commands_of_v1(),
+        *_nodes_and_topics(),
         SetNodeDrained(node=NodeId(3), drained=True),
         register(3, incarnation=2),
+        *_external_offsets(),
+        *_groups_with_members(),
+        register(3, incarnation=3, rack="süd"),
+        form("again", _epoch("again"), 0, member("g")),  # counts on from the group that is gone
+        assign_members("again", _epoch("again"), 3, g=b"x"),
+        aged(0, AllocateProducerId(request_id=rid(50))),
+        AllocateProducerId(request_id=rid(51)),
+        aged(0, AllocateProducerId(request_id=rid(50))),
+    ]
+
+
+def _external_offsets() -> list[Command]:
+    return [
         external_topic(4, "elsewhere", partitions=2, start=50),
         assign((rid(100), pid(4), 5), (rid(101), pid(4, 1), 1), (rid(102), pid(4), 3), (rid(103), pid(2), 1)),
         assign((rid(100), pid(4), 5)),
         advance_external((pid(4), 57), (pid(4), 51), (pid(4, 1), 99)),
-        *commands_of_members(),
     ]
 
 
-def commands_of_members() -> list[Command]:
-    """Groups with members, of all phases."""
+def _groups_with_members() -> list[Command]:
+    """In every phase."""
     return [
         ExpireOffsets(now_ms=1),  # starts the clock
         *(register(node, 7, kafka=f"host:{node}") for node in (2, 4)),
         form("team", _epoch("team"), 0, member("a"), member("b", "range", "sticky", instance="i")),
-        hand_out("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
+        assign_members("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
         member_commit("team", 1, "a", (pid(2, 0), 19), epoch=_epoch("team")),
-        member_commit("team", 1, "a", (pid(2, 0), 19)),  # as logs of before have it
         replaced("team", _epoch("team"), "b", member("c", "range", instance="i")),
         form("torn", _epoch("torn"), 0, member("e"), member("f")),
         member_commit("torn", 1, "e", (pid(2, 0), 1), epoch=_epoch("torn")),
@@ -122,8 +106,7 @@ def _epoch(group: str) -> int:
     return 2 if slot_of(group) < COORDINATOR_SLOTS // 2 else 1
 
 
-def commands_of_v1() -> list[Command]:
-    """What there was when the first format was made: its fixtures end here."""
+def _nodes_and_topics() -> list[Command]:
     return [
         default_init("life"),
         *(register(node) for node in (3, 1, 4, 2)),
@@ -159,20 +142,15 @@ def commands_of_v1() -> list[Command]:
     ]
 
 
-def run(machine: Machine, steps: Sequence[Step], first_index: int = 1) -> None:
-    for index, step in enumerate(steps, first_index):
-        command, not_before = step if isinstance(step, tuple) else (step, None)
-        machine.apply(LogIndex(index), command, not_before)
+def run(machine: Machine, steps: Sequence[Command], first_index: int = 1) -> None:
+    for index, command in enumerate(steps, first_index):
+        machine.apply(LogIndex(index), command)
 
 
 def end_of_life() -> Machine:
-    """A machine that has lived it all."""
-    return lived(commands())
-
-
-def lived(steps: Sequence[Step]) -> Machine:
+    """A machine after the whole life."""
     machine = Machine()
-    run(machine, steps)
+    run(machine, commands())
     return machine
 
 

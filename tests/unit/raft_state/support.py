@@ -1,19 +1,16 @@
 """Short ways to drive a Machine in tests: every command goes through the codec, every state through the invariants."""
 
 from dataclasses import replace
-from typing import Any
 
-from smq.raft_state.codec import decode_proposal, encode_command
+from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
-    Applied,
     AssignMembers,
     Assignment,
     AssignOffsets,
     Command,
     CommitCoordinatedOffsets,
-    CommitMemberOffsets,
     CommitOffsets,
     CreateTopic,
     ElectLeader,
@@ -23,10 +20,9 @@ from smq.raft_state.commands import (
     HwmAdvance,
     OffsetCommit,
     RegisterNode,
-    Rejected,
     RemoveMembers,
     ReplaceMember,
-    Reply,
+    Request,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import (
@@ -47,11 +43,12 @@ from smq.raft_state.ids import (
 from smq.raft_state.invariants import check
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.state import PartitionState
 
 
 def tid(n: int) -> TopicId:
-    """A topic id that a person can tell from another."""
+    """A topic id that a reader can recognize."""
     return TopicId(n.to_bytes(16, "big"))
 
 
@@ -70,7 +67,7 @@ def did(n: int) -> DiskId:
 def register(
     node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0, kafka: str = "", rack: str = ""
 ) -> RegisterNode:
-    """Of the node's own disk, whose number is the node's, unless another is named."""
+    """On the disk with the node's number, unless another is named."""
     return RegisterNode(
         node=NodeId(node),
         incarnation=Incarnation(incarnation),
@@ -148,7 +145,7 @@ def commit(group: str, *items: tuple[PartitionId, int], request: RequestId = Req
 def member(
     member_id: str, *protocols: str, instance: str = "", metadata: bytes = b"m", session_ms: int = 10_000
 ) -> GroupMember:
-    """Of protocol "range" where none is named."""
+    """With the protocol "range" if none is named."""
     return GroupMember(
         member_id=member_id,
         instance_id=instance,
@@ -161,7 +158,7 @@ def member(
 
 
 def form(group: str, epoch: int, generation: int, *members: GroupMember, protocol: str = "range") -> FormGeneration:
-    """`generation` is the one that it follows; the first member leads."""
+    """The generation after `generation`; the first member leads."""
     return FormGeneration(
         group=group,
         coordinator_epoch=Epoch(epoch),
@@ -173,7 +170,7 @@ def form(group: str, epoch: int, generation: int, *members: GroupMember, protoco
     )
 
 
-def hand_out(group: str, epoch: int, generation: int, **assignments: bytes) -> AssignMembers:
+def assign_members(group: str, epoch: int, generation: int, **assignments: bytes) -> AssignMembers:
     return AssignMembers(
         group=group,
         coordinator_epoch=Epoch(epoch),
@@ -203,24 +200,21 @@ def member_commit(
     *items: tuple[PartitionId, int],
     instance: str = "",
     at_ms: int = 5,
-    epoch: int | None = None,
-) -> CommitMemberOffsets | CommitCoordinatedOffsets:
-    """Without the coordinator's epoch: as old logs have it."""
-    told: dict[str, Any] = {
-        "group": group,
-        "generation": Generation(generation),
-        "member_id": member_id,
-        "instance_id": instance,
-        "items": tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
-        "committed_ms": at_ms,
-    }
-    if epoch is None:
-        return CommitMemberOffsets(**told)
-    return CommitCoordinatedOffsets(coordinator_epoch=Epoch(epoch), **told)
+    epoch: int = 1,
+) -> CommitCoordinatedOffsets:
+    return CommitCoordinatedOffsets(
+        group=group,
+        coordinator_epoch=Epoch(epoch),
+        generation=Generation(generation),
+        member_id=member_id,
+        instance_id=instance,
+        items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
+        committed_ms=at_ms,
+    )
 
 
 class Driver:
-    """A machine whose every step is checked: codec round trip, invariants, and that a rejection changes nothing."""
+    """A machine that checks every step: codec round trip, invariants, and that a rejection changes nothing."""
 
     def __init__(self, machine: Machine | None = None) -> None:
         self.machine = machine or Machine()
@@ -230,27 +224,27 @@ class Driver:
         self.index += 1
         return LogIndex(self.index)
 
-    def apply(self, command: Command, not_before: int | None = None) -> Applied:
+    def apply(self, command: Command) -> Applied:
         index = self.next_index()
-        decoded, age = decode_proposal(encode_command(command, not_before))
-        assert (decoded, age) == (command, not_before)
+        decoded = decode_command(encode_command(command))
+        assert decoded == command
         before = self._without_replies()
-        applied = self.machine.apply(index, decoded, age)
+        applied = self.machine.apply(index, decoded)
         check(self.machine.state)
         if isinstance(applied.reply, Rejected):
             assert applied.touched == ()
             assert self._without_replies() == before
         return applied
 
-    def ok(self, command: Command, *, not_before: int | None = None) -> Reply:
-        """Applies what must succeed."""
-        reply = self.apply(command, not_before).reply
+    def ok(self, command: Command) -> Reply:
+        """Applies a command that must succeed."""
+        reply = self.apply(command).reply
         assert not isinstance(reply, Rejected), reply
         return reply
 
-    def refused(self, command: Command, code: ErrorCode, *, not_before: int | None = None) -> Rejected:
-        """Applies what must be rejected with this code."""
-        reply = self.apply(command, not_before).reply
+    def refused(self, command: Command, code: ErrorCode) -> Rejected:
+        """Applies a command that must be rejected with this code."""
+        reply = self.apply(command).reply
         assert isinstance(reply, Rejected), reply
         assert reply.code is code, reply
         return reply
@@ -270,8 +264,13 @@ class Driver:
             state.replies, state.replies_counted = replies, counted
 
 
+def aged(replies_before: int, command: Request) -> Request:
+    """The command of a node that had counted this many replies when it accepted the request."""
+    return replace(command, replies_before=replies_before)
+
+
 def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:
-    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if asked for."""
+    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if requested."""
     driver = Driver()
     driver.ok(default_init("test"))
     for node in range(1, nodes + 1):

@@ -1,4 +1,4 @@
-"""Offsets without records: who is given which, what a repetition is answered, and that nothing ever takes one back."""
+"""Offsets without records: which request gets which, the answer to a repetition, and that nothing takes one back."""
 
 from collections import OrderedDict
 
@@ -7,22 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state import external
-from smq.raft_state.commands import (
-    AddPartitions,
-    AdvanceLogStart,
-    AlterTopicConfig,
-    DeleteTopic,
-    ExternalHwm,
-    FenceNode,
-    HwmsAdvanced,
-    OffsetsAssigned,
-    Rejected,
-    Results,
-)
+from smq.raft_state.commands import AddPartitions, AdvanceLogStart, AlterTopicConfig, DeleteTopic, FenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_NODE, Incarnation, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, START_OFFSET_MAX
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import ExternalHwm, HwmsAdvanced, OffsetsAssigned, Rejected, Results
 from tests.unit.raft_state.support import (
     Driver,
     advance,
@@ -92,7 +82,7 @@ def test_empty_or_endless_batch_is_refused_alone(driver: Driver, count: int) -> 
     ]
 
 
-def test_repeated_request_is_answered_as_at_first_and_gets_nothing_new(driver: Driver) -> None:
+def test_repeated_request_gets_its_first_answer_and_nothing_new(driver: Driver) -> None:
     first = ranges(driver, (rid(1), pid(1), 5))
     ranges(driver, (rid(2), pid(1), 1))
     assert ranges(driver, (rid(1), pid(1), 5)) == first
@@ -100,7 +90,7 @@ def test_repeated_request_is_answered_as_at_first_and_gets_nothing_new(driver: D
     assert driver.partition(pid(1)).next_offset == 6
 
 
-def test_request_repeated_within_one_command_is_given_once(driver: Driver) -> None:
+def test_request_repeated_within_one_command_gets_offsets_once(driver: Driver) -> None:
     assert ranges(driver, (rid(1), pid(1), 5), (rid(1), pid(1), 5)) == [(0, 4), (0, 4)]
     assert driver.partition(pid(1)).next_offset == 5
 
@@ -123,9 +113,7 @@ def test_answers_survive_a_snapshot(driver: Driver) -> None:
     assert ranges(restored, (rid(2), pid(1), 1)) == [(5, 5)]
 
 
-def test_request_that_can_no_longer_be_told_from_a_new_one_is_refused_and_given_nothing(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_that_may_be_a_forgotten_repetition_is_refused(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "ASSIGNED_MAX", 3)
     for n in range(5):
         ranges(driver, (rid(n), pid(1), 2), not_before=2 * n)
@@ -145,7 +133,7 @@ def test_bound_that_was_never_true_is_refused(driver: Driver) -> None:
     assert ranges(driver, (rid(1), pid(1), 1), not_before=-1) == [ErrorCode.INVALID_OFFSET]
 
 
-def test_offsets_end_at_int64_and_not_behind_it() -> None:
+def test_offsets_end_at_int64_and_not_beyond_it() -> None:
     driver = cluster()
     driver.ok(external_topic(1, start=START_OFFSET_MAX))
     driver.partition(pid(1)).next_offset = Offset(2**63 - 3)
@@ -153,7 +141,7 @@ def test_offsets_end_at_int64_and_not_behind_it() -> None:
     assert ranges(driver, (rid(1), pid(1), 2), not_before=2**62) == [(2**63 - 3, 2**63 - 2)]
 
 
-def test_partition_that_keeps_its_records_is_refused_both_ways(driver: Driver) -> None:
+def test_partition_with_storage_log_is_refused_by_both_commands(driver: Driver) -> None:
     assert ranges(driver, (rid(1), pid(2), 1)) == [ErrorCode.WRONG_STORAGE]
     assert hwms(driver, (pid(2), 0)) == [ErrorCode.WRONG_STORAGE]
     assert driver.ok(advances(advance(pid(1), 0, hwm=5))) == HwmsAdvanced(accepted=(False,))
@@ -180,13 +168,13 @@ def test_log_start_follows_the_mark_and_groups_commit(driver: Driver) -> None:
     assert driver.partition(pid(1)).log_start == 5
 
 
-def test_too_many_items_are_refused_whole(driver: Driver) -> None:
+def test_too_many_items_are_refused_all_together(driver: Driver) -> None:
     item = (rid(1), pid(1), 1)
     driver.refused(assign(*[item] * (ASSIGN_ITEMS_MAX + 1)), ErrorCode.LIMIT_EXCEEDED)
 
 
-def test_rule_19_no_election_and_no_node_takes_back_an_offset(driver: Driver) -> None:
-    """Nobody leads external storage, so there is no epoch to begin; what was told stays told."""
+def test_rule_19_neither_an_election_nor_a_node_takes_back_an_offset(driver: Driver) -> None:
+    """External storage has no leader, so no epoch can begin; an assigned offset stays assigned."""
     ranges(driver, (rid(1), pid(1), 10))
     driver.refused(elect(pid(1), 0, candidate=2, end=10), ErrorCode.ELECTION_REJECTED)
     driver.ok(FenceNode(node=NodeId(1), incarnation=Incarnation(1)))
@@ -202,14 +190,14 @@ def test_rule_17_external_storage_has_no_replica_set_and_gets_none(driver: Drive
     driver.refused(AlterTopicConfig(name="t2", set_=(("storage", "external"),)), ErrorCode.INVALID_CONFIG)
 
 
-def test_topic_of_external_storage_takes_no_share_of_the_replicas(driver: Driver) -> None:
+def test_topic_of_external_storage_does_not_count_in_placement(driver: Driver) -> None:
     driver.ok(external_topic(3, partitions=3))
     driver.ok(topic(4, partitions=3, replicas=1))
     leaders = [p.leader for p in driver.machine.state.topics["t4"].partitions]
     assert sorted(leaders) == [1, 2, 3]
 
 
-def test_deleted_topic_leaves_nothing_but_its_answers(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_topic_leaves_only_its_answers(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "ASSIGNED_MAX", 2)
     for n in range(4):
         ranges(driver, (rid(n), pid(1), 1), not_before=n)
@@ -226,11 +214,11 @@ asked = st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(0, 40))
 
 
 @given(st.lists(st.lists(asked, min_size=1, max_size=4), max_size=20), st.integers(1, 6))
-def test_whatever_is_repeated_when_no_offset_is_given_twice_and_none_is_left_out(
+def test_repetitions_at_any_time_assign_no_offset_twice_and_skip_none(
     rounds: list[list[tuple[int, int, int]]], kept: int
 ) -> None:
-    """A request is identified by number, its count follows from it, and its bound is what was true when it was first
-    made, as an honest caller has it."""
+    """A request has a number, which decides its count. Its bound is the next offset at its first attempt, as an honest
+    caller knows it."""
     driver = cluster(1)
     driver.ok(external_topic(1))
     answers: OrderedDict[int, tuple[int, int]] = OrderedDict()

@@ -5,22 +5,14 @@ from dataclasses import replace
 import pytest
 
 from smq.raft_state import producer_ids
-from smq.raft_state.commands import (
-    AllocateProducerId,
-    Applied,
-    CommitOffsets,
-    DeleteTopic,
-    Done,
-    OffsetCommit,
-    ProducerIdAllocated,
-    Rejected,
-)
+from smq.raft_state.commands import AllocateProducerId, CommitOffsets, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, RequestId
 from smq.raft_state.invariants import InvariantBroken
 from smq.raft_state.limits import COMMIT_ITEMS_MAX, METADATA_BYTES_MAX, PRODUCER_EPOCH_RETIRED, default_init
 from smq.raft_state.machine import Machine
-from tests.unit.raft_state.support import Driver, cluster, commit, pid, register, rid, topic
+from smq.raft_state.replies import Applied, Done, ProducerIdAllocated, Rejected
+from tests.unit.raft_state.support import Driver, aged, cluster, commit, pid, register, rid, topic
 
 
 @pytest.fixture
@@ -75,12 +67,12 @@ def test_commit_of_too_many_offsets_is_limit_exceeded(driver: Driver) -> None:
     driver.refused(commit("g", *[(pid(1), 5)] * (COMMIT_ITEMS_MAX + 1)), ErrorCode.LIMIT_EXCEEDED)
 
 
-def test_commit_of_nothing_is_done_and_makes_no_group(driver: Driver) -> None:
+def test_commit_without_items_is_done_and_creates_no_group(driver: Driver) -> None:
     assert driver.ok(commit("g")) == Done()
     assert driver.machine.state.groups == {}
 
 
-def test_groups_have_a_limit_that_existing_ones_do_not_meet() -> None:
+def test_limit_of_groups_does_not_stop_commits_of_existing_groups() -> None:
     driver = Driver()
     driver.ok(replace(default_init("c"), groups_max=1))
     driver.ok(register(1))
@@ -113,7 +105,7 @@ def test_producer_id_is_bumped_and_its_former_epoch_is_fenced(driver: Driver) ->
 
 
 @pytest.mark.parametrize(("producer_id", "epoch"), [(1, 0), (-2, 0), (-1, 0)])
-def test_producer_id_that_was_never_given_is_an_invalid_request(driver: Driver, producer_id: int, epoch: int) -> None:
+def test_producer_id_never_allocated_is_an_invalid_request(driver: Driver, producer_id: int, epoch: int) -> None:
     driver.ok(AllocateProducerId())
     driver.refused(bump(producer_id, epoch), ErrorCode.INVALID_REQUEST)
 
@@ -127,7 +119,7 @@ def test_producer_id_out_of_epochs_is_replaced_and_stays_fenced(driver: Driver) 
     driver.refused(bump(0, PRODUCER_EPOCH_RETIRED), ErrorCode.PRODUCER_FENCED)
 
 
-def test_bumped_producers_are_bounded_and_the_longest_untouched_falls_out(
+def test_bumped_producers_are_bounded_and_the_oldest_bump_is_dropped(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producer_ids, "PRODUCERS_MAX", 2)
@@ -142,7 +134,7 @@ def test_bumped_producers_are_bounded_and_the_longest_untouched_falls_out(
 
 
 # ------------------------------------------------------------------------------------------------ request ids
-def test_retry_under_the_same_request_id_answers_as_the_first_and_changes_nothing(driver: Driver) -> None:
+def test_retry_under_the_same_request_id_gets_the_first_reply_and_changes_nothing(driver: Driver) -> None:
     command = replace(topic(5, "new"), request_id=rid(1))
     first = driver.apply(command)
     before = driver.machine.digest()
@@ -151,7 +143,7 @@ def test_retry_under_the_same_request_id_answers_as_the_first_and_changes_nothin
     assert driver.machine.digest() == before
 
 
-def test_retry_answers_as_the_first_although_the_state_has_moved_on(driver: Driver) -> None:
+def test_retry_gets_the_first_reply_although_the_state_has_moved_on(driver: Driver) -> None:
     delete = DeleteTopic(name="t1", request_id=rid(1))
     driver.ok(delete)
     driver.ok(topic(2, "t1"))
@@ -190,15 +182,15 @@ def small_cache() -> Driver:
 
 
 def test_a_request_that_is_proposed_again_after_its_reply_was_forgotten_is_refused() -> None:
-    """A node that was cut off proposes a DeleteTopic again: the topic of that name is another one by now."""
+    """A node that was cut off proposes a DeleteTopic again, but by now another topic has that name."""
     driver = small_cache()
-    driver.ok(topic(1, "t", replicas=1), not_before=0)
+    driver.ok(aged(0, topic(1, "t", replicas=1)))
     delete, accepted = DeleteTopic(name="t", request_id=rid(1)), driver.machine.state.replies_counted
-    driver.ok(delete, not_before=accepted)
-    driver.ok(replace(topic(2, "t", replicas=1), request_id=rid(2)), not_before=1)
-    driver.ok(delete, not_before=accepted)  # known: answered as the first time, and nothing is deleted
-    driver.ok(AllocateProducerId(request_id=rid(3)), not_before=2)
-    driver.refused(delete, ErrorCode.REQUEST_EXPIRED, not_before=accepted)
+    driver.ok(aged(accepted, delete))
+    driver.ok(aged(1, replace(topic(2, "t", replicas=1), request_id=rid(2))))
+    driver.ok(aged(accepted, delete))  # known: answered as the first time, and nothing is deleted
+    driver.ok(aged(2, AllocateProducerId(request_id=rid(3))))
+    driver.refused(aged(accepted, delete), ErrorCode.REQUEST_EXPIRED)
     assert "t" in driver.machine.state.topics
     assert driver.machine.state.replies_counted == 3
 
@@ -208,26 +200,22 @@ def test_a_commit_that_is_proposed_again_too_late_moves_no_group_back() -> None:
     driver.ok(topic(1, "t", replicas=1))
     commits = [commit("g", (pid(1), n), request=rid(n)) for n in (1, 2, 3)]
     for number, command in enumerate(commits):
-        driver.ok(command, not_before=number)
-    driver.refused(commits[0], ErrorCode.REQUEST_EXPIRED, not_before=0)
+        driver.ok(aged(number, command))
+    driver.refused(aged(0, commits[0]), ErrorCode.REQUEST_EXPIRED)
     assert driver.machine.state.groups["g"].offsets[pid(1)].offset == 3
 
 
-def test_a_new_request_is_taken_however_many_came_before_it() -> None:
+def test_a_new_request_is_accepted_however_many_came_before_it() -> None:
     driver = small_cache()
     for n in range(10):
-        driver.ok(AllocateProducerId(request_id=rid(n)), not_before=max(0, n - 2))
+        driver.ok(aged(max(0, n - 2), AllocateProducerId(request_id=rid(n))))
 
 
-def test_without_an_age_a_request_is_taken_as_before() -> None:
-    """What an older smq has left in the log; and it is not counted, for nodes may begin with different snapshots."""
+def test_a_request_of_unknown_age_is_accepted_and_counted() -> None:
     driver = small_cache()
     for n in (1, 2, 3, 1):
         driver.ok(AllocateProducerId(request_id=rid(n)))
-    assert driver.machine.state.replies_counted == 0
-    driver.ok(AllocateProducerId(request_id=rid(4)), not_before=0)
-    driver.ok(AllocateProducerId(request_id=rid(5)))
-    assert driver.machine.state.replies_counted == 2
+    assert driver.machine.state.replies_counted == 4
 
 
 def test_rejection_before_init_is_not_remembered() -> None:

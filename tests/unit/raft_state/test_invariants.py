@@ -1,4 +1,4 @@
-"""Each broken invariant is noticed: a state that is damaged in one place does not pass the check."""
+"""Each broken invariant is detected: a state that is damaged in one place does not pass the check."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,11 +24,11 @@ from smq.raft_state.state import ClusterState, EpochStart, GroupPhase, Partition
 from tests.unit.raft_state.support import (
     advance,
     advances,
+    assign_members,
     cluster,
     commit,
     elect,
     form,
-    hand_out,
     member,
     pid,
     register,
@@ -40,7 +40,7 @@ def healthy() -> ClusterState:
     driver = cluster()
     driver.ok(register(4, kafka="host:4"))
     driver.ok(form("m", 1, 0, member("a")))
-    driver.ok(hand_out("m", 1, 1, a=b"x"))
+    driver.ok(assign_members("m", 1, 1, a=b"x"))
     driver.ok(topic(1, "t", partitions=2))
     driver.ok(advances(advance(pid(1), 0, hwm=5, next_offset=8)))
     driver.ok(elect(pid(1), 0, 2, 5))
@@ -129,7 +129,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_damaged_state_is_noticed(damage: Damage) -> None:
+def test_damaged_state_is_detected(damage: Damage) -> None:
     state = healthy()
     damage(state)
     with pytest.raises(InvariantBroken):
@@ -144,7 +144,7 @@ def test_snapshot_of_a_damaged_state_is_not_restored() -> None:
 
 
 def test_apply_that_would_break_the_order_of_offsets_raises() -> None:
-    """The guard of every change: a partition damaged in memory is not written on, the process ends."""
+    """The guard of every change: if a partition is damaged in memory, the process ends instead of writing it."""
     driver = cluster()
     driver.ok(topic(1))
     driver.partition(pid(1)).log_start = Offset(50)

@@ -1,4 +1,4 @@
-"""Groups with members: generations, assignments, who may change what, and when offsets expire."""
+"""Groups with members: generations, assignments, fencing, and the expiry of offsets."""
 
 from dataclasses import replace
 
@@ -10,10 +10,8 @@ from smq.raft_state.commands import (
     DeleteGroup,
     DeleteOffsets,
     DeleteTopic,
-    Done,
     ExpireOffsets,
     FenceNode,
-    GenerationFormed,
     SetNodeDrained,
     SetOffsetsRetention,
     UnfenceNode,
@@ -33,13 +31,14 @@ from smq.raft_state.limits import (
     default_init,
 )
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Done, GenerationFormed
 from smq.raft_state.state import GroupPhase, GroupState
 from tests.unit.raft_state.support import (
     Driver,
+    assign_members,
     cluster,
     commit,
     form,
-    hand_out,
     member,
     member_commit,
     pid,
@@ -70,7 +69,7 @@ def group(driver: Driver, name: str = "g") -> GroupState:
 def stable(driver: Driver, *ids: str) -> None:
     """Generation 1 of "g", each member assigned its own name."""
     driver.ok(form("g", 1, 0, *(member(m) for m in ids)))
-    driver.ok(hand_out("g", 1, 1, **{m: m.encode() for m in ids}))
+    driver.ok(assign_members("g", 1, 1, **{m: m.encode() for m in ids}))
 
 
 # ------------------------------------------------------------------------------------------------ coordinators
@@ -79,14 +78,14 @@ def counts(driver: Driver) -> dict[int, int]:
     return {node: sum(slot.node == node for slot in slots) for node in sorted({slot.node for slot in slots})}
 
 
-def test_slots_are_even_over_the_nodes_that_clients_can_reach() -> None:
+def test_slots_are_balanced_over_the_nodes_that_clients_can_reach() -> None:
     driver = cluster(kafka=True)
     driver.ok(register(4))
     assert sorted(counts(driver)) == [1, 2, 3]
     assert sorted(counts(driver).values()) == [21, 21, 22]
 
 
-def test_fenced_node_coordinates_nothing_and_gets_its_share_again_when_it_is_back() -> None:
+def test_fenced_node_coordinates_nothing_until_it_returns() -> None:
     driver = cluster(kafka=True)
     before = list(driver.machine.state.coordinators)
     driver.ok(FenceNode(node=NodeId(2), incarnation=Incarnation(1)))
@@ -103,7 +102,7 @@ def test_new_process_of_a_node_coordinates_in_a_new_epoch(driver: Driver) -> Non
     assert {(slot.incarnation, slot.epoch) for slot in driver.machine.state.coordinators} == {(2, 2)}
 
 
-def test_drained_node_coordinates_only_where_there_is_no_other() -> None:
+def test_drained_node_coordinates_only_if_there_is_no_other() -> None:
     driver = cluster(2, kafka=True)
     driver.ok(SetNodeDrained(node=NodeId(1), drained=True))
     assert counts(driver) == {2: 64}
@@ -111,13 +110,13 @@ def test_drained_node_coordinates_only_where_there_is_no_other() -> None:
     assert counts(driver) == {1: 64}
 
 
-def test_without_a_live_node_the_table_stays(driver: Driver) -> None:
+def test_without_a_live_node_the_table_does_not_change(driver: Driver) -> None:
     before = list(driver.machine.state.coordinators)
     driver.ok(FenceNode(node=NodeId(1), incarnation=Incarnation(1)))
     assert driver.machine.state.coordinators == before
 
 
-def test_nobody_coordinates_where_no_node_has_a_kafka_listener() -> None:
+def test_no_node_coordinates_if_none_has_a_kafka_listener() -> None:
     driver = cluster()
     assert {slot.node for slot in driver.machine.state.coordinators} == {0}
     assert len(driver.machine.state.coordinators) == COORDINATOR_SLOTS
@@ -127,7 +126,7 @@ def test_nobody_coordinates_where_no_node_has_a_kafka_listener() -> None:
 def changes(epoch: int) -> list[Command]:
     return [
         form("g", epoch, 1, member("m")),
-        hand_out("g", epoch, 1),
+        assign_members("g", epoch, 1),
         remove("g", epoch, 1, "m"),
         replaced("g", epoch, "s", member("t", instance="i")),
     ]
@@ -142,8 +141,8 @@ def test_former_coordinator_changes_nothing(driver: Driver, index: int) -> None:
     driver.ok(changes(2)[index])
 
 
-def test_former_coordinator_brings_no_old_commit_behind_a_newer_one(driver: Driver) -> None:
-    """A member that heard nothing from it has committed at the next one since, twice."""
+def test_late_commit_of_a_former_coordinator_does_not_replace_a_newer_one(driver: Driver) -> None:
+    """A member without an answer has since committed at the next coordinator, twice."""
     stable(driver, "a")
     late = member_commit("g", 1, "a", (pid(1), 5), epoch=1)
     driver.ok(register(1, 2, kafka="host:1"))
@@ -154,18 +153,11 @@ def test_former_coordinator_brings_no_old_commit_behind_a_newer_one(driver: Driv
     assert group(driver).offsets[pid(1)].offset == 55
 
 
-def test_a_commit_of_logs_that_name_no_coordinator_is_applied_as_it_was(driver: Driver) -> None:
-    stable(driver, "a")
-    driver.ok(register(1, 2, kafka="host:1"))
-    driver.ok(member_commit("g", 1, "a", (pid(1), 5)))
-    assert group(driver).offsets[pid(1)].offset == 5
-
-
 # ------------------------------------------------------------------------------------------------ generations
 def test_generation_forms_waits_for_its_assignment_and_is_stable(driver: Driver) -> None:
     assert driver.ok(form("g", 1, 0, member("a"), member("b"))) == GenerationFormed(generation=Generation(1))
     assert group(driver).phase is GroupPhase.COMPLETING
-    assert driver.ok(hand_out("g", 1, 1, a=b"x")) == Done()
+    assert driver.ok(assign_members("g", 1, 1, a=b"x")) == Done()
     assert group(driver).phase is GroupPhase.STABLE
     assert {name: m.assignment for name, m in group(driver).members.items()} == {"a": b"x", "b": b""}
 
@@ -176,20 +168,20 @@ def test_next_generation_forgets_the_assignments(driver: Driver) -> None:
     assert {name: m.assignment for name, m in group(driver).members.items()} == {"a": b""}
 
 
-def test_generation_that_another_has_overtaken_changes_nothing(driver: Driver) -> None:
+def test_generation_after_a_newer_one_changes_nothing(driver: Driver) -> None:
     stable(driver, "a")
-    for command in (form("g", 1, 0, member("b")), hand_out("g", 1, 0), remove("g", 1, 0, "a")):
+    for command in (form("g", 1, 0, member("b")), assign_members("g", 1, 0), remove("g", 1, 0, "a")):
         driver.refused(command, ErrorCode.ILLEGAL_GENERATION)
 
 
 def test_assignment_is_given_once(driver: Driver) -> None:
     stable(driver, "a")
-    driver.refused(hand_out("g", 1, 1, a=b"other"), ErrorCode.REBALANCE_IN_PROGRESS)
+    driver.refused(assign_members("g", 1, 1, a=b"other"), ErrorCode.REBALANCE_IN_PROGRESS)
 
 
 def test_generation_of_a_group_that_was_deleted_meanwhile_is_refused(driver: Driver) -> None:
     driver.refused(form("g", 1, 3, member("a")), ErrorCode.ILLEGAL_GENERATION)
-    driver.refused(hand_out("g", 1, 3), ErrorCode.UNKNOWN_GROUP)
+    driver.refused(assign_members("g", 1, 3), ErrorCode.UNKNOWN_GROUP)
     driver.refused(remove("g", 1, 3, "a"), ErrorCode.UNKNOWN_GROUP)
 
 
@@ -199,14 +191,14 @@ def test_generation_that_is_sent_twice_forms_once(driver: Driver) -> None:
     assert group(driver).generation == 1
 
 
-def test_group_that_is_formed_again_counts_on_so_that_old_commands_do_not_fit_it(driver: Driver) -> None:
+def test_recreated_group_continues_the_generations_so_that_old_commands_do_not_fit_it(driver: Driver) -> None:
     driver.ok(form("g", 1, 0, member("a")))
-    late = hand_out("g", 1, 1, a=b"old")
+    late = assign_members("g", 1, 1, a=b"old")
     driver.ok(remove("g", 1, 1, "a"))
     assert driver.machine.state.groups == {}
     assert driver.ok(form("g", 1, 0, member("b"))) == GenerationFormed(generation=Generation(3))
     driver.refused(late, ErrorCode.ILLEGAL_GENERATION)
-    driver.ok(hand_out("g", 1, 3, b=b"new"))
+    driver.ok(assign_members("g", 1, 3, b=b"new"))
     assert group(driver).members["b"].assignment == b"new"
 
 
@@ -229,7 +221,7 @@ GONE: dict[str, list[Command]] = {
 
 
 @pytest.mark.parametrize("way", GONE)
-def test_every_way_in_which_a_group_ends_is_remembered_by_its_generation(driver: Driver, way: str) -> None:
+def test_every_end_of_a_group_keeps_its_generation_as_the_floor(driver: Driver, way: str) -> None:
     stable(driver, "a")
     for command in GONE[way]:
         driver.ok(command)
@@ -277,7 +269,7 @@ BAD_GENERATIONS = {
 
 
 @pytest.mark.parametrize(("command", "code"), BAD_GENERATIONS.values(), ids=BAD_GENERATIONS)
-def test_generation_that_cannot_be_is_refused(driver: Driver, command: Command, code: ErrorCode) -> None:
+def test_invalid_generation_is_refused(driver: Driver, command: Command, code: ErrorCode) -> None:
     driver.refused(command, code)
     assert driver.machine.state.groups == {}
 
@@ -294,7 +286,7 @@ def test_members_of_all_groups_have_one_limit(driver: Driver, monkeypatch: pytes
     driver.ok(form("g", 1, 0, member("a", metadata=bytes(500))))
     monkeypatch.setattr(members_module, "MEMBER_BYTES_CLUSTER_MAX", driver.machine.state.member_bytes + 500)
     driver.refused(form("h", 1, 0, member("a", metadata=bytes(500))), ErrorCode.LIMIT_EXCEEDED)
-    driver.refused(hand_out("g", 1, 1, a=bytes(501)), ErrorCode.LIMIT_EXCEEDED)
+    driver.refused(assign_members("g", 1, 1, a=bytes(501)), ErrorCode.LIMIT_EXCEEDED)
     driver.ok(remove("g", 1, 1, "a"))
     assert driver.machine.state.member_bytes == 0
     driver.ok(form("h", 1, 0, member("a", metadata=bytes(500))))
@@ -302,7 +294,7 @@ def test_members_of_all_groups_have_one_limit(driver: Driver, monkeypatch: pytes
 
 def test_assignment_that_is_too_large_is_refused(driver: Driver) -> None:
     driver.ok(form("g", 1, 0, member("a")))
-    driver.refused(hand_out("g", 1, 1, a=bytes(GROUP_BYTES_MAX + 1)), ErrorCode.LIMIT_EXCEEDED)
+    driver.refused(assign_members("g", 1, 1, a=bytes(GROUP_BYTES_MAX + 1)), ErrorCode.LIMIT_EXCEEDED)
 
 
 # ------------------------------------------------------------------------------------------------ leaving
@@ -312,7 +304,7 @@ def test_members_that_stay_must_rebalance_and_may_still_commit(driver: Driver) -
     assert (group(driver).phase, group(driver).generation) == (GroupPhase.PREPARING, 1)
     driver.ok(member_commit("g", 1, "a", (pid(1), 3)))
     driver.refused(member_commit("g", 1, "b", (pid(1), 4)), ErrorCode.UNKNOWN_MEMBER)
-    driver.refused(hand_out("g", 1, 1), ErrorCode.REBALANCE_IN_PROGRESS)
+    driver.refused(assign_members("g", 1, 1), ErrorCode.REBALANCE_IN_PROGRESS)
 
 
 def test_last_member_gone_leaves_an_empty_generation_with_its_offsets(driver: Driver) -> None:
@@ -330,7 +322,7 @@ def test_group_without_members_and_offsets_is_gone(driver: Driver) -> None:
     assert driver.machine.state.groups == {}
 
 
-def test_removal_of_nobody_changes_nothing(driver: Driver) -> None:
+def test_removal_of_an_unknown_member_changes_nothing(driver: Driver) -> None:
     stable(driver, "a")
     before = driver.machine.digest()
     driver.ok(remove("g", 1, 1, "stranger"))
@@ -340,7 +332,7 @@ def test_removal_of_nobody_changes_nothing(driver: Driver) -> None:
 # ------------------------------------------------------------------------------------------------ static members
 def test_static_member_is_replaced_in_place_and_its_former_process_fenced(driver: Driver) -> None:
     driver.ok(form("g", 1, 0, member("old", instance="i"), member("b")))
-    driver.ok(hand_out("g", 1, 1, old=b"mine", b=b"x"))
+    driver.ok(assign_members("g", 1, 1, old=b"mine", b=b"x"))
     driver.ok(replaced("g", 1, "old", member("new", instance="i")))
     found = group(driver)
     assert [(name, m.assignment) for name, m in found.members.items()] == [("new", b"mine"), ("b", b"x")]
@@ -350,7 +342,7 @@ def test_static_member_is_replaced_in_place_and_its_former_process_fenced(driver
     driver.ok(member_commit("g", 1, "new", (pid(1), 1), instance="i"))
 
 
-def test_replacement_that_cannot_be_is_refused(driver: Driver) -> None:
+def test_invalid_replacement_is_refused(driver: Driver) -> None:
     driver.ok(form("g", 1, 0, member("s", instance="i"), member("b")))
     driver.refused(replaced("g", 1, "x", member("n", instance="j")), ErrorCode.UNKNOWN_MEMBER)
     driver.refused(replaced("g", 1, "b", member("n", instance="i")), ErrorCode.FENCED_INSTANCE)
@@ -363,7 +355,7 @@ def test_replacement_that_cannot_be_is_refused(driver: Driver) -> None:
 def test_commit_is_fenced_by_member_generation_and_phase(driver: Driver) -> None:
     driver.ok(form("g", 1, 0, member("a")))
     driver.refused(member_commit("g", 1, "a", (pid(1), 1)), ErrorCode.REBALANCE_IN_PROGRESS)
-    driver.ok(hand_out("g", 1, 1))
+    driver.ok(assign_members("g", 1, 1))
     driver.refused(member_commit("g", 0, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
     driver.refused(member_commit("g", 2, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
     driver.refused(member_commit("g", 1, "b", (pid(1), 1)), ErrorCode.UNKNOWN_MEMBER)
@@ -377,7 +369,7 @@ def test_commit_of_a_generation_that_is_over_is_refused(driver: Driver) -> None:
     driver.refused(member_commit("g", 1, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
     stable(driver, "a")
     driver.ok(form("g", 1, 1, member("a")))
-    driver.ok(hand_out("g", 1, 2))
+    driver.ok(assign_members("g", 1, 2))
     driver.refused(member_commit("g", 1, "a", (pid(1), 1)), ErrorCode.ILLEGAL_GENERATION)
 
 
@@ -413,7 +405,7 @@ def test_offsets_are_deleted_in_the_generation_whose_subscriptions_were_seen(dri
     driver.refused(delete(0, pid(1)), ErrorCode.UNKNOWN_GROUP)
 
 
-def test_deleted_topic_takes_its_offsets_and_leaves_the_members(driver: Driver) -> None:
+def test_deletion_of_a_topic_removes_its_offsets_and_keeps_the_members(driver: Driver) -> None:
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1)))
     driver.ok(DeleteTopic(name="t1"))
@@ -422,12 +414,12 @@ def test_deleted_topic_takes_its_offsets_and_leaves_the_members(driver: Driver) 
 
 # ------------------------------------------------------------------------------------------------ expiry
 def expire_daily(driver: Driver, from_ms: int, to_ms: int) -> None:
-    """As a coordinator does it, often enough for its clock to keep up."""
+    """As a coordinator does, often enough for the expiry clock to keep up."""
     for now_ms in range(from_ms, to_ms + 1, EXPIRY_STEP_MS_MAX // 2):
         driver.machine.apply(driver.next_index(), ExpireOffsets(now_ms=now_ms))
 
 
-def test_consumer_that_was_away_for_30_days_finds_its_offsets_and_after_the_retention_it_does_not(
+def test_consumer_finds_its_offsets_after_30_days_but_not_after_the_retention(
     driver: Driver,
 ) -> None:
     stable(driver, "a")
@@ -461,14 +453,14 @@ def test_retention_counts_from_the_last_member_or_the_last_commit(driver: Driver
     assert driver.machine.state.groups == {}
 
 
-def test_retention_of_0_keeps_offsets_for_ever(driver: Driver) -> None:
+def test_retention_of_0_keeps_offsets_forever(driver: Driver) -> None:
     driver.ok(SetOffsetsRetention(retention_ms=0))
     driver.ok(commit("g", (pid(1), 1)))
     driver.ok(ExpireOffsets(now_ms=2**60))
     assert "g" in driver.machine.state.groups
 
 
-def test_one_clock_that_jumps_does_not_wipe_out_the_offsets(driver: Driver) -> None:
+def test_one_clock_that_jumps_does_not_delete_the_offsets(driver: Driver) -> None:
     driver.ok(replace(commit("g", (pid(1), 1)), committed_ms=DAY_MS))
     driver.ok(ExpireOffsets(now_ms=DAY_MS))
     driver.ok(ExpireOffsets(now_ms=10_000 * DAY_MS))
@@ -477,7 +469,7 @@ def test_one_clock_that_jumps_does_not_wipe_out_the_offsets(driver: Driver) -> N
     assert "g" in driver.machine.state.groups
 
 
-def test_clock_that_is_behind_does_not_let_a_fresh_commit_expire(driver: Driver) -> None:
+def test_slow_clock_does_not_make_a_fresh_commit_expire(driver: Driver) -> None:
     driver.ok(SetOffsetsRetention(retention_ms=100))
     driver.ok(ExpireOffsets(now_ms=DAY_MS))
     driver.ok(replace(commit("nobody", (pid(1), 1)), committed_ms=5))
@@ -490,9 +482,9 @@ def test_clock_that_is_behind_does_not_let_a_fresh_commit_expire(driver: Driver)
     assert driver.machine.state.groups == {}
 
 
-def test_first_clock_that_is_years_ahead_wipes_nothing_out_now_or_later(driver: Driver) -> None:
-    """Nothing bounds the first look, and the clock of expiry never goes back: commits by clocks that are right must
-    not count as old for it."""
+def test_first_clock_that_is_years_ahead_deletes_nothing_now_or_later(driver: Driver) -> None:
+    """The first time is unbounded, and the expiry clock never goes back: it must not make commits of correct clocks
+    count as old."""
     driver.ok(replace(commit("before", (pid(1), 1)), committed_ms=DAY_MS))
     driver.ok(ExpireOffsets(now_ms=2_000 * DAY_MS))
     driver.ok(replace(commit("after", (pid(1), 1)), committed_ms=2 * DAY_MS))
@@ -504,5 +496,5 @@ def test_first_clock_that_is_years_ahead_wipes_nothing_out_now_or_later(driver: 
 
 
 @pytest.mark.parametrize("retention_ms", [-1, 2**62])
-def test_retention_that_cannot_be_is_refused(driver: Driver, retention_ms: int) -> None:
+def test_invalid_retention_is_refused(driver: Driver, retention_ms: int) -> None:
     driver.refused(SetOffsetsRetention(retention_ms=retention_ms), ErrorCode.INVALID_CONFIG)

@@ -1,4 +1,4 @@
-"""A random life of the state machine against a model of plain dicts, with every property that must always hold."""
+"""Random commands to the state machine and to a model of plain dicts, with every property that must always hold."""
 
 from typing import Any
 
@@ -10,21 +10,17 @@ from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
     AllocateProducerId,
-    Applied,
     Command,
     CreateTopic,
     DeleteTopic,
     FenceNode,
-    HwmsAdvanced,
-    LeaderElected,
-    Rejected,
-    TopicCreated,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId, PartitionIndex, TopicId, partition_id
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, Rejected, TopicCreated
 from smq.raft_state.state import PartitionState
 from tests.unit.raft_state.group_model import GroupRules
 from tests.unit.raft_state.support import Driver, advance, advances, elect, register, rid, tid
@@ -40,7 +36,7 @@ staleness = st.sampled_from([0] * 6 + [1, 2])
 
 
 class ClusterLife(GroupRules):
-    """`model[name]` is a dict with the topic's id and one dict a partition; of the groups, see GroupRules."""
+    """`model[name]` is a dict with the topic's id and one dict per partition; for the groups, see GroupRules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +52,7 @@ class ClusterLife(GroupRules):
         return self.driver.apply(command)
 
     def expect(self, command: Command, code: ErrorCode | None) -> Applied:
-        """Applies, and checks for exactly this rejection or for none."""
+        """Applies, and expects exactly this rejection, or none."""
         applied = self.apply(command)
         got = applied.reply.code if isinstance(applied.reply, Rejected) else None
         assert got is code, (applied.reply, code)
@@ -74,7 +70,7 @@ class ClusterLife(GroupRules):
         return partitions[index] if index < len(partitions) else None
 
     def new_partition(self, name: str, index: int, start: int) -> dict[str, Any]:
-        """Placement is the machine's choice, so it is read from there and judged by the invariants."""
+        """The machine chooses the placement, so it is read from there and checked by the invariants."""
         p = self.driver.machine.state.topics[name].partitions[index]
         return {
             "replicas": p.replicas,

@@ -1,4 +1,4 @@
-"""The cluster's start, and the life of nodes: who is registered, who is fenced, whose word is stale."""
+"""The cluster's start, and nodes: registration, fencing, stale incarnations."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,15 +11,27 @@ from smq.raft_state.commands import (
     Barrier,
     Command,
     DeleteTopic,
-    Done,
     FenceNode,
-    TopicCreated,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import DiskId, Incarnation, NodeId, Offset
 from smq.raft_state.limits import LIMIT_CAP, NODES_MAX, RACK_BYTES_MAX, REPLIES_CAP, default_init
-from tests.unit.raft_state.support import Driver, advances, cluster, commit, did, elect, pid, register, rid, tid, topic
+from smq.raft_state.replies import Done, TopicCreated
+from tests.unit.raft_state.support import (
+    Driver,
+    advances,
+    aged,
+    cluster,
+    commit,
+    did,
+    elect,
+    pid,
+    register,
+    rid,
+    tid,
+    topic,
+)
 
 
 def fence(node: int, incarnation: int = 1) -> FenceNode:
@@ -56,10 +68,10 @@ def test_request_from_before_init_is_not_counted_and_takes_effect_when_it_is_rep
     driver = Driver()
     request = replace(topic(1, replicas=1), request_id=rid(1))
     for _ in range(2):
-        driver.refused(request, ErrorCode.NODE_NOT_READY, not_before=0)
+        driver.refused(aged(0, request), ErrorCode.NODE_NOT_READY)
     driver.ok(default_init("c"))
     driver.ok(register(1))
-    assert driver.ok(request, not_before=0) == TopicCreated(topic_id=tid(1))
+    assert driver.ok(aged(0, request)) == TopicCreated(topic_id=tid(1))
 
 
 def test_second_init_is_already_initialized() -> None:
@@ -149,11 +161,11 @@ def test_fencing_of_an_unknown_node_is_rejected(command: Command) -> None:
 
 @pytest.mark.parametrize("command", [fence(1, 2), unfence(1, 2)], ids=["fence", "unfence"])
 def test_fencing_of_another_incarnation_is_rejected(command: Command) -> None:
-    """A late fence must not hit the process that has started since."""
+    """A late fence must not affect the process that has started since."""
     cluster().refused(command, ErrorCode.STALE_INCARNATION)
 
 
-def test_fencing_twice_is_as_fencing_once() -> None:
+def test_fencing_twice_has_the_effect_of_fencing_once() -> None:
     driver = cluster()
     steps: list[tuple[Command, bool]] = [(fence(1), True)] * 2 + [(unfence(1), False)] * 2
     for command, expected in steps:

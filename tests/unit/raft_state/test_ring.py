@@ -26,12 +26,12 @@ KAFKA_VECTORS = [
 
 
 @pytest.mark.parametrize(("key", "expected"), KAFKA_VECTORS, ids=[key.decode() for key, _ in KAFKA_VECTORS])
-def test_murmur2_gives_kafkas_own_vectors(key: bytes, expected: int) -> None:
+def test_murmur2_matches_kafkas_own_vectors(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected & 0xFFFFFFFF
 
 
 @given(st.binary(max_size=64), st.integers(1, 300))
-def test_keys_slot_lies_in_the_range_of_the_partition_kafka_chooses(key: bytes, partition_count: int) -> None:
+def test_slot_of_a_key_is_in_the_range_of_the_partition_that_kafka_chooses(key: bytes, partition_count: int) -> None:
     partition = key_partition(key, partition_count)
     start, stop = ring_range(partition)
     assert start <= key_slot(key, partition_count) < stop

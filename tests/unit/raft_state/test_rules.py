@@ -2,9 +2,10 @@
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, Done, FenceNode, HwmsAdvanced, LeaderElected, Rejected, UnfenceNode
+from smq.raft_state.commands import AdvanceLogStart, FenceNode, UnfenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.replies import Done, HwmsAdvanced, LeaderElected, Rejected
 from smq.raft_state.state import EpochStart
 from tests.unit.raft_state.support import Driver, advance, advances, cluster, elect, pid, register, topic
 
@@ -55,7 +56,7 @@ def test_rule_09_next_offset_never_stays_below_the_hwm(driver: Driver) -> None:
     assert driver.partition(pid(1)).next_offset == 10
 
 
-def test_rule_09_items_are_judged_one_by_one_and_an_unknown_partition_is_false(driver: Driver) -> None:
+def test_rule_09_items_are_accepted_one_by_one_and_an_unknown_partition_is_not(driver: Driver) -> None:
     driver.ok(topic(2, partitions=2))
     applied = driver.apply(
         advances(
@@ -106,7 +107,7 @@ def test_rule_11_candidate_below_the_hwm_at_apply_is_rejected(driver: Driver) ->
 
 
 def test_rule_11_candidate_of_another_incarnation_is_rejected(driver: Driver) -> None:
-    """Rule 2: a process leads only epochs that were given to its own incarnation."""
+    """Rule 2: a process leads only epochs of its own incarnation."""
     driver.ok(register(2, incarnation=5))
     driver.refused(elect(pid(1), 0, candidate=2, end=0, incarnation=1), ErrorCode.STALE_INCARNATION)
     driver.ok(elect(pid(1), 0, candidate=2, end=0, incarnation=5))
@@ -184,7 +185,7 @@ def test_rule_14_log_start_of_an_unknown_partition_is_rejected(driver: Driver) -
 
 @pytest.mark.parametrize("size", [0, 17, 21])
 def test_partition_id_of_a_wrong_length_names_no_partition(driver: Driver, size: int) -> None:
-    """The codec refuses it where it is proposed; the machine does not take it for another partition's either."""
+    """The codec refuses it at the proposer; the machine does not mistake it for another partition either."""
     partition = PartitionId(pid(1).ljust(21, b"\0")[:size])
     applied = driver.machine.apply(LogIndex(99), AdvanceLogStart(partition=partition, offset=Offset(0)))
     assert isinstance(applied.reply, Rejected)

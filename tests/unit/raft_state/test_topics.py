@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 
-from smq.raft_state.commands import (
-    AddPartitions,
-    AlterTopicConfig,
-    CreateTopic,
-    DeleteTopic,
-    Done,
-    FenceNode,
-    SetNodeDrained,
-    TopicCreated,
-)
+from smq.raft_state.commands import AddPartitions, AlterTopicConfig, CreateTopic, DeleteTopic, FenceNode, SetNodeDrained
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Incarnation, NodeId, Offset, TopicId
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT, START_OFFSET_MAX, default_init
+from smq.raft_state.replies import Done, TopicCreated
 from smq.raft_state.state import EpochStart
 from smq.raft_state.topic_config import TOPIC_CONFIG, config_value, max_message_bytes
 from tests.unit.raft_state.support import Driver, advance, advances, cluster, commit, pid, register, tid, topic
@@ -51,7 +43,7 @@ def test_created_topic_has_its_partitions_empty_in_epoch_0() -> None:
     assert driver.machine.state.partition(pid(1, 2)) is None
 
 
-def test_topic_may_start_at_a_far_offset() -> None:
+def test_topic_may_start_at_a_large_offset() -> None:
     driver = cluster()
     driver.ok(topic(1, start=2**40))
     p = driver.partition(pid(1))
@@ -60,7 +52,7 @@ def test_topic_may_start_at_a_far_offset() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", "kafka-cg-x"])
-def test_valid_names_are_taken(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     cluster().ok(topic(1, name))
 
 
@@ -69,7 +61,7 @@ def test_bad_name_is_an_invalid_topic_name(name: str) -> None:
     cluster().refused(replace(topic(1), name=name), ErrorCode.INVALID_TOPIC_NAME)
 
 
-def test_name_that_is_taken_is_topic_exists() -> None:
+def test_existing_name_is_topic_exists() -> None:
     driver = cluster()
     driver.ok(topic(1, "a"))
     driver.refused(topic(2, "a"), ErrorCode.TOPIC_EXISTS)
@@ -146,7 +138,7 @@ def test_new_node_does_not_get_all_leaders_of_the_next_topic() -> None:
     assert Counter(leaders(driver, "t2")) == {1: 2, 2: 2, 3: 2, 4: 2}
 
 
-def test_partitions_of_a_dead_leader_have_different_nodes_next_in_line() -> None:
+def test_partitions_of_a_dead_leader_have_different_first_followers() -> None:
     driver = cluster(3)
     driver.ok(topic(1, partitions=12))
     partitions = driver.machine.state.topics["t1"].partitions
@@ -164,7 +156,7 @@ def test_fenced_and_drained_nodes_are_chosen_last_and_do_not_lead(is_drained: bo
     assert 1 not in leaders(driver, "t2")
 
 
-def test_topic_made_while_all_nodes_are_fenced_gets_its_preferred_leader() -> None:
+def test_topic_created_while_all_nodes_are_fenced_gets_its_preferred_leader() -> None:
     driver = cluster(2)
     driver.ok(fence(1))
     driver.ok(fence(2))
@@ -217,7 +209,7 @@ def test_fewer_partitions_is_an_invalid_partition_count() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ deletion
-def test_deleted_topic_takes_its_partitions_and_commits_along() -> None:
+def test_deletion_of_a_topic_removes_its_partitions_and_commits() -> None:
     driver = cluster()
     driver.ok(topic(1, "a", partitions=2))
     driver.ok(topic(2, "b"))
@@ -258,7 +250,7 @@ def config_of(driver: Driver) -> dict[str, str]:
     return driver.machine.state.topics["t1"].config
 
 
-def test_only_what_differs_from_the_default_is_stored() -> None:
+def test_only_values_that_differ_from_the_default_are_stored() -> None:
     driver = cluster()
     driver.ok(with_config(("max.message.bytes", str(MESSAGE_BYTES_DEFAULT)), ("storage", "log")))
     assert config_of(driver) == {}
@@ -278,7 +270,7 @@ def test_impossible_message_size_is_an_invalid_config(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["1", "1000000", str(MESSAGE_BYTES_CAP)])
-def test_possible_message_size_is_taken(value: str) -> None:
+def test_possible_message_size_is_accepted(value: str) -> None:
     driver = cluster()
     driver.ok(with_config(("max.message.bytes", value)))
     assert max_message_bytes(config_of(driver)) == int(value)
@@ -294,12 +286,12 @@ def test_external_storage_with_replicas_is_refused() -> None:
     cluster().refused(with_config(("storage", "external")), ErrorCode.INVALID_REPLICATION_FACTOR)
 
 
-def test_key_given_twice_is_an_invalid_config() -> None:
+def test_repeated_key_is_an_invalid_config() -> None:
     twice = with_config(("max.message.bytes", "5"), ("max.message.bytes", "6"))
     cluster().refused(twice, ErrorCode.INVALID_CONFIG)
 
 
-def test_config_is_altered_and_put_back_to_the_default() -> None:
+def test_config_is_altered_and_reset_to_the_default() -> None:
     driver = cluster()
     driver.ok(topic(1))
     driver.ok(AlterTopicConfig(name="t1", set_=(("max.message.bytes", "5"),)))

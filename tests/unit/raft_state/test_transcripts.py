@@ -1,8 +1,8 @@
-"""Golden transcripts: commands and what came of them, as text that a person can read and a diff can show.
+"""Golden transcripts: commands and their outcomes, as text that a person can read and a diff can show.
 
 Each file in tests/transcripts/*.txt holds lines that begin with ">" (a command, written in Python with the helpers of
-`support`, or a word: state, groups, digest, restart, bytes COMMAND) and, indented below, what they gave. Lines that
-begin with "#" are comments. `pytest --rewrite` writes what is given now; read the diff before you commit it.
+`support`, or a word: state, groups, digest, restart, bytes COMMAND) and, indented below, their outputs.
+Lines that begin with "#" are comments. `pytest --rewrite` writes the present outputs; read the diff first.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from smq.raft_state import commands, ids, limits
+from smq.raft_state import commands, ids, limits, replies
 from smq.raft_state.codec import encode_command, encode_reply
-from smq.raft_state.commands import Applied, Rejected
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, Rejected
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 from tests.unit.raft_state import support
 from tests.unit.raft_state.support import Driver
@@ -28,7 +28,7 @@ INDENT = "    "
 _NAMES: dict[str, Any] = {
     "replace": replace,
     "ErrorCode": ErrorCode,
-    **{name: value for module in (ids, limits, commands, support) for name, value in vars(module).items()},
+    **{name: value for module in (ids, limits, commands, replies, support) for name, value in vars(module).items()},
 }
 
 
@@ -104,9 +104,6 @@ class Player:
         elif text.startswith("bytes "):
             value = self._value(text.removeprefix("bytes "))
             yield (encode_command if isinstance(value, commands.Command) else encode_reply)(value).hex()
-        elif text.startswith("aged "):
-            _, not_before, command = text.split(" ", 2)
-            yield encode_command(self._value(command), int(not_before)).hex()
         else:
             applied = self.driver.apply(self._value(text))
             yield from _show_applied(self.driver.machine.state, applied)
@@ -117,7 +114,7 @@ class Player:
 
 
 def play(text: str) -> str:
-    """The transcript with its outputs as they are now."""
+    """The transcript with its present outputs."""
     player, lines = Player(), []
     for line in text.splitlines():
         if line.startswith(INDENT):
@@ -129,7 +126,7 @@ def play(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_transcript_is_as_it_was(path: Path, is_rewriting: bool) -> None:
+def test_transcript_has_not_changed(path: Path, is_rewriting: bool) -> None:
     before = path.read_text()
     now = play(before)
     if is_rewriting:

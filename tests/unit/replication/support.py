@@ -4,20 +4,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from smq.raft_state.commands import (
-    AdvanceHwms,
-    Command,
-    CreateTopic,
-    ElectLeader,
-    HwmAdvance,
-    RegisterNode,
-    Rejected,
-    Reply,
-)
+from smq.raft_state.commands import AdvanceHwms, Command, CreateTopic, ElectLeader, HwmAdvance, RegisterNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, Produced

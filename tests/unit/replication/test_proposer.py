@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.codec import decode_command, decode_proposal, encode_reply
-from smq.raft_state.commands import Applied, Command, CommitOffsets, Done, Rejected, Reply
+from smq.raft_state.codec import decode_command, encode_reply
+from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
+from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, ReadIndexDone, Table
@@ -188,7 +189,9 @@ def test_a_request_keeps_its_age_however_late_it_is_proposed_again(world: World)
     world.lead(THIRD)
     (first, _), (again, _) = [(sent.command, peer) for peer, sent in world.forwarded]
     assert first == again
-    assert decode_proposal(first)[1] == 7
+    command = decode_command(first)
+    assert isinstance(command, CommitOffsets)
+    assert command.replies_before == 7
 
 
 def test_an_unknown_outcome_is_tried_again_with_the_same_request_id(world: World) -> None:

@@ -6,9 +6,10 @@ test_leading; what a rule demands of several nodes together, in the simulation.
 
 import pytest
 
-from smq.raft_state.commands import AddPartitions, AdvanceHwms, AdvanceLogStart, AlterTopicConfig, HwmsAdvanced, Reply
+from smq.raft_state.commands import AddPartitions, AdvanceHwms, AdvanceLogStart, AlterTopicConfig
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TsNs
+from smq.raft_state.replies import HwmsAdvanced, Reply
 from smq.records import parse_header
 from smq.replication.api import DoneFn
 from smq.replication.log import partition_log

@@ -4,18 +4,11 @@ import pytest
 
 from smq.coordinator.groups import changing
 from smq.coordinator.groups.outcomes import Outcome
-from smq.raft_state.commands import (
-    Command,
-    DeleteGroup,
-    ExpireOffsets,
-    Rejected,
-    RemoveMembers,
-    Reply,
-    SetOffsetsRetention,
-)
+from smq.raft_state.commands import Command, DeleteGroup, ExpireOffsets, RemoveMembers, SetOffsetsRetention
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Incarnation
+from smq.raft_state.replies import Rejected, Reply
 from smq.replication.api import DoneFn
 from tests.unit.coordinator.groups.world import GROUP, World, assemble, client, converge, restarted, static_pair
 from tests.unit.raft_state.support import commit, pid, register, remove

@@ -9,7 +9,7 @@ from smq.coordinator.groups.protocols import subscribed_topics
 from smq.coordinator.groups.view import assigned_partitions, positions
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
-from tests.unit.raft_state.support import advance, advances, cluster, commit, form, hand_out, member, pid, topic
+from tests.unit.raft_state.support import advance, advances, assign_members, cluster, commit, form, member, pid, topic
 
 
 def assignment(*topics: tuple[str, tuple[int, ...]]) -> bytes:
@@ -50,7 +50,7 @@ def test_lag_is_up_to_the_hwm_never_negative_and_unknown_without_a_commit() -> N
     driver.ok(commit("g", (pid(1, 0), 4), (pid(1, 1), 99)))
     epoch = coordinator_of(driver.machine.state, "g").epoch
     driver.ok(form("g", epoch, 0, member("m")))
-    driver.ok(hand_out("g", epoch, 1, m=assignment(("t", (1, 2)), ("gone", (0,)))))
+    driver.ok(assign_members("g", epoch, 1, m=assignment(("t", (1, 2)), ("gone", (0,)))))
     found = [
         (at.topic, at.part.index, at.lag) for at in positions(driver.machine.state, driver.machine.state.groups["g"])
     ]

@@ -9,12 +9,13 @@ from typing import Any, cast
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
-from smq.raft_state.commands import Command, FenceNode, OffsetCommit, Rejected, Reply
+from smq.raft_state.commands import Command, FenceNode, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Incarnation, NodeId, Offset, RequestId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, GroupState
 from smq.replication.api import DoneFn, NodeApi
 from smq.replication.proposer import rejection

@@ -12,14 +12,13 @@ from smq.raft_state.commands import (
     ElectLeader,
     FenceNode,
     InitCluster,
-    Rejected,
-    Reply,
     SetNodeDrained,
     UnfenceNode,
 )
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig

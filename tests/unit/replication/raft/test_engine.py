@@ -8,8 +8,8 @@ import pytest
 
 from chaos_tests.sim.raft import planted
 from chaos_tests.sim.raft.group import Host, Plan, World
-from smq.raft_state.commands import Applied, Done
 from smq.raft_state.ids import LogIndex, NodeId
+from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Buffer, Channel, Committed, DataDamaged, ProposalLost, Table
 from smq.replication.raft.engine_pysyncobj import COMMANDS_QUEUED_MAX, EngineTiming
 from smq.replication.raft.messages import COMMAND_BYTES_MAX, Append, SnapshotChunk, decode

@@ -2,8 +2,8 @@
 
 import pytest
 
-from smq.raft_state.commands import Applied
 from smq.raft_state.ids import LogIndex
+from smq.raft_state.replies import Applied
 from smq.replication.raft import engine_pysyncobj
 from smq.replication.raft import follower as raft_follower
 from smq.replication.raft.messages import Append

@@ -302,11 +302,11 @@ def test_what_others_told_is_never_alone_on_the_disk_of_a_new_node() -> None:
     assert len(desk.reopened()) == 0
 
 
-def test_a_directory_of_a_version_that_did_not_count_begins_with_none() -> None:
+def test_a_journal_without_the_count_of_its_writes_is_damage() -> None:
     image = filled(3).disk.image
     del image.tables[Table.RAFT_META][b"marks"]
-    journal = Desk(image).journal
-    assert (len(journal), journal.base_writes, journal.marks) == (3, 0, b"")
+    with pytest.raises(DataDamaged, match="the count of writes is missing"):
+        Desk(image)
 
 
 def test_a_start_that_is_made_again_on_emptied_tables_takes_nothing_of_the_first_for_durable() -> None:

@@ -1,0 +1,251 @@
+"""Every command and every reply of the replicated state machine, one row each.
+
+Owns the tag of each class, the order of its fields, the handler that applies it, and the codec version that introduced
+it. The codec, the machine and the tests' random values are derived from these rows: a new command is a class in
+`commands`, a handler and a row. From the first release on, a tag is never reused, and a row never changes: new fields
+are a new row with the next version. It must never do more than list. `codec` and `machine` import it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from smq.raft_state import commands, external, groups, members, nodes, partitions, producer_ids, replies, topics
+from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Kind, Many, Record
+from smq.raft_state.commands import Command
+from smq.raft_state.fields import (
+    ANY_ID,
+    CONFIG,
+    GROUP_MEMBER,
+    NAMED_BLOBS,
+    OFFSET_COMMITS,
+    PARTITION,
+    Code,
+    HwmAdvances,
+    OneOf,
+)
+from smq.raft_state.replies import Applied
+from smq.raft_state.state import ClusterState
+
+C = TypeVar("C", bound=Command)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`since` is the codec version that introduced the row: the first byte of its encoding. The tag is the second."""
+
+    tag: int
+    record: Record
+    since: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRow(Row):
+    handler: Callable[[ClusterState, Any], Applied]
+
+
+def _command(
+    tag: int, cls: type[C], handler: Callable[[ClusterState, C], Applied], *fields: tuple[str, Kind]
+) -> CommandRow:
+    """A row, typed so that mypy refuses a handler of another command."""
+    return CommandRow(tag=tag, record=Record(cls, fields), handler=handler)
+
+
+def _reply(tag: int, cls: type[replies.Reply], *fields: tuple[str, Kind]) -> Row:
+    return Row(tag=tag, record=Record(cls, fields))
+
+
+_REQUEST: Final = (("request_id", ANY_ID), ("replies_before", INT64))
+_COORDINATED: Final = (*_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32))
+_INCARNATION: Final = (("node", INT32), ("incarnation", INT64))
+
+COMMANDS: Final[tuple[CommandRow, ...]] = (
+    # the cluster and its nodes
+    _command(
+        1,
+        commands.InitCluster,
+        nodes.init_cluster,
+        ("cluster_id", TEXT),
+        ("topics_max", INT64),
+        ("partitions_max", INT64),
+        ("groups_max", INT64),
+        ("replies_max", INT64),
+    ),
+    _command(2, commands.Barrier, nodes.barrier),
+    _command(
+        3,
+        commands.RegisterNode,
+        nodes.register_node,
+        *_INCARNATION,
+        ("disk", ANY_ID),
+        ("grpc_address", TEXT),
+        ("http_address", TEXT),
+        ("kafka_address", TEXT),
+        ("rack", TEXT),
+    ),
+    _command(4, commands.FenceNode, nodes.fence_node, *_INCARNATION),
+    _command(5, commands.UnfenceNode, nodes.unfence_node, *_INCARNATION),
+    _command(6, commands.SetNodeDrained, nodes.set_node_drained, *_REQUEST, ("node", INT32), ("drained", FLAG)),
+    # topics
+    _command(
+        7,
+        commands.CreateTopic,
+        topics.create_topic,
+        *_REQUEST,
+        ("name", TEXT),
+        ("topic_id", ANY_ID),
+        ("partition_count", INT64),
+        ("replication_factor", INT64),
+        ("config", CONFIG),
+        ("start_offset", INT64),
+        ("created_ms", INT64),
+    ),
+    _command(8, commands.DeleteTopic, topics.delete_topic, *_REQUEST, ("name", TEXT)),
+    _command(9, commands.AddPartitions, topics.add_partitions, *_REQUEST, ("name", TEXT), ("partition_count", INT64)),
+    _command(
+        10,
+        commands.AlterTopicConfig,
+        topics.alter_topic_config,
+        *_REQUEST,
+        ("name", TEXT),
+        ("set_", CONFIG),
+        ("unset", Many(TEXT)),
+    ),
+    # partitions
+    _command(
+        11,
+        commands.ElectLeader,
+        partitions.elect_leader,
+        ("partition", PARTITION),
+        ("expected_epoch", INT32),
+        ("candidate", INT32),
+        ("incarnation", INT64),
+        ("verified_end", INT64),
+    ),
+    _command(12, commands.AdvanceHwms, partitions.advance_hwms, ("items", HwmAdvances())),
+    _command(
+        13,
+        commands.AdvanceLogStart,
+        partitions.advance_log_start,
+        *_REQUEST,
+        ("partition", PARTITION),
+        ("offset", INT64),
+    ),
+    _command(
+        14,
+        commands.AssignOffsets,
+        external.assign_offsets,
+        (
+            "items",
+            Many(
+                Record(
+                    commands.Assignment,
+                    (("request_id", ANY_ID), ("partition", PARTITION), ("count", INT64), ("not_before", INT64)),
+                )
+            ),
+        ),
+    ),
+    _command(
+        15,
+        commands.AdvanceExternalHwms,
+        external.advance_external_hwms,
+        ("items", Many(Record(commands.ExternalAdvance, (("partition", PARTITION), ("offset", INT64))))),
+    ),
+    # producers
+    _command(
+        16,
+        commands.AllocateProducerId,
+        producer_ids.allocate_producer_id,
+        *_REQUEST,
+        ("producer_id", INT64),
+        ("producer_epoch", INT16),
+    ),
+    # groups: what they have committed
+    _command(
+        17,
+        commands.CommitOffsets,
+        groups.commit_offsets,
+        *_REQUEST,
+        ("group", TEXT),
+        ("items", OFFSET_COMMITS),
+        ("committed_ms", INT64),
+    ),
+    _command(
+        18,
+        commands.CommitCoordinatedOffsets,
+        members.commit_coordinated_offsets,
+        *_COORDINATED,
+        ("generation", INT32),
+        ("member_id", TEXT),
+        ("instance_id", TEXT),
+        ("items", OFFSET_COMMITS),
+        ("committed_ms", INT64),
+    ),
+    _command(19, commands.DeleteGroup, groups.delete_group, *_REQUEST, ("group", TEXT)),
+    _command(
+        20,
+        commands.DeleteOffsets,
+        groups.delete_offsets,
+        *_REQUEST,
+        ("group", TEXT),
+        ("generation", INT32),
+        ("partitions", Many(PARTITION)),
+    ),
+    _command(21, commands.ExpireOffsets, groups.expire_offsets, ("now_ms", INT64)),
+    _command(22, commands.SetOffsetsRetention, groups.set_offsets_retention, *_REQUEST, ("retention_ms", INT64)),
+    # groups: their members
+    _command(
+        23,
+        commands.FormGeneration,
+        members.form_generation,
+        *_COORDINATED,
+        ("expected_generation", INT32),
+        ("protocol_type", TEXT),
+        ("protocol", TEXT),
+        ("leader", TEXT),
+        ("members", Many(GROUP_MEMBER)),
+    ),
+    _command(
+        24,
+        commands.AssignMembers,
+        members.assign_members,
+        *_COORDINATED,
+        ("generation", INT32),
+        ("assignments", NAMED_BLOBS),
+    ),
+    _command(
+        25,
+        commands.RemoveMembers,
+        members.remove_members,
+        *_COORDINATED,
+        ("generation", INT32),
+        ("member_ids", Many(TEXT)),
+        ("removed_ms", INT64),
+    ),
+    _command(
+        26,
+        commands.ReplaceMember,
+        members.replace_member,
+        *_COORDINATED,
+        ("old_member_id", TEXT),
+        ("member", GROUP_MEMBER),
+    ),
+)
+
+_REJECTED: Final = _reply(2, replies.Rejected, ("code", Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))
+_OFFSETS_ASSIGNED: Final = _reply(6, replies.OffsetsAssigned, ("base", INT64), ("last", INT64))
+_EXTERNAL_HWM: Final = _reply(7, replies.ExternalHwm, ("hwm", INT64))
+_ITEM_RESULT: Final = OneOf({row.tag: row.record for row in (_REJECTED, _OFFSETS_ASSIGNED, _EXTERNAL_HWM)})
+
+REPLIES: Final[tuple[Row, ...]] = (
+    _reply(1, replies.Done),
+    _REJECTED,
+    _reply(3, replies.TopicCreated, ("topic_id", ANY_ID)),
+    _reply(4, replies.LeaderElected, ("epoch", INT32), ("start", INT64)),
+    _reply(5, replies.HwmsAdvanced, ("accepted", Many(FLAG))),
+    _OFFSETS_ASSIGNED,
+    _EXTERNAL_HWM,
+    _reply(8, replies.Results, ("items", Many(_ITEM_RESULT))),
+    _reply(9, replies.ProducerIdAllocated, ("producer_id", INT64), ("producer_epoch", INT16)),
+    _reply(10, replies.GenerationFormed, ("generation", INT32)),
+)

@@ -1,0 +1,236 @@
+"""The bytes of what a snapshot is made of: nodes, topics, partitions, groups, commits, replies, assignments.
+
+Owns the layout of each, writer and reader side by side. It must never skip an entry or choose
+an order: `snapshot` does that. Only `snapshot` imports it.
+"""
+
+import struct
+from typing import Any, Final
+
+from smq.raft_state.binary import (
+    FLAG,
+    INT16,
+    INT32,
+    INT64,
+    TEXT,
+    U8,
+    U16,
+    U32,
+    Blob,
+    CodecError,
+    Fixed,
+    Group,
+    Many,
+    Reader,
+    Record,
+    read_count,
+    write_count,
+)
+from smq.raft_state.fields import GROUP_MEMBER
+from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
+from smq.raft_state.limits import (
+    DISK_ID_BYTES,
+    GROUP_BYTES_MAX,
+    PARTITION_ID_BYTES,
+    REQUEST_ID_BYTES,
+    TEXT_BYTES_MAX,
+    TOPIC_ID_BYTES,
+)
+from smq.raft_state.state import (
+    Assigned,
+    ClusterState,
+    CommittedOffset,
+    CoordinatorSlot,
+    EpochStart,
+    GroupPhase,
+    GroupState,
+    MemberState,
+    NodeState,
+    PartitionState,
+    TopicState,
+)
+
+CLUSTER: Final = Record(
+    ClusterState,
+    (
+        ("cluster_id", TEXT),
+        ("topics_max", INT64),
+        ("partitions_max", INT64),
+        ("groups_max", INT64),
+        ("replies_max", INT64),
+        ("next_producer_id", INT64),
+        ("offsets_retention_ms", INT64),
+        ("expiry_clock_ms", INT64),
+        ("generation_floor", INT32),
+        ("replies_counted", INT64),
+    ),
+)
+NODES: Final = Many(
+    Record(
+        NodeState,
+        (
+            ("node", INT32),
+            ("incarnation", INT64),
+            ("disk", Fixed(DISK_ID_BYTES)),
+            ("grpc_address", TEXT),
+            ("http_address", TEXT),
+            ("kafka_address", TEXT),
+            ("fenced", FLAG),
+            ("drained", FLAG),
+            ("rack", TEXT),
+        ),
+    )
+)
+COORDINATORS: Final = Many(Record(CoordinatorSlot, (("node", INT32), ("incarnation", INT64), ("epoch", INT32))))
+
+# ---------------------------------------------------------------------------------------- topics, partitions
+_TOPIC: Final = (
+    ("name", TEXT),
+    ("topic_id", Fixed(TOPIC_ID_BYTES)),
+    ("replication_factor", INT32),
+    ("created_ms", INT64),
+)
+_CONFIG_PAIR: Final = Group((TEXT, TEXT))
+_PARTITION: Final = struct.Struct(">iqiqqqqBI")  # ..., number of replicas, length of the history
+_EPOCH: Final = struct.Struct(">iq")
+
+
+def write_topic(topic: TopicState) -> bytes:
+    """Without its partitions."""
+    out = bytearray()
+    for name, kind in _TOPIC:
+        kind.write(out, getattr(topic, name))
+    write_count(out, len(topic.config))
+    for pair in sorted(topic.config.items()):
+        _CONFIG_PAIR.write(out, pair)
+    return bytes(out)
+
+
+def read_topic(reader: Reader) -> TopicState:
+    """Inverse of `write_topic`."""
+    fields: dict[str, Any] = {name: kind.read(reader) for name, kind in _TOPIC}
+    config = dict(_CONFIG_PAIR.read(reader) for _ in range(read_count(reader)))
+    return TopicState(config=config, partitions=[], **fields)
+
+
+def write_partition(out: bytearray, p: PartitionState) -> None:
+    """By hand, since there may be 100,000 of them: one struct, then the replicas, then the history."""
+    history = p.history
+    out += _PARTITION.pack(
+        p.leader,
+        p.leader_incarnation,
+        p.epoch,
+        p.next_offset,
+        p.hwm,
+        p.log_start,
+        p.ts_ns,
+        len(p.replicas),
+        len(history),
+    )
+    out += struct.pack(f">{len(p.replicas)}i", *p.replicas)
+    if len(history) == 1:
+        out += _EPOCH.pack(history[0].epoch, history[0].start)
+    else:
+        out += b"".join(_EPOCH.pack(entry.epoch, entry.start) for entry in history)
+
+
+def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> PartitionState:
+    """Inverse of `write_partition`."""
+    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, replicas, epochs = reader.unpack(_PARTITION)
+    return PartitionState(
+        topic_id=topic_id,
+        index=index,
+        leader=leader,
+        leader_incarnation=incarnation,
+        epoch=epoch,
+        next_offset=next_offset,
+        hwm=hwm,
+        log_start=log_start,
+        ts_ns=ts_ns,
+        replicas=struct.unpack(f">{replicas}i", reader.take(4 * replicas)),
+        history=[EpochStart(e, start) for e, start in _EPOCH.iter_unpack(reader.take(_EPOCH.size * epochs))],
+    )
+
+
+# --------------------------------------------------------------------------------------------------- groups
+_PHASE: Final = U8
+_GROUP: Final = (
+    ("generation", INT32),
+    ("protocol_type", TEXT),
+    ("protocol", TEXT),
+    ("leader", TEXT),
+    ("emptied_ms", INT64),
+)
+_MEMBERS: Final = Many(Record(MemberState, (("member", GROUP_MEMBER), ("assignment", Blob(U32, GROUP_BYTES_MAX)))))
+_COMMIT: Final = struct.Struct(f">{PARTITION_ID_BYTES}sqqH")  # ..., length of the metadata
+
+
+def write_group(group: GroupState) -> bytes:
+    """Without what it has committed."""
+    out = bytearray()
+    TEXT.write(out, group.name)
+    out += _PHASE.pack(group.phase)
+    for name, kind in _GROUP:
+        kind.write(out, getattr(group, name))
+    _MEMBERS.write(out, tuple(group.members.values()))
+    return bytes(out)
+
+
+def read_group(reader: Reader) -> GroupState:
+    """Inverse of `write_group`."""
+    name, number = TEXT.read(reader), reader.unpack(_PHASE)[0]
+    try:
+        phase = GroupPhase(number)
+    except ValueError as e:
+        raise CodecError(f"a group in phase {number}") from e
+    fields: dict[str, Any] = {field: kind.read(reader) for field, kind in _GROUP}
+    members = {m.member.member_id: m for m in _MEMBERS.read(reader)}
+    return GroupState(name=name, phase=phase, members=members, **fields)
+
+
+def write_commit(out: bytearray, commit: tuple[PartitionId, CommittedOffset]) -> None:
+    pid, committed = commit
+    metadata = committed.metadata.encode()
+    out += _COMMIT.pack(pid, committed.offset, committed.committed_ms, len(metadata))
+    out += metadata
+
+
+def read_commit(reader: Reader) -> tuple[PartitionId, CommittedOffset]:
+    """Inverse of `write_commit`."""
+    pid, offset, committed_ms, size = reader.unpack(_COMMIT)
+    try:
+        metadata = str(reader.take(size), "utf-8")
+    except UnicodeDecodeError as e:
+        raise CodecError(f"the metadata of a commit is not UTF-8: {e}") from e
+    return PartitionId(pid), CommittedOffset(offset=offset, metadata=metadata, committed_ms=committed_ms)
+
+
+# ------------------------------------------------------------------------- producers, replies, assignments
+PRODUCER: Final = Group((INT64, INT16))
+_PRODUCER: Final = struct.Struct(">qh")
+_REPLY_BYTES_MAX: Final = TEXT_BYTES_MAX + 64  # a Rejected with the longest message
+REPLY: Final = Group((Fixed(REQUEST_ID_BYTES), Blob(U16, _REPLY_BYTES_MAX)))
+_REPLY: Final = struct.Struct(f">{REQUEST_ID_BYTES}sH")  # request, length of the reply
+ASSIGNED: Final = struct.Struct(f">{REQUEST_ID_BYTES}s{PARTITION_ID_BYTES}sqq")  # request, partition, base, count
+ASSIGNED_BEFORE: Final = Many(Group((Fixed(PARTITION_ID_BYTES), INT64)))
+
+
+def write_producer(out: bytearray, producer: tuple[int, int]) -> None:
+    out += _PRODUCER.pack(*producer)
+
+
+def write_reply(out: bytearray, item: tuple[RequestId, bytes]) -> None:
+    request_id, reply = item
+    out += _REPLY.pack(request_id, len(reply))
+    out += reply
+
+
+def write_assigned(out: bytearray, item: tuple[RequestId, Assigned]) -> None:
+    request_id, assigned = item
+    out += ASSIGNED.pack(request_id, assigned.partition, assigned.base, assigned.count)
+
+
+def read_assigned(row: tuple[Any, ...]) -> tuple[RequestId, Assigned]:
+    """Inverse of `write_assigned`, of an unpacked row."""
+    request_id, pid, base, count = row
+    return RequestId(request_id), Assigned(pid, base, count)

@@ -1,0 +1,115 @@
+"""The bytes of version 1 between nodes and in Raft's tables, against text dumps in tests/transcripts/formats.
+
+From the first release on a dump never changes: a changed format is a new version and a dump of its own. Commands,
+replies and the snapshot have theirs in tests/unit/raft_state, batches and checkpoints in log/test_codec.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import get_args
+
+import pytest
+
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.replication.marks import Mark, pack_marks
+from smq.replication.net import wire
+from smq.replication.net.frames import Hello, encode_hello
+from smq.replication.ports import Channel, Table
+from smq.replication.raft import messages as raft
+from smq.replication.raft.journal import RaftJournal, Snapshot
+from smq.testing.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.disk import FakeDisk
+
+DUMPS = Path(__file__).parents[2] / "transcripts" / "formats"
+PID = PartitionId(bytes(range(16)) + (5).to_bytes(4, "big"))
+DISK = DiskId(b"d" * 16)
+MARK = Mark(NodeId(2), DISK, b"s" * 8, 3, 4)
+
+WIRE: list[wire.Message] = [
+    wire.Heartbeat(Incarnation(7), MARK, (MARK,), is_leaving=True, is_full=False),
+    wire.Propose(8, b"command"),
+    wire.Proposed(8, wire.COMMITTED, LogIndex(9), b"reply"),
+    wire.ElectionQuery(10, ((PID, Epoch(1)),)),
+    wire.ElectionReport(10, Incarnation(7), ((PID, Offset(11)),)),
+    wire.Resign(((PID, Epoch(1)),)),
+    wire.Transfer(PID, Epoch(1), NodeId(3)),
+    wire.ReadIndex(12),
+    wire.Probe(PID, Epoch(1), 13),
+    wire.Ack(PID, Epoch(1), Incarnation(7), Offset(14), Offset(15), 13, True, needs_producers=False, is_full=True),
+    wire.Append(PID, Epoch(1), 13, [b"one", b"two"]),
+    wire.Ping(16, True),
+    wire.Producers(PID, Epoch(1), 13, Offset(14), b"table"),
+    wire.FetchBatch(PID, 17, Offset(18)),
+    wire.FoundBatch(PID, 17, b"value"),
+]
+RAFT: list[raft.Message] = [
+    raft.RequestVote(term=1, last_index=2, last_term=3, disk=DISK, is_admitted=True),
+    raft.PreVote(term=1, last_index=2, last_term=3, disk=DISK, is_admitted=False),
+    raft.Vote(term=1, disk=DISK),
+    raft.PreVoteGranted(term=1, disk=DISK),
+    raft.TermNotice(term=1),
+    raft.TimeoutNow(term=1),
+    raft.Append(
+        term=1, number=2, commit=3, prev_index=4, prev_term=1, entries=[(1, bytes([raft.REGULAR]) + b"command")]
+    ),
+    raft.SnapshotChunk(term=1, number=2, index=3, index_term=1, size=100, crc=4, offset=5, data=b"chunk"),
+    raft.AppendReply(term=1, number=2, next_index=3, success=True, reset=False, disk=DISK),
+    raft.Confirm(term=1, number=2),
+    raft.Confirmed(term=1, number=2, disk=DISK),
+]
+
+
+def wire_lines() -> Iterator[str]:
+    hello = Hello(
+        sender=NodeId(1), receiver=NodeId(2), channel=Channel.CONTROL, process=b"p" * 16, serial=3, cluster_id="c"
+    )
+    yield f"Hello {encode_hello(hello).hex()}"
+    for message in WIRE:
+        yield f"{type(message).__name__} {b''.join(wire.encode(message)).hex()}"
+
+
+def raft_lines() -> Iterator[str]:
+    for message in RAFT:
+        yield f"{type(message).__name__} {b''.join(raft.encode(message)).hex()}"
+
+
+def journal_lines() -> Iterator[str]:
+    """Of a journal with a snapshot of its second entry, a vote, and the mark of another disk."""
+    scheduler = Scheduler()
+    errors: list[BaseException] = []
+    clock = SimClock(Process(scheduler, "node", errors.append), Machine())
+    disk = FakeDisk(clock, Random(1), latency_ms=(1, 1), on_fatal=errors.append)
+    journal = RaftJournal(disk, lambda: None)
+    journal.setCurrentTerm(1, NodeId(2))
+    journal.add(bytes([raft.NO_OP]), 1, 0)
+    journal.add(bytes([raft.REGULAR]) + b"two", 2, 1)
+    journal.add(bytes([raft.REGULAR]) + b"three", 3, 1)
+    journal.setRaftCommitIndex(2)
+    journal.compact(Snapshot(index=2, term=1, state=b"state"), 2)
+    journal.keep_marks(pack_marks([MARK]))
+    journal.flush()
+    scheduler.run_for_ms(10)
+    assert not errors
+    for table in (Table.META, Table.RAFT_LOG, Table.RAFT_META):
+        for key, value in sorted(disk.image.tables[table].items()):
+            name = key.hex() if table is Table.RAFT_LOG else key.decode()
+            yield f"{table.value} {name} {value.hex()}"
+
+
+DUMPED = {"wire_v1": wire_lines, "raft_messages_v1": raft_lines, "journal_v1": journal_lines}
+
+
+@pytest.mark.parametrize("name", DUMPED)
+def test_format_has_the_bytes_of_its_dump(name: str, is_rewriting: bool) -> None:
+    now = "".join(f"{line}\n" for line in DUMPED[name]())
+    path = DUMPS / f"{name}.txt"
+    if is_rewriting:
+        path.write_text(now)
+    else:
+        assert now == path.read_text()
+
+
+def test_every_message_is_in_a_dump() -> None:
+    assert {type(message) for message in WIRE} == set(get_args(wire.Message))
+    assert {type(message) for message in RAFT} == set(get_args(raft.Message))

@@ -54,8 +54,8 @@ def _log_verdict(disk: Disk, acked: Acked) -> str:
 
 
 def _journal_verdict(disk: Disk, acked: Acked) -> str:
-    journal = RaftJournal(disk, lambda: None)
-    for _ in journal.load():
+    journal = RaftJournal()
+    for _ in journal.load(disk):
         pass
     if not len(journal) or journal.last_index < acked.journal_index:
         return f"the journal is too short: {acked} was acknowledged"

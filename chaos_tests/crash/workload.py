@@ -19,6 +19,7 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
 from smq.replication.log.store import LogStore
 from smq.replication.raft.journal import RaftJournal
+from smq.replication.raft.writer import JournalWriter
 from smq.replication.storage import disk_lmdb
 from smq.replication.storage.disk_lmdb import LmdbDisk
 
@@ -47,13 +48,14 @@ def main(directory: str, submissions: int, options: dict[str, bool]) -> None:
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     disk = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
     log = LogStore(disk).create(PID, Offset(0))
-    journal = RaftJournal(disk, lambda: None)
-    journal.setCurrentTerm(1, None)
+    journal = RaftJournal()
+    writer = JournalWriter(disk, journal, lambda: None)
+    journal.set_term(1, None)
     for number in range(submissions):
         data = batch(number)
         log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(number + 1), done=lambda: None)
         journal.add(command(number + 1), number + 1, 1)
-        journal.flush()
+        writer.flush()
         if number % TRIM_EVERY == TRIM_EVERY - 1:
             log.advance_log_start(Offset(max(number - 2 * TRIM_EVERY, 0)))
         while disk.durable_seq < disk.submitted_seq:

@@ -356,7 +356,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.raft.outbox:Outbox.barrier_seq",
-                "self._journal.changed_seq if needs is Needs.EVERYTHING else self._journal.vote_seq",
+                "self._changed_seq if needs is Needs.EVERYTHING else self._vote_seq",
                 "0",
             ),
         ),

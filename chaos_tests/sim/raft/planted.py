@@ -5,21 +5,27 @@ Owns BUGS, each a context manager that breaks production code for as long as it 
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Final
 from unittest.mock import patch
 
 from smq.raft_state.ids import DiskId, NodeId
+from smq.replication.ports import Delete
 from smq.replication.raft import engine_pysyncobj
+from smq.replication.raft.applier import Applier
+from smq.replication.raft.core import Core
 from smq.replication.raft.engine_pysyncobj import PySyncObjEngine
 from smq.replication.raft.follower import Follower
-from smq.replication.raft.journal import RaftJournal, Snapshot
+from smq.replication.raft.journal import Changes, Snapshot
 from smq.replication.raft.leader import Leader, Progress
 from smq.replication.raft.messages import Append, AppendReply, SnapshotChunk, Vote
-from smq.replication.raft.outbox import Needs, Outbox
+from smq.replication.raft.outbox import Outbox
+from smq.replication.raft.ready import AppliedEntry, Needs
 from smq.replication.raft.voters import Voters
+from smq.replication.raft.writer import JournalWriter
 
 Bug = Callable[[], AbstractContextManager[None]]
-_Core = engine_pysyncobj._Library
+_Library = engine_pysyncobj._Library
 
 
 def _replaced(owner: type, name: str, new: object) -> Bug:
@@ -36,7 +42,7 @@ def _nothing_is_waited_for(outbox: Outbox, needs: Needs) -> int:
 
 
 def _only_votes_are_waited_for(outbox: Outbox, needs: Needs) -> int:
-    return outbox._journal.vote_seq
+    return outbox._vote_seq
 
 
 def _own_last_index(lead: Leader) -> int:
@@ -68,11 +74,11 @@ def _any_checksum(snapshot: Snapshot) -> int:
     return 0
 
 
-def _every_vote_counts(core: _Core, peer: NodeId, m: Vote) -> bool:
-    return m.term == core.term
+def _every_vote_counts(library: _Library, peer: NodeId, m: Vote) -> bool:
+    return m.term == library.term
 
 
-def _stand_at_once(core: _Core) -> None:
+def _stand_at_once(core: Core) -> None:
     core._stand_for_election()
 
 
@@ -95,18 +101,20 @@ def _truncating_pair() -> Iterator[None]:
         yield
 
 
-def _forget_the_vote(core: _Core) -> None:
+def _forget_the_vote(core: Core) -> None:
     core.adopt_term(core.term)
 
 
-_install = RaftJournal.install
+_write = JournalWriter.write
 
 
-def _install_in_two_submissions(journal: RaftJournal, snapshot: Snapshot) -> None:
-    _install(journal, snapshot)
-    ops, journal._ops = journal._ops, []
-    journal._disk.submit(ops[:-1])
-    journal._ops = ops[-1:]
+def _write_an_install_in_two_submissions(writer: JournalWriter, changes: Changes) -> int:
+    """The snapshot and the emptied journal first, then its first entry and the bounds."""
+    emptied = [at for at, op in enumerate(changes.ops, 1) if isinstance(op, Delete) and op.stop > b"\xff" * 8]
+    if emptied:
+        writer._disk.submit(changes.ops[: emptied[0]])
+        changes = replace(changes, ops=changes.ops[emptied[0] :])
+    return _write(writer, changes)
 
 
 def _every_disk_counts(voters: Voters, node: NodeId, disk: DiskId) -> bool:
@@ -124,12 +132,12 @@ def _every_message_is_answered(lead: Leader) -> float:
     return float("inf")
 
 
-_is_settled = _Core._is_settled
+_settle = Applier._settle
 
 
-def _apply_without_settling(core: _Core) -> bool:
-    with patch.object(core._engine.machine, "settle", lambda: True):
-        return _is_settled(core)
+def _apply_without_settling(applier: Applier, settled: list[AppliedEntry]) -> bool:
+    with patch.object(applier._machine, "settle", lambda: True):
+        return _settle(applier, settled)
 
 
 def _drop_snapshot_chunks_silently(follower: Follower, peer: NodeId, m: SnapshotChunk) -> None:
@@ -143,14 +151,14 @@ BUGS: Final[dict[str, Bug]] = {
     "commit-older-terms": _replaced(Leader, "advance_commit", _count_older_terms),
     "truncate-without-conflict": _truncating_pair,
     "no-snapshot-clamp": _replaced(Follower, "_holds", _trust_the_tail),
-    "duplicate-votes": _replaced(_Core, "_counts_vote", _every_vote_counts),
-    "no-pre-vote": _replaced(_Core, "_ask_for_election", _stand_at_once),
-    "forgotten-vote": _replaced(_Core, "_step_down", _forget_the_vote),
-    "install-not-atomic": _replaced(RaftJournal, "install", _install_in_two_submissions),
+    "duplicate-votes": _replaced(_Library, "_counts_vote", _every_vote_counts),
+    "no-pre-vote": _replaced(Core, "_ask_for_election", _stand_at_once),
+    "forgotten-vote": _replaced(Core, "_step_down", _forget_the_vote),
+    "install-not-atomic": _replaced(JournalWriter, "write", _write_an_install_in_two_submissions),
     "vote-of-a-replaced-disk": _replaced(Voters, "counts", _every_disk_counts),
     "ack-of-a-replaced-disk": _replaced(Leader, "_counts", _every_disk_acknowledges),
     "unconfirmed-read": _replaced(Leader, "confirmed_by_majority", _every_message_is_answered),
-    "next-entry-too-early": _replaced(_Core, "_is_settled", _apply_without_settling),
+    "next-entry-too-early": _replaced(Applier, "_settle", _apply_without_settling),
     "no-snapshots": _replaced(Follower, "on_chunk", _drop_snapshot_chunks_silently),
 }
 

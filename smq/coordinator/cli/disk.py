@@ -16,6 +16,7 @@ from smq.coordinator.user_errors import UserError
 from smq.replication.membership.identity import DISK_KEY, replace_disk_id
 from smq.replication.ports import DataDamaged, Table
 from smq.replication.raft.journal import RaftJournal
+from smq.replication.raft.writer import JournalWriter
 from smq.replication.runtime.asyncio_runtime import SystemRng
 from smq.replication.storage.disk_lmdb import DATA_FILE, DiskOpenError, LmdbDisk
 
@@ -53,11 +54,11 @@ def disk_forget(directory: Path) -> None:
     Use it only if all nodes were restored from copies of different moments, and then on each of them: otherwise the
     newest copies would reject the others as old. Records acknowledged after the oldest copies may be lost."""
     with _opened(directory) as opened:
-        journal = RaftJournal(opened, _nothing)
-        for _ in journal.load():
+        journal = RaftJournal()
+        for _ in journal.load(opened):
             pass  # it pauses for other work, and here there is none
         journal.keep_marks(b"")
-        journal.flush_marks()
+        JournalWriter(opened, journal, _nothing).flush_marks()
     click.echo(f"{directory} has forgotten what it knew of other nodes' disks")
 
 

@@ -20,7 +20,7 @@ from smq.replication.raft.messages import (
     SnapshotChunk,
     TermNotice,
 )
-from smq.replication.raft.outbox import Needs
+from smq.replication.raft.ready import Needs
 from smq.replication.raft.view import RaftView, RaftViolation
 
 NEVER: Final = float("-inf")

@@ -1,12 +1,11 @@
-"""Raft's memory: the journal, term and vote, and the snapshot, over the Disk port.
+"""Raft's memory: the journal, term and vote, and the snapshot.
 
-Owns the tables RAFT_LOG and RAFT_META. Changes are seen at once by the engine and written asynchronously: they
-gather until `flush` submits them as ONE submission, so a truncation, what replaces it and the term that caused
-it are on disk together or not at all. `changed_seq` and `vote_seq` are what the engine's barrier waits for.
-It must never drop an entry that it cannot read: damage is an error, RaftDamaged. The engine and its roles
-import it; it does not import pysyncobj, but has the shape of its Journal (the camelCase methods).
+Owns the rows of the tables RAFT_LOG and RAFT_META. It reads them at the start; after that it only changes what is in
+memory, and collects what is to be persisted until `take_changes` hands it out, as one submission: a truncation, what
+replaces it and the term that caused it are on disk together or not at all. It must never write by itself, nor drop an
+entry that it cannot read: damage is an error, RaftDamaged. The engine and its roles import it.
 
-On disk, all integers big-endian, every CRC a CRC-32C of the key and of everything behind the CRC:
+On disk, all integers big-endian, every CRC a CRC-32C of the key and of everything after the CRC:
     RAFT_LOG   index u64          -> crc u32, term u64, entry (type byte, command)
     RAFT_META  "vote"             -> crc u32, version u8, term u64, voted for u64 (0 = nobody)
     RAFT_META  "journal"          -> crc u32, version u8, first index u64, last index u64, commit index u64
@@ -18,7 +17,7 @@ On disk, all integers big-endian, every CRC a CRC-32C of the key and of everythi
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -28,7 +27,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 from smq.replication.raft.messages import NO_OP
 
-Entry: TypeAlias = tuple[bytes, int, int]  # (type byte and command, index, term): the order is pysyncobj's
+Entry: TypeAlias = tuple[bytes, int, int]  # (type byte and command, index, term)
 
 _VERSION: Final = 1
 _CRC = struct.Struct(">I")
@@ -101,27 +100,39 @@ class Snapshot:
         return crc32c(self.state, crc32c(_SNAPSHOT_KEY + self.header))
 
 
-class RaftJournal:
-    """Holds at least one entry from the moment the engine has started; `self[0]` is committed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What is to be persisted, in one submission: all of it or nothing.
 
-    def __init__(self, disk: Disk, on_durable: Callable[[], None]) -> None:
-        """`on_durable` is called on the loop after each submission of this journal that reached the disk."""
-        self._disk = disk
-        self._on_durable = on_durable
+    `ops` are rows of the tables above: entries put, a truncated tail deleted, term and vote, a snapshot. `vote` is the
+    term and whom it voted for, if `ops` change them. `last_index` is the journal's with these changes, `writes` their
+    number among all writes of this disk.
+    """
+
+    ops: tuple[Op, ...]
+    vote: tuple[int, NodeId | None] | None
+    last_index: int
+    writes: int
+
+
+class RaftJournal:
+    """In memory. Holds at least one entry from the moment the engine has started; its first is committed."""
+
+    def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._bytes = 0
+        self._bytes_at_snapshot = 0  # that a snapshot could not drop: they waited to be committed
         self._term = 0
         self._voted_for: NodeId | None = None
         self._commit = 1
         self.snapshot: Snapshot | None = None
 
-        self._ops: list[Op] = []  # not submitted yet; emptied by every flush, which ends every turn of the engine
+        self._ops: list[Op] = []  # taken by `take_changes`, which ends every turn of the engine
         self._vote_changed = False
-        self.changed_seq = 0  # submission that holds the last change of anything
-        self.vote_seq = 0  # submission that holds the last change of term or vote
+        self._has_written = False  # in this process
         self._durable_index = 0
-        # (seq, last index and writes then); as bounded as the disk's queue
-        self._unsynced: deque[tuple[int, int, int]] = deque()
+        # (writes, last index then) of changes that were taken and are not durable; as bounded as the disk's queue
+        self._unsynced: deque[tuple[int, int]] = deque()
         self.base_writes = 0  # that were on the disk when this process began
         self.durable_writes = 0
         self._writes = 0
@@ -130,19 +141,19 @@ class RaftJournal:
         self._is_stored = False  # the rows below are on disk, or submitted: marks are never alone
 
     # ------------------------------------------------------------------------------------------------- start
-    def load(self) -> Iterator[None]:
-        """Reads everything and checks every CRC, some milliseconds' work between two yields. RaftDamaged where anything
-        is missing or wrong."""
+    def load(self, disk: Disk) -> Iterator[None]:
+        """Reads everything and checks every CRC, some milliseconds' work between two yields. RaftDamaged if anything is
+        missing or wrong."""
         self._entries, self._bytes, self.snapshot = [], 0, None
         self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
         self._durable_index, self._is_stored = 0, False
-        has_marks = self._load_marks()
-        bounds = self._load_meta(_BOUNDS_KEY)
-        vote = self._load_meta(_VOTE_KEY)
-        self._load_snapshot()
-        yield from self._load_entries()
+        has_marks = self._load_marks(disk)
+        bounds = _load_meta(disk, _BOUNDS_KEY)
+        vote = _load_meta(disk, _VOTE_KEY)
+        self._load_snapshot(disk)
+        yield from self._load_entries(disk)
         if bounds is None and vote is None and self.snapshot is None and not self._entries:
-            if self._disk.get(Table.META, _STARTED_KEY) is not None:
+            if disk.get(Table.META, _STARTED_KEY) is not None:
                 raise damaged(Table.RAFT_LOG, "all of it", "both of Raft's tables are empty")
             return  # a new node: its first submission writes vote and bounds together
         if vote is None or len(vote) != _VOTE.size:
@@ -158,29 +169,18 @@ class RaftJournal:
         self._durable_index = last
         self._is_stored = True
 
-    def _load_meta(self, key: bytes) -> bytes | None:
-        value = self._disk.get(Table.RAFT_META, key)
-        if value is None:
-            return None
-        body = value[_CRC.size :]
-        if not is_whole_row(key, value):
-            raise damaged(Table.RAFT_META, key.decode(), "the checksum does not match")
-        if body[0] != _VERSION:
-            raise damaged(Table.RAFT_META, key.decode(), f"format version {body[0]} is not {_VERSION}")
-        return body
-
-    def _load_marks(self) -> bool:
+    def _load_marks(self, disk: Disk) -> bool:
         """False if there are none, as on a new disk."""
-        self._load_meta(MARKS_KEY)  # checks it
+        _load_meta(disk, MARKS_KEY)  # checks it
         try:
-            self._writes, self.marks = marks_of(self._disk.get(Table.RAFT_META, MARKS_KEY))
+            self._writes, self.marks = marks_of(disk.get(Table.RAFT_META, MARKS_KEY))
         except struct.error as e:
             raise damaged_marks(e) from e
         self.base_writes = self.durable_writes = self._writes
         return self._writes > 0
 
-    def _load_snapshot(self) -> None:
-        body = self._load_meta(_SNAPSHOT_KEY)
+    def _load_snapshot(self, disk: Disk) -> None:
+        body = _load_meta(disk, _SNAPSHOT_KEY)
         if body is None:
             return
         if len(body) < _SNAPSHOT.size:
@@ -188,10 +188,10 @@ class RaftJournal:
         _, index, term = _SNAPSHOT.unpack_from(body)
         self.snapshot = Snapshot(index=index, term=term, state=body[_SNAPSHOT.size :])
 
-    def _load_entries(self) -> Iterator[None]:
+    def _load_entries(self, disk: Disk) -> Iterator[None]:
         start = _FIRST_KEY
         while True:
-            pairs = self._disk.scan(Table.RAFT_LOG, start, _END_KEY, limit=_SCAN_ENTRIES, bytes_max=_SCAN_BYTES)
+            pairs = disk.scan(Table.RAFT_LOG, start, _END_KEY, limit=_SCAN_ENTRIES, bytes_max=_SCAN_BYTES)
             for key, value in pairs:
                 self._load_entry(key, value)
             if not pairs:
@@ -250,14 +250,31 @@ class RaftJournal:
         return self._bytes
 
     @property
+    def grown_bytes(self) -> int:
+        """By which the entries in memory have grown since the last snapshot, or the start."""
+        return self._bytes - self._bytes_at_snapshot
+
+    @property
     def durable_index(self) -> int:
         """Every entry of the present journal up to this one is on disk."""
         return self._durable_index
 
     @property
     def is_behind(self) -> bool:
-        """Something submitted is not on disk yet."""
-        return self._disk.durable_seq < self.changed_seq
+        """Changes that were taken are not on disk yet."""
+        return bool(self._unsynced)
+
+    @property
+    def term(self) -> int:
+        return self._term
+
+    @property
+    def voted_for(self) -> NodeId | None:
+        return self._voted_for
+
+    @property
+    def commit_index(self) -> int:
+        return self._commit
 
     def term_at(self, index: int) -> int:
         """Of an entry that is in the journal."""
@@ -280,13 +297,23 @@ class RaftJournal:
         return position
 
     # ------------------------------------------------------------------------------------------------- changing
-    def add(self, command: bytes, idx: int, term: int) -> None:
-        """Appends. The names of the arguments are pysyncobj's."""
-        if self._entries and idx != self.last_index + 1:
-            raise ValueError(f"entry {idx} cannot follow entry {self.last_index}")
-        self._entries.append((command, idx, term))
+    def set_term(self, term: int, voted_for: NodeId | None) -> None:
+        """ValueError for what Raft excludes: an older term, or a second vote in the same one."""
+        if term < self._term or (term == self._term and self._voted_for not in (None, voted_for)):
+            raise ValueError(f"vote for {voted_for} in term {term} after a vote for {self._voted_for} in {self._term}")
+        if (term, voted_for) != (self._term, self._voted_for):
+            self._term, self._voted_for = term, voted_for
+            self._vote_changed = True
+
+    def commit_to(self, index: int) -> None:
+        self._commit = max(self._commit, index)
+
+    def add(self, command: bytes, index: int, term: int) -> None:
+        if self._entries and index != self.last_index + 1:
+            raise ValueError(f"entry {index} cannot follow entry {self.last_index}")
+        self._entries.append((command, index, term))
         self._bytes += len(command)
-        self._ops.append(_entry_put(command, idx, term))
+        self._ops.append(_entry_put(command, index, term))
 
     def truncate_from(self, index: int) -> None:
         """Drops `index` and everything behind it; never a committed entry."""
@@ -297,7 +324,7 @@ class RaftJournal:
         self._ops.append(Delete(Table.RAFT_LOG, _KEY.pack(index), _KEY.pack(self.last_index + 1)))
         del self._entries[position:]
         self._durable_index = min(self._durable_index, index - 1)
-        self._unsynced = deque((seq, min(last, index - 1), writes) for seq, last, writes in self._unsynced)
+        self._unsynced = deque((writes, min(last, index - 1)) for writes, last in self._unsynced)
 
     def compact(self, snapshot: Snapshot, first_kept: int) -> None:
         """Stores the snapshot and drops the entries before `first_kept` (<= the snapshot's index), as one."""
@@ -307,6 +334,7 @@ class RaftJournal:
         self._bytes -= sum(len(entry[0]) for entry in self._entries[:position])
         del self._entries[:position]
         self.snapshot = snapshot
+        self._bytes_at_snapshot = self._bytes
         self._ops.append(_snapshot_put(snapshot))
         self._ops.append(Delete(Table.RAFT_LOG, _FIRST_KEY, _KEY.pack(first_kept)))
 
@@ -315,22 +343,25 @@ class RaftJournal:
         self._entries = []
         self._bytes = 0
         self._durable_index = 0
-        self._unsynced = deque((seq, 0, writes) for seq, _, writes in self._unsynced)
+        self._unsynced = deque((writes, 0) for writes, _ in self._unsynced)
         self._commit = snapshot.index
         self.snapshot = snapshot
         self._ops.append(_snapshot_put(snapshot))
         self._ops.append(Delete(Table.RAFT_LOG, _FIRST_KEY, _END_KEY))
         # The entry itself was compacted away at the leader; its index and term are all that is ever asked of it.
         self.add(bytes([NO_OP]), snapshot.index, snapshot.term)
+        self._bytes_at_snapshot = self._bytes
 
-    def flush(self) -> None:
-        """Submits what has changed, as one submission. The commit index alone is not worth a write: it goes
-        with the next one, and is only ever too low."""
+    def take_changes(self) -> Changes | None:
+        """What has changed since the last call; None if nothing has. The commit index alone is not worth a write: it
+        goes with the next one, and is only ever too low."""
         if not self._ops and not self._vote_changed:
-            return
-        if self.changed_seq == 0:
+            return None
+        is_first, self._has_written = not self._has_written, True
+        vote_changed, self._vote_changed = self._vote_changed, False
+        if is_first:
             self._ops.append(Put(Table.META, _STARTED_KEY, b"1"))
-        if self._vote_changed or self.changed_seq == 0:
+        if vote_changed or is_first:
             self._ops.append(_meta_put(_VOTE_KEY, _VOTE.pack(_VERSION, self._term, self._voted_for or 0)))
         bounds = _BOUNDS.pack(_VERSION, self.first_index, self.last_index, self._commit)
         self._ops.append(_meta_put(_BOUNDS_KEY, bounds))
@@ -338,21 +369,27 @@ class RaftJournal:
         self._ops.append(self._marks_put())
         self._is_stored = True
         ops, self._ops = self._ops, []
-        vote_changed, self._vote_changed = self._vote_changed, False
-        self.changed_seq = self._disk.submit(ops, self._submission_done)
-        if vote_changed:
-            self.vote_seq = self.changed_seq
-        self._unsynced.append((self.changed_seq, self.last_index, self._writes))
+        self._unsynced.append((self._writes, self.last_index))
+        return Changes(
+            ops=tuple(ops),
+            vote=(self._term, self._voted_for) if vote_changed else None,
+            last_index=self.last_index,
+            writes=self._writes,
+        )
+
+    def on_durable(self, writes: int) -> None:
+        """The changes with this number, and all before them, are on disk."""
+        while self._unsynced and self._unsynced[0][0] <= writes:
+            self.durable_writes, self._durable_index = self._unsynced.popleft()
 
     def keep_marks(self, marks: bytes) -> None:
-        """With the next write, or `flush_marks`."""
+        """With the next write, or when `take_marks` is asked."""
         self.marks = marks
         self._marks_changed = True
 
-    def flush_marks(self) -> None:
-        """Where no other write has taken them along. It counts as none, or two idle nodes would wake each other."""
-        if self._marks_changed and self._is_stored:
-            self._disk.submit([self._marks_put()])
+    def take_marks(self) -> list[Op]:
+        """If no other write has taken them along. It counts as none, or two idle nodes would wake each other."""
+        return [self._marks_put()] if self._marks_changed and self._is_stored else []
 
     def _marks_put(self) -> Put:
         self._marks_changed = False
@@ -371,53 +408,18 @@ class RaftJournal:
                 self._ops.append(Delete(Table.RAFT_LOG, key, key + b"\x00"))
         if self._entries:
             self._vote_changed = True  # with every such write: vote and bounds are small
-            self.flush()
 
-    def _submission_done(self) -> None:
-        durable_seq = self._disk.durable_seq
-        while self._unsynced and self._unsynced[0][0] <= durable_seq:
-            _, self._durable_index, self.durable_writes = self._unsynced.popleft()
-        self._on_durable()
 
-    # ------------------------------------------------------------------------------- the shape pysyncobj expects
-    # What its core would do by itself in its turn and when it loads a snapshot, both of which the engine replaces, is
-    # refused: `clear` and `deleteEntriesTo` would drop entries without the snapshot that stands for them.
-    def clear(self) -> None:
-        raise NotImplementedError("snapshots are installed with `install`")
-
-    def deleteEntriesFrom(self, entryFrom: int) -> None:
-        self.truncate_from(self.first_index + entryFrom)
-
-    def deleteEntriesTo(self, entryTo: int) -> None:
-        raise NotImplementedError("the journal is trimmed together with its snapshot, by `compact`")
-
-    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        self._commit = max(self._commit, raftCommitIndex)
-
-    def getRaftCommitIndex(self) -> int:
-        return self._commit
-
-    def setCurrentTerm(self, term: int, votedForNodeId: NodeId | None) -> None:
-        """ValueError for what Raft excludes: an older term, or a second vote in the same one."""
-        if term < self._term or (term == self._term and self._voted_for not in (None, votedForNodeId)):
-            raise ValueError(
-                f"vote for {votedForNodeId} in term {term} after a vote for {self._voted_for} in {self._term}"
-            )
-        if (term, votedForNodeId) != (self._term, self._voted_for):
-            self._term, self._voted_for = term, votedForNodeId
-            self._vote_changed = True
-
-    def getCurrentTerm(self) -> int:
-        return self._term
-
-    def getVotedForNodeId(self) -> NodeId | None:
-        return self._voted_for
-
-    def onOneSecondTimer(self) -> None:
-        """Nothing waits for a timer."""
-
-    def _destroy(self) -> None:
-        """The disk is the node's to close."""
+def _load_meta(disk: Disk, key: bytes) -> bytes | None:
+    value = disk.get(Table.RAFT_META, key)
+    if value is None:
+        return None
+    body = value[_CRC.size :]
+    if not is_whole_row(key, value):
+        raise damaged(Table.RAFT_META, key.decode(), "the checksum does not match")
+    if body[0] != _VERSION:
+        raise damaged(Table.RAFT_META, key.decode(), f"format version {body[0]} is not {_VERSION}")
+    return body
 
 
 def is_whole_row(key: bytes, value: bytes) -> bool:

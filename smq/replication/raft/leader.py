@@ -22,8 +22,8 @@ from smq.replication.raft.messages import (
     SnapshotChunk,
     TimeoutNow,
 )
-from smq.replication.raft.outbox import Needs
 from smq.replication.raft.read_index import Reads
+from smq.replication.raft.ready import Needs
 from smq.replication.raft.view import RaftView
 
 APPEND_BYTES_MAX: Final = 256 << 10  # entries a message: small enough that a heartbeat behind it is not late

@@ -1,23 +1,20 @@
-"""The engine's turns: everything of the Engine port that is not the consensus library.
+"""The engine's turns: everything of the Engine port that is not Raft itself.
 
-Owns what is around a turn: messages that wait to be read, proposals that wait for an answer, the wake-up, the
-barrier's place (journal, then messages, then callbacks), and the end when something goes wrong. It knows the
-library only as RaftCore. It must never call anybody back from within a turn. Only the engine imports it.
+Owns what is around a turn: events until the next one, the wake-up, and the end when something goes wrong. A turn is
+`Core.step`, the state machine's share (raft/applier.py), `Core.conclude`, and the execution of the result
+(raft/executor.py), in this order. It must never call anybody back from within a turn. Only the engine imports it.
 """
 
 import abc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Protocol, TypeAlias
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.marks import START_BYTES
 from smq.replication.ports import (
     Buffer,
     Clock,
-    Committed,
     Disk,
     ProposalDone,
     ProposalLost,
@@ -26,71 +23,23 @@ from smq.replication.ports import (
     StateMachine,
     Table,
 )
+from smq.replication.raft.applier import Applier
+from smq.replication.raft.core import Core
 from smq.replication.raft.disk_marks import DiskMarks
-from smq.replication.raft.journal import RaftJournal, Snapshot, damaged_marks
+from smq.replication.raft.executor import Executor
+from smq.replication.raft.journal import RaftJournal, damaged_marks
 from smq.replication.raft.messages import COMMAND_BYTES_MAX, MalformedMessage, Message, decode
-from smq.replication.raft.outbox import Outbox
-from smq.replication.raft.view import EngineTiming
+from smq.replication.raft.view import Consensus, EngineTiming, Listener, RaftSetup
 from smq.replication.raft.voters import Voters
 
 log = logging.getLogger(__name__)
 
-Result: TypeAlias = Committed | ProposalLost
-ReadResult: TypeAlias = LogIndex | ProposalLost
-
-
-class RaftCore(Protocol):
-    """The consensus library with its repairs. Called only within its engine's `with`."""
-
-    @property
-    def term(self) -> int: ...
-
-    @property
-    def leader(self) -> NodeId | None: ...
-
-    @property
-    def is_leader(self) -> bool: ...
-
-    @property
-    def commit_index(self) -> int: ...
-
-    @property
-    def applied_index(self) -> int: ...
-
-    @property
-    def has_backlog(self) -> bool:
-        """Committed entries wait for the next turn to be applied."""
-
-    def resume_after(self, snapshot: Snapshot) -> None: ...
-
-    def session_opened(self, peer: NodeId) -> None: ...
-
-    def session_closed(self, peer: NodeId) -> None: ...
-
-    def receive(self, peer: NodeId, message: Message) -> None: ...
-
-    def queue_command(self, command: bytes, on_result: Callable[[Result], None]) -> None: ...
-
-    def begin_read(self, on_result: Callable[[ReadResult], None]) -> None: ...
-
-    def hand_over(self, to: NodeId | None) -> None: ...
-
-    def renounce(self) -> None: ...
-
-    @property
-    def is_tick_due(self) -> bool:
-        """Time alone gives the next turn something to do."""
-
-    def run(self) -> None:
-        """Elections, commit, apply, queued commands, sending, snapshot."""
-
 
 class TurnEngine(abc.ABC):
-    """Implements smq.replication.ports.Engine around a RaftCore.
+    """Implements smq.replication.ports.Engine around a Core.
 
-    It works in turns. A turn takes what has arrived, lets the library run once, submits what changed to the
-    disk, hands messages to the barrier, and only then calls anybody back. Turns are asked for by events
-    (`_wake`), coalesced into one a loop iteration; `tick` is one more turn, for the sake of time-outs.
+    Turns are asked for by events (`_wake`), coalesced into one per iteration of the loop; `tick` is one more turn, for
+    the sake of time-outs.
     """
 
     def __init__(
@@ -109,40 +58,40 @@ class TurnEngine(abc.ABC):
         on_leader_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """`peers` are all other voters. `send` may drop a message where no session is open. `disk_id` is asked
+        """`peers` are all other voters. `send` may drop a message if no session is open. `disk_id` is asked
         from `start` on; `registered_disk` answers from the applied state of `machine`."""
         if node_id in peers or len(set(peers)) != len(peers):
             raise ValueError("peers are the other nodes, each once")
         self._node_id = node_id
         self._peers = tuple(sorted(peers))
         self._clock = clock
-        self.rng = rng
-        self.machine = machine
+        self._rng = rng
+        self._disk = disk
         self.timing = timing
-        self._on_leader_change = on_leader_change
         self._on_fatal = on_fatal
-        self.journal = RaftJournal(disk, self._on_durable)
+        self.journal = RaftJournal()
         start = rng.randbytes(START_BYTES)
         self.marks = DiskMarks(node_id, self._peers, disk_id, registered_disk, start, self.journal)
         self.voters = Voters(node_id, self._peers, disk_id, registered_disk, self.marks.doubts)
-        self.outbox = Outbox(disk, self.journal, send, self._peers)
-        self._raft: RaftCore | None = None  # from start
+        self._applier = Applier(machine, self.journal, timing.snapshot_entries)
+        self._executor = Executor(
+            disk=disk,
+            journal=self.journal,
+            peers=self._peers,
+            send=send,
+            wake=self._wake,
+            on_durable=self._on_durable,
+            on_leader_change=on_leader_change,
+        )
+        self._raft: Core | None = None  # from start
         self._inbox: deque[tuple[NodeId, Message]] = deque()  # emptied by every turn
-        self._results: list[Callable[[], None]] = []
         self._is_waking = False
         self._is_stopped = False
-        self._leadership_told: tuple[int, NodeId | None] = (0, None)
         self._malformed_from: set[NodeId] = set()  # who sent such a message in this session: logged once
 
+    @staticmethod
     @abc.abstractmethod
-    def __enter__(self) -> None:
-        """From here on the library sees this engine's clock, random source and journal."""
-
-    @abc.abstractmethod
-    def __exit__(self, *_exception: object) -> None: ...
-
-    @abc.abstractmethod
-    def _create_core(self, node_id: NodeId, peers: tuple[NodeId, ...]) -> RaftCore: ...
+    def create_library(setup: RaftSetup, listener: Listener) -> Consensus: ...
 
     # ------------------------------------------------------------------------------------------------ properties
     @property
@@ -159,7 +108,7 @@ class TurnEngine(abc.ABC):
 
     @property
     def applied_index(self) -> LogIndex:
-        return LogIndex(self._raft.applied_index if self._raft else 0)
+        return self._applier.applied_index if self._raft else LogIndex(0)
 
     @property
     def commit_index(self) -> LogIndex:
@@ -171,23 +120,31 @@ class TurnEngine(abc.ABC):
 
     # ------------------------------------------------------------------------------------------------- lifecycle
     def start(self) -> Iterator[None]:
-        yield from self.journal.load()
+        yield from self.journal.load(self._disk)
         try:
             self.marks.load()
         except ValueError as e:
             raise damaged_marks(e) from e
-        snapshot = self.journal.snapshot
-        if snapshot is not None:
-            yield from self.machine.restore(LogIndex(snapshot.index), snapshot.state)
-        with self:
-            self._raft = self._create_core(self._node_id, self._peers)
-            if snapshot is not None:
-                self._raft.resume_after(snapshot)
+        if self.journal.snapshot is not None:
+            yield from self._applier.restore(self.journal.snapshot)
+        self._raft = Core(
+            RaftSetup(
+                node_id=self._node_id,
+                peers=self._peers,
+                journal=self.journal,
+                voters=self.voters,
+                timing=self.timing,
+                now=self.now,
+                rng=self._rng,
+            ),
+            self.create_library,
+        )
         self._wake()
 
     def stop(self) -> None:
         """Nothing is sent, applied or called back any more."""
         self._is_stopped = True
+        self._executor.stop()
         self._inbox.clear()
 
     # ---------------------------------------------------------------------------------------------------- inputs
@@ -200,8 +157,7 @@ class TurnEngine(abc.ABC):
         if not self.is_leader or self._raft is None:
             self._clock.call_soon(lambda: done(ProposalLost.NOT_LEADER))
             return
-        # The answer is given after the turn, outside the library.
-        self._raft.queue_command(command, lambda result: self._results.append(partial(done, result)))
+        self._raft.propose(command, done)
         self._wake()
 
     def read_index(self, done: ReadIndexDone) -> None:
@@ -210,7 +166,7 @@ class TurnEngine(abc.ABC):
         if not self.is_leader or self._raft is None:
             self._clock.call_soon(lambda: done(ProposalLost.NOT_LEADER))
             return
-        self._raft.begin_read(lambda result: self._results.append(partial(done, result)))
+        self._raft.begin_read(done)
         self._wake()
 
     def on_session_open(self, peer: NodeId) -> None:
@@ -228,7 +184,7 @@ class TurnEngine(abc.ABC):
         self._inbox = deque(item for item in self._inbox if item[0] != peer)
         self._malformed_from.discard(peer)
         self.marks.session_over(peer)
-        self.outbox.drop(peer)
+        self._executor.drop_session(peer)
 
     def on_message(self, peer: NodeId, payload: memoryview) -> None:
         """A message that does not decode is dropped; Raft lives with lost messages."""
@@ -244,10 +200,11 @@ class TurnEngine(abc.ABC):
     def mend(self, table: Table, key: bytes) -> None:
         if self._raft is not None:
             self.journal.mend(table, key)
+            self._executor.flush()
 
     def flush_marks(self) -> None:
         if not self._is_stopped:
-            self.journal.flush_marks()
+            self._executor.flush_marks()
 
     def tick(self) -> None:
         if self._raft is not None and self._raft.is_tick_due:
@@ -273,51 +230,24 @@ class TurnEngine(abc.ABC):
         self._turn()
 
     def _on_durable(self) -> None:
-        """Messages leave at once; what the leader may commit now is for the turn."""
-        if self._is_stopped:
-            return
-        self.outbox.release()
+        """Only a leader counts what is on its own disk."""
         if self.is_leader:
             self._wake()
 
     def _turn(self) -> None:
         self._enter(self._work)
-        self._call_back()
 
-    def _work(self, raft: RaftCore) -> None:
-        while self._inbox:
-            raft.receive(*self._inbox.popleft())
-        raft.run()
-        if raft.has_backlog:
-            self._wake()
+    def _work(self, raft: Core) -> None:
+        messages, self._inbox = self._inbox, deque()
+        work = raft.step(messages)
+        self._executor.execute(raft.conclude(self._applier.run(work)))
 
-    def _enter(self, work: Callable[[RaftCore], None]) -> None:
-        """Runs `work` inside the library's surroundings, then makes durable what it changed and seals its
-        messages. Whatever it raises is fatal."""
+    def _enter(self, work: Callable[[Core], None]) -> None:
+        """Whatever `work` raises is fatal."""
         if self._is_stopped or self._raft is None:
             return
         try:
-            with self:
-                work(self._raft)
-            self.journal.flush()
-            self.outbox.seal()
+            work(self._raft)
         except Exception as e:  # noqa: BLE001  # it ends the process, through on_fatal
-            self._fail(e)
-
-    def _fail(self, error: Exception) -> None:
-        self.stop()
-        self._on_fatal(error)
-
-    def _call_back(self) -> None:
-        """Answers proposals and reads, and tells of a new leader: outside the library, in order, after the barrier."""
-        try:
-            while self._results and not self._is_stopped:
-                results, self._results = self._results, []
-                for answer in results:
-                    answer()
-            raft = self._raft
-            if raft is not None and (raft.term, raft.leader) != self._leadership_told and not self._is_stopped:
-                self._leadership_told = (raft.term, raft.leader)
-                self._on_leader_change()
-        except Exception as e:  # noqa: BLE001  # it ends the process, through on_fatal
-            self._fail(e)
+            self.stop()
+            self._on_fatal(e)

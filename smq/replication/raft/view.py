@@ -1,7 +1,7 @@
-"""What the roles of Raft (follower, leader, pre-vote) see of the consensus library, and its time-outs.
+"""The seam between Raft's roles (follower, leader, pre-vote) and the consensus library, and the time-outs of both.
 
-Owns the seam between our repairs and pysyncobj: the roles are written against RaftView and never import the
-library. The engine implements it; the roles import it.
+Owns RaftView, which the roles are written against, and Consensus, which the library is to the rest. One file implements
+Consensus (engine_pysyncobj.py), so that replacing the library is replacing that file.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,10 @@ from typing import Protocol
 
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
+from smq.replication.ports import Committed, ProposalDone, ProposalLost, Rng
 from smq.replication.raft.journal import RaftJournal, Snapshot
-from smq.replication.raft.messages import Message
-from smq.replication.raft.outbox import Needs
+from smq.replication.raft.messages import Message, RequestVote, Vote
+from smq.replication.raft.ready import AppliedEntry, Needs
 from smq.replication.raft.voters import Voters
 
 
@@ -47,6 +48,20 @@ class EngineTiming:
             heartbeat_ms=config.raft_heartbeat_ms,
             snapshot_entries=config.raft_snapshot_entries,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftSetup:
+    """What a RaftCore is made of. The journal has been loaded; `peers` are all other voters, ascending; `now` is in
+    seconds of the node's monotonic clock."""
+
+    node_id: NodeId
+    peers: tuple[NodeId, ...]
+    journal: RaftJournal
+    voters: Voters
+    timing: EngineTiming
+    now: Callable[[], float]
+    rng: Rng
 
 
 class RaftView(Protocol):
@@ -99,3 +114,94 @@ class RaftView(Protocol):
 
     def install(self, snapshot: Snapshot, done: Callable[[], None]) -> None:
         """Begins to replace journal and state machine; `done` when that is over, some turns later."""
+
+
+class Listener(Protocol):
+    """What the library reports to, and speaks through."""
+
+    def send(self, peer: NodeId, message: Message) -> None: ...
+
+    def answer(self, done: ProposalDone, outcome: Committed | ProposalLost) -> None: ...
+
+    def began_to_lead(self) -> None:
+        """Before the first entry of the term is added."""
+
+    def ceased_to_lead(self) -> None: ...
+
+    def announce(self) -> None:
+        """The first entry of the term has been added: send it, and a heartbeat to everybody."""
+
+
+class Consensus(Protocol):
+    """The consensus library: term, vote and leader, elections, and the proposals that wait for a commit.
+
+    It changes term, vote and entries through the journal of its RaftSetup, where the commit index begins, and does
+    nothing by itself.
+    """
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def leader(self) -> NodeId | None: ...
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def is_follower(self) -> bool:
+        """Neither a leader nor a candidate."""
+
+    @property
+    def commit_index(self) -> int: ...
+
+    def commit_to(self, index: int) -> None:
+        """Forward, never back. The journal's own is not touched."""
+
+    def adopt_term(self, term: int) -> None:
+        """A newer one: follow nobody in it yet."""
+
+    def step_down(self) -> None:
+        """Within the present term: its vote stays cast."""
+
+    def follow(self, leader: NodeId) -> None:
+        """`leader` leads the present term; the election deadline starts anew."""
+
+    @property
+    def is_election_due(self) -> bool:
+        """The election deadline has passed."""
+
+    def expedite_election(self, at: float) -> None:
+        """Moves the election deadline there, if it is later."""
+
+    def postpone_election(self) -> None:
+        """The election deadline starts anew; no leader is heard."""
+
+    def stand(self) -> None:
+        """A candidate of the next term, with its own vote. The caller asks the others."""
+
+    def lead(self) -> None:
+        """Elected by its own vote alone: a cluster of one."""
+
+    def on_request_vote(self, peer: NodeId, m: RequestVote) -> None:
+        """By a disk that may be elected, of this term or a newer one. Sends a Vote, or nothing."""
+
+    def on_vote(self, peer: NodeId, m: Vote) -> None:
+        """Counts it at most once, in its own term, if the disk is the voter's. The majority makes it the leader."""
+
+    def propose(self, command: bytes, done: ProposalDone) -> None:
+        """Queues it, or answers NOT_LEADER if too many are queued."""
+
+    @property
+    def has_proposals(self) -> bool: ...
+
+    def take_proposals(self) -> None:
+        """Queued commands enter the journal, of a leader. Nothing is ever forwarded (docs/rules.md, finding 10)."""
+
+    def refuse_proposals(self) -> None: ...
+
+    def answer_waiting(self, entry: AppliedEntry) -> None:
+        """The proposals that wait for this index: Committed if the entry is of the same term, otherwise lost."""
+
+    def give_up_waiting(self, *, up_to: int) -> None:
+        """Proposals at these indexes: UNKNOWN. Another node decides whether they are committed."""

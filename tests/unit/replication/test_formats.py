@@ -18,6 +18,7 @@ from smq.replication.net.frames import Hello, encode_hello
 from smq.replication.ports import Channel, Table
 from smq.replication.raft import messages as raft
 from smq.replication.raft.journal import RaftJournal, Snapshot
+from smq.replication.raft.writer import JournalWriter
 from smq.testing.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.disk import FakeDisk
 
@@ -80,15 +81,15 @@ def journal_lines() -> Iterator[str]:
     errors: list[BaseException] = []
     clock = SimClock(Process(scheduler, "node", errors.append), Machine())
     disk = FakeDisk(clock, Random(1), latency_ms=(1, 1), on_fatal=errors.append)
-    journal = RaftJournal(disk, lambda: None)
-    journal.setCurrentTerm(1, NodeId(2))
+    journal = RaftJournal()
+    journal.set_term(1, NodeId(2))
     journal.add(bytes([raft.NO_OP]), 1, 0)
     journal.add(bytes([raft.REGULAR]) + b"two", 2, 1)
     journal.add(bytes([raft.REGULAR]) + b"three", 3, 1)
-    journal.setRaftCommitIndex(2)
+    journal.commit_to(2)
     journal.compact(Snapshot(index=2, term=1, state=b"state"), 2)
     journal.keep_marks(pack_marks([MARK]))
-    journal.flush()
+    JournalWriter(disk, journal, lambda: None).flush()
     scheduler.run_for_ms(10)
     assert not errors
     for table in (Table.META, Table.RAFT_LOG, Table.RAFT_META):

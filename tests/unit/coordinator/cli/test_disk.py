@@ -15,6 +15,7 @@ from smq.replication.membership.identity import DISK_KEY, claim_identity, replac
 from smq.replication.ports import Table
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.messages import NO_OP
+from smq.replication.raft.writer import JournalWriter
 from smq.replication.storage.disk_lmdb import LmdbDisk
 
 CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
@@ -34,10 +35,10 @@ def directory(tmp_path: Path) -> Path:
     """Of a node that has run, and has heard of others' disks."""
     disk = opened(tmp_path / "data")
     claim_identity(disk, CONFIG, Random(1), 1, lambda: None)
-    journal = RaftJournal(disk, lambda: None)
+    journal = RaftJournal()
     journal.add(bytes([NO_OP]), 1, 0)
     journal.keep_marks(b"heard of others")
-    journal.flush()
+    JournalWriter(disk, journal, lambda: None).flush()
     disk.close()
     return tmp_path / "data"
 
@@ -62,8 +63,8 @@ def test_a_directory_forgets_what_it_had_heard_and_nothing_else(directory: Path)
     result = smq("forget", "--yes", directory)
     assert result.exit_code == 0, result.output
     disk = opened(directory)
-    journal = RaftJournal(disk, lambda: None)
-    for _ in journal.load():
+    journal = RaftJournal()
+    for _ in journal.load(disk):
         pass
     assert (journal.marks, journal.base_writes, len(journal)) == (b"", 1, 1)
     disk.close()

@@ -390,7 +390,7 @@ def test_the_node_is_told_of_every_new_leader() -> None:
     world = calm()
     told: list[tuple[NodeId | None, bool]] = []
     host = world.hosts[NodeId(1)]
-    host.engine._on_leader_change = lambda: told.append((host.engine.leader, host.engine.is_leader))
+    host.engine._executor._on_leader_change = lambda: told.append((host.engine.leader, host.engine.is_leader))
     leader = elected(world)
     assert told[-1] == (leader.node, leader is host)
     leader.engine.transfer_leadership(next(h.node for h in followers(world, leader)))

@@ -4,7 +4,8 @@ import pytest
 
 from smq.raft_state.ids import LogIndex
 from smq.raft_state.replies import Applied
-from smq.replication.raft import engine_pysyncobj
+from smq.replication.raft import applier
+from smq.replication.raft import core as raft_core
 from smq.replication.raft import follower as raft_follower
 from smq.replication.raft.messages import Append
 from tests.unit.replication.raft.test_engine import calm, commands, commit, elected, followers, isolate, propose, wait
@@ -14,14 +15,14 @@ from tests.unit.replication.raft.test_roles import SNAPSHOT, A, installing
 def test_a_node_that_took_a_snapshot_over_counts_what_its_journal_grows_by_from_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_pysyncobj, "SNAPSHOT_JOURNAL_BYTES", 2_000)
-    monkeypatch.setattr(engine_pysyncobj, "JOURNAL_KEPT_BYTES", 0)
+    monkeypatch.setattr(applier, "SNAPSHOT_JOURNAL_BYTES", 2_000)
+    monkeypatch.setattr(raft_core, "JOURNAL_KEPT_BYTES", 0)
     world = calm(snapshot_entries=100_000)  # only the bytes count
     leader = elected(world)
     away = followers(world, leader)[0]
     commit(world, leader, "x" * 10_000)  # still in its journal, as it had not been applied, when that was cut
     wait(world, lambda: away.engine.journal.snapshot is not None)
-    away.engine._raft._size_after_snapshot = 10_000  # type: ignore[union-attr]  # the library's typed view lacks it
+    away.engine.journal._bytes_at_snapshot = 10_000
     isolate(world, away)
     for n in range(30):
         commit(world, leader, f"{n}" + "x" * 200)
@@ -37,7 +38,7 @@ def test_a_node_that_took_a_snapshot_over_counts_what_its_journal_grows_by_from_
 
 def test_entries_are_applied_by_size_some_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 512 entries that commit 10,000 offsets each, applying takes seconds."""
-    monkeypatch.setattr(engine_pysyncobj, "APPLY_BYTES_MAX", 1_000)
+    monkeypatch.setattr(applier, "APPLY_BYTES_MAX", 1_000)
     world = calm(snapshot_entries=100_000)
     leader = elected(world)
     away = followers(world, leader)[0]

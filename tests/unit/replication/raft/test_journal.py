@@ -8,6 +8,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.ports import DataDamaged, Table
 from smq.replication.raft.journal import RaftJournal, Snapshot, set_aside
 from smq.replication.raft.messages import NO_OP, REGULAR
+from smq.replication.raft.writer import JournalWriter
 from smq.testing.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.disk import DiskImage, FakeDisk
 
@@ -23,8 +24,9 @@ class Desk:
         clock = SimClock(self.process, Machine())
         self.disk = FakeDisk(clock, Random(1), image=image, latency_ms=(LATENCY_MS, LATENCY_MS), on_fatal=self._raise)
         self.reports = 0
-        self.journal = RaftJournal(self.disk, self._on_durable)
-        for _ in self.journal.load():
+        self.journal = RaftJournal()
+        self.writer = JournalWriter(self.disk, self.journal, self._on_durable)
+        for _ in self.journal.load(self.disk):
             pass
 
     def _on_durable(self) -> None:
@@ -34,7 +36,7 @@ class Desk:
         raise error
 
     def sync(self) -> None:
-        self.journal.flush()
+        self.writer.flush()
         self.scheduler.run_for_ms(3 * LATENCY_MS)
 
     def reopened(self) -> RaftJournal:
@@ -48,7 +50,7 @@ def entry(n: int) -> bytes:
 def filled(count: int, *, term: int = 1) -> Desk:
     """Entries 1 (the library's first) to `count`, durable."""
     desk = Desk()
-    desk.journal.setCurrentTerm(term, NodeId(2))
+    desk.journal.set_term(term, NodeId(2))
     desk.journal.add(bytes([NO_OP]), 1, 0)
     for index in range(2, count + 1):
         desk.journal.add(entry(index), index, term)
@@ -62,18 +64,18 @@ def contents(journal: RaftJournal) -> list[tuple[bytes, int, int]]:
 
 def test_a_new_node_has_an_empty_journal() -> None:
     journal = Desk().journal
-    assert (len(journal), journal.getCurrentTerm(), journal.getVotedForNodeId()) == (0, 0, None)
-    assert journal.getRaftCommitIndex() == 1
+    assert (len(journal), journal.term, journal.voted_for) == (0, 0, None)
+    assert journal.commit_index == 1
 
 
 def test_everything_comes_back_after_a_restart() -> None:
     desk = filled(5)
-    desk.journal.setRaftCommitIndex(4)
+    desk.journal.commit_to(4)
     desk.journal.add(entry(6), 6, 1)
     desk.sync()
     journal = desk.reopened()
     assert contents(journal) == contents(desk.journal)
-    assert (journal.getCurrentTerm(), journal.getVotedForNodeId(), journal.getRaftCommitIndex()) == (1, 2, 4)
+    assert (journal.term, journal.voted_for, journal.commit_index) == (1, 2, 4)
     assert journal.durable_index == 6
 
 
@@ -86,7 +88,7 @@ def test_what_was_not_flushed_is_not_there_after_a_crash() -> None:
 def test_entries_become_durable_only_when_the_disk_says_so() -> None:
     desk = filled(3)
     desk.journal.add(entry(4), 4, 1)
-    desk.journal.flush()
+    desk.writer.flush()
     assert desk.journal.durable_index == 3
     desk.scheduler.run_for_ms(3 * LATENCY_MS)
     assert desk.journal.durable_index == 4
@@ -104,11 +106,11 @@ def test_a_replaced_entry_is_not_durable_because_its_predecessor_was() -> None:
 def test_a_write_in_flight_does_not_count_for_what_replaced_it() -> None:
     desk = filled(3)
     desk.journal.add(entry(4), 4, 1)
-    desk.journal.flush()
+    desk.writer.flush()
     desk.scheduler.run_for_ms(1)
     desk.journal.truncate_from(4)
     desk.journal.add(entry(40), 4, 2)
-    desk.journal.flush()
+    desk.writer.flush()
     desk.scheduler.run_for_ms(LATENCY_MS)
     assert desk.reports == 2
     assert desk.journal.durable_index == 3
@@ -119,7 +121,7 @@ def test_a_write_in_flight_does_not_count_for_what_replaced_it() -> None:
 def test_truncation_and_what_replaces_it_are_one_submission() -> None:
     desk = filled(5)
     before = desk.disk.submitted_seq
-    desk.journal.setCurrentTerm(2, None)
+    desk.journal.set_term(2, None)
     desk.journal.truncate_from(4)
     desk.journal.add(entry(40), 4, 2)
     desk.sync()
@@ -130,7 +132,7 @@ def test_truncation_and_what_replaces_it_are_one_submission() -> None:
 
 def test_a_committed_entry_is_never_dropped() -> None:
     desk = filled(5)
-    desk.journal.setRaftCommitIndex(4)
+    desk.journal.commit_to(4)
     with pytest.raises(ValueError, match="committed"):
         desk.journal.truncate_from(4)
 
@@ -139,7 +141,7 @@ def test_a_committed_entry_is_never_dropped() -> None:
 def test_a_cast_vote_stands_and_a_term_never_goes_back(term: int, voted_for: NodeId | None) -> None:
     desk = filled(3)
     with pytest.raises(ValueError, match="after a vote for 2 in 1"):
-        desk.journal.setCurrentTerm(term, voted_for)
+        desk.journal.set_term(term, voted_for)
 
 
 def test_a_gap_is_never_written() -> None:
@@ -151,7 +153,7 @@ def test_a_gap_is_never_written() -> None:
 def test_snapshot_and_trim_are_one_submission() -> None:
     desk = filled(9)
     before = desk.disk.submitted_seq
-    desk.journal.setRaftCommitIndex(8)
+    desk.journal.commit_to(8)
     desk.journal.compact(Snapshot(index=8, term=1, state=b"state at 8"), 6)
     desk.sync()
     journal = desk.reopened()
@@ -163,14 +165,14 @@ def test_snapshot_and_trim_are_one_submission() -> None:
 def test_an_installed_snapshot_replaces_everything_in_one_submission() -> None:
     desk = filled(5)
     before = desk.disk.submitted_seq
-    desk.journal.setCurrentTerm(4, None)
+    desk.journal.set_term(4, None)
     desk.journal.install(Snapshot(index=70, term=4, state=b"s"))
     assert desk.journal.durable_index == 0
     desk.sync()
     journal = desk.reopened()
     assert desk.disk.submitted_seq == before + 1
     assert (journal.first_index, journal.last_index, journal.last_term) == (70, 70, 4)
-    assert journal.getRaftCommitIndex() == 70
+    assert journal.commit_index == 70
 
 
 def test_entries_are_handed_out_whole_and_at_least_one() -> None:
@@ -258,8 +260,8 @@ def test_a_flipped_bit_in_the_meta_data_names_its_key(name: bytes) -> None:
 def test_every_write_of_raft_is_counted_once_it_is_durable() -> None:
     desk = filled(3)
     assert (desk.journal.base_writes, desk.journal.durable_writes) == (0, 1)
-    desk.journal.setCurrentTerm(2, None)
-    desk.journal.flush()
+    desk.journal.set_term(2, None)
+    desk.writer.flush()
     assert desk.journal.durable_writes == 1
     desk.sync()
     assert desk.journal.durable_writes == 2
@@ -269,9 +271,9 @@ def test_every_write_of_raft_is_counted_once_it_is_durable() -> None:
 def test_the_count_goes_on_over_a_snapshot_and_a_truncation() -> None:
     desk = filled(3)
     desk.journal.install(Snapshot(index=9, term=1, state=b"state at 9"))
-    desk.journal.flush()
+    desk.writer.flush()
     desk.journal.add(entry(10), 10, 1)
-    desk.journal.flush()
+    desk.writer.flush()
     desk.journal.truncate_from(10)
     desk.sync()
     assert desk.journal.durable_writes == 4
@@ -282,11 +284,11 @@ def test_what_others_told_is_kept_with_the_next_write_or_alone_and_counts_as_non
     desk = filled(3)
     desk.journal.keep_marks(b"told")
     assert desk.reopened().marks == b""
-    desk.journal.flush_marks()
+    desk.writer.flush_marks()
     submitted = desk.disk.submitted_seq
     desk.sync()
     assert (desk.reopened().marks, desk.reopened().base_writes) == (b"told", 1)
-    desk.journal.flush_marks()
+    desk.writer.flush_marks()
     assert desk.disk.submitted_seq == submitted, "they have not changed"
     desk.journal.keep_marks(b"more")
     desk.journal.add(entry(4), 4, 1)
@@ -297,7 +299,7 @@ def test_what_others_told_is_kept_with_the_next_write_or_alone_and_counts_as_non
 def test_what_others_told_is_never_alone_on_the_disk_of_a_new_node() -> None:
     desk = Desk()
     desk.journal.keep_marks(b"told")
-    desk.journal.flush_marks()
+    desk.writer.flush_marks()
     desk.sync()
     assert len(desk.reopened()) == 0
 
@@ -316,7 +318,7 @@ def test_a_start_that_is_made_again_on_emptied_tables_takes_nothing_of_the_first
     assert journal.durable_index == 3
     desk.disk.submit(set_aside(desk.disk))
     desk.sync()
-    for _ in journal.load():
+    for _ in journal.load(desk.disk):
         pass
     assert (len(journal), journal.durable_index, journal.base_writes) == (0, 0, 0)
 

@@ -24,8 +24,8 @@ from smq.replication.raft.messages import (
     SnapshotChunk,
     TermNotice,
 )
-from smq.replication.raft.outbox import Needs
 from smq.replication.raft.prevote import PreVoting
+from smq.replication.raft.ready import Needs
 from smq.replication.raft.view import EngineTiming, RaftView, RaftViolation
 from smq.replication.raft.voters import Voters
 from tests.unit.replication.raft.test_journal import Desk

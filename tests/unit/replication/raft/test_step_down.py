@@ -9,5 +9,5 @@ def test_a_leader_that_steps_down_does_not_vote_again_in_its_term() -> None:
     term = leader.engine.term
     isolate(world, leader)
     wait(world, lambda: not leader.engine.is_leader)
-    assert leader.engine.journal.getCurrentTerm() == term
-    assert leader.engine.journal.getVotedForNodeId() == leader.node
+    assert leader.engine.journal.term == term
+    assert leader.engine.journal.voted_for == leader.node

@@ -11,6 +11,7 @@ from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.ports import Put, Table
 from smq.replication.raft.journal import RaftJournal, is_whole_row
+from smq.replication.raft.writer import JournalWriter
 from smq.replication.storage import scrub
 from smq.replication.storage.scrub import Scrubber
 from smq.testing.clock import Machine, Process, Scheduler, SimClock
@@ -58,11 +59,11 @@ class Node:
         for i in range(BATCHES):
             data = make_batch(2)
             log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(i + 1), done=lambda: None)
-        journal = RaftJournal(self.disk, lambda: None)
-        journal.setCurrentTerm(1, None)
+        journal = RaftJournal()
+        journal.set_term(1, None)
         for index in range(1, 5):
             journal.add(b"\x00command", index, 1)
-        journal.flush()
+        JournalWriter(self.disk, journal, lambda: None).flush()
         self.scheduler.run_for_ms(100)
         return log
 
@@ -195,15 +196,17 @@ def test_a_pass_begins_once_per_period_and_never_without_one() -> None:
 def test_the_journal_rewrites_its_rows_from_memory() -> None:
     node = Node()
     node.fill()
-    journal = RaftJournal(node.disk, lambda: None)
-    assert list(journal.load())
+    journal = RaftJournal()
+    writer = JournalWriter(node.disk, journal, lambda: None)
+    assert list(journal.load(node.disk))
     for table in (Table.RAFT_LOG, Table.RAFT_META):
         for number in range(len(node.disk.image.tables[table])):
             key = flip(node, table, number)
             journal.mend(table, key)
+            writer.flush()
             node.scheduler.run_for_ms(100)
             assert is_whole_row(key, node.disk.image.tables[table][key])
-    assert list(RaftJournal(node.disk, lambda: None).load())
+    assert list(RaftJournal().load(node.disk))
 
 
 def test_a_log_rewrites_its_checkpoints_from_memory() -> None:

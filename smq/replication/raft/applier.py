@@ -1,0 +1,154 @@
+"""Drives the state machine for Raft: applies what is committed, takes snapshots, installs those of others, in slices.
+
+Owns how far the state has come, and how much of it a turn of the engine does. It must never apply an entry before the
+one before it has settled, nor while a snapshot is taken or installed; and it only reads the journal, which Raft changes
+after the report. Should the process end before, what is on disk is the state of before. Only the engine imports it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from smq.raft_state.ids import LogIndex, Term
+from smq.raft_state.replies import Applied
+from smq.replication.ports import DataDamaged, StateMachine
+from smq.replication.raft.journal import RaftJournal, Snapshot
+from smq.replication.raft.messages import NO_OP, REGULAR
+from smq.replication.raft.ready import AppliedEntry, Apply, Install, MachineReport, Work
+
+APPLY_BATCH_MAX: Final = 200  # entries applied per turn, so that a long backlog does not starve the node's loop
+APPLY_BYTES_MAX: Final = 256 << 10  # nor more of them, but for a single one: of offsets committed that is some 30 ms
+APPLY_TOUCHED_MAX: Final = 500  # nor more partitions moved per turn, once an entry has been applied
+INSTALL_STEPS_A_TURN: Final = 4  # about a millisecond
+SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries
+FIRST_INDEX: Final = LogIndex(1)  # of an entry without a command, in every journal
+_END: Final = object()
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A snapshot of the state, piece by piece."""
+
+    source: Iterator[bytes]
+    pieces: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Installing:
+    snapshot: Snapshot
+    steps: Iterator[None]
+
+    def advance(self) -> bool:
+        """True once the state machine holds the snapshot."""
+        return any(next(self.steps, _END) is _END for _ in range(INSTALL_STEPS_A_TURN))
+
+
+class Applier:
+    def __init__(self, machine: StateMachine, journal: RaftJournal, snapshot_entries: int) -> None:
+        """`snapshot_entries`: applied entries between two snapshots."""
+        self._machine = machine
+        self._journal = journal
+        self._snapshot_entries = snapshot_entries
+        self._applied_index = FIRST_INDEX
+        self._unsettled: AppliedEntry | None = None  # applied, but for what settling it may still take
+        self._taking: _Taking | None = None  # nothing is applied while there is one
+        self._installing: _Installing | None = None  # nor while there is one of these
+
+    @property
+    def applied_index(self) -> LogIndex:
+        return self._applied_index
+
+    def restore(self, snapshot: Snapshot) -> Iterator[None]:
+        """At the start: the snapshot of this node's own disk."""
+        index = LogIndex(snapshot.index)
+        yield from self._machine.restore(index, snapshot.state)
+        self._applied_index = index
+
+    def run(self, work: Work) -> MachineReport:
+        """One turn's share of the work. Whatever the state machine raises passes through."""
+        entries: list[AppliedEntry] = []
+        installed = taken = None
+        match work:
+            case Apply(up_to):
+                self._apply(up_to, entries)
+                taken = self._go_on_with_snapshot()
+            case Install(snapshot):
+                installed = self._install(snapshot)
+        return MachineReport(
+            up_to=self._applied_index,
+            entries=tuple(entries),
+            installed=installed,
+            taken=taken,
+            is_taking_snapshot=self._taking is not None,
+        )
+
+    # ------------------------------------------------------------------------------------------------- entries
+    def _apply(self, up_to: LogIndex, settled: list[AppliedEntry]) -> None:
+        if self._taking is not None or not self._settle(settled):
+            return
+        count = min(up_to - self._applied_index, APPLY_BATCH_MAX)
+        if count <= 0:
+            return
+        touched = 0
+        entries = self._journal.entries_from(self._applied_index + 1, count_max=count, bytes_max=APPLY_BYTES_MAX)
+        for entry, index, term in entries:
+            outcome = self._apply_entry(LogIndex(index), entry)
+            self._unsettled = AppliedEntry(LogIndex(index), Term(term), outcome)
+            touched += len(outcome.touched) if outcome is not None else 0
+            if not self._settle(settled) or touched >= APPLY_TOUCHED_MAX:
+                return
+
+    def _apply_entry(self, index: LogIndex, entry: bytes) -> Applied | None:
+        if entry[0] == REGULAR:
+            return self._machine.apply(index, entry[1:])
+        if entry[0] != NO_OP:
+            raise DataDamaged(f"raft_log, index {index}: entry type {entry[0]} is unknown to this version")
+        self._machine.pass_over(index)
+        return None
+
+    def _settle(self, settled: list[AppliedEntry]) -> bool:
+        """Whether the last entry has been applied as a whole; if not, after one more step."""
+        if self._unsettled is None:
+            return True
+        if not self._machine.settle():
+            return False
+        settled.append(self._unsettled)
+        self._applied_index = self._unsettled.index
+        self._unsettled = None
+        return True
+
+    # ----------------------------------------------------------------------------------------------- snapshots
+    def _go_on_with_snapshot(self) -> Snapshot | None:
+        """The snapshot after its last piece. Entries wait until then, and the loop does not."""
+        if self._taking is not None:
+            return self._take_piece(self._taking)
+        if self._unsettled is None and self._is_snapshot_due():
+            self._taking = _Taking(self._machine.snapshot())
+        return None
+
+    def _is_snapshot_due(self) -> bool:
+        taken = self._journal.snapshot.index if self._journal.snapshot else FIRST_INDEX
+        if self._applied_index - taken >= self._snapshot_entries:
+            return True
+        return self._applied_index != taken and self._journal.grown_bytes >= SNAPSHOT_JOURNAL_BYTES
+
+    def _take_piece(self, taking: _Taking) -> Snapshot | None:
+        piece = next(taking.source, None)
+        if piece is not None:
+            taking.pieces.append(piece)
+            return None
+        self._taking = None
+        index = self._applied_index
+        return Snapshot(index=index, term=self._journal.term_at(index), state=b"".join(taking.pieces))
+
+    def _install(self, snapshot: Snapshot) -> Snapshot | None:
+        """The snapshot after its last step. Whatever else was under way is over with its first."""
+        if self._installing is None or self._installing.snapshot is not snapshot:
+            self._taking = self._unsettled = None
+            steps = self._machine.restore(LogIndex(snapshot.index), snapshot.state)
+            self._installing = _Installing(snapshot, steps)
+        if not self._installing.advance():
+            return None
+        self._installing = None
+        self._applied_index = LogIndex(snapshot.index)
+        return snapshot

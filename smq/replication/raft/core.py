@@ -1,0 +1,338 @@
+"""Raft from events to results: the turn, the messages, and the roles around the consensus library.
+
+Owns what the roles (follower, leader, pre-vote) have decided in this turn, until `conclude` hands it out as one result.
+It must never do I/O, look at the disk, or call anybody back: it changes what is in memory, and says what is to happen.
+It knows the library as a Consensus (raft/view.py). Only the engine imports it.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from smq.raft_state.ids import LogIndex, NodeId, Term
+from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
+from smq.replication.raft.follower import Follower
+from smq.replication.raft.journal import Snapshot
+from smq.replication.raft.leader import Leader
+from smq.replication.raft.messages import (
+    Append,
+    AppendReply,
+    Confirm,
+    Confirmed,
+    Message,
+    PreVote,
+    PreVoteGranted,
+    RequestVote,
+    SnapshotChunk,
+    TermNotice,
+    TimeoutNow,
+    Vote,
+)
+from smq.replication.raft.prevote import PreVoting
+from smq.replication.raft.ready import (
+    Answer,
+    Apply,
+    Install,
+    Leadership,
+    MachineReport,
+    Needs,
+    Outgoing,
+    Ready,
+    Work,
+)
+from smq.replication.raft.view import Consensus, Listener, RaftSetup
+
+JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept before a snapshot so that a slow follower needs none
+_RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
+
+
+class Core:
+    """Implements RaftView for the roles and Listener for the library."""
+
+    def __init__(self, setup: RaftSetup, create_library: Callable[[RaftSetup, Listener], Consensus]) -> None:
+        """The state machine is at the journal's snapshot, or at its first entry."""
+        self.now = setup.now
+        self.peers = setup.peers
+        self.timing = setup.timing
+        self.journal = setup.journal
+        self.voters = setup.voters
+        self.follower = Follower(self)
+        self.lead = Leader(self)
+        self.prevoting = PreVoting(self)
+        self._rng = setup.rng
+        self._connected: set[NodeId] = set()
+        self._messages: list[Outgoing] = []  # of this turn
+        self._answers: list[Answer] = []  # since the last turn ended
+        self._reported = Leadership(Term(0), None)
+        snapshot = setup.journal.snapshot
+        self._applied_index = LogIndex(snapshot.index) if snapshot else LogIndex(1)
+        self._is_taking_snapshot = False  # nothing is applied meanwhile
+        self._installing: tuple[Snapshot, Callable[[], None]] | None = None  # nor while there is one of these
+        self._library = create_library(setup, self)
+        self._library.commit_to(self._applied_index)
+
+    # ----------------------------------------------------------------------------------------------- for the roles
+    @property
+    def term(self) -> int:
+        return self._library.term
+
+    @property
+    def leader(self) -> NodeId | None:
+        return self._library.leader
+
+    @property
+    def is_leader(self) -> bool:
+        return self._library.is_leader
+
+    @property
+    def commit_index(self) -> int:
+        return self._library.commit_index
+
+    def is_connected(self, peer: NodeId) -> bool:
+        return peer in self._connected
+
+    def send(self, peer: NodeId, message: Message, needs: Needs = Needs.EVERYTHING) -> None:
+        if peer in self._connected:
+            self._messages.append(Outgoing(peer, message, needs))
+
+    def adopt_term(self, term: int) -> None:
+        self._library.adopt_term(term)
+
+    def follow(self, leader: NodeId) -> None:
+        if self.leader != leader:
+            # Whether what waits for a commit will get it is the new leader's business now.
+            self._library.give_up_waiting(up_to=self.journal.last_index)
+        self.prevoting.cancel()
+        self._library.follow(leader)
+
+    def commit_to(self, index: int) -> None:
+        if index > self.commit_index:
+            self._library.commit_to(index)
+            self.journal.commit_to(index)
+
+    @property
+    def is_installing(self) -> bool:
+        return self._installing is not None
+
+    def install(self, snapshot: Snapshot, done: Callable[[], None]) -> None:
+        self._installing = snapshot, done
+
+    # --------------------------------------------------------------------------------------------- for the library
+    def began_to_lead(self) -> None:
+        self.lead.begin()
+
+    def ceased_to_lead(self) -> None:
+        self.lead.end()
+
+    def announce(self) -> None:
+        self.lead.send(is_forced=True)
+
+    def answer(self, done: Callable[[Any], None], outcome: Committed | LogIndex | ProposalLost) -> None:
+        self._answers.append(Answer(done, outcome))
+
+    # ------------------------------------------------------------------------------------- events between two turns
+    def session_opened(self, peer: NodeId) -> None:
+        self._connected.add(peer)
+        self._forget_session(peer)
+
+    def session_closed(self, peer: NodeId) -> None:
+        self._connected.discard(peer)
+        self._forget_session(peer)
+        if self.leader == peer:
+            self._suspect_leader()
+
+    def _forget_session(self, peer: NodeId) -> None:
+        self.follower.forget_session(peer)
+        self.lead.forget_session(peer)
+
+    def _suspect_leader(self) -> None:
+        """A killed leader's sessions close immediately; asking soon costs nothing if a majority still hears it."""
+        self.follower.leader_lost()
+        timing = self.timing
+        delay_ms = timing.heartbeat_ms + timing.election_timeout_min_ms * _RECONNECT_GRACE * self._rng.random()
+        self._library.expedite_election(self.now() + delay_ms / 1000)
+
+    def propose(self, command: bytes, done: ProposalDone) -> None:
+        self._library.propose(command, done)
+
+    def begin_read(self, done: ReadIndexDone) -> None:
+        def on_confirmed(index: int | None) -> None:
+            self.answer(done, ProposalLost.NOT_LEADER if index is None else LogIndex(index))
+
+        self.lead.begin_read(on_confirmed)
+
+    def hand_over(self, to: NodeId | None) -> None:
+        self.lead.hand_over(to)
+
+    def renounce(self) -> None:
+        """Neither a leadership nor a candidacy of this node goes on: another disk stood for them."""
+        self.prevoting.cancel()
+        if not self._library.is_follower:
+            self._step_down()
+
+    # -------------------------------------------------------------------------------------------------- the turn
+    @property
+    def is_tick_due(self) -> bool:
+        """Time alone gives the next turn something to do."""
+        return self.is_leader or self._library.is_election_due
+
+    def step(self, messages: Iterable[tuple[NodeId, Message]]) -> Work:
+        """Begins a turn: messages, time, elections, commit. The state machine's share of it comes out."""
+        for peer, message in messages:
+            self._receive(peer, message)
+        if self.is_leader:
+            self.lead.advance_commit()
+            self.lead.confirm_reads()
+            if not self.lead.hears_majority():
+                self._step_down()
+        elif self._library.is_election_due and (self._connected or not self.peers):
+            self._ask_for_election()
+        return self._work()
+
+    def _work(self) -> Work:
+        if self._installing is not None:
+            return Install(self._installing[0])
+        if not self._has_backlog:
+            return None
+        self.follower.take_held()
+        if self.is_installing:  # what was held has begun another
+            return None
+        return Apply(LogIndex(self.commit_index))
+
+    def conclude(self, report: MachineReport) -> Ready:
+        """Ends the turn: what was applied, queued commands, sending. Everything that is to happen comes out."""
+        self._take_in(report)
+        if self._library.has_proposals:
+            if self.is_leader and not self.lead.is_handing_over:
+                self._library.take_proposals()
+            else:
+                self._library.refuse_proposals()
+        if self.is_leader:
+            self.lead.send()
+        messages, self._messages = self._messages, []
+        answers, self._answers = self._answers, []
+        reported, self._reported = self._reported, Leadership(Term(self.term), self.leader)
+        return Ready(
+            has_more=self._has_backlog,
+            changes=self.journal.take_changes(),
+            messages=tuple(messages),
+            answers=tuple(answers),
+            leadership=self._reported if self._reported != reported else None,
+        )
+
+    def _take_in(self, report: MachineReport) -> None:
+        self._applied_index = report.up_to
+        self._is_taking_snapshot = report.is_taking_snapshot
+        for entry in report.entries:
+            self._library.answer_waiting(entry)
+        if report.installed is not None:
+            self._on_installed(report.installed)
+        if report.taken is not None:
+            self._compact_journal(report.taken)
+
+    def _on_installed(self, snapshot: Snapshot) -> None:
+        assert self._installing is not None
+        _, done = self._installing
+        self._installing = None
+        self.journal.install(snapshot)
+        self._library.commit_to(snapshot.index)
+        self._library.give_up_waiting(up_to=snapshot.index)
+        done()
+
+    def _compact_journal(self, snapshot: Snapshot) -> None:
+        """The snapshot is stored, and the journal cut before it, in one submission."""
+        first_kept = max(self.journal.first_index, snapshot.index - self.timing.snapshot_entries // 4)
+        is_small = self.journal.size_bytes <= JOURNAL_KEPT_BYTES
+        self.journal.compact(snapshot, first_kept if is_small else snapshot.index)
+
+    @property
+    def _has_backlog(self) -> bool:
+        is_working = self._is_taking_snapshot or self.is_installing
+        return is_working or self._is_behind or self.follower.has_held
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._applied_index < self.commit_index
+
+    # ------------------------------------------------------------------------------------------------- messages
+    def _receive(self, peer: NodeId, message: Message) -> None:
+        match message:
+            case Append():
+                self.follower.on_append(peer, message)
+            case AppendReply():
+                self._on_reply(peer, message)
+            case Confirm():
+                self.follower.on_confirm(peer, message)
+            case Confirmed():
+                self._on_term(message.term)
+                if self.is_leader and message.term == self.term:
+                    self.lead.on_confirmed(peer, message)
+            case SnapshotChunk():
+                self.follower.on_chunk(peer, message)
+            case RequestVote():
+                self._on_request_vote(peer, message)
+            case Vote():
+                self._library.on_vote(peer, message)
+            case PreVote():
+                if self.prevoting.would_vote(peer, message, self.follower.heard_at):
+                    self.send(peer, PreVoteGranted(term=message.term, disk=self.voters.own_disk))
+            case PreVoteGranted():
+                if not self.is_leader and self._may_stand and self.prevoting.on_granted(peer, message):
+                    self._stand_for_election()
+            case TermNotice():
+                self._on_term(message.term)
+            case TimeoutNow():
+                if message.term == self.term and peer == self.leader and self._may_stand:
+                    self._stand_for_election()
+
+    def _on_term(self, term: int) -> None:
+        if term > self.term:
+            self.adopt_term(term)
+
+    def _on_reply(self, peer: NodeId, m: AppendReply) -> None:
+        self._on_term(m.term)
+        if self.is_leader and m.term == self.term:
+            self.lead.on_reply(peer, m)
+
+    def _on_request_vote(self, peer: NodeId, m: RequestVote) -> None:
+        if m.term < self.term:
+            self.send(peer, TermNotice(term=self.term))
+        elif self.voters.may_be_elected(peer, m.disk, is_admitted=m.is_admitted):
+            self._library.on_request_vote(peer, m)
+        else:
+            self._on_term(m.term)
+
+    # ------------------------------------------------------------------------------------------------ elections
+    def _ask_for_election(self) -> None:
+        """The election deadline has passed: pre-vote first."""
+        self._library.postpone_election()
+        self.follower.leader_lost()
+        if not self._may_stand:
+            self.prevoting.cancel()
+        elif self.peers:
+            self.prevoting.begin()
+        else:
+            self._stand_for_election()
+
+    @property
+    def _may_stand(self) -> bool:
+        """A node that has yet to apply what it knows to be committed may not know that its disk is another's."""
+        return self.voters.may_stand and not self._is_behind and not self.is_installing
+
+    def _stand_for_election(self) -> None:
+        self.prevoting.cancel()
+        self._library.stand()
+        request = RequestVote(
+            term=self.term,
+            last_index=self.journal.last_index,
+            last_term=self.journal.last_term,
+            disk=self.voters.own_disk,
+            is_admitted=self.voters.is_admitted,
+        )
+        for peer in self.peers:
+            self.send(peer, request)
+        if not self.peers:
+            self._library.lead()
+
+    def _step_down(self) -> None:
+        """Within the present term: its vote stays cast."""
+        self._library.step_down()

@@ -18,6 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     sim.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
     sim.add_argument("--seeds", type=int, default=1, help="how many (default 1)")
     sim.add_argument("--scenario", help="one scenario by name or file (default: all, in rotation)")
+    sim.add_argument("--raft-group", type=int, metavar="NODES", help="Raft alone, in groups of this many nodes")
     sim.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     sim.add_argument("--trace", action="store_true", help="also keep the trace of every message")
     sim.add_argument("--keep", type=Path, default=Path("sim-failures"), help="where failing seeds are kept")
@@ -89,6 +90,10 @@ def _sim(options: argparse.Namespace) -> int:
     if options.seeds < 1 or options.jobs < 1:
         print("--seeds and --jobs must be at least 1", file=sys.stderr)
         return 2
+    if options.raft_group is not None:
+        from chaos_tests.sim.raft.seeds import run_seeds
+
+        return run_seeds(options.seed, options.seeds, options.raft_group)
     if options.shrink or options.schedule is not None:
         return _one_schedule(options)
     order = Order(

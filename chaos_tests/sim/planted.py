@@ -1,9 +1,11 @@
 """Planted bugs: changes of production code, one bug at a time, to prove that the simulation notices them.
 
 Owns the list: for each bug the rule that it breaks, the scenario that must find it, and the anomalies that reveal it.
+Bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
+from chaos_tests.sim.raft.planted import CONFIRMED_BY_NOBODY, COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER
 
 _LINEAGE = "smq.replication.log.lineage:"
 _SPACE = "smq.replication.storage.space:SpaceGuard."
@@ -334,11 +336,7 @@ BUGS: tuple[PlantedBug, ...] = (
         name="read-index-unconfirmed",
         rule="finding 12: a leader gives a read index once a majority has answered what it sent after the read began",
         mutations=(
-            Mutation(
-                "smq.replication.raft.leader:Leader.confirmed_by_majority",
-                "return numbers[len(numbers) // 2]",
-                'return float("inf")',
-            ),
+            CONFIRMED_BY_NOBODY,
             # A second guard: without it a cut-off leader believes for half a second only that it leads.
             Mutation(
                 "smq.replication.raft.leader:Leader.hears_majority",
@@ -353,13 +351,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="raft-votes-not-durable",
         rule="persist, then speak",
-        mutations=(
-            Mutation(
-                "smq.replication.raft.outbox:Outbox.barrier_seq",
-                "self._changed_seq if needs is Needs.EVERYTHING else self._vote_seq",
-                "0",
-            ),
-        ),
+        mutations=(NO_BARRIER,),
         scenario="power",
         anomalies=RAFT,
         seeds=12,
@@ -367,13 +359,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="raft-leader-counts-unsynced",
         rule="finding 2: the leader counts itself only once its entries are on its own disk",
-        mutations=(
-            Mutation(
-                "smq.replication.raft.leader:Leader.own_durable_index",
-                "self._view.journal.durable_index",
-                "self._view.journal.last_index",
-            ),
-        ),
+        mutations=(COUNTS_UNSYNCED,),
         scenario="raft_minority",
         anomalies=RAFT,
         seeds=8,
@@ -381,13 +367,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="vote-of-a-replaced-disk",
         rule="18: a replaced disk is no Raft voter until the others have let it in",
-        mutations=(
-            Mutation(
-                "smq.replication.raft.voters:Voters.counts",
-                "self._registered_disk(node) in (None, disk)",
-                "True",
-            ),
-        ),
+        mutations=(EVERY_DISK_COUNTS,),
         scenario="replaced_disk",
         anomalies=RAFT,
         seeds=15,

@@ -1,7 +1,13 @@
 """Whole Raft groups of production engines in one process under a seed: faults, and what must hold nevertheless.
 
+It finds what the simulation of whole clusters cannot. It reads every message on the wire and compares it with the
+sender's disk at that moment. It makes small what is large in production (messages of 40 bytes, chunks of 100, windows
+of 800, a snapshot every 25 entries), so that each seed meets the edges within seconds. It crashes a node at a chosen
+step, repeats votes, runs five nodes, and tests build histories with it step by step. Bugs that only it is sure to find
+are in planted.py.
+
 Owns the little world around the engines: the simulation's clock, network and disk, a state machine that is only
-a history, a client that proposes, and the checks. The faults are in raft_faults.py; hunt.py runs many seeds.
+a history, a client that proposes, and the checks. The faults are in faults.py; seeds.py runs many seeds.
 """
 
 import hashlib
@@ -26,7 +32,6 @@ from smq.testing.network import LinkProfile, SimNetwork, SimPort
 from smq.testing.rng import Streams
 
 SETTLE_MS = 15_000  # after the last fault: pending keep-alives (3 s), an election or two, catching up
-EngineClass = type[PySyncObjEngine]
 
 
 class Violation(AssertionError):
@@ -42,7 +47,6 @@ class Plan:
     faults_ms: int = 8_000
     calm: bool = False
     inspects_wire: bool = True
-    engine: EngineClass = PySyncObjEngine
     timing: EngineTiming = field(default_factory=lambda: EngineTiming(snapshot_entries=25))
     repeats_votes: bool = False  # the network delivers votes twice, which no real session does
     tick_ms: float = 20.0
@@ -150,7 +154,7 @@ class Host:
         )
         self.history = History(world, self.node)
         self.port = SimPort(world.network, self.node, process)
-        self.engine = world.plan.engine(
+        self.engine = PySyncObjEngine(
             node_id=self.node,
             peers=[peer for peer in world.nodes if peer != self.node],
             clock=clock,

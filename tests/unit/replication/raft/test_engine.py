@@ -351,7 +351,7 @@ def test_a_follower_that_was_away_does_not_depose_the_leader() -> None:
 
 
 def test_without_pre_vote_it_would() -> None:
-    with planted.BUGS["no-pre-vote"]():
+    with planted.BUGS["no-pre-vote"].planted():
         before, after = paused_follower_returns(calm())
     assert after > before
 
@@ -571,7 +571,7 @@ def leads_with_one_vote_of_four() -> bool:
     world = World(Plan(seed=1, nodes=5, calm=True, repeats_votes=True))
     for host in list(world.hosts.values())[2:]:
         host.crash(silently=True)
-    with planted.BUGS["no-pre-vote"]():
+    with planted.BUGS["no-pre-vote"].planted():
         leads = world.run_ms(ELECTED_MS, stop=lambda: world.leader() is not None)
     assert any(voter != candidate for (voter, _), candidate in world.votes.items()), "nobody has voted for another"
     return leads
@@ -579,5 +579,5 @@ def leads_with_one_vote_of_four() -> bool:
 
 def test_a_repeated_vote_counts_once() -> None:
     assert not leads_with_one_vote_of_four()
-    with planted.BUGS["duplicate-votes"]():
+    with planted.BUGS["duplicate-votes"].planted():
         assert leads_with_one_vote_of_four()

@@ -54,7 +54,7 @@ def test_rule_18_a_replaced_disk_does_not_elect_a_leader_without_what_was_acknow
 
 
 def test_a_vote_of_a_replaced_disk_that_counts_is_found() -> None:
-    with planted.BUGS["vote-of-a-replaced-disk"]():
+    with planted.BUGS["vote-of-a-replaced-disk"].planted():
         assert not any("acked" in history for history in histories_after_a_vote_by_a_replaced_disk())
 
 
@@ -84,7 +84,7 @@ def test_rule_18_a_vote_that_is_forgotten_with_the_disk_is_not_given_again() -> 
 
 
 def test_a_vote_given_twice_by_two_disks_is_found() -> None:
-    with planted.BUGS["vote-of-a-replaced-disk"](), pytest.raises(Violation, match="votes twice"):
+    with planted.BUGS["vote-of-a-replaced-disk"].planted(), pytest.raises(Violation, match="votes twice"):
         vote_again_in_a_term_of_which_the_disk_is_gone()
 
 
@@ -123,7 +123,7 @@ def test_rule_18_an_acknowledgement_by_a_disk_that_forgot_its_promise_is_not_cou
 
 
 def test_an_acknowledgement_of_a_replaced_disk_that_counts_is_found() -> None:
-    with planted.BUGS["ack-of-a-replaced-disk"](), pytest.raises(Violation, match="a term that is over"):
+    with planted.BUGS["ack-of-a-replaced-disk"].planted(), pytest.raises(Violation, match="a term that is over"):
         commit_in_a_term_that_is_over()
 
 

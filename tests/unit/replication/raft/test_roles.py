@@ -142,7 +142,7 @@ def figure_8() -> int:
 
 def test_an_entry_of_an_older_term_is_not_committed_by_counting() -> None:
     assert figure_8() == 1
-    with planted.BUGS["commit-older-terms"]():
+    with planted.BUGS["commit-older-terms"].planted():
         assert figure_8() == 3
 
 

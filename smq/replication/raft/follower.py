@@ -1,9 +1,9 @@
-"""What a follower does with the leader's entries and snapshots.
+"""The follower's role: takes the leader's entries and snapshots.
 
 Owns the log-matching check, truncation on real conflicts only, and the assembly of a snapshot that comes in
 chunks. pysyncobj's own handler truncates at every shorter message and trusts a tail it never compared
-(docs/rules.md, findings 3, 4, 8, 9), so it is not used. It must never drop a committed entry nor acknowledge one that
-does not match. Only the engine imports it.
+(docs/rules.md, findings 3, 4, 8, 9), so it is not used. The follower must never drop a committed entry, nor acknowledge
+an entry that does not match. Only the core imports it.
 """
 
 from collections import deque
@@ -24,25 +24,24 @@ from smq.replication.raft.ready import Needs
 from smq.replication.raft.view import RaftView, RaftViolation
 
 NEVER: Final = float("-inf")
-HELD_ENTRIES_A_TURN: Final = 1_000  # some 3 ms; a message is taken as a whole, whatever it holds
+HELD_ENTRIES_PER_TURN: Final = 1_000  # about 3 ms; a message is never split
 
 
 class SnapshotRefused(Exception):
-    """A chunk does not follow the one before it, or the whole fails its checksum."""
+    """A chunk does not follow the one before it, or the snapshot fails its checksum."""
 
 
 class Follower:
     def __init__(self, view: RaftView) -> None:
         self._view = view
         self._assembly: SnapshotAssembly | None = None
-        self.heard_at = NEVER  # when a leader last spoke to us; what keeps us from pre-voting against it
-        self._alive_at = NEVER  # when we last said so out of turn
-        self._held: deque[tuple[NodeId, Append | SnapshotChunk]] = (
-            deque()
-        )  # bounded by the leader's window, which their answers open
+        self.heard_at = NEVER  # when a leader was last heard; while that is recent, no pre-vote is given against it
+        self._alive_at = NEVER  # when this node last reported out of turn that it is alive
+        # Bounded by the leader's window, which opens only with their answers.
+        self._held: deque[tuple[NodeId, Append | SnapshotChunk]] = deque()
 
     def forget_session(self, peer: NodeId) -> None:
-        """What was underway from this peer is gone."""
+        """Messages in flight from this peer are lost, and so is what it had sent of a snapshot."""
         self._held = deque(item for item in self._held if item[0] != peer)
         if self._assembly is not None and self._assembly.sender == peer:
             self._assembly = None
@@ -70,13 +69,13 @@ class Follower:
         self._reply(peer, m.number, next_index=matched + 1, success=True)
 
     def on_confirm(self, peer: NodeId, m: Confirm) -> None:
-        """The answer tells of the term and the vote alone, so it does not wait behind entries."""
+        """The answer depends on term and vote only, so it does not wait for entries to be durable."""
         if self._accept(peer, m.term):
             confirmed = Confirmed(term=m.term, number=m.number, disk=self._view.voters.own_disk)
             self._view.send(peer, confirmed, Needs.ALIVE)
 
     def _take(self, index: int, term: int, entry: bytes) -> None:
-        """Stores one entry of the leader's, unless it is here already."""
+        """Stores one entry of the leader, unless it is here already."""
         journal = self._view.journal
         if index <= self._view.commit_index:
             if index >= journal.first_index and journal.term_at(index) != term:
@@ -111,7 +110,7 @@ class Follower:
         self._install(peer, m.number, snapshot)
 
     def _install(self, peer: NodeId, number: int, snapshot: Snapshot) -> None:
-        """The commit index becomes the snapshot's and nothing else: what is behind it here was never compared."""
+        """The commit index becomes the snapshot's, no higher: entries after it here were never compared."""
         view, term = self._view, self._view.term
 
         def installed() -> None:
@@ -122,13 +121,14 @@ class Follower:
 
     @property
     def has_held(self) -> bool:
-        """Something waits for `take_held`, once nothing is being installed."""
+        """Messages wait for `take_held`, once no snapshot is being installed."""
         return bool(self._held)
 
     def take_held(self) -> None:
-        """What came while a snapshot was installed, and behind it: so many entries in a turn of the engine, for there
-        may be megabytes of them. Those of an older term go unheard: nobody waits for their answers."""
-        left = HELD_ENTRIES_A_TURN
+        """Takes messages that came while a snapshot was being installed, and those queued after them. Each turn takes
+        only this many entries, because there may be megabytes. Messages of an older term are dropped: no leader waits
+        for their answers."""
+        left = HELD_ENTRIES_PER_TURN
         while self._held and left > 0 and not self._view.is_installing:
             peer, m = self._held.popleft()
             if m.term != self._view.term or not self._accept(peer, m.term):
@@ -141,9 +141,9 @@ class Follower:
                 self._add_chunk(peer, m)
 
     def _is_busy(self, peer: NodeId, m: Append | SnapshotChunk) -> bool:
-        """While a snapshot is being installed nothing enters the journal, which it will replace. What comes meanwhile
-        waits: were it dropped, a busy leader could have compacted it away by the time that it is sent again. And what
-        comes behind that waits, too, for its turn."""
+        """While a snapshot is being installed nothing enters the journal, because the snapshot will replace it.
+        Messages wait instead. If they were dropped, a busy leader could have compacted the entries away before sending
+        them again. Later messages wait as well, to keep the order."""
         if not self._view.is_installing and not self._held:
             return False
         if isinstance(m, SnapshotChunk) or m.entries:
@@ -151,7 +151,7 @@ class Follower:
         return True
 
     def _holds(self, index: int, term: int) -> bool:
-        """Whether the journal has all of a snapshot: the same entry at its end means the same log up to it."""
+        """Whether the journal covers a snapshot: the same entry at its end means the same log up to there."""
         journal = self._view.journal
         return index <= self._view.commit_index or (index <= journal.last_index and journal.term_at(index) == term)
 
@@ -159,7 +159,7 @@ class Follower:
         if m.offset == 0:
             self._assembly = SnapshotAssembly(peer, m)
         if self._assembly is None:
-            raise SnapshotRefused("its beginning has not arrived")
+            raise SnapshotRefused("its first chunk has not arrived")
         snapshot = self._assembly.add(peer, m)
         if snapshot is not None:
             self._assembly = None
@@ -177,11 +177,11 @@ class Follower:
             raise RaftViolation(f"node {peer} leads term {term}, and so does node {view.leader}")
         view.follow(peer)
         self.heard_at = view.now()
-        self._say_alive(peer)
+        self._report_alive(peer)
         return True
 
-    def _say_alive(self, peer: NodeId) -> None:
-        """Every other answer waits for the disk or a snapshot, which may take longer than a leader's patience."""
+    def _report_alive(self, peer: NodeId) -> None:
+        """Other answers wait for the disk or a snapshot, perhaps longer than the leader's patience."""
         view = self._view
         is_quiet = view.journal.is_behind or view.is_installing or self.has_held
         if is_quiet and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
@@ -215,7 +215,7 @@ class SnapshotAssembly:
         self._data = bytearray()
 
     def add(self, sender: NodeId, m: SnapshotChunk) -> Snapshot | None:
-        """The snapshot when it is whole. SnapshotRefused where this chunk cannot be the next one."""
+        """The snapshot once it is complete. SnapshotRefused if this chunk cannot be the next one."""
         if sender != self.sender or _identity(m) != self._identity or m.offset != len(self._data):
             raise SnapshotRefused("it is not the next chunk")
         self._data += m.data
@@ -223,7 +223,7 @@ class SnapshotAssembly:
             return None
         snapshot = Snapshot(index=m.index, term=m.index_term, state=bytes(self._data))
         if snapshot.crc != m.crc:
-            raise SnapshotRefused("the checksum of the whole does not match")
+            raise SnapshotRefused("the checksum of the snapshot does not match")
         return snapshot
 
 

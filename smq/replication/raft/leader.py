@@ -1,9 +1,9 @@
-"""What a leader does: sends entries and snapshots, counts what is durable, hands over.
+"""The leader's role: sends entries and snapshots, counts what is durable, hands over.
 
 Owns the progress of every follower within one leadership. pysyncobj's own send loop rewinds on success, cuts
-large entries with pickle, spins while a snapshot is pending and has no bound on what is underway (docs/rules.md,
-findings 3, 9, 16, 20), so it is not used. It must never count an entry that is not durable, its own included,
-nor commit by counting an entry of an older term. Only the engine imports it.
+large entries with pickle, spins while a snapshot is pending and does not bound what is in flight (docs/rules.md,
+findings 3, 9, 16, 20), so it is not used. The leader must never count an entry that is not durable, its own included,
+nor commit an entry of an older term by counting. Only the core imports it.
 """
 
 from collections import deque
@@ -26,42 +26,42 @@ from smq.replication.raft.read_index import Reads
 from smq.replication.raft.ready import Needs
 from smq.replication.raft.view import RaftView
 
-APPEND_BYTES_MAX: Final = 256 << 10  # entries a message: small enough that a heartbeat behind it is not late
+APPEND_BYTES_MAX: Final = 256 << 10  # of entries per message: small enough not to delay the heartbeat after it
 APPEND_ENTRIES_MAX: Final = 4096
 CHUNK_BYTES_MAX: Final = 256 << 10
-WINDOW_BYTES_MAX: Final = 4 << 20  # sent to one follower and not answered: a slow one costs this much memory
+WINDOW_BYTES_MAX: Final = 4 << 20  # sent to one follower and not answered: a slow follower costs this much memory
 
 
 @dataclass(slots=True)
 class Progress:
-    """One follower, as the leader of this term knows it."""
+    """One follower, as the leader of this term sees it."""
 
     next_index: int
     heard_at: float
-    match_index: int = 0  # durable at the follower, as it has said in the present session
-    asked: int = 0  # the latest question, for reads, in the present session
-    confirmed: int = 0  # the latest that it has answered
-    disk: DiskId | None = None  # the one that says so
+    match_index: int = 0  # durable at the follower, by its answers in the present session
+    asked: int = 0  # the latest question (for reads) of the present session
+    confirmed: int = 0  # the latest question that it has answered
+    disk: DiskId | None = None  # that gave these answers
     commit_sent: int = 0
-    answered_floor: int = 0  # refusals of messages before this one were dealt with by the reset that set it
-    underway: deque[tuple[int, int]] = field(default_factory=deque)  # (number, bytes)
-    underway_bytes: int = 0
+    answered_floor: int = 0  # refusals of earlier messages were handled by the reset that set this number
+    in_flight: deque[tuple[int, int]] = field(default_factory=deque)  # (number, bytes)
+    in_flight_bytes: int = 0
     transfer: "Transfer | None" = None
 
     def sent(self, number: int, size: int) -> None:
         if size:
-            self.underway.append((number, size))
-            self.underway_bytes += size
+            self.in_flight.append((number, size))
+            self.in_flight_bytes += size
 
     def answered(self, number: int) -> None:
-        """Sessions are FIFO: an answer settles everything before it, too."""
-        while self.underway and self.underway[0][0] <= number:
-            self.underway_bytes -= self.underway.popleft()[1]
+        """Sessions are FIFO: an answer settles every earlier message, too."""
+        while self.in_flight and self.in_flight[0][0] <= number:
+            self.in_flight_bytes -= self.in_flight.popleft()[1]
 
     def restart(self, next_number: int) -> None:
-        """What is underway is lost, or will be refused."""
-        self.underway.clear()
-        self.underway_bytes = 0
+        """Everything in flight is lost, or will be refused."""
+        self.in_flight.clear()
+        self.in_flight_bytes = 0
         self.transfer = None
         self.answered_floor = next_number
 
@@ -85,7 +85,7 @@ class Leader:
         self._asked = 0  # the latest question
         self._heartbeat_at = 0.0
         self._successor: NodeId | None = None
-        self._successor_told = False
+        self._is_successor_asked = False
         self._handover_until = 0.0
 
     def begin(self) -> None:
@@ -97,12 +97,12 @@ class Leader:
         self._successor = None
 
     def end(self) -> None:
-        """Another term, or the same without a leader that is heard."""
+        """Another term has begun, or this node has stepped down within its term."""
         self._reads.give_up()
 
     def forget_session(self, peer: NodeId) -> None:
-        """Messages underway are lost; the commit index is sent at once, which tells what the follower lacks, and
-        the answer tells again what it has: behind the new session there may be another disk."""
+        """Messages in flight are lost. The commit index is sent immediately: the follower's answer says again what it
+        has, because the new session may lead to another disk."""
         if (progress := self._progress.get(peer)) is not None:
             progress.match_index = 0
             progress.asked = progress.confirmed = 0
@@ -111,7 +111,7 @@ class Leader:
 
     # -------------------------------------------------------------------------------------------------- counting
     def on_reply(self, peer: NodeId, m: AppendReply) -> None:
-        """An answer of the present term."""
+        """An answer in the present term."""
         progress, last_index = self._progress[peer], self._view.journal.last_index
         progress.heard_at = self._view.now()
         progress.disk = m.disk
@@ -139,21 +139,21 @@ class Leader:
         return self._view.journal.durable_index
 
     def advance_commit(self) -> None:
-        """Only an entry of the present term is committed by counting; those before it follow."""
+        """Only an entry of the present term is committed by counting; earlier entries follow."""
         if self._view.commit_index >= self._view.journal.last_index:
-            return  # nothing waits
+            return  # nothing to commit
         index = self.committable_index()
         if index > self._view.commit_index and self._view.journal.term_at(index) == self._view.term:
             self._view.commit_to(index)
 
     # --------------------------------------------------------------------------------------------------- reading
     def begin_read(self, done: Callable[[int | None], None]) -> None:
-        """`done` gets an index behind which lies everything that is committed now; None where the leadership ends
-        first. What earlier leaders committed lies before this term's first entry."""
+        """`done` gets an index that covers everything committed so far; None if the leadership ends first. Entries that
+        earlier leaders committed come before this term's first entry."""
         self._reads.begin(self._asked, max(self._view.commit_index, self._first_index), done)
 
     def on_confirmed(self, peer: NodeId, m: Confirmed) -> None:
-        """An answer of the present term."""
+        """An answer in the present term."""
         progress = self._progress[peer]
         progress.heard_at = self._view.now()
         progress.disk = m.disk
@@ -164,7 +164,7 @@ class Leader:
             self._reads.confirm(self.confirmed_by_majority())
 
     def confirmed_by_majority(self) -> float:
-        """The latest question that a majority of the registered disks has answered, this node counted."""
+        """The latest question that a majority of the registered disks has answered, this node included."""
         numbers = [float(p.confirmed) if self._counts(peer, p) else -1.0 for peer, p in self._progress.items()]
         numbers.append(float("inf"))
         numbers.sort(reverse=True)
@@ -177,8 +177,8 @@ class Leader:
         return 2 * heard > len(self._progress) + 1
 
     def send(self, *, is_forced: bool = False) -> None:
-        """New entries, a moved commit index, a heartbeat that is due, or a read's question, to every follower with a
-        session."""
+        """Sends what is due to every follower with a session: new entries, a moved commit index, a heartbeat, a read's
+        question."""
         now = self._view.now()
         is_due = is_forced or now >= self._heartbeat_at
         if is_due:
@@ -193,14 +193,14 @@ class Leader:
         self._hand_over(now)
 
     def _ask(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
-        """One question at a time, and another with the heartbeat where no answer came: it may have been dropped."""
+        """One question at a time, and another with the heartbeat if no answer came: it may have been dropped."""
         if progress.confirmed < self._asked and (is_due or progress.confirmed == progress.asked):
             progress.asked = self._asked
             self._view.send(peer, Confirm(term=self._view.term, number=self._asked), Needs.VOTE)
 
     def _send_to(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
         sent = False
-        while progress.underway_bytes < WINDOW_BYTES_MAX:
+        while progress.in_flight_bytes < WINDOW_BYTES_MAX:
             if progress.transfer or progress.next_index <= self._view.journal.first_index:
                 self._send_chunk(peer, progress)
             elif progress.next_index <= self._view.journal.last_index:
@@ -222,8 +222,8 @@ class Leader:
         progress.next_index = entries[-1][1] + 1
 
     def _send_heartbeat(self, peer: NodeId, progress: Progress, *, is_answered: bool) -> None:
-        """Empty. While a snapshot is underway it speaks of index 0, which matches everywhere. One that only tells that
-        the commit index has moved wants no answer: the follower has answered the entries themselves."""
+        """An Append without entries. While a snapshot is in flight it names index 0, which matches everywhere. If it
+        only reports a moved commit index it needs no answer: the follower has answered the entries themselves."""
         is_matching = progress.transfer is None and progress.next_index > self._view.journal.first_index
         prev_index = progress.next_index - 1 if is_matching else 0
         self._send_append(peer, progress, prev_index, [], is_answered=is_answered)
@@ -280,18 +280,18 @@ class Leader:
     # ---------------------------------------------------------------------------------------------- handing over
     @property
     def is_handing_over(self) -> bool:
-        """New proposals are refused meanwhile, or the successor would never be level (thesis 3.10)."""
+        """New proposals are refused meanwhile; otherwise the successor would never catch up (thesis 3.10)."""
         return self._successor is not None and self._view.now() < self._handover_until
 
     def hand_over(self, to: NodeId | None) -> None:
-        """Best effort, for one election time-out. None: to the follower that is furthest."""
+        """Best effort, for one election time-out. None: to the most advanced follower."""
         connected = [
             peer for peer, p in self._progress.items() if self._view.is_connected(peer) and self._counts(peer, p)
         ]
         if to is None and connected:
             to = max(connected, key=lambda peer: (self._progress[peer].match_index, peer))
         if to in connected:
-            self._successor, self._successor_told = to, False
+            self._successor, self._is_successor_asked = to, False
             self._handover_until = self._view.now() + self._view.timing.election_timeout_min_ms / 1000
 
     def _hand_over(self, now: float) -> None:
@@ -299,6 +299,9 @@ class Leader:
             return
         if now >= self._handover_until:
             self._successor = None
-        elif not self._successor_told and self._progress[self._successor].match_index == self._view.journal.last_index:
-            self._successor_told = True
+        elif (
+            not self._is_successor_asked
+            and self._progress[self._successor].match_index == self._view.journal.last_index
+        ):
+            self._is_successor_asked = True
             self._view.send(self._successor, TimeoutNow(term=self._view.term), Needs.VOTE)

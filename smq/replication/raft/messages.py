@@ -1,8 +1,8 @@
-"""The messages of Raft between two nodes, and their bytes.
+"""Raft's messages between two nodes, and their bytes.
 
 Owns the wire form of Raft's own CONTROL messages: one kind byte, a fixed header, then raw bytes. There is no
-pickle and nothing in a message is ever executed; whatever does not decode to the last byte is refused with
-MalformedMessage. It must never do I/O or hold state. The engine and its roles import it.
+pickle, and nothing in a message is ever executed. A message that does not decode to the last byte is refused with
+MalformedMessage. It must never do I/O or hold state. Everything in this package may import it.
 """
 
 import struct
@@ -20,18 +20,18 @@ ENTRY_BYTES_MAX: Final = COMMAND_BYTES_MAX + 1  # the type byte
 SNAPSHOT_BYTES_MAX: Final = 1 << 30  # a receiver assembles it in memory; 10,000 partitions take about 2 MiB
 
 REGULAR: Final = 0  # an entry's first byte: a command of the state machine follows
-NO_ANSWER: Final = 0  # number of an Append that is not answered: it only tells a moved commit index
+NO_ANSWER: Final = 0  # number of an Append that needs no answer: it only reports a moved commit index
 NO_OP: Final = 1  # an entry's only byte: a new leader's first entry
 ENTRY_TYPES: Final = (REGULAR, NO_OP)
 
 
 class MalformedMessage(Exception):
-    """The bytes are no message of ours. Nothing of them was used."""
+    """The bytes are not a message. None of them was used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestVote:
-    """`is_admitted`: the sender has applied the registration of this very disk (see raft/voters.py)."""
+    """`is_admitted`: the sender has applied the registration of this disk (see raft/voters.py)."""
 
     term: int
     last_index: int
@@ -50,7 +50,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreVote:
-    """Would you vote for me in `term`? Changes nothing at either side."""
+    """Would you vote for me in `term`? Changes nothing on either side."""
 
     term: int
     last_index: int
@@ -67,21 +67,21 @@ class PreVoteGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermNotice:
-    """Your message was of an older term; mine is this."""
+    """Your message was of an older term; this is mine."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutNow:
-    """Stand for election at once: your leader hands over."""
+    """Stand for election immediately: your leader hands over."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Entries prev_index + 1 and on. `number` grows by one with each message of a leadership that is answered."""
+    """Entries from prev_index + 1 on. `number` grows by one with each message of a leadership that needs an answer."""
 
     term: int
     number: int
@@ -110,7 +110,7 @@ class AppendReply:
     """Answers the Append or SnapshotChunk with this number.
 
     success: everything below next_index matches the leader's log and is durable here. reset: it did not fit,
-    send from next_index. Neither: received, go on (a chunk); with number 0: alive, and nothing else.
+    send from next_index. Neither: received, continue (a chunk); with number 0: alive, and nothing else.
     """
 
     term: int
@@ -123,7 +123,7 @@ class AppendReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirm:
-    """Do you follow me in `term` still? A leader asks for the sake of reads (see raft/read_index.py)."""
+    """Do you still follow me in `term`? A leader asks for reads (see raft/read_index.py)."""
 
     term: int
     number: int
@@ -131,7 +131,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """Yes, when the question of this number came."""
+    """Yes, I did when the question with this number came."""
 
     term: int
     number: int
@@ -192,7 +192,7 @@ _KIND_OF: Final[dict[type, int]] = {
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The parts of one message, to be sent one behind another."""
+    """The parts of one message, to be sent one after another."""
     match message:
         case Append():
             return [_encode_append(message)]
@@ -222,7 +222,7 @@ def _encode_append(m: Append) -> bytes:
 
 
 def decode(payload: Buffer) -> Message:
-    """Inverse of `encode`, of one whole message. MalformedMessage for anything else."""
+    """Inverse of `encode`, for one complete message. MalformedMessage for anything else."""
     view = memoryview(payload)
     if not view:
         raise MalformedMessage("an empty message")

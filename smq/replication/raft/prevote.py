@@ -1,7 +1,7 @@
 """Pre-vote: a node asks whether it would be elected before it raises the term (docs/rules.md, finding 13).
 
-Owns one round of asking. Without it a follower that was paused, or cut off, deposes a healthy leader with its
-higher term. Nothing here changes term or vote, so nothing here needs the disk. Only the engine imports it.
+Owns one round of questions. Without it a follower that was paused or cut off deposes a healthy leader with its
+higher term. Nothing here changes term or vote, so nothing here needs the disk. Only the core imports it.
 """
 
 from smq.raft_state.ids import NodeId
@@ -13,7 +13,7 @@ class PreVoting:
     def __init__(self, view: RaftView) -> None:
         self._view = view
         self._granted: set[NodeId] = set()
-        self._term = 0  # the term that is asked for; 0 = no round is on
+        self._term = 0  # the term that the round is about; 0: there is no round
 
     def begin(self) -> None:
         journal, voters = self._view.journal, self._view.voters
@@ -33,7 +33,7 @@ class PreVoting:
         self._term = 0
 
     def would_vote(self, peer: NodeId, m: PreVote, heard_at: float) -> bool:
-        """The answer to another node. False too while a leader is heard, or is this node itself."""
+        """The answer to another node. Also False while a leader is heard, or if this node leads."""
         view, journal = self._view, self._view.journal
         if m.term <= view.term:
             view.send(peer, TermNotice(term=view.term))
@@ -45,7 +45,7 @@ class PreVoting:
         return (m.last_term, m.last_index) >= (journal.last_term, journal.last_index)
 
     def on_granted(self, peer: NodeId, m: PreVoteGranted) -> bool:
-        """True when this makes a majority; the round is over then."""
+        """True if this makes a majority, which ends the round."""
         if not self._term or m.term != self._term or self._term != self._view.term + 1:
             return False
         if not self._view.voters.counts(peer, m.disk):

@@ -1,8 +1,8 @@
-"""Read indexes: a point of the log that covers all that was committed when a read began, without an entry of its own.
+"""Read indexes: a log position that covers everything committed when a read began, without an entry of its own.
 
 Owns the reads that wait within one leadership (Ongaro's thesis, 6.4). A read is confirmed when a majority has answered
-a question that was sent after it had begun: then nobody led a newer term at its beginning, and the index taken there
-covers everything that had been committed. It must never confirm by a clock, nor by an answer to an older question.
+a question that was sent after the read began. Then no node led a newer term when it began, so the index taken at that
+moment covers everything committed by then. It must never confirm by a clock, nor by an answer to an older question.
 Only the leader's role imports it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-READS_MAX: Final = 10_000  # each node has one underway; more are those of callers that have given up
+READS_MAX: Final = 10_000  # each node has one in flight; the rest belong to callers that have given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class _Read:
 
 
 class Reads:
-    """`done` gets the index, or None where this node does not lead any more."""
+    """`done` gets the index, or None if this node no longer leads."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Read] = deque()
@@ -32,7 +32,7 @@ class Reads:
 
     @property
     def last_number(self) -> int:
-        """Of the last question before the youngest of them; -1 where none waits."""
+        """The number of the last question before the youngest read; -1 if no read waits."""
         return self._waiting[-1].number if self._waiting else -1
 
     def begin(self, number: int, index: int, done: Callable[[int | None], None]) -> None:
@@ -42,7 +42,7 @@ class Reads:
             self._waiting.append(_Read(number, index, done))
 
     def confirm(self, answered: float) -> None:
-        """A majority has answered the question `answered`, or a later one."""
+        """A majority has answered the question with this number, or a later one."""
         while self._waiting and self._waiting[0].number < answered:
             read = self._waiting.popleft()
             read.done(read.index)

@@ -1,10 +1,10 @@
-"""Whose disk has a vote in Raft: a replaced disk is another voter (rule 18).
+"""Which disks have a vote in Raft: a replaced disk is another voter (rule 18).
 
-Raft counts on a voter remembering what it voted and acknowledged. A node that comes back with an empty disk does
-not, so what it says counts for nothing until the others have agreed, through the log, that it runs on another
-disk now. Owns that judgement, by the disk ids of the applied state, and by the doubts that a disk is what it was.
-Nothing here changes anything. The argument is in ARCHITECTURE.md, "A replaced disk is a new voter". Only the engine
-and its roles import it.
+Raft relies on voters to remember their votes and acknowledgements. A node that comes back with an empty disk does not.
+Its answers count for nothing until the others have agreed, through the log, that it now runs on another disk. Owns that
+judgement, by the disk ids of the applied state and by the evidence that a disk is an old copy. It must never change
+anything. The argument is in ARCHITECTURE.md, "A replaced disk is a new voter". Only the engine, the core and its
+roles import it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ class Voters:
         registered_disk: Callable[[NodeId], DiskId | None],
         is_doubted: Callable[[NodeId, DiskId], bool],
     ) -> None:
-        """`registered_disk` answers from the applied state of this node; None where it knows no such node. `is_doubted`
-        tells an old copy of a peer's disk (raft/disk_marks.py)."""
+        """`registered_disk` answers from the applied state of this node; None if it knows no such node. `is_doubted`
+        recognises an old copy of a peer's disk (raft/disk_marks.py)."""
         self._node_id = node_id
-        # With one or two voters every majority is all of them: whoever has kept its disk has all there is, and
-        # nothing is decided without it. With one of two replaced, nothing would ever be decided again, either.
+        # With one or two voters every majority is all of them. A voter that has kept its disk has everything, and
+        # nothing is decided without it. If replaced disks did not count, a group of two would never decide again.
         self._all_decide = len(peers) <= 1
         self._disk_id = disk_id
         self._registered_disk = registered_disk
@@ -36,7 +36,7 @@ class Voters:
         return self._disk_id()
 
     def counts(self, node: NodeId, disk: DiskId) -> bool:
-        """Whether a vote or an acknowledgement by this disk is one of the node's. At a first start, of all."""
+        """Whether a vote or acknowledgement by this disk counts as the node's. Until a disk is registered, any does."""
         if self._all_decide:
             return True
         return self._registered_disk(node) in (None, disk) and not self._is_doubted(node, disk)
@@ -47,10 +47,10 @@ class Voters:
 
     @property
     def is_admitted(self) -> bool:
-        """This disk's registration has been applied here: it holds all that came before, its predecessor's too."""
+        """This disk's registration has been applied here, and so has everything before it, its predecessor's too."""
         return self._registered_disk(self._node_id) == self.own_disk
 
     def may_be_elected(self, node: NodeId, disk: DiskId, *, is_admitted: bool) -> bool:
-        """Whether to vote for it. One that says it was admitted may know more than this node does; an old copy of an
-        admitted disk says so, too."""
+        """Whether to vote for it. A node that says that it was admitted may know more than this node does. An old copy
+        of an admitted disk says so, too."""
         return self.counts(node, disk) or (is_admitted and not self._is_doubted(node, disk))

@@ -1,6 +1,6 @@
 """The journal's way to the disk: submits its changes, and reports to it which of them are durable.
 
-Owns the submissions that are underway. It must never split changes, nor report any that the disk has not reported.
+Owns the submissions in flight. It must never split changes, nor report any that the disk has not reported.
 The executor of turns imports it, and tools that write a journal without an engine.
 """
 
@@ -17,12 +17,12 @@ class JournalWriter:
         self._disk = disk
         self._journal = journal
         self._on_durable = on_durable
-        self._underway: deque[tuple[int, int]] = deque()  # (submission, writes); as bounded as the disk's queue
+        self._in_flight: deque[tuple[int, int]] = deque()  # (submission, writes); as bounded as the disk's queue
 
     def write(self, changes: Changes) -> int:
         """The number of the submission."""
         seq = self._disk.submit(changes.ops, self._on_submission_done)
-        self._underway.append((seq, changes.writes))
+        self._in_flight.append((seq, changes.writes))
         return seq
 
     def flush(self) -> None:
@@ -35,6 +35,6 @@ class JournalWriter:
             self._disk.submit(ops)
 
     def _on_submission_done(self) -> None:
-        while self._underway and self._underway[0][0] <= self._disk.durable_seq:
-            self._journal.on_durable(self._underway.popleft()[1])
+        while self._in_flight and self._in_flight[0][0] <= self._disk.durable_seq:
+            self._journal.on_durable(self._in_flight.popleft()[1])
         self._on_durable()

@@ -71,7 +71,7 @@ def test_entries_are_applied_by_size_some_in_a_turn(monkeypatch: pytest.MonkeyPa
 def test_of_what_came_while_a_snapshot_was_installed_some_is_taken_a_turn_and_what_comes_then_is_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(raft_follower, "HELD_ENTRIES_A_TURN", 10)
+    monkeypatch.setattr(raft_follower, "HELD_ENTRIES_PER_TURN", 10)
     view, follower = installing(SNAPSHOT)
 
     def come(first: int) -> None:

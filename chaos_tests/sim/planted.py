@@ -5,7 +5,7 @@ Bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
-from chaos_tests.sim.raft.planted import CONFIRMED_BY_NOBODY, COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER
+from chaos_tests.sim.raft.planted import COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER, UNCONFIRMED_READS
 
 _LINEAGE = "smq.replication.log.lineage:"
 _SPACE = "smq.replication.storage.space:SpaceGuard."
@@ -23,7 +23,7 @@ _SESSIONS = "smq.coordinator.groups.sessions:"
 _GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
 
 _NOTHING_IS_FORGOTTEN = Mutation(
-    "smq.replication.raft.disk_marks:has_forgotten", "told.start != start and told.writes > base", "False"
+    "smq.replication.raft.disk_marks:has_forgotten", "reported.start != start and reported.writes > base", "False"
 )
 
 BUGS: tuple[PlantedBug, ...] = (
@@ -336,7 +336,7 @@ BUGS: tuple[PlantedBug, ...] = (
         name="read-index-unconfirmed",
         rule="finding 12: a leader gives a read index once a majority has answered what it sent after the read began",
         mutations=(
-            CONFIRMED_BY_NOBODY,
+            UNCONFIRMED_READS,
             # A second guard: without it a cut-off leader believes for half a second only that it leads.
             Mutation(
                 "smq.replication.raft.leader:Leader.hears_majority",

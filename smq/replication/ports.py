@@ -293,7 +293,7 @@ class Engine(Protocol):
 
     def tick(self) -> None: ...
 
-    def mend(self, table: Table, key: bytes) -> None:
+    def rewrite_row(self, table: Table, key: bytes) -> None:
         """Rewrites a row of its tables whose bytes on disk are damaged."""
 
     def transfer_leadership(self, to: NodeId | None) -> None:

@@ -329,7 +329,7 @@ class World:
         if isinstance(outcome, Committed):
             self.trace(f"ack {command} {outcome.index}")
             if self.applied.get(outcome.index) != command:
-                raise Violation(f"{command} acknowledged at {outcome.index}, where it is not")
+                raise Violation(f"{command} acknowledged at {outcome.index}, which holds something else")
             self.acked[command] = outcome.index
         elif outcome is ProposalLost.NOT_LEADER:
             self.refused.add(command)
@@ -428,7 +428,7 @@ class World:
 
 # ------------------------------------------------------------------------------------------- durability on the wire
 def check_is_durable(host: Host, peer: NodeId, message: Message) -> None:
-    """Nothing leaves that a power failure right now would make a lie."""
+    """No message leaves that a power failure at this moment would make untrue."""
     term, meta, rows = message.term, host.image.tables[Table.RAFT_META], host.image.tables[Table.RAFT_LOG]
     stored_term, voted_for = struct.unpack_from(">QQ", meta[b"vote"], 5) if b"vote" in meta else (0, 0)
     if isinstance(message, RequestVote | Vote | AppendReply | Append | SnapshotChunk) and stored_term < term:
@@ -437,7 +437,7 @@ def check_is_durable(host: Host, peer: NodeId, message: Message) -> None:
         raise Violation(f"{host.node} asks for votes before its own is on disk")
     if isinstance(message, Vote) and (stored_term, voted_for) != (term, peer) and stored_term == term:
         raise Violation(f"{host.node} votes for {peer} before that is on disk")
-    # An answer of a term that is over tells of the past, as if the network had held it back: a later leader's
+    # An answer of a term that is over describes the past, as if the network had held it back: a later leader's
     # truncation may have reached the disk in the same commit as the entries. Within a term nothing is taken back.
     if isinstance(message, AppendReply) and message.success and message.next_index > 1 and term == stored_term:
         first, last = struct.unpack_from(">QQ", meta[b"journal"], 5)

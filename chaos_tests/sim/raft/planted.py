@@ -25,7 +25,7 @@ NO_BARRIER: Final = Mutation(
 COUNTS_UNSYNCED: Final = Mutation(
     _RAFT + "leader:Leader.own_durable_index", "self._view.journal.durable_index", "self._view.journal.last_index"
 )
-CONFIRMED_BY_NOBODY: Final = Mutation(
+UNCONFIRMED_READS: Final = Mutation(
     _RAFT + "leader:Leader.confirmed_by_majority", "return numbers[len(numbers) // 2]", 'return float("inf")'
 )
 EVERY_DISK_COUNTS: Final = Mutation(
@@ -120,7 +120,7 @@ _ALL: Final = (
     GroupBug(
         name="unconfirmed-read",
         rule="finding 12: a leader gives a read index once a majority has answered what it sent after the read began",
-        mutations=(CONFIRMED_BY_NOBODY,),
+        mutations=(UNCONFIRMED_READS,),
         plan=_plan("isolate", "pause", "cut_one_way"),
     ),
     GroupBug(

@@ -1,8 +1,8 @@
 """Drives the state machine for Raft: applies what is committed, takes snapshots, installs those of others, in slices.
 
 Owns how far the state has come, and how much of it a turn of the engine does. It must never apply an entry before the
-one before it has settled, nor while a snapshot is taken or installed; and it only reads the journal, which Raft changes
-after the report. Should the process end before, what is on disk is the state of before. Only the engine imports it.
+one before it has settled, nor while a snapshot is taken or installed. It only reads the journal, which Raft changes
+after the report: if the process ends before, the disk still has the previous state. Only the engine imports it.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from smq.replication.raft.messages import NO_OP, REGULAR
 from smq.replication.raft.ready import AppliedEntry, Apply, Install, MachineReport, Work
 
 APPLY_BATCH_MAX: Final = 200  # entries applied per turn, so that a long backlog does not starve the node's loop
-APPLY_BYTES_MAX: Final = 256 << 10  # nor more of them, but for a single one: of offsets committed that is some 30 ms
-APPLY_TOUCHED_MAX: Final = 500  # nor more partitions moved per turn, once an entry has been applied
-INSTALL_STEPS_A_TURN: Final = 4  # about a millisecond
-SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal grew by this, however few the entries
+APPLY_BYTES_MAX: Final = 256 << 10  # or of entries, but at least one: committed offsets of this size take 30 ms
+APPLY_TOUCHED_MAX: Final = 500  # stops after the entry that brings the partitions moved in this turn to this number
+INSTALL_STEPS_PER_TURN: Final = 4  # about a millisecond
+SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal has grown by this, even by few entries
 FIRST_INDEX: Final = LogIndex(1)  # of an entry without a command, in every journal
 _END: Final = object()
 
@@ -40,7 +40,7 @@ class _Installing:
 
     def advance(self) -> bool:
         """True once the state machine holds the snapshot."""
-        return any(next(self.steps, _END) is _END for _ in range(INSTALL_STEPS_A_TURN))
+        return any(next(self.steps, _END) is _END for _ in range(INSTALL_STEPS_PER_TURN))
 
 
 class Applier:
@@ -50,7 +50,7 @@ class Applier:
         self._journal = journal
         self._snapshot_entries = snapshot_entries
         self._applied_index = FIRST_INDEX
-        self._unsettled: AppliedEntry | None = None  # applied, but for what settling it may still take
+        self._unsettled: AppliedEntry | None = None  # applied, but not settled yet
         self._taking: _Taking | None = None  # nothing is applied while there is one
         self._installing: _Installing | None = None  # nor while there is one of these
 
@@ -65,13 +65,13 @@ class Applier:
         self._applied_index = index
 
     def run(self, work: Work) -> MachineReport:
-        """One turn's share of the work. Whatever the state machine raises passes through."""
+        """Does one turn's share of the work. Exceptions of the state machine pass through."""
         entries: list[AppliedEntry] = []
         installed = taken = None
         match work:
             case Apply(up_to):
                 self._apply(up_to, entries)
-                taken = self._go_on_with_snapshot()
+                taken = self._continue_snapshot()
             case Install(snapshot):
                 installed = self._install(snapshot)
         return MachineReport(
@@ -118,8 +118,8 @@ class Applier:
         return True
 
     # ----------------------------------------------------------------------------------------------- snapshots
-    def _go_on_with_snapshot(self) -> Snapshot | None:
-        """The snapshot after its last piece. Entries wait until then, and the loop does not."""
+    def _continue_snapshot(self) -> Snapshot | None:
+        """Returns the snapshot after its last piece. Entries wait until then; the loop does not."""
         if self._taking is not None:
             return self._take_piece(self._taking)
         if self._unsettled is None and self._is_snapshot_due():
@@ -142,7 +142,7 @@ class Applier:
         return Snapshot(index=index, term=self._journal.term_at(index), state=b"".join(taking.pieces))
 
     def _install(self, snapshot: Snapshot) -> Snapshot | None:
-        """The snapshot after its last step. Whatever else was under way is over with its first."""
+        """Returns the snapshot after its last step. Its first step ends any other work in progress."""
         if self._installing is None or self._installing.snapshot is not snapshot:
             self._taking = self._unsettled = None
             steps = self._machine.restore(LogIndex(snapshot.index), snapshot.state)

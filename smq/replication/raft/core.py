@@ -1,7 +1,7 @@
 """Raft from events to results: the turn, the messages, and the roles around the consensus library.
 
 Owns what the roles (follower, leader, pre-vote) have decided in this turn, until `conclude` hands it out as one result.
-It must never do I/O, look at the disk, or call anybody back: it changes what is in memory, and says what is to happen.
+It must never do I/O, look at the disk, or call back: it changes memory only, and says what is to happen.
 It knows the library as a Consensus (raft/view.py). Only the engine imports it.
 """
 
@@ -60,7 +60,7 @@ class Core:
         self.prevoting = PreVoting(self)
         self._rng = setup.rng
         self._connected: set[NodeId] = set()
-        self._messages: list[Outgoing] = []  # of this turn
+        self._messages: list[Outgoing] = []  # so far in this turn
         self._answers: list[Answer] = []  # since the last turn ended
         self._reported = Leadership(Term(0), None)
         snapshot = setup.journal.snapshot
@@ -99,7 +99,7 @@ class Core:
 
     def follow(self, leader: NodeId) -> None:
         if self.leader != leader:
-            # Whether what waits for a commit will get it is the new leader's business now.
+            # The new leader decides now whether the waiting proposals are committed.
             self._library.give_up_waiting(up_to=self.journal.last_index)
         self.prevoting.cancel()
         self._library.follow(leader)
@@ -164,7 +164,7 @@ class Core:
         self.lead.hand_over(to)
 
     def renounce(self) -> None:
-        """Neither a leadership nor a candidacy of this node goes on: another disk stood for them."""
+        """Ends any leadership or candidacy of this node: another disk stood for election."""
         self.prevoting.cancel()
         if not self._library.is_follower:
             self._step_down()
@@ -176,7 +176,7 @@ class Core:
         return self.is_leader or self._library.is_election_due
 
     def step(self, messages: Iterable[tuple[NodeId, Message]]) -> Work:
-        """Begins a turn: messages, time, elections, commit. The state machine's share of it comes out."""
+        """Begins a turn: messages, time, elections, commit. Returns the work for the state machine."""
         for peer, message in messages:
             self._receive(peer, message)
         if self.is_leader:
@@ -194,12 +194,12 @@ class Core:
         if not self._has_backlog:
             return None
         self.follower.take_held()
-        if self.is_installing:  # what was held has begun another
+        if self.is_installing:  # by a message that was held
             return None
         return Apply(LogIndex(self.commit_index))
 
     def conclude(self, report: MachineReport) -> Ready:
-        """Ends the turn: what was applied, queued commands, sending. Everything that is to happen comes out."""
+        """Ends the turn: takes the report, queued commands, sends. Returns everything that is to happen."""
         self._take_in(report)
         if self._library.has_proposals:
             if self.is_leader and not self.lead.is_handing_over:
@@ -239,7 +239,7 @@ class Core:
         done()
 
     def _compact_journal(self, snapshot: Snapshot) -> None:
-        """The snapshot is stored, and the journal cut before it, in one submission."""
+        """Stores the snapshot and drops the entries before it, in one submission."""
         first_kept = max(self.journal.first_index, snapshot.index - self.timing.snapshot_entries // 4)
         is_small = self.journal.size_bytes <= JOURNAL_KEPT_BYTES
         self.journal.compact(snapshot, first_kept if is_small else snapshot.index)
@@ -315,7 +315,7 @@ class Core:
 
     @property
     def _may_stand(self) -> bool:
-        """A node that has yet to apply what it knows to be committed may not know that its disk is another's."""
+        """A node that has not applied all that it knows to be committed may not know yet that its disk was replaced."""
         return self.voters.may_stand and not self._is_behind and not self.is_installing
 
     def _stand_for_election(self) -> None:

@@ -1,9 +1,9 @@
-"""How much each disk has said that it remembers of Raft, so that an old copy of one is told from it (rule 18).
+"""How much each disk has reported that it remembers of Raft, to recognise an old copy of a disk (rule 18).
 
-A directory that is put back from an old copy has its disk id, and has forgotten votes and entries that the disk had
-acknowledged. So each disk counts its writes of Raft's memory, tells the others the count once it is durable, and they
-keep it beside their own. Owns what was told, and the judgement. It must never tell a count that is not on disk, nor
-replace what it knows by what a process says that does not remember it. The argument is in ARCHITECTURE.md, "An old copy
+A directory that is put back from an old copy has the same disk id, but has forgotten votes and entries that the disk
+acknowledged. So each disk counts its writes of Raft's memory and reports the count once it is durable, and the others
+store it beside their own. Owns the reports and the judgement. It must never report a count that is not on disk, nor
+replace a known count by that of a process that does not remember it. The argument is in ARCHITECTURE.md, "An old copy
 of a disk counts as a replaced disk". The engine and its voters import it.
 """
 
@@ -15,7 +15,7 @@ from smq.replication.marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
 
 
 class Memory(Protocol):
-    """What the journal has for this: `marks` are kept with its own rows."""
+    """The journal's part in this: it stores `marks` with its own rows."""
 
     @property
     def base_writes(self) -> int: ...
@@ -46,10 +46,10 @@ class DiskMarks:
         self._start = start
         self._memory = memory
         self._known: dict[tuple[NodeId, DiskId], Mark] = {}
-        self._claims: dict[NodeId, Mark] = {}  # what each peer has said of itself in the present session
+        self._claims: dict[NodeId, Mark] = {}  # each peer's report about itself in the present session
 
     def load(self) -> None:
-        """What this directory knew of the others. ValueError where that does not decode."""
+        """Reads what this directory knew about the others. ValueError if it does not decode."""
         self._known = {(mark.node, mark.disk): mark for mark in unpack_marks(self._memory.marks)}
 
     @property
@@ -59,15 +59,15 @@ class DiskMarks:
 
     @property
     def known(self) -> tuple[Mark, ...]:
-        """Of the others."""
+        """Marks of the other nodes' disks."""
         return tuple(self._known.values())
 
     def session_over(self, peer: NodeId) -> None:
         self._claims.pop(peer, None)
 
     def hear(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
-        """A peer tells of itself and of all others. What it knows of this node's disk and that disk does not: then this
-        directory is an old copy."""
+        """Takes a peer's report about itself and about all others. Returns a mark of this node's disk that the disk
+        does not remember, if there is one: then this directory is an old copy."""
         self._claims[peer] = claim
         before = self.known
         forgotten = None
@@ -81,34 +81,36 @@ class DiskMarks:
         return forgotten
 
     def doubts(self, node: NodeId, disk: DiskId) -> bool:
-        """Whether what this disk of a peer says must not count: its process has forgotten what the disk had told, or
-        goes by another disk by now."""
+        """Whether answers of this disk of a peer must not count: its process has forgotten what the disk reported, or
+        runs on another disk by now."""
         claim = self._claims.get(node)
         if claim is None:
             return False  # every session begins with one
-        told = self._known.get((node, disk))
-        return claim.disk != disk or (told is not None and has_forgotten(told, claim.start, claim.base))
+        reported = self._known.get((node, disk))
+        return claim.disk != disk or (reported is not None and has_forgotten(reported, claim.start, claim.base))
 
-    def _is_beyond_own(self, told: Mark) -> bool:
+    def _is_beyond_own(self, reported: Mark) -> bool:
         own = self.own
-        if told.disk != own.disk:
+        if reported.disk != own.disk:
             return False
-        # The same process with less than it had told: a virtual machine went back in time with its memory.
-        return has_forgotten(told, own.start, own.base) or (told.start == own.start and told.writes > own.writes)
+        # The same process with less than it reported: a virtual machine went back in time with its memory.
+        return has_forgotten(reported, own.start, own.base) or (
+            reported.start == own.start and reported.writes > own.writes
+        )
 
     def _learn(self, mark: Mark, *, is_claim: bool) -> None:
-        """Keeps the higher count, unless its process does not remember the lower one: then that is the evidence."""
+        """Keeps the higher count, unless its process does not remember the lower one, which then stays as evidence."""
         old = self._known.get((mark.node, mark.disk))
         if old is None:
-            if not self._make_room(mark, is_claim=is_claim):
+            if not self._make_space(mark, is_claim=is_claim):
                 return
         elif mark.writes <= old.writes or has_forgotten(old, mark.start, mark.base):
             return
         self._known[mark.node, mark.disk] = mark
 
-    def _make_room(self, mark: Mark, *, is_claim: bool) -> bool:
-        """The oldest disk of the node goes, never the registered one. Hearsay of another than that takes no place: two
-        peers that know different old disks would drive the present one out by telling each other."""
+    def _make_space(self, mark: Mark, *, is_claim: bool) -> bool:
+        """Drops the oldest disk of the node, never the registered one. Hearsay about another disk takes no place:
+        otherwise two peers that know different old disks would drive out the present one with their reports."""
         disks = [disk for node, disk in self._known if node == mark.node]
         if len(disks) < DISKS_KEPT_MAX:
             return True
@@ -119,6 +121,6 @@ class DiskMarks:
         return True
 
 
-def has_forgotten(told: Mark, start: bytes, base: int) -> bool:
-    """Whether the process `start`, which found `base` writes on this disk, lacks some that another had told of."""
-    return told.start != start and told.writes > base
+def has_forgotten(reported: Mark, start: bytes, base: int) -> bool:
+    """Whether the process `start`, which found `base` writes on this disk, lacks some that another process reported."""
+    return reported.start != start and reported.writes > base

@@ -11,7 +11,7 @@ raft/leader.py), pre-vote (raft/prevote.py), bytes (raft/messages.py), clock and
 
 It must never do I/O, nor let a callback or an exception of ours pass through the library, which swallows some and
 retries others for ever: what happens is data, and is carried out after the turn. Only the composition root imports this
-file; everybody else knows the Engine port.
+file; all other code knows the Engine port.
 """
 
 from collections import deque
@@ -57,7 +57,7 @@ _FOLLOWER: Final = library._RAFT_STATE.FOLLOWER
 
 # ----------------------------------------------------------------------------------- the library's surroundings
 class _Surroundings:
-    """What the library reads from its module globals, answered by the setup of the core that has been entered.
+    """Stands for the library's module globals: answers with the setup of the core that has been entered.
 
     Many engines live in one process in the simulation, and each has its own clock and random source.
     """
@@ -91,7 +91,7 @@ class _NoPoller:
 
 
 class _NoPickle:
-    """Whatever path of the library would reach pickle ends here (docs/rules.md, finding 16)."""
+    """Every path of the library that would reach pickle ends here (docs/rules.md, finding 16)."""
 
     def loads(self, *_args: object) -> object:
         raise RaftViolation("pysyncobj tried to unpickle something")
@@ -102,8 +102,8 @@ class _NoPickle:
 class _Journal:
     """The journal in the shape of the library's.
 
-    What its core would do by itself in its turn and when it loads a snapshot, both of which are replaced, is refused:
-    `clear` and `deleteEntriesTo` would drop entries without the snapshot that stands for them.
+    The library would call `clear` and `deleteEntriesTo` in its own tick and when it loads a snapshot. Both are
+    replaced, so these are refused: they would drop entries without the snapshot that stands for them.
     """
 
     def __init__(self, journal: RaftJournal) -> None:
@@ -169,7 +169,7 @@ class _Peer(Node):  # type: ignore[misc]  # the library is untyped
 
 
 class _CommandQueue(deque[tuple[bytes, Callable[[object, int], None]]]):
-    """The library's queue without its lock: one thread, and a queue that is asked at every turn."""
+    """The library's queue without its lock: there is one thread, and every turn looks at the queue."""
 
     def put_nowait(self, item: tuple[bytes, Callable[[object, int], None]]) -> None:
         if len(self) >= COMMANDS_QUEUED_MAX:
@@ -183,7 +183,7 @@ class _CommandQueue(deque[tuple[bytes, Callable[[object, int], None]]]):
 
 
 class _Wire(Transport):  # type: ignore[misc]  # the library is untyped
-    """Where the library's own messages come out. All others are sent by the roles."""
+    """Takes the library's own messages, which are votes only. The roles send all others."""
 
     ready = True
 
@@ -237,7 +237,7 @@ class _Library(library.SyncObj):  # type: ignore[misc]  # the library is untyped
             )
         self._SyncObj__commandsQueue = self._commands
         if not setup.peers:
-            self._SyncObj__raftElectionDeadline = 0.0  # nobody to wait for
+            self._SyncObj__raftElectionDeadline = 0.0  # there is no other node to wait for
 
     # ---------------------------------------------------------------------------------------------------- state
     @property
@@ -406,7 +406,7 @@ def _conf(timing: EngineTiming) -> SyncObjConf:
 
 
 def _outcome(result: Any, reason: int) -> Committed | ProposalLost:
-    """What the library says of a proposal, in the port's words."""
+    """The library's answer to a proposal, in the port's words."""
     if reason == FAIL_REASON.SUCCESS:
         index, applied = result
         return Committed(index, applied)

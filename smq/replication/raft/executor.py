@@ -1,6 +1,6 @@
 """Carries out the results of Raft's turns: the one place where they reach disk, network and callers.
 
-Owns the order: submit what changed, put the messages behind it, and only then answer and report. The barrier itself
+Owns the order: submit the changes, queue the messages after them, and only then answer and report. The barrier itself
 is in raft/outbox.py. It must never decide anything. Only the engine imports it.
 """
 
@@ -26,7 +26,7 @@ class Executor:
         on_durable: Callable[[], None],
         on_leader_change: Callable[[], None],
     ) -> None:
-        """`wake` asks for another turn. `on_durable` is called once messages that waited for the disk have left."""
+        """`wake` requests another turn. `on_durable` is called after messages that waited for the disk have left."""
         self._writer = JournalWriter(disk, journal, self._on_durable)
         self._journal = journal
         self._outbox = Outbox(disk, send, peers)
@@ -36,7 +36,7 @@ class Executor:
         self._is_stopped = False
 
     def execute(self, ready: Ready) -> None:
-        """Whatever a callback raises ends the engine."""
+        """An exception from a callback ends the engine."""
         if ready.has_more:
             self._wake()
         if ready.changes is not None:
@@ -61,7 +61,7 @@ class Executor:
         self._outbox.drop(peer)
 
     def stop(self) -> None:
-        """Nothing is answered or reported any more, and what waits for the disk is not sent."""
+        """From now on nothing is answered or reported, and messages that wait for the disk are not sent."""
         self._is_stopped = True
 
     def _persist(self, changes: Changes) -> None:

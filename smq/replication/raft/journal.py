@@ -7,10 +7,10 @@ entry that it cannot read: damage is an error, RaftDamaged. The engine and its r
 
 On disk, all integers big-endian, every CRC a CRC-32C of the key and of everything after the CRC:
     RAFT_LOG   index u64          -> crc u32, term u64, entry (type byte, command)
-    RAFT_META  "vote"             -> crc u32, version u8, term u64, voted for u64 (0 = nobody)
+    RAFT_META  "vote"             -> crc u32, version u8, term u64, voted for u64 (0 = none)
     RAFT_META  "journal"          -> crc u32, version u8, first index u64, last index u64, commit index u64
     RAFT_META  "snapshot"         -> crc u32, version u8, index u64, its term u64, state
-    RAFT_META  "marks"            -> crc u32, version u8, writes u64, what other disks have told of theirs
+    RAFT_META  "marks"            -> crc u32, version u8, writes u64, what other disks have reported
 
 `writes` counts the submissions that changed any of this: a copy of the disk has fewer (raft/disk_marks.py).
 """
@@ -43,14 +43,14 @@ _BOUNDS_KEY: Final = b"journal"
 _SNAPSHOT_KEY: Final = b"snapshot"
 MARKS_KEY: Final = b"marks"
 _FIRST_KEY: Final = _KEY.pack(0)
-_END_KEY: Final = b"\xff" * 9  # behind every index
+_END_KEY: Final = b"\xff" * 9  # after every index
 
 _BEYOND_ALL: Final = b"\xff" * 16
 _ASIDE: Final = b"damaged/"
 _STARTED_KEY: Final = b"raft_started"  # in META: Raft's tables have been written, so they are not empty
 
 _SCAN_BYTES: Final = 1 << 20  # a start reads the journal in pieces of this size
-_SCAN_ENTRIES: Final = 500  # or of so many entries: some 2 ms
+_SCAN_ENTRIES: Final = 500  # or of this many entries: about 2 ms
 _ADVICE: Final = (
     "this node's Raft data cannot be trusted. Where other nodes hold it, it is fetched from them, and this node votes "
     "again when `smq status` shows it ready; stop none of the others before: they hold what was acknowledged"
@@ -58,7 +58,7 @@ _ADVICE: Final = (
 
 
 class RaftDamaged(DataDamaged):
-    """Journal, vote or snapshot cannot be read as a whole: this disk is no voter any more."""
+    """Journal, vote or snapshot cannot be read completely: this disk is no longer a voter."""
 
 
 def damaged(table: Table, key: object, what: str) -> RaftDamaged:
@@ -66,8 +66,7 @@ def damaged(table: Table, key: object, what: str) -> RaftDamaged:
 
 
 def set_aside(disk: Disk) -> list[Op]:
-    """Empties Raft's tables, and keeps what is in them in META: should this have been one disk too many, it may still
-    be of use."""
+    """Empties Raft's tables, and keeps their rows in META: they may still help if too many disks are damaged."""
     ops: list[Op] = []
     for table in (Table.RAFT_LOG, Table.RAFT_META):
         kept = _ASIDE + table.value.encode() + b"/"
@@ -78,7 +77,7 @@ def set_aside(disk: Disk) -> list[Op]:
 
 
 def forget_set_aside() -> list[Op]:
-    """The others have let the disk in: they have all that it had."""
+    """The others have admitted the disk: they have everything that it had."""
     return [Delete(Table.META, _ASIDE, _ASIDE + b"\xff")]
 
 
@@ -105,7 +104,7 @@ class Changes:
     """What is to be persisted, in one submission: all of it or nothing.
 
     `ops` are rows of the tables above: entries put, a truncated tail deleted, term and vote, a snapshot. `vote` is the
-    term and whom it voted for, if `ops` change them. `last_index` is the journal's with these changes, `writes` their
+    term and the node voted for, if `ops` change them. `last_index` is the journal's with these changes, `writes` their
     number among all writes of this disk.
     """
 
@@ -142,8 +141,8 @@ class RaftJournal:
 
     # ------------------------------------------------------------------------------------------------- start
     def load(self, disk: Disk) -> Iterator[None]:
-        """Reads everything and checks every CRC, some milliseconds' work between two yields. RaftDamaged if anything is
-        missing or wrong."""
+        """Reads everything and checks every CRC, a few milliseconds of work between two yields. RaftDamaged if anything
+        is missing or wrong."""
         self._entries, self._bytes, self.snapshot = [], 0, None
         self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
         self._durable_index, self._is_stored = 0, False
@@ -213,7 +212,7 @@ class RaftJournal:
         self._bytes += len(command)
 
     def _check_bounds(self, first: int, last: int) -> None:
-        """What the journal says of itself must be what was found, to the last entry."""
+        """The journal's bounds must match the entries that were found, to the last one."""
         if not self._entries or self.first_index != first:
             raise damaged(Table.RAFT_LOG, f"index {first}", "the first entry is missing")
         if self.last_index != last:
@@ -281,7 +280,7 @@ class RaftJournal:
         return self._entries[self._position(index)][2]
 
     def entries_from(self, index: int, *, count_max: int, bytes_max: int = 1 << 62) -> list[Entry]:
-        """Entries `index` and on. At least one where there is one; it ends before bytes_max would be passed."""
+        """Entries from `index` on: at least one if there is one, and no more than fit bytes_max."""
         start = self._position(index)
         total = 0
         for stop in range(start, min(start + count_max, len(self._entries))):
@@ -316,7 +315,7 @@ class RaftJournal:
         self._ops.append(_entry_put(command, index, term))
 
     def truncate_from(self, index: int) -> None:
-        """Drops `index` and everything behind it; never a committed entry."""
+        """Drops `index` and everything after it; never a committed entry."""
         if index <= self._commit:
             raise ValueError(f"entry {index} is committed (up to {self._commit}) and cannot be dropped")
         position = self._position(index)
@@ -395,8 +394,8 @@ class RaftJournal:
         self._marks_changed = False
         return _meta_put(MARKS_KEY, _MARKS.pack(_VERSION, self._writes) + self.marks)
 
-    def mend(self, table: Table, key: bytes) -> None:
-        """Writes again, from memory, a row that has rotted since it was read at the start."""
+    def rewrite_row(self, table: Table, key: bytes) -> None:
+        """Writes a row again from memory that has rotted since it was read at the start."""
         if table is Table.RAFT_META and key == _SNAPSHOT_KEY and self.snapshot is not None:
             self._ops.append(_snapshot_put(self.snapshot))
         elif table is Table.RAFT_LOG and len(key) == _KEY.size and self._entries:
@@ -428,7 +427,7 @@ def is_whole_row(key: bytes, value: bytes) -> bool:
 
 
 def marks_of(row: bytes | None) -> tuple[int, bytes]:
-    """Writes of Raft's memory, and what other disks had told. A new disk has none."""
+    """Writes of Raft's memory, and what other disks reported. A new disk has none."""
     if row is None:
         return 0, b""
     return _MARKS.unpack_from(row, _CRC.size)[1], row[_CRC.size + _MARKS.size :]

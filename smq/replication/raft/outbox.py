@@ -30,7 +30,7 @@ class Outbox:
         self._waiting: dict[NodeId, deque[tuple[int, Sequence[Buffer]]]] = {peer: deque() for peer in peers}
 
     def on_submitted(self, seq: int, *, has_vote: bool) -> None:
-        """Changes of the journal are on their way to the disk. What is put from here on waits for them."""
+        """Changes of the journal are on their way to the disk. Messages that are put from now on wait for them."""
         self._changed_seq = seq
         if has_vote:
             self._vote_seq = seq
@@ -60,6 +60,6 @@ class Outbox:
                 self._send(peer, waiting.popleft()[1])
 
     def drop(self, peer: NodeId) -> None:
-        """The session is gone; what waited for it must not appear in the next one."""
+        """The session is gone. Messages that waited must not appear in the next one."""
         self._held -= len(self._waiting[peer])
         self._waiting[peer].clear()

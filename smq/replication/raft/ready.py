@@ -6,7 +6,7 @@ turn has two steps, because the state machine works in slices, and what Raft sen
     step(messages)          -> Work    what the state machine is to do
     conclude(MachineReport) -> Ready   everything else that is to happen; until then, nothing has
 
-It must never do anything by itself. Everybody in this package may import it.
+It must never do anything by itself. Everything in this package may import it.
 """
 
 import enum
@@ -33,14 +33,14 @@ class Needs(enum.Enum):
 # ------------------------------------------------------------------------------------- Raft -> the state machine
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Entries up to this index are committed: apply some of them, or go on with a snapshot of what is applied."""
+    """Entries up to this index are committed: apply some of them, or continue a snapshot of the applied state."""
 
     up_to: LogIndex
 
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Replace the state by this snapshot, some steps per turn. The same object comes every turn until it is done."""
+    """Replace the state by this snapshot, some steps per turn. Every turn has the same object until it is done."""
 
     snapshot: Snapshot
 
@@ -96,8 +96,8 @@ class Leadership:
 class Ready:
     """The result of a turn, carried out in the order of the fields (raft/executor.py)."""
 
-    has_more: bool  # the next turn is wanted without waiting for an event
+    has_more: bool  # the next turn must not wait for an event
     changes: Changes | None  # to be persisted
-    messages: tuple[Outgoing, ...]  # each with what it waits for
+    messages: tuple[Outgoing, ...]  # each with its barrier
     answers: tuple[Answer, ...]
-    leadership: Leadership | None  # if it is another than after the turn before
+    leadership: Leadership | None  # if it differs from that of the previous turn

@@ -2,7 +2,7 @@
 
 Owns what is around a turn: events until the next one, the wake-up, and the end when something goes wrong. A turn is
 `Core.step`, the state machine's share (raft/applier.py), `Core.conclude`, and the execution of the result
-(raft/executor.py), in this order. It must never call anybody back from within a turn. Only the engine imports it.
+(raft/executor.py), in this order. It must never call back before a turn has ended. Only the engine imports it.
 """
 
 import abc
@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 class TurnEngine(abc.ABC):
     """Implements smq.replication.ports.Engine around a Core.
 
-    Turns are asked for by events (`_wake`), coalesced into one per iteration of the loop; `tick` is one more turn, for
-    the sake of time-outs.
+    Events request turns (`_wake`), coalesced into one per iteration of the loop. `tick` adds turns for time-outs.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class TurnEngine(abc.ABC):
         self._inbox: deque[tuple[NodeId, Message]] = deque()  # emptied by every turn
         self._is_waking = False
         self._is_stopped = False
-        self._malformed_from: set[NodeId] = set()  # who sent such a message in this session: logged once
+        self._malformed_from: set[NodeId] = set()  # peers that sent such a message in this session: logged once
 
     @staticmethod
     @abc.abstractmethod
@@ -142,7 +141,7 @@ class TurnEngine(abc.ABC):
         self._wake()
 
     def stop(self) -> None:
-        """Nothing is sent, applied or called back any more."""
+        """From now on nothing is sent, applied or called back."""
         self._is_stopped = True
         self._executor.stop()
         self._inbox.clear()
@@ -187,19 +186,19 @@ class TurnEngine(abc.ABC):
         self._executor.drop_session(peer)
 
     def on_message(self, peer: NodeId, payload: memoryview) -> None:
-        """A message that does not decode is dropped; Raft lives with lost messages."""
+        """A message that does not decode is dropped: Raft tolerates lost messages."""
         try:
             self._inbox.append((peer, decode(payload)))
         except MalformedMessage as e:
             if peer not in self._malformed_from:
                 self._malformed_from.add(peer)
-                log.warning("node %d sent something that is no Raft message: %s", peer, e)
+                log.warning("node %d sent something that is not a Raft message: %s", peer, e)
             return
         self._wake()
 
-    def mend(self, table: Table, key: bytes) -> None:
+    def rewrite_row(self, table: Table, key: bytes) -> None:
         if self._raft is not None:
-            self.journal.mend(table, key)
+            self.journal.rewrite_row(table, key)
             self._executor.flush()
 
     def flush_marks(self) -> None:
@@ -243,7 +242,7 @@ class TurnEngine(abc.ABC):
         self._executor.execute(raft.conclude(self._applier.run(work)))
 
     def _enter(self, work: Callable[[Core], None]) -> None:
-        """Whatever `work` raises is fatal."""
+        """An exception from `work` is fatal."""
         if self._is_stopped or self._raft is None:
             return
         try:

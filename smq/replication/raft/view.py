@@ -1,7 +1,7 @@
 """The seam between Raft's roles (follower, leader, pre-vote) and the consensus library, and the time-outs of both.
 
-Owns RaftView, which the roles are written against, and Consensus, which the library is to the rest. One file implements
-Consensus (engine_pysyncobj.py), so that replacing the library is replacing that file.
+Owns RaftView, which the roles are written against, and Consensus, which hides the library. One file implements
+Consensus (engine_pysyncobj.py), so replacing the library means replacing that file.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from smq.replication.raft.voters import Voters
 
 
 class RaftViolation(Exception):
-    """Something that Raft excludes has been seen. The process must end: its state cannot be trusted."""
+    """Something that Raft rules out has happened. The process must end: its state cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTiming:
-    """`leader_fallback_ms`: a leader that hears no majority this long steps down. `snapshot_entries`: applied
+    """`leader_fallback_ms`: a leader that hears no majority for this long steps down. `snapshot_entries`: applied
     entries between two snapshots."""
 
     election_timeout_min_ms: int = 300
@@ -97,27 +97,27 @@ class RaftView(Protocol):
     def is_connected(self, peer: NodeId) -> bool: ...
 
     def send(self, peer: NodeId, message: Message, needs: Needs = Needs.EVERYTHING) -> None:
-        """Behind the barrier. Nothing where there is no session."""
+        """Waits for its barrier. Dropped if there is no session."""
 
     def adopt_term(self, term: int) -> None:
-        """A newer term was seen: follow nobody in it yet."""
+        """A newer term was seen; no leader of it is known yet."""
 
     def follow(self, leader: NodeId) -> None:
-        """`leader` leads the present term; the election deadline starts anew."""
+        """`leader` leads the present term; the election deadline is set again."""
 
     def commit_to(self, index: int) -> None:
         """Moves the commit index forward, never back."""
 
     @property
     def is_installing(self) -> bool:
-        """A snapshot is being installed: the journal must not change until it is."""
+        """A snapshot is being installed: until then, the journal must not change."""
 
     def install(self, snapshot: Snapshot, done: Callable[[], None]) -> None:
-        """Begins to replace journal and state machine; `done` when that is over, some turns later."""
+        """Begins to replace journal and state machine; `done` is called when that is complete, some turns later."""
 
 
 class Listener(Protocol):
-    """What the library reports to, and speaks through."""
+    """Takes the library's reports, messages and answers."""
 
     def send(self, peer: NodeId, message: Message) -> None: ...
 
@@ -129,7 +129,7 @@ class Listener(Protocol):
     def ceased_to_lead(self) -> None: ...
 
     def announce(self) -> None:
-        """The first entry of the term has been added: send it, and a heartbeat to everybody."""
+        """The first entry of the term has been added: send it, and a heartbeat, to all members."""
 
 
 class Consensus(Protocol):
@@ -159,13 +159,13 @@ class Consensus(Protocol):
         """Forward, never back. The journal's own is not touched."""
 
     def adopt_term(self, term: int) -> None:
-        """A newer one: follow nobody in it yet."""
+        """A newer one; no leader of it is known yet."""
 
     def step_down(self) -> None:
         """Within the present term: its vote stays cast."""
 
     def follow(self, leader: NodeId) -> None:
-        """`leader` leads the present term; the election deadline starts anew."""
+        """`leader` leads the present term; the election deadline is set again."""
 
     @property
     def is_election_due(self) -> bool:
@@ -175,7 +175,7 @@ class Consensus(Protocol):
         """Moves the election deadline there, if it is later."""
 
     def postpone_election(self) -> None:
-        """The election deadline starts anew; no leader is heard."""
+        """Sets the election deadline again; no leader is known."""
 
     def stand(self) -> None:
         """A candidate of the next term, with its own vote. The caller asks the others."""

@@ -20,7 +20,7 @@ class JournalWriter:
         self._in_flight: deque[tuple[int, int]] = deque()  # (submission, writes); as bounded as the disk's queue
 
     def write(self, changes: Changes) -> int:
-        """The number of the submission."""
+        """Returns the number of the submission."""
         seq = self._disk.submit(changes.ops, self._on_submission_done)
         self._in_flight.append((seq, changes.writes))
         return seq

@@ -54,7 +54,7 @@ class StorageCare:
 
     def repair_raft(self, table: Table, key: bytes) -> None:
         _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {key.hex()}: rewritten")
-        self._host.engine.mend(table, key)
+        self._host.engine.rewrite_row(table, key)
 
     # ---------------------------------------------------------------------------------------- space
     def _check_space(self) -> None:

@@ -1,4 +1,4 @@
-"""Rule 18: an old copy of a disk is told by what the disk had said it remembers."""
+"""Rule 18: an old copy of a disk is recognised by what the disk reported that it remembers."""
 
 from dataclasses import dataclass
 from random import Random
@@ -30,7 +30,7 @@ def start(number: int) -> bytes:
     return number.to_bytes(8, "big")
 
 
-def told(number: int, base: int, writes: int, disk: DiskId = DISK) -> Mark:
+def mark_of_b(number: int, base: int, writes: int, disk: DiskId = DISK) -> Mark:
     """Of B's disk, by its process of this number."""
     return Mark(B, disk, start(number), base, writes)
 
@@ -48,58 +48,58 @@ def second(base: int, writes: int, number: int = 9) -> DiskMarks:
     return DiskMarks(B, (A, C), lambda: DISK, lambda _node: None, start(number), Kept(base, writes))
 
 
-def test_an_old_copy_is_doubted_by_whom_the_disk_had_told_more() -> None:
+def test_an_old_copy_is_doubted_by_a_node_that_the_disk_had_reported_more_to() -> None:
     marks = third()
-    marks.hear(B, told(1, 10, 50), [])
+    marks.hear(B, mark_of_b(1, 10, 50), [])
     assert not marks.doubts(B, DISK)
     marks.session_over(B)
-    marks.hear(B, told(2, 49, 49), [])
+    marks.hear(B, mark_of_b(2, 49, 49), [])
     assert marks.doubts(B, DISK)
-    assert marks.known == (told(1, 10, 50),), "the evidence stays"
-    marks.hear(B, told(2, 49, 80), [])
+    assert marks.known == (mark_of_b(1, 10, 50),), "the evidence stays"
+    marks.hear(B, mark_of_b(2, 49, 80), [])
     assert marks.doubts(B, DISK), "however much it writes"
 
 
 def test_a_restart_that_remembers_everything_is_not_doubted() -> None:
     marks = third()
-    marks.hear(B, told(1, 10, 50), [])
+    marks.hear(B, mark_of_b(1, 10, 50), [])
     for number, base in ((2, 50), (3, 53)):
-        marks.hear(B, told(number, base, base), [])
+        marks.hear(B, mark_of_b(number, base, base), [])
         assert not marks.doubts(B, DISK)
-        marks.hear(B, told(number, base, base + 3), [])
+        marks.hear(B, mark_of_b(number, base, base + 3), [])
         assert not marks.doubts(B, DISK)
-    assert marks.known == (told(3, 53, 56),)
+    assert marks.known == (mark_of_b(3, 53, 56),)
 
 
-def test_a_third_node_passes_on_what_it_was_told() -> None:
+def test_a_third_node_passes_on_the_reports_that_it_got() -> None:
     marks = third()
-    marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [told(1, 10, 50)])
-    marks.hear(B, told(2, 20, 21), [])
+    marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
+    marks.hear(B, mark_of_b(2, 20, 21), [])
     assert marks.doubts(B, DISK)
 
 
 def test_old_news_of_a_process_that_is_gone_is_no_evidence() -> None:
     marks = third()
-    marks.hear(B, told(2, 60, 61), [])
-    marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [told(1, 10, 50)])
+    marks.hear(B, mark_of_b(2, 60, 61), [])
+    marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
     assert not marks.doubts(B, DISK)
-    assert second(60, 61).hear(A, Mark(A, ANOTHER, start(1), 0, 0), [told(1, 10, 50)]) is None
+    assert second(60, 61).hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)]) is None
 
 
 def test_the_old_copy_learns_what_it_is_from_any_node_that_knows() -> None:
-    assert second(49, 49).hear(C, OF_C, [told(1, 10, 50)]) == told(1, 10, 50)
-    assert second(50, 50).hear(C, OF_C, [told(1, 10, 50)]) is None
-    assert second(49, 49).hear(C, OF_C, [told(1, 10, 50, ANOTHER)]) is None
+    assert second(49, 49).hear(C, OF_C, [mark_of_b(1, 10, 50)]) == mark_of_b(1, 10, 50)
+    assert second(50, 50).hear(C, OF_C, [mark_of_b(1, 10, 50)]) is None
+    assert second(49, 49).hear(C, OF_C, [mark_of_b(1, 10, 50, ANOTHER)]) is None
 
 
 def test_a_process_that_went_back_in_time_with_its_machine_learns_it_too() -> None:
-    assert second(10, 49).hear(C, OF_C, [told(9, 10, 50)]) == told(9, 10, 50)
-    assert second(10, 50).hear(C, OF_C, [told(9, 10, 50)]) is None
+    assert second(10, 49).hear(C, OF_C, [mark_of_b(9, 10, 50)]) == mark_of_b(9, 10, 50)
+    assert second(10, 50).hear(C, OF_C, [mark_of_b(9, 10, 50)]) is None
 
 
 def test_a_disk_that_has_been_given_up_does_not_count_though_its_last_words_come_late() -> None:
     marks = third()
-    marks.hear(B, told(2, 10, 10, ANOTHER), [])
+    marks.hear(B, mark_of_b(2, 10, 10, ANOTHER), [])
     assert marks.doubts(B, DISK)
     assert not marks.doubts(B, ANOTHER)
 
@@ -108,19 +108,19 @@ def test_before_a_session_has_begun_nobody_is_doubted() -> None:
     assert not third().doubts(B, DISK)
 
 
-def test_what_was_told_is_kept_and_read_again_by_the_next_process() -> None:
+def test_reports_are_kept_and_read_again_by_the_next_process() -> None:
     kept = Kept()
-    third(kept).hear(B, told(1, 10, 50), [])
+    third(kept).hear(B, mark_of_b(1, 10, 50), [])
     later = third(kept)
     later.load()
-    later.hear(B, told(2, 30, 31), [])
+    later.hear(B, mark_of_b(2, 30, 31), [])
     assert later.doubts(B, DISK)
 
 
 def test_of_a_node_only_some_disks_are_kept_and_of_strangers_none() -> None:
     marks = third()
     for n in range(DISKS_KEPT_MAX + 2):
-        marks.hear(B, told(n, 0, 1, DiskId(bytes([n]) * 16)), [Mark(NodeId(77), DISK, start(1), 0, 1)])
+        marks.hear(B, mark_of_b(n, 0, 1, DiskId(bytes([n]) * 16)), [Mark(NodeId(77), DISK, start(1), 0, 1)])
     assert [mark.disk[0] for mark in marks.known] == list(range(2, DISKS_KEPT_MAX + 2))
 
 
@@ -128,49 +128,49 @@ def test_peers_that_know_other_old_disks_do_not_talk_each_other_out_of_the_prese
     """The fifth disk of B came while C was away. B says nothing; the two others tell each other what they know."""
     disks = [DiskId(bytes([n]) * 16) for n in range(DISKS_KEPT_MAX + 1)]
     of_a = Mark(A, ANOTHER, start(1), 0, 1)
-    present = told(9, 0, 50, disks[-1])
+    present = mark_of_b(9, 0, 50, disks[-1])
     first = DiskMarks(A, (B, C), lambda: ANOTHER, lambda _node: disks[-1], start(1), Kept())
     last = DiskMarks(C, (A, B), lambda: OF_C.disk, lambda _node: disks[-1], OF_C.start, Kept())
     for n, disk in enumerate(disks):
-        first.hear(B, told(n, 0, 50, disk), [])
+        first.hear(B, mark_of_b(n, 0, 50, disk), [])
         if disk is not disks[-1]:
-            last.hear(B, told(n, 0, 50, disk), [])
+            last.hear(B, mark_of_b(n, 0, 50, disk), [])
     first.hear(B, present, [])
     for _ in range(DISKS_KEPT_MAX + 1):
         of_first, of_last = first.known, last.known
         first.hear(C, OF_C, of_last)
         last.hear(A, of_a, of_first)
     for marks in (first, last):
-        marks.hear(B, told(10, 49, 49, disks[-1]), [])
+        marks.hear(B, mark_of_b(10, 49, 49, disks[-1]), [])
         assert marks.doubts(B, disks[-1])
 
 
 def test_no_order_of_news_makes_a_true_disk_doubted_and_an_old_copy_is_found() -> None:
-    """B restarts again and again; what it told reaches C in any order, the words of its present process last."""
+    """B restarts again and again; its reports reach C in any order, those of its present process last."""
     for seed in range(300):
         rng = Random(seed)
         writes, news = 1, []
         for number in range(rng.randint(1, 6)):
             base = writes
             for _ in range(rng.randint(1, 4)):
-                news.append(told(number, base, writes))
+                news.append(mark_of_b(number, base, writes))
                 writes += rng.randint(0, 3)
         marks = third()
         for mark in rng.sample(news, len(news)):
             marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark])
-        marks.hear(B, told(99, writes, writes), [])
+        marks.hear(B, mark_of_b(99, writes, writes), [])
         assert not marks.doubts(B, DISK)
         copied = max(mark.writes for mark in news) - 1
-        marks.hear(B, told(100, copied, copied), [])
+        marks.hear(B, mark_of_b(100, copied, copied), [])
         assert marks.doubts(B, DISK)
 
 
 def test_a_process_has_not_forgotten_what_it_wrote_itself() -> None:
-    assert not has_forgotten(told(1, 10, 50), start(1), 10)
+    assert not has_forgotten(mark_of_b(1, 10, 50), start(1), 10)
 
 
 def test_marks_come_back_as_they_were_packed_and_nothing_else_does() -> None:
-    marks = (told(1, 10, 50), OF_C)
+    marks = (mark_of_b(1, 10, 50), OF_C)
     assert unpack_marks(pack_marks(marks)) == marks
     with pytest.raises(ValueError, match="bytes of marks"):
         unpack_marks(pack_marks(marks)[:-1])

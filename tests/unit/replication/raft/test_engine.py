@@ -24,7 +24,7 @@ def calm(nodes: int = 3, *, tick_ms: float = 20.0, snapshot_entries: int = 5000,
 
 
 def elected(world: World) -> Host:
-    """The leader, once everybody has applied its first entry."""
+    """The leader, once all nodes have applied its first entry."""
 
     def is_settled() -> bool:
         leader = world.leader()
@@ -223,7 +223,7 @@ def test_an_isolated_leaders_proposal_is_answered_unknown_once_another_leads() -
 
 
 def test_an_entry_of_a_deposed_leader_that_was_committed_after_all_is_applied_once() -> None:
-    """It has reached the disk of one follower, whom nobody without it can be elected by."""
+    """It has reached the disk of one follower, which votes for no node without it."""
     world = calm()
     old = elected(world)
     last = old.engine.journal.last_index
@@ -386,18 +386,18 @@ def test_leadership_is_not_handed_to_a_node_that_cannot_be_reached_and_work_goes
     commit(world, leader, "b")
 
 
-def test_the_node_is_told_of_every_new_leader() -> None:
+def test_every_new_leader_is_reported_to_the_node() -> None:
     world = calm()
-    told: list[tuple[NodeId | None, bool]] = []
+    reported: list[tuple[NodeId | None, bool]] = []
     host = world.hosts[NodeId(1)]
-    host.engine._executor._on_leader_change = lambda: told.append((host.engine.leader, host.engine.is_leader))
+    host.engine._executor._on_leader_change = lambda: reported.append((host.engine.leader, host.engine.is_leader))
     leader = elected(world)
-    assert told[-1] == (leader.node, leader is host)
+    assert reported[-1] == (leader.node, leader is host)
     leader.engine.transfer_leadership(next(h.node for h in followers(world, leader)))
     world.run_ms(200)
     new = world.leader()
     assert new is not None
-    assert told[-1] == (new.node, new is host)
+    assert reported[-1] == (new.node, new is host)
 
 
 # ---------------------------------------------------------------------------------------- catching up, snapshots
@@ -439,7 +439,7 @@ def test_a_damaged_snapshot_is_refused_and_asked_for_again(monkeypatch: pytest.M
 
 
 def test_a_former_leader_with_entries_of_its_own_catches_up_in_a_few_messages() -> None:
-    """Finding 9: stock pysyncobj steps back one entry a round and sends the whole backlog each time."""
+    """Finding 9: stock pysyncobj steps back one entry per round and sends the whole backlog each time."""
     world = calm()
     old = elected(world)
     isolate(world, old)
@@ -459,7 +459,7 @@ def test_a_former_leader_with_entries_of_its_own_catches_up_in_a_few_messages() 
         appends += isinstance(message, Append) and bool(message.entries)
         deliver(peer, channel, payload)
 
-    old.on_message = on_message  # type: ignore[method-assign]  # this one host is listened to
+    old.on_message = on_message  # type: ignore[method-assign]  # to observe this one host
     world.network.heal_all()
     wait(world, lambda: commands(old) == commands(new))
     assert appends <= 3
@@ -503,7 +503,7 @@ def test_no_commit_waits_for_a_tick(nodes: int) -> None:
         assert world.scheduler.now_ns - before_ns < 5 * 1_000_000  # two commits, two messages; a tick is 100 ms
 
 
-def test_a_burst_of_proposals_is_one_write_and_one_message_a_follower() -> None:
+def test_a_burst_of_proposals_is_one_write_and_one_message_per_follower() -> None:
     world = calm()
     leader = elected(world)
     world.run_ms(1)
@@ -517,7 +517,7 @@ def test_a_burst_of_proposals_is_one_write_and_one_message_a_follower() -> None:
             sent.append(peer)
         return send(peer, channel, parts)
 
-    leader.port.send = spy  # type: ignore[method-assign,assignment]  # this one port is listened to
+    leader.port.send = spy  # type: ignore[method-assign,assignment]  # to observe this one port
     answers = [propose(leader, f"{n}") for n in range(200)]
     wait(world, lambda: all(answers))
     assert leader.disk.submitted_seq == before + 1
@@ -549,7 +549,7 @@ def test_a_follower_behind_an_unread_session_costs_the_leader_a_window_only() ->
             sent += sum(len(part) for part in parts)
         return send(peer, channel, parts)
 
-    leader.port.send = spy  # type: ignore[method-assign,assignment]  # this one port is listened to
+    leader.port.send = spy  # type: ignore[method-assign,assignment]  # to observe this one port
     for _ in range(12):
         commit(world, leader, "x" * 1_000_000)
     assert sent < 6 << 20
@@ -573,7 +573,7 @@ def leads_with_one_vote_of_four() -> bool:
         host.crash(silently=True)
     with planted.BUGS["no-pre-vote"].planted():
         leads = world.run_ms(ELECTED_MS, stop=lambda: world.leader() is not None)
-    assert any(voter != candidate for (voter, _), candidate in world.votes.items()), "nobody has voted for another"
+    assert any(voter != candidate for (voter, _), candidate in world.votes.items()), "no node has voted for another"
     return leads
 
 

@@ -1,4 +1,4 @@
-"""What happens with a turn's result, in which order, and what waits for the disk."""
+"""A turn's result is carried out in order, and messages wait for the disk."""
 
 from collections.abc import Callable, Sequence
 
@@ -76,7 +76,7 @@ class Desk:
         leadership: Leadership | None = None,
         has_more: bool = False,
     ) -> list[str]:
-        """What happened at once."""
+        """What happened immediately."""
         outgoing = tuple(Outgoing(A, message, needs) for message, needs in messages)
         ready = Ready(has_more=has_more, changes=changes, messages=outgoing, answers=answers, leadership=leadership)
         self.log.clear()

@@ -1,4 +1,4 @@
-"""The journal over a disk that crashes: what comes back, and what is refused."""
+"""The journal over a disk that crashes: restarts recover it, and damage is refused."""
 
 from random import Random
 
@@ -280,14 +280,14 @@ def test_the_count_goes_on_over_a_snapshot_and_a_truncation() -> None:
     assert desk.reopened().base_writes == 4
 
 
-def test_what_others_told_is_kept_with_the_next_write_or_alone_and_counts_as_none() -> None:
+def test_what_others_reported_is_kept_with_the_next_write_or_alone_and_counts_as_none() -> None:
     desk = filled(3)
-    desk.journal.keep_marks(b"told")
+    desk.journal.keep_marks(b"heard")
     assert desk.reopened().marks == b""
     desk.writer.flush_marks()
     submitted = desk.disk.submitted_seq
     desk.sync()
-    assert (desk.reopened().marks, desk.reopened().base_writes) == (b"told", 1)
+    assert (desk.reopened().marks, desk.reopened().base_writes) == (b"heard", 1)
     desk.writer.flush_marks()
     assert desk.disk.submitted_seq == submitted, "they have not changed"
     desk.journal.keep_marks(b"more")
@@ -296,9 +296,9 @@ def test_what_others_told_is_kept_with_the_next_write_or_alone_and_counts_as_non
     assert (desk.reopened().marks, desk.reopened().base_writes) == (b"more", 2)
 
 
-def test_what_others_told_is_never_alone_on_the_disk_of_a_new_node() -> None:
+def test_what_others_reported_is_never_alone_on_the_disk_of_a_new_node() -> None:
     desk = Desk()
-    desk.journal.keep_marks(b"told")
+    desk.journal.keep_marks(b"heard")
     desk.writer.flush_marks()
     desk.sync()
     assert len(desk.reopened()) == 0

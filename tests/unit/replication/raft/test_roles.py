@@ -50,7 +50,7 @@ class View:
     sent: list[tuple[NodeId, Message]] = field(default_factory=list)
     installed: list[Snapshot] = field(default_factory=list)
     installing: list[tuple[Snapshot, Callable[[], None]]] = field(default_factory=list)
-    installs_slowly: bool = False  # only when told to by `finish_install`
+    installs_slowly: bool = False  # only when `finish_install` is called
     disks: dict[NodeId, DiskId] = field(default_factory=dict)  # those that are registered
 
     @property
@@ -192,7 +192,7 @@ def test_late_refusals_of_messages_before_a_reset_rewind_once(peer: NodeId) -> N
     assert [m.prev_index for m in resent] == [2]
 
 
-def test_what_is_underway_to_a_silent_follower_is_bounded() -> None:
+def test_what_is_in_flight_to_a_silent_follower_is_bounded() -> None:
     view, lead = leading(term=1)
     for index in range(2, 40):
         view.journal.add(bytes(1 << 20), index, 1)
@@ -221,16 +221,16 @@ def test_a_majority_that_is_silent_is_noticed() -> None:
     assert lead.hears_majority()
 
 
-def test_a_moved_commit_index_is_told_at_once_and_only_a_heartbeat_asks_for_an_answer() -> None:
+def test_a_moved_commit_index_is_reported_immediately_and_only_a_heartbeat_asks_for_an_answer() -> None:
     view, lead = leading(1, term=1)
     lead.send(is_forced=True)
     view.take_sent()
     view.commit_index = 2
     lead.send()
-    told = [m for m in view.take_sent() if isinstance(m, Append)]
-    assert [(m.number, m.commit, m.entries) for m in told] == [(NO_ANSWER, 2, [])] * 2
+    reports = [m for m in view.take_sent() if isinstance(m, Append)]
+    assert [(m.number, m.commit, m.entries) for m in reports] == [(NO_ANSWER, 2, [])] * 2
     lead.send()
-    assert view.take_sent() == [], "it is told once"
+    assert view.take_sent() == [], "it is reported once"
     view.time += 1
     lead.send()
     assert all(isinstance(m, Append) and m.number != NO_ANSWER for m in view.take_sent())
@@ -244,7 +244,7 @@ def test_the_first_message_of_a_session_is_answered() -> None:
     view.commit_index = 2
     lead.send()
     numbers = {peer: m.number for peer, m in view.sent if isinstance(m, Append)}
-    assert numbers[A] != NO_ANSWER, "behind a new session there may be another disk"
+    assert numbers[A] != NO_ANSWER, "a new session may lead to another disk"
     assert numbers[B] == NO_ANSWER
 
 
@@ -261,33 +261,33 @@ def questions(view: View) -> dict[NodeId, int]:
 
 def test_a_read_is_confirmed_by_answers_to_a_question_that_was_sent_after_it_began() -> None:
     view, lead = leading(1, term=2)
-    told: list[int | None] = []
+    indexes: list[int | None] = []
     lead.begin_read(lambda _index: None)
     lead.send()
     before = questions(view)
-    lead.begin_read(told.append)
+    lead.begin_read(indexes.append)
     lead.on_confirmed(A, confirmed(view, before[A]))
     lead.on_confirmed(B, confirmed(view, before[B]))
     lead.confirm_reads()
-    assert told == [], "these were sent before it began"
+    assert indexes == [], "these were sent before it began"
     lead.send()
     after = questions(view)
-    assert set(after) == {A, B}, "it asks at once, without waiting for the next heartbeat"
+    assert set(after) == {A, B}, "it asks immediately, without waiting for the next heartbeat"
     lead.on_confirmed(B, confirmed(view, after[B]))
     lead.confirm_reads()
-    assert told == [3], "the first entry of the term: what earlier leaders committed lies before it"
+    assert indexes == [3], "the first entry of the term: what earlier leaders committed lies before it"
 
 
 def test_a_read_of_a_term_that_has_committed_gets_the_commit_index() -> None:
     view, lead = leading(1, term=2)
     view.commit_index = 7
-    told: list[int | None] = []
-    lead.begin_read(told.append)
+    indexes: list[int | None] = []
+    lead.begin_read(indexes.append)
     view.commit_index = 8
     lead.send()
     lead.on_confirmed(A, confirmed(view, 9))
     lead.confirm_reads()
-    assert told == [7]
+    assert indexes == [7]
 
 
 def test_a_follower_that_does_not_answer_is_asked_once_a_heartbeat_whatever_is_read() -> None:
@@ -309,55 +309,55 @@ def test_a_follower_that_does_not_answer_is_asked_once_a_heartbeat_whatever_is_r
 def test_a_replaced_disk_confirms_no_read() -> None:
     view, lead = leading(1, term=2)
     view.disks[A] = ANOTHER
-    told: list[int | None] = []
-    lead.begin_read(told.append)
+    indexes: list[int | None] = []
+    lead.begin_read(indexes.append)
     lead.send()
     lead.on_confirmed(A, confirmed(view, 9))
     lead.confirm_reads()
-    assert told == []
+    assert indexes == []
 
 
 def test_what_a_session_answered_confirms_no_read_after_it() -> None:
     view, lead = leading(1, term=2)
-    told: list[int | None] = []
-    lead.begin_read(told.append)
+    indexes: list[int | None] = []
+    lead.begin_read(indexes.append)
     lead.send()
     lead.on_confirmed(A, confirmed(view, 9))
     lead.forget_session(A)
     lead.confirm_reads()
-    assert told == [], "behind a new session there may be another disk"
+    assert indexes == [], "a new session may lead to another disk"
 
 
 def test_nothing_but_the_answer_to_a_question_confirms_a_read() -> None:
     view, lead = leading(1, term=2)
-    told: list[int | None] = []
-    lead.begin_read(told.append)
+    indexes: list[int | None] = []
+    lead.begin_read(indexes.append)
     lead.send()
     lead.on_reply(A, success(view, 9, 2))
     lead.on_confirmed(A, confirmed(view, 0))
     lead.confirm_reads()
-    assert told == []
+    assert indexes == []
 
 
 def test_reads_end_with_the_leadership() -> None:
     _, lead = leading(1, term=2)
-    told: list[int | None] = []
-    lead.begin_read(told.append)
+    indexes: list[int | None] = []
+    lead.begin_read(indexes.append)
     lead.end()
-    assert told == [None]
+    assert indexes == [None]
 
 
 def test_reads_of_callers_that_gave_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raft_reads, "READS_MAX", 2)
     _, lead = leading(1, term=2)
-    told: list[int | None] = []
+    indexes: list[int | None] = []
     for _ in range(3):
-        lead.begin_read(told.append)
-    assert told == [None]
+        lead.begin_read(indexes.append)
+    assert indexes == [None]
 
 
 # ------------------------------------------------------------------------------------------------------- follower
-def test_a_question_is_answered_by_who_follows_its_term_and_no_other() -> None:
+def test_a_question_is_answered_by_followers_of_its_term_only() -> None:
     view = view_of(1, 1)
     follower = Follower(view)
     follower.on_confirm(A, Confirm(term=1, number=4))
@@ -424,7 +424,7 @@ def test_a_second_leader_of_the_term_is_a_violation() -> None:
         follower.on_append(B, append(term=1, prev=(1, 0)))
 
 
-def test_a_leader_of_an_older_term_is_told_the_term() -> None:
+def test_a_leader_of_an_older_term_is_answered_with_the_term() -> None:
     view = view_of(3)
     Follower(view).on_append(A, append(2, term=2, prev=(1, 0)))
     assert view.take_sent() == [TermNotice(term=3)]

@@ -289,7 +289,7 @@ def test_a_proposal_is_answered_in_the_turn_that_applies_it() -> None:
     assert [(answer.done, answer.outcome) for answer in ready.answers] == [
         (raft.answers.append, Committed(LogIndex(3), OUTCOME))
     ]
-    assert raft.answers == [], "Raft calls nobody back"
+    assert raft.answers == [], "Raft makes no callbacks"
 
 
 def test_a_proposal_of_a_leader_that_another_one_follows_is_answered_unknown() -> None:
@@ -364,7 +364,7 @@ def test_a_snapshot_is_persisted_and_acknowledged_after_the_state_machine_has_it
     assert (raft.core.commit_index, raft.journal.first_index, raft.journal.durable_index) == (9, 9, 0)
 
 
-def test_entries_that_come_behind_a_snapshot_wait_until_it_is_installed() -> None:
+def test_entries_that_come_after_a_snapshot_wait_until_it_is_installed() -> None:
     raft = Raft()
     raft.work((A, chunk()))
     raft.core.conclude(MachineReport(up_to=LogIndex(1)))

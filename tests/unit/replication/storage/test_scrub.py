@@ -202,7 +202,7 @@ def test_the_journal_rewrites_its_rows_from_memory() -> None:
     for table in (Table.RAFT_LOG, Table.RAFT_META):
         for number in range(len(node.disk.image.tables[table])):
             key = flip(node, table, number)
-            journal.mend(table, key)
+            journal.rewrite_row(table, key)
             writer.flush()
             node.scheduler.run_for_ms(100)
             assert is_whole_row(key, node.disk.image.tables[table][key])

@@ -141,6 +141,7 @@ class Core:
             self._suspect_leader()
 
     def _forget_session(self, peer: NodeId) -> None:
+        self._messages = [outgoing for outgoing in self._messages if outgoing.peer != peer]
         self.follower.forget_session(peer)
         self.lead.forget_session(peer)
 

@@ -398,6 +398,15 @@ def test_without_a_session_nothing_is_sent(peer: NodeId) -> None:
     assert {outgoing.peer for outgoing in raft.time_out().messages} == {A, B} - {peer}
 
 
+def test_a_message_of_one_session_never_appears_in_the_next() -> None:
+    raft = Raft()
+    raft.work((A, request(5)), (B, append(5, b"x")))
+    raft.core.session_closed(A)
+    raft.core.session_opened(A)
+    ready = raft.core.conclude(MachineReport(up_to=LogIndex(1)))
+    assert [outgoing.peer for outgoing in ready.messages] == [B]
+
+
 def test_a_turn_without_events_is_an_empty_result() -> None:
     raft = Raft()
     raft.turn((A, append(3, bytes([NO_OP]))))

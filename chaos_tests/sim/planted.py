@@ -12,6 +12,7 @@ _SPACE = "smq.replication.storage.space:SpaceGuard."
 _REPAIRS = "smq.replication.partition.repair:Repairs."
 _CONTROLLER = "smq.replication.membership.controller:Controller."
 _READS = "smq.replication.partition.reads:"
+_HANDLERS = "smq.raft_state.handlers."
 _REPLICA = "smq.replication.partition.replica:Replica."
 LOST = frozenset(
     {"lost-write", "offset-reuse", "inconsistent-offsets", "divergent-replica", "precommitted-read", "aborted-read"}
@@ -32,7 +33,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="every commit of a member is fenced by its generation",
         mutations=(
             Mutation(
-                "smq.raft_state.members:commit_coordinated_offsets",
+                _HANDLERS + "members:commit_coordinated_offsets",
                 "_check_generation(group, group.name, command.generation)",
                 "pass",
             ),
@@ -78,7 +79,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="changes of a group name the epoch of its coordinator; who stood still gives everybody time",
         mutations=(
             Mutation(
-                "smq.raft_state.members:_check_coordinator",
+                _HANDLERS + "members:_check_coordinator",
                 "if slot.epoch != command.coordinator_epoch or not slot.node:",
                 "if not slot.node:",
             ),
@@ -93,7 +94,11 @@ BUGS: tuple[PlantedBug, ...] = (
         name="former-coordinator-commits",
         rule="a commit names the epoch of its coordinator: a late one does not come behind a newer one",
         mutations=(
-            Mutation("smq.raft_state.members:commit_coordinated_offsets", "_check_coordinator(state, command)", "pass"),
+            Mutation(
+                _HANDLERS + "members:commit_coordinated_offsets",
+                "_check_coordinator(state, command)",
+                "pass",
+            ),
         ),
         scenario="late_commits",
         anomalies=frozenset({"stale-commit"}),
@@ -103,7 +108,7 @@ BUGS: tuple[PlantedBug, ...] = (
         name="generations-begin-anew",
         rule="a group that is formed again counts on, so that no command for the former one fits it",
         mutations=(
-            Mutation("smq.raft_state.groups:make_group", "name=name, generation=state.generation_floor", "name=name"),
+            Mutation(_HANDLERS + "groups:make_group", "name=name, generation=state.generation_floor", "name=name"),
         ),
         scenario="groups",
         anomalies=frozenset({"split-generation"}),
@@ -114,7 +119,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="9: apply rejects an advance of another epoch",
         mutations=(
             Mutation(
-                "smq.raft_state.partitions:advance_hwms",
+                _HANDLERS + "partitions:advance_hwms",
                 "partition.epoch == item.epoch",
                 "partition.epoch >= item.epoch",
             ),
@@ -296,7 +301,11 @@ BUGS: tuple[PlantedBug, ...] = (
         name="election-without-hwm-check",
         rule="11 and 12: apply rejects a candidate below the HWM, and an appointed leader checks itself",
         mutations=(
-            Mutation("smq.raft_state.partitions:elect_leader", "if command.verified_end < partition.hwm:", "if False:"),
+            Mutation(
+                _HANDLERS + "partitions:elect_leader",
+                "if command.verified_end < partition.hwm:",
+                "if False:",
+            ),
             Mutation(_CONTROLLER + "_decide", "and current.reports[n][1] >= part.hwm", ""),
             Mutation(_REPLICA + "_start_leading", "self._judged_end < start or ", ""),
         ),
@@ -538,7 +547,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="a request for offsets takes effect once, however often it is repeated",
         mutations=(
             Mutation(
-                "smq.raft_state.external:_assign",
+                _HANDLERS + "external:_assign",
                 "known = state.assigned.get(item.request_id)",
                 "known = None",
             ),

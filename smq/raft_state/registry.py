@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from smq.raft_state import commands, external, groups, members, nodes, partitions, producer_ids, replies, topics
+from smq.raft_state import commands, replies
 from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Kind, Many, Record
 from smq.raft_state.commands import Command
 from smq.raft_state.fields import (
@@ -24,6 +24,7 @@ from smq.raft_state.fields import (
     HwmAdvances,
     OneOf,
 )
+from smq.raft_state.handlers import external, groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
 

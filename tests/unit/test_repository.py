@@ -318,6 +318,7 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
     ("module", "line", "contract"),
     [
         ("smq/raft_state/ids.py", "import time", "raft_state is a function"),
+        ("smq/raft_state/state.py", "import smq.raft_state.handlers.topics", "Inside raft_state"),
         ("smq/replication/ports.py", "import pysyncobj", "pysyncobj is in quarantine"),
         ("smq/replication/ports.py", "import smq.coordinator", "Imports run one way only"),
         ("smq/replication/ports.py", "import smq.replication.raft.disk_marks", "Inside replication, imports"),

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state import producer_ids
 from smq.raft_state.commands import AllocateProducerId, CommitOffsets, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers import producer_ids
 from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, RequestId
 from smq.raft_state.invariants import InvariantBroken
 from smq.raft_state.limits import COMMIT_ITEMS_MAX, METADATA_BYTES_MAX, PRODUCER_EPOCH_RETIRED, default_init

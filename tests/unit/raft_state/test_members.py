@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state import members as members_module
 from smq.raft_state.commands import (
     Command,
     DeleteGroup,
@@ -18,6 +17,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers import members as members_module
 from smq.raft_state.ids import Generation, Incarnation, NodeId
 from smq.raft_state.limits import (
     COORDINATOR_SLOTS,

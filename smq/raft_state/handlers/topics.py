@@ -6,11 +6,11 @@ offsets to `groups`. Only `registry` imports it.
 
 from smq.raft_state.commands import AddPartitions, AlterTopicConfig, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.groups import forget_topic
+from smq.raft_state.handlers.groups import forget_topic
+from smq.raft_state.handlers.placement import new_partitions, place
 from smq.raft_state.ids import Offset
 from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES
 from smq.raft_state.names import is_topic_name
-from smq.raft_state.placement import new_partitions, place
 from smq.raft_state.refusal import Refused, find_topic, quoted
 from smq.raft_state.replies import Applied, Done, TopicCreated
 from smq.raft_state.state import ClusterState, TopicState

@@ -17,7 +17,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.groups import (
+from smq.raft_state.handlers.groups import (
     check_group_name,
     commit_items,
     drop_if_unused,

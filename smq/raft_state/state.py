@@ -213,3 +213,8 @@ class ClusterState:
         index = int.from_bytes(pid[16:], "big")
         partitions = self.topics[name].partitions
         return partitions[index] if index < len(partitions) else None
+
+    def partition_of(self, topic: str, index: int) -> PartitionState | None:
+        """The partition of a topic, or None if either does not exist in this state."""
+        found = self.topics.get(topic)
+        return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None

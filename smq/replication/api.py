@@ -186,6 +186,11 @@ class NodeApi(Protocol):
     def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
         """Linearizable read point: afterwards this node's state holds everything committed before the call."""
 
+    def find(self, look_up: Callable[[ClusterState], T | None], timeout_ms: int, done: DoneFn[T | None]) -> None:
+        """Calls `done` with what `look_up` finds in this node's state: within this call if it finds anything, otherwise
+        after a barrier. Nothing else may say that something is unknown: None here, and an SmqError if there was no
+        barrier in time. `look_up` must not raise."""
+
     def produce(
         self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:

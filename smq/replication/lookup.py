@@ -1,7 +1,8 @@
-"""Finding partitions by name, and linearizable reads of the replicated state.
+"""Finding topics and partitions, and linearizable reads of the replicated state.
 
-Owns the rule that only a node that has passed a read barrier may say UNKNOWN_TOPIC or UNKNOWN_PARTITION: until then the
-topic may have been created through another node, and not be applied here. The node's requests import it.
+Owns the rule that something is unknown only after a read barrier: until then it may have been created through another
+node, and not be applied here. `Lookup.find` is the one place that decides it, for the node's own requests and, through
+NodeApi, for the services. The node's requests import this module, and services import its errors.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Final, TypeVar
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import DoneFn
 from smq.replication.host import Host
 from smq.replication.partition.reads import read_failure
@@ -26,46 +27,67 @@ def clipped(timeout_ms: int) -> int:
     return max(0, min(timeout_ms, TIMEOUT_MS_MAX))
 
 
+def unknown_topic(topic: str) -> SmqError:
+    return SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
+
+
+def unknown_partition(state: ClusterState, topic: str, partition: int) -> SmqError:
+    """Why the state, which must be as of a barrier, does not have the partition."""
+    found = state.topics.get(topic)
+    if found is None:
+        return unknown_topic(topic)
+    message = f"topic {topic!r} has partitions 0 to {len(found.partitions) - 1}, not {partition}"
+    return SmqError(ErrorCode.UNKNOWN_PARTITION, message)
+
+
 class Lookup:
     def __init__(self, host: Host, barriers: Barriers) -> None:
         self._host = host
         self._barriers = barriers
 
-    def find(self, topic: str, partition: int) -> PartitionState:
+    def find(self, look_up: Callable[[ClusterState], T | None], timeout_ms: int, done: DoneFn[T | None]) -> None:
+        """Calls `done` with what `look_up` finds: within this call if it finds anything, otherwise after a barrier.
+        None, which only follows a barrier, means that it is unknown. `look_up` must not raise."""
+        found = look_up(self._host.state)
+        if found is not None:
+            done(found)
+            return
+
+        def after_barrier(result: LogIndex | SmqError) -> None:
+            done(result if isinstance(result, SmqError) else look_up(self._host.state))
+
+        self._barriers.wait(clipped(timeout_ms), after_barrier)
+
+    def applied_partition(self, topic: str, partition: int) -> PartitionState:
         """For callers that have passed a barrier: raises UNKNOWN_TOPIC, UNKNOWN_PARTITION as of the applied state."""
-        state = self._host.state.topics.get(topic)
-        if state is None:
-            raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
-        if not 0 <= partition < len(state.partitions):
-            message = f"topic {topic!r} has partitions 0 to {len(state.partitions) - 1}, not {partition}"
-            raise SmqError(ErrorCode.UNKNOWN_PARTITION, message)
-        return state.partitions[partition]
+        found = self._host.state.partition_of(topic, partition)
+        if found is None:
+            raise unknown_partition(self._host.state, topic, partition)
+        return found
 
     def with_partition(
         self, topic: str, partition: int, timeout_ms: int, done: DoneFn[T], use: Callable[[PartitionState], None]
     ) -> None:
-        """Calls `use` with the partition: immediately if its name is known, otherwise after a barrier. An SmqError that
-        `use` raises goes to `done`."""
+        """Finds the partition and calls `use` with it. An SmqError that `use` raises goes to `done`."""
 
-        def attempt() -> None:
+        def on_found(found: PartitionState | SmqError | None) -> None:
+            if found is None:
+                found = unknown_partition(self._host.state, topic, partition)
+            if isinstance(found, SmqError):
+                self._host.deliver(partial(done, found))
+                return
             try:
-                use(self.find(topic, partition))
+                use(found)
             except SmqError as e:
                 # Without its traceback: that leads to this frame, and so to the request, which only the garbage
                 # collector would find again. It counts objects, and a request may have megabytes.
                 self._host.deliver(partial(done, e.with_traceback(None)))
 
-        def after_barrier(result: LogIndex | SmqError) -> None:
-            if isinstance(result, SmqError):
-                self._host.deliver(partial(done, result))
-            else:
-                attempt()
-
-        known = self._host.state.topics.get(topic)
-        if known is not None and 0 <= partition < len(known.partitions):
-            attempt()
+        known = self._host.state.partition_of(topic, partition)
+        if known is not None:  # the hot path, without `find` and its closures
+            on_found(known)
         else:
-            self._barriers.wait(clipped(timeout_ms), after_barrier)
+            self.find(lambda state: state.partition_of(topic, partition), timeout_ms, on_found)
 
     def after_barrier(self, timeout_ms: int, done: DoneFn[T], look_up: Callable[[], T]) -> None:
         """A linearizable read of the replicated state. What `look_up` raises goes to `done`."""

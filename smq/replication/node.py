@@ -141,7 +141,7 @@ class Node:
         )
         self._external = ExternalOffsets(host, self._proposer.late)
         requests = Requests(host, self.replicas, self.liveness, barriers, self._external)
-        self.propose, self.barrier = requests.propose, requests.barrier
+        self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
         self.produce, self.fetch = requests.produce, requests.fetch
         self.partition_range, self.offset_for_time = requests.partition_range, requests.offset_for_time
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run

@@ -54,6 +54,7 @@ class Requests:
         self._barriers = barriers
         self._external = external
         self._lookup = Lookup(host, barriers)
+        self.find = self._lookup.find
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         self._host.propose(command, clipped(timeout_ms), done)
@@ -133,13 +134,13 @@ class Requests:
                 replicas=part.replicas,
             )
 
-        self._lookup.after_barrier(timeout_ms, done, lambda: answer(self._lookup.find(topic, partition)))
+        self._lookup.after_barrier(timeout_ms, done, lambda: answer(self._lookup.applied_partition(topic, partition)))
 
     def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
     ) -> None:
         def look_up() -> TimeOffset:
-            part = self._lookup.find(topic, partition)
+            part = self._lookup.applied_partition(topic, partition)
             replica = self._replicas.get(part.pid)
             if replica is None:
                 check_has_records(part, topic)
@@ -178,7 +179,7 @@ class Requests:
         return {n: end for n, end in replica.follower_ends().items() if self._liveness.is_candidate(n)}
 
     def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
-        part = self._lookup.find(topic, partition)
+        part = self._lookup.applied_partition(topic, partition)
         replica = self._replicas.get(part.pid)
         if replica is None:
             raise self._not_replica(part)

@@ -74,9 +74,8 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             out.batches.extend(_to_pb(batch) for batch in outcome.batches)
         else:
             # The response was full before this partition was read: its range as this node last applied it.
-            topic = self._calls.node.state.topics.get(fetch.topic)
-            if topic is not None and 0 <= fetch.partition < len(topic.partitions):
-                state = topic.partitions[fetch.partition]
+            state = self._calls.node.state.partition_of(fetch.topic, fetch.partition)
+            if state is not None:
                 out.log_start, out.hwm, out.lso = state.log_start, state.hwm, state.lso
         return out
 

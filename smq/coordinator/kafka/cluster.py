@@ -1,7 +1,7 @@
 """The cluster as Kafka clients see it: brokers, leaders, epochs, names and ids of topics.
 
 Owns how all handlers read the replicated state, and the creation of topics on first use. It must never say "unknown" by
-itself: `confirm_unknown` first waits for a barrier.
+itself: `service.lookup` asks the node, which first waits for a barrier.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.lookup import find_confirmed
+from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, TopicId
@@ -110,22 +110,22 @@ def live_leader(state: ClusterState, partition: PartitionState) -> NodeState | N
     return node
 
 
-def find_known(state: ClusterState, topic: str, index: int) -> PartitionState | None:
-    """As this node has applied it. None proves nothing: see `confirm_unknown`."""
-    found = state.topics.get(topic)
-    return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None
+def topic_names(state: ClusterState, topics: list[Struct], name_key: str, *, by_id: bool) -> list[str | None]:
+    """The names of the topics of a request. None for an id that this node has not applied, which proves nothing."""
+    if by_id:
+        return [state.topic_names.get(TopicId(topic["topic_id"])) for topic in topics]
+    return [topic[name_key] for topic in topics]
 
 
-def topic_named(state: ClusterState, name: str, topic_id: bytes, *, by_id: bool) -> str | None:
-    """The name of the topic that a request means; None for an id that is not known here."""
-    return state.topic_names.get(TopicId(topic_id)) if by_id else name
+def are_ids_known(topics: list[Struct]) -> Callable[[ClusterState], bool]:
+    """For `confirm_unknown`, of a request that names topics by id."""
+    return lambda state: all(topic["topic_id"] in state.topic_names for topic in topics)
 
 
-async def confirm_unknown(gateway: Gateway, are_known: Callable[[ClusterState], bool]) -> None:
-    """Waits for a barrier unless all topics of a request are known here: another node may have created them a moment
-    ago. Without a quorum the answer is "unknown" all the same. Clients retry that."""
+async def confirm_or_assume_unknown(gateway: Gateway, are_known: Callable[[ClusterState], bool]) -> None:
+    """`confirm_unknown`, but without a quorum the answer is "unknown" all the same. Clients retry that."""
     with contextlib.suppress(SmqError):
-        await find_confirmed(gateway.calls, lambda state: are_known(state) or None, KAFKA_CONFIRM_MS)
+        await confirm_unknown(gateway.calls, are_known, KAFKA_CONFIRM_MS)
 
 
 def coordinator_refusal(gateway: Gateway, group: str) -> KafkaError:
@@ -171,7 +171,7 @@ class LeaderHints:
         """Adds `current_leader` to the answer for a partition."""
         if code not in self._CODES:
             return
-        partition = find_known(self._state, topic, index)
+        partition = self._state.partition_of(topic, index)
         leader = live_leader(self._state, partition) if partition is not None else None
         address = endpoint(leader) if leader is not None else None
         if partition is None or leader is None or address is None or leader.node == self._me:

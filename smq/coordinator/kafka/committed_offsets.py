@@ -12,10 +12,9 @@ from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_t
 from smq.coordinator.groups.types import Identity
 from smq.coordinator.kafka.cluster import (
     barrier_failure,
-    confirm_unknown,
+    confirm_or_assume_unknown,
     coordinator_refusal,
-    find_known,
-    topic_named,
+    topic_names,
 )
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
@@ -43,13 +42,13 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
     items: list[OffsetCommit] = []
     committed: list[Struct] = []  # the answers for `items`
     topics = []
-    await confirm_unknown(gateway, lambda state: _are_known(state, request["topics"], by_id=by_id))
-    for topic in request["topics"]:
-        name = topic_named(gateway.state, topic.get("name", ""), topic["topic_id"], by_id=by_id)
+    await confirm_or_assume_unknown(gateway, lambda state: _are_known(state, request["topics"], by_id=by_id))
+    names = topic_names(gateway.state, request["topics"], "name", by_id=by_id)
+    for topic, name in zip(request["topics"], names, strict=True):
         answers: list[Struct] = []
         topics.append({"name": topic["name"], "topic_id": topic["topic_id"], "partitions": answers})
         for asked in topic["partitions"]:
-            part = find_known(gateway.state, name, asked["partition_index"]) if name is not None else None
+            part = gateway.state.partition_of(name, asked["partition_index"]) if name is not None else None
             code = _commit_refusal(request, asked, name, part)
             answer: Struct = {"partition_index": asked["partition_index"], "error_code": code}
             answers.append(answer)
@@ -64,9 +63,8 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
 
 
 def _are_known(state: ClusterState, topics: list[Struct], *, by_id: bool) -> bool:
-    for topic in topics:
-        name = topic_named(state, topic["name"], topic["topic_id"], by_id=by_id)
-        if name is None or any(find_known(state, name, p["partition_index"]) is None for p in topic["partitions"]):
+    for topic, name in zip(topics, topic_names(state, topics, "name", by_id=by_id), strict=True):
+        if name is None or any(state.partition_of(name, p["partition_index"]) is None for p in topic["partitions"]):
             return False
     return True
 
@@ -116,7 +114,7 @@ async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struc
 async def _fetch_group(gateway: Gateway, version: int, asked: Struct) -> Struct:
     """`topics` null asks for all that the group has committed."""
     answer: Struct = {"group_id": asked["group_id"], "error_code": KafkaError.NONE, "topics": []}
-    try:
+    try:  # after a barrier, so what is unknown afterwards is confirmed
         commits = await gateway.calls.fetch_offsets(PREFIX + asked["group_id"], None, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         answer["error_code"] = group_code_of(e)
@@ -124,17 +122,14 @@ async def _fetch_group(gateway: Gateway, version: int, asked: Struct) -> Struct:
     if asked["topics"] is None:
         answer["topics"] = _all_commits(gateway, commits)
         return answer
-    for topic in asked["topics"]:
-        by_id = version >= BY_ID_VERSION
-        topic_id = topic.get("topic_id", b"")
-        name = topic_named(gateway.state, topic["name"], topic_id, by_id=by_id)
-        partitions = []
+    code_of_unknown = answer["error_code"] or KafkaError.UNKNOWN_TOPIC_ID
+    names = topic_names(gateway.state, asked["topics"], "name", by_id=version >= BY_ID_VERSION)
+    for topic, name in zip(asked["topics"], names, strict=True):
+        topic_id, partitions = topic.get("topic_id", b""), []
         for index in topic["partition_indexes"]:
-            part = find_known(gateway.state, name, index) if name is not None else None
+            part = gateway.state.partition_of(name, index) if name is not None else None
             found = commits.get(part.pid) if part is not None else None
-            partitions.append(
-                _committed(index, found, KafkaError.UNKNOWN_TOPIC_ID if name is None else KafkaError.NONE)
-            )
+            partitions.append(_committed(index, found, code_of_unknown if name is None else KafkaError.NONE))
         answer["topics"].append({"name": topic["name"], "topic_id": topic_id, "partitions": partitions})
     return answer
 
@@ -206,7 +201,7 @@ def _deletable(
         answers = []
         for partition in topic["partitions"]:
             index = partition["partition_index"]
-            part = find_known(gateway.state, topic["name"], index)
+            part = gateway.state.partition_of(topic["name"], index)
             code = KafkaError.NONE
             if part is None:
                 code = KafkaError.UNKNOWN_TOPIC_OR_PARTITION

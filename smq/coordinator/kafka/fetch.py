@@ -7,13 +7,14 @@ to the high water mark that it knows. A client that names its rack is sent to a 
 
 from typing import Final
 
-from smq.coordinator.kafka.cluster import LeaderHints, check_epoch, find_known, topic_named
+from smq.coordinator.kafka.cluster import LeaderHints, are_ids_known, check_epoch, topic_names
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.racks import is_behind, preferred_replica
-from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX
+from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX, KAFKA_CONFIRM_MS
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
+from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId
 from smq.raft_state.state import PartitionState
@@ -34,23 +35,29 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     answers: list[Struct] = []
     wanted: list[PartitionFetch] = []
     places: list[Struct] = []  # the answer for each of `wanted`
+    names, code_of_unknown = _names_known_here(gateway, version, request), KafkaError.NONE
+    if None in names:
+        code_of_unknown = await _confirm_unknown(gateway, request)
+        names = _names_known_here(gateway, version, request)
     hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
-    for topic in request["topics"]:
-        name = topic_named(gateway.state, topic["topic"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
+    for topic, name in zip(request["topics"], names, strict=True):
         partitions: list[Struct] = []
         answers.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
         for asked in topic["partitions"]:
             answer = _empty(asked["partition"], request["isolation_level"])
             partitions.append(answer)
+            if name is None:
+                answer["error_code"] = code_of_unknown
+                continue
             code = _refusal(gateway, name, asked)
-            if code is not KafkaError.NONE or name is None:
+            if code is not KafkaError.NONE:
                 answer["error_code"] = code
-                hints.add(answer, code, name or "", asked["partition"])
+                hints.add(answer, code, name, asked["partition"])
                 continue
             nearer = _nearer(gateway, name, asked, request["rack_id"])
             if nearer is not None:
                 answer["preferred_read_replica"] = nearer
-                _fill_range(answer, find_known(gateway.state, name, asked["partition"]))
+                _fill_range(answer, gateway.state.partition_of(name, asked["partition"]))
                 continue
             wanted.append(_wanted(name, asked))
             places.append(answer)
@@ -96,16 +103,27 @@ def _wanted(name: str, asked: Struct) -> PartitionFetch:
     )
 
 
-def _refusal(gateway: Gateway, name: str | None, asked: Struct) -> KafkaError:
-    if name is None:
-        return KafkaError.UNKNOWN_TOPIC_ID
-    known = find_known(gateway.state, name, asked["partition"])
+def _names_known_here(gateway: Gateway, version: int, request: Struct) -> list[str | None]:
+    return topic_names(gateway.state, request["topics"], "topic", by_id=version >= BY_ID_VERSION)
+
+
+async def _confirm_unknown(gateway: Gateway, request: Struct) -> KafkaError:
+    """The code for ids that are unknown afterwards."""
+    try:
+        await confirm_unknown(gateway.calls, are_ids_known(request["topics"]), KAFKA_CONFIRM_MS)
+    except SmqError:
+        return KafkaError.NOT_LEADER_OR_FOLLOWER  # consumers retry this one, whatever the reason
+    return KafkaError.UNKNOWN_TOPIC_ID
+
+
+def _refusal(gateway: Gateway, name: str, asked: Struct) -> KafkaError:
+    known = gateway.state.partition_of(name, asked["partition"])
     return check_epoch(known, asked["current_leader_epoch"]) if known is not None else KafkaError.NONE
 
 
 def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | None:
     """The replica in the client's rack that the client should ask instead."""
-    known = find_known(gateway.state, name, asked["partition"]) if rack else None
+    known = gateway.state.partition_of(name, asked["partition"]) if rack else None
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
     ends = gateway.calls.node.follower_ends(known.pid)
@@ -115,7 +133,7 @@ def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | N
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:
     """Sends the client back to the leader if this follower cannot serve it. Only clients that name a rack expect
     this."""
-    known = find_known(gateway.state, want.topic, want.partition)
+    known = gateway.state.partition_of(want.topic, want.partition)
     if known is None or known.leader == gateway.calls.node.node_id:
         return
     if is_behind(found, offset=want.offset, is_ready=gateway.calls.node.is_ready):
@@ -144,7 +162,7 @@ def _fill(gateway: Gateway, want: PartitionFetch, answer: Struct, outcome: Outco
             answer |= {"log_start_offset": outcome.details.lo, "high_watermark": outcome.details.hi}
         return
     # None: the response was full before this partition's turn. The range is as this node last applied it.
-    found = outcome if isinstance(outcome, Fetched) else find_known(gateway.state, want.topic, want.partition)
+    found = outcome if isinstance(outcome, Fetched) else gateway.state.partition_of(want.topic, want.partition)
     _fill_range(answer, found)
     if isinstance(outcome, Fetched):
         answer["records"] = [batch.data for batch in outcome.batches]

@@ -6,7 +6,14 @@ Owns the description of the node and the cluster that clients get, and when a to
 from typing import Final
 
 from smq.coordinator.kafka.api_keys import SERVED
-from smq.coordinator.kafka.cluster import NO_TOPIC_ID, brokers, confirm_unknown, controller, create_on_use, live_leader
+from smq.coordinator.kafka.cluster import (
+    NO_TOPIC_ID,
+    brokers,
+    confirm_or_assume_unknown,
+    controller,
+    create_on_use,
+    live_leader,
+)
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import CODES, KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
@@ -46,7 +53,7 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
         topics = [await _topic(gateway.state, topic, turns) for topic in named]
     else:
         may_create = gateway.auto_create and (version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"])
-        await confirm_unknown(gateway, lambda state: _are_known(state, asked))
+        await confirm_or_assume_unknown(gateway, lambda state: _are_known(state, asked))
         topics = [await _named_topic(gateway, topic, may_create=may_create) for topic in asked]
     return {
         "throttle_time_ms": 0,

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from smq.coordinator.kafka.cluster import LeaderHints, find_known, topic_named
+from smq.coordinator.kafka.cluster import LeaderHints, are_ids_known, topic_names
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
@@ -43,23 +43,46 @@ class ProduceCall:
 
     def start(self, request: Struct) -> None:
         self._acks = _ACKS.get(request["acks"])
-        for topic in request["topic_data"]:
-            name = topic_named(
-                self._gateway.state, topic["name"], topic["topic_id"], by_id=self._version >= BY_ID_VERSION
-            )
+        names = self._names_known_here(request)
+        if None not in names:
+            self._start_topics(request, names, KafkaError.NONE)
+            return
+        are_known = are_ids_known(request["topic_data"])
+        done = partial(self._on_confirmed, request)
+        self._gateway.calls.node.find(lambda state: are_known(state) or None, request["timeout_ms"], done)
+
+    def _names_known_here(self, request: Struct) -> list[str | None]:
+        by_id = self._version >= BY_ID_VERSION
+        return topic_names(self._gateway.state, request["topic_data"], "name", by_id=by_id)
+
+    def _on_confirmed(self, request: Struct, result: bool | SmqError | None) -> None:
+        """Called by the node, which an exception in here would end."""
+        try:
+            code = code_of(result) if isinstance(result, SmqError) else KafkaError.UNKNOWN_TOPIC_ID
+            self._start_topics(request, self._names_known_here(request), code)
+        except Exception as e:
+            log.error("kafka_produce_failed", exc_info=e)
+            self._fail()
+
+    def _start_topics(self, request: Struct, names: list[str | None], code_of_unknown: KafkaError) -> None:
+        for topic, name in zip(request["topic_data"], names, strict=True):
             answers: list[Struct] = []
             self._answers.append({"name": topic["name"], "topic_id": topic["topic_id"], "partition_responses": answers})
             for data in topic["partition_data"]:
                 answer: Struct = {"index": data["index"], "error_code": KafkaError.NONE, "base_offset": -1}
                 answers.append(answer)
                 self._left += 1
-                self._start_partition(request, name, data, answer)
+                if name is None:
+                    code = code_of_unknown if self._acks is not None else KafkaError.INVALID_REQUIRED_ACKS
+                    self._refuse(answer, code, None)
+                else:
+                    self._start_partition(request, name, data, answer)
         self._count_down()
 
-    def _start_partition(self, request: Struct, name: str | None, data: Struct, answer: Struct) -> None:
+    def _start_partition(self, request: Struct, name: str, data: Struct, answer: Struct) -> None:
         records = data["records"]
-        code = self._refusal(request, name, records)
-        if code is not KafkaError.NONE or name is None or self._acks is None:
+        code = self._refusal(request, records)
+        if code is not KafkaError.NONE or self._acks is None:
             self._refuse(answer, code, None)
             return
         done = partial(self._on_done, name, answer)
@@ -68,12 +91,10 @@ class ProduceCall:
         except SmqError as e:  # the node raises what it finds immediately
             done(e)
 
-    def _refusal(self, request: Struct, name: str | None, records: memoryview | None) -> KafkaError:
+    def _refusal(self, request: Struct, records: memoryview | None) -> KafkaError:
         """What can be refused without the node."""
         if self._acks is None:
             return KafkaError.INVALID_REQUIRED_ACKS
-        if name is None:
-            return KafkaError.UNKNOWN_TOPIC_ID
         if not records:
             return KafkaError.INVALID_RECORD
         if request["transactional_id"] is not None:
@@ -97,7 +118,7 @@ class ProduceCall:
             self._refuse(answer, code_of(result), str(result), name)
             return
         answer["base_offset"] = result.base_offset
-        part = find_known(self._gateway.state, name, answer["index"])
+        part = self._gateway.state.partition_of(name, answer["index"])
         answer["log_start_offset"] = part.log_start if part is not None else -1
         self._count_down()
 

@@ -12,7 +12,7 @@ from smq.coordinator.kafka.config_admin import described
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.lookup import find_confirmed, find_topic
+from smq.coordinator.service.lookup import find_topic, find_topic_name
 from smq.raft_state.commands import AddPartitions, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, TopicId
@@ -117,7 +117,7 @@ async def _delete(gateway: Gateway, asked: Struct, timeout_ms: int) -> Struct:
 
 
 async def _name_of(gateway: Gateway, topic_id: bytes, timeout_ms: int) -> str:
-    name = await find_confirmed(gateway.calls, lambda state: state.topic_names.get(TopicId(topic_id)), timeout_ms)
+    name = await find_topic_name(gateway.calls, TopicId(topic_id), timeout_ms)
     if name is None:
         raise KafkaRefusal(KafkaError.UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id.hex()}")
     return name

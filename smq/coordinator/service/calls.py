@@ -15,6 +15,7 @@ from smq.raft_state.commands import Command, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, PartitionId
 from smq.raft_state.replies import OffsetsAssigned, Reply
+from smq.raft_state.state import ClusterState
 from smq.replication.api import Cancel, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
@@ -92,6 +93,15 @@ class NodeCalls:
     async def barrier(self, timeout_ms: int) -> LogIndex:
         answer = Answer[LogIndex](self.timeouts)
         self.node.barrier(timeout_ms, answer.done)
+        return await answer.result(timeout_ms)
+
+    async def find(self, look_up: Callable[[ClusterState], T | None], timeout_ms: int) -> T | None:
+        """NodeApi's `find`. Never suspends if `look_up` finds anything now."""
+        found = look_up(self.node.state)
+        if found is not None:
+            return found
+        answer = Answer[T | None](self.timeouts)
+        self.node.find(look_up, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def digest(self, timeout_ms: int) -> tuple[LogIndex, str]:

@@ -1,56 +1,45 @@
 """What a request's names mean: topics, partitions, groups, commits, and the position where a reader starts.
 
-Owns the rule that a service says "unknown" only after a read barrier: the topic may have been created through
-another node, and not be applied here yet. Services import it; it knows no wire format.
+Owns which look-ups the services need. It must never say "unknown" by its own decision: the node's `find` decides that,
+after a read barrier. Services import it; it knows no wire format.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.positions import OffsetType, Position, StartRequest, resolve
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, PartitionId
+from smq.raft_state.ids import Offset, PartitionId, TopicId
 from smq.raft_state.state import ClusterState, GroupState, PartitionState, TopicState
 from smq.replication.api import PartitionRange, TimeKind
-
-T = TypeVar("T")
-
-
-async def find_confirmed(calls: NodeCalls, find: Callable[[ClusterState], T | None], timeout_ms: int) -> T | None:
-    """What `find` returns for the replicated state; None only if it still finds nothing after a barrier."""
-    found = find(calls.node.state)
-    if found is None:
-        await calls.barrier(timeout_ms)
-        found = find(calls.node.state)
-    return found
+from smq.replication.lookup import unknown_partition, unknown_topic
 
 
 async def find_topic(calls: NodeCalls, topic: str, timeout_ms: int) -> TopicState:
-    """UNKNOWN_TOPIC only if a barrier has confirmed it."""
-    found = await find_confirmed(calls, lambda state: state.topics.get(topic), timeout_ms)
+    """UNKNOWN_TOPIC if there is none."""
+    found = await calls.find(lambda state: state.topics.get(topic), timeout_ms)
     if found is None:
-        raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
+        raise unknown_topic(topic)
     return found
 
 
+async def find_topic_name(calls: NodeCalls, topic_id: TopicId, timeout_ms: int) -> str | None:
+    """The name of the topic with this id; None if there is none."""
+    return await calls.find(lambda state: state.topic_names.get(topic_id), timeout_ms)
+
+
 async def find_partition(calls: NodeCalls, topic: str, partition: int, timeout_ms: int) -> PartitionState:
-    """UNKNOWN_TOPIC or UNKNOWN_PARTITION only if a barrier has confirmed it."""
-    found = await find_topic(calls, topic, timeout_ms)
-    if partition >= len(found.partitions):
-        grown = await find_confirmed(calls, lambda state: _with_partition(state, topic, partition), timeout_ms)
-        found = grown or await find_topic(calls, topic, timeout_ms)
-    if not 0 <= partition < len(found.partitions):
-        raise SmqError(
-            ErrorCode.UNKNOWN_PARTITION,
-            f"topic {topic!r} has partitions 0 to {len(found.partitions) - 1}, there is no partition {partition}",
-        )
-    return found.partitions[partition]
+    """UNKNOWN_TOPIC or UNKNOWN_PARTITION if there is none."""
+    found = await calls.find(lambda state: state.partition_of(topic, partition), timeout_ms)
+    if found is None:
+        raise unknown_partition(calls.node.state, topic, partition)
+    return found
 
 
-def _with_partition(state: ClusterState, topic: str, partition: int) -> TopicState | None:
-    found = state.topics.get(topic)
-    return found if found is not None and partition < len(found.partitions) else None
+async def confirm_unknown(calls: NodeCalls, are_known: Callable[[ClusterState], bool], timeout_ms: int) -> None:
+    """For a request with many names: returns once the state says of each whether it is known or unknown. That is
+    immediately if all are known, otherwise after one barrier for all of them."""
+    await calls.find(lambda state: are_known(state) or None, timeout_ms)
 
 
 async def find_group(calls: NodeCalls, group: str, timeout_ms: int) -> GroupState:

@@ -2,13 +2,14 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from smq.coordinator.kafka import log_offsets
 from smq.coordinator.kafka.errors import KafkaError
-from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, TsNs
-from smq.raft_state.state import EpochStart, PartitionState
-from smq.replication.api import TimeOffset
+from smq.coordinator.service.calls import NodeCalls
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, TsNs
+from smq.raft_state.state import ClusterState, EpochStart, PartitionState, TopicState
+from smq.replication.api import NodeApi, TimeOffset
 
 
 def part(*history: EpochStart, hwm: int) -> PartitionState:
@@ -31,25 +32,29 @@ OLD = part(EpochStart(Epoch(1), Offset(0)), hwm=5)
 NEW = part(EpochStart(Epoch(1), Offset(0)), EpochStart(Epoch(2), Offset(5)), hwm=9)
 
 
-class LateCalls:
+class LateCalls(NodeCalls):
     """A node that was cut off: the barrier before the request, or the one of the look-up, installs a snapshot."""
 
     def __init__(self, *, behind: int) -> None:
+        self._node = SimpleNamespace(state=self.state_of(OLD))
+        super().__init__(cast(NodeApi, self._node))
         self.barriers = 0
         self.behind = behind  # barriers that still end in the old state
-        self.node = SimpleNamespace(state=self.state_of(OLD))
 
     @staticmethod
-    def state_of(found: PartitionState) -> Any:
-        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=[found])})
+    def state_of(found: PartitionState) -> ClusterState:
+        topic = TopicState(
+            name="t", topic_id=found.topic_id, replication_factor=3, config={}, created_ms=0, partitions=[found]
+        )
+        return ClusterState(schema_version=1, topics={"t": topic})
 
-    async def barrier(self, _timeout_ms: int) -> int:
+    async def barrier(self, timeout_ms: int) -> LogIndex:
         self.barriers += 1
         if self.barriers > self.behind:
-            self.node.state = self.state_of(NEW)
-        return self.barriers
+            self._node.state = self.state_of(NEW)
+        return LogIndex(self.barriers)
 
-    async def offset_for_time(self, *_asked: object) -> TimeOffset:
+    async def offset_for_time(self, *_asked: Any) -> TimeOffset:
         await self.barrier(0)
         return TimeOffset(Offset(7), TsNs(100), 100)
 

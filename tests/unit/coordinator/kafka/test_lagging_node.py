@@ -1,0 +1,220 @@
+"""Requests that name a topic which another node created a moment ago: none of them may say that it is unknown."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.cluster import NO_TOPIC_ID
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.dispatch import HANDLERS
+from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.produce import ProduceCall
+from smq.coordinator.limits import MIB
+from smq.coordinator.service.calls import NodeCalls
+from smq.raft_state.ids import TopicId
+from smq.testing.kafka_client import batch
+from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
+
+GONE = TopicId(bytes(15) + b"g")
+UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PARTITION, KafkaError.UNKNOWN_TOPIC_ID}
+
+
+class Groups:
+    """This node coordinates every group, and commits whatever it is asked to."""
+
+    def refusal(self, _group: str) -> Outcome:
+        return Outcome.OK
+
+    def commit(self, *arguments: Any) -> None:
+        arguments[-1](None)
+
+
+def gateway_of(node: LaggingNode) -> Gateway:
+    return Gateway(
+        calls=NodeCalls(node.api),
+        groups=cast(GroupCoordinator, Groups()),
+        auto_create=False,
+        response_bytes_max=MIB,
+        inflight=InflightBytes(),
+    )
+
+
+def ask(node: LaggingNode, key: ApiKey, version: int, request: Struct) -> list[KafkaError]:
+    """All error codes in the answer."""
+    gateway = gateway_of(node)
+
+    async def call() -> Struct:
+        if key is not ApiKey.PRODUCE:
+            return await HANDLERS[key](gateway, version, request)
+        answers: list[Struct | None] = []
+        ProduceCall(gateway, version, answers.append, pytest.fail).start(request)
+        (answer,) = answers
+        assert answer is not None
+        return answer
+
+    return list(codes_in(asyncio.run(call())))
+
+
+def codes_in(answer: Any) -> list[KafkaError]:
+    if isinstance(answer, list):
+        return [code for item in answer for code in codes_in(item)]
+    if not isinstance(answer, dict):
+        return []
+    own = [answer["error_code"]] if "error_code" in answer else []
+    return own + [code for item in answer.values() for code in codes_in(item)]
+
+
+Named = Callable[[str, bytes], tuple[ApiKey, int, Struct]]
+
+
+def _produce(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    data = [{"index": 0, "records": memoryview(batch(b"v"))}]
+    topics = [{"name": name, "topic_id": topic_id, "partition_data": data}]
+    request = {"acks": -1, "timeout_ms": 1_000, "transactional_id": None, "topic_data": topics}
+    return ApiKey.PRODUCE, 9 if name else 13, request
+
+
+def _fetch(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": MIB, "current_leader_epoch": -1}
+    request = {
+        "session_id": 0,
+        "isolation_level": 0,
+        "rack_id": "",
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": MIB,
+        "topics": [{"topic": name, "topic_id": topic_id, "partitions": [part]}],
+    }
+    return ApiKey.FETCH, 12 if name else 13, request
+
+
+def _metadata(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    topics = [{"name": name or None, "topic_id": topic_id}]
+    return ApiKey.METADATA, 12, {"topics": topics, "allow_auto_topic_creation": False}
+
+
+def _offset_commit(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    part = {"partition_index": 0, "committed_offset": 1, "committed_metadata": None}
+    request = {
+        "group_id": "g",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": name, "topic_id": topic_id, "partitions": [part]}],
+    }
+    return ApiKey.OFFSET_COMMIT, 9 if name else 10, request
+
+
+def _offset_fetch(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    topics = [{"name": name, "topic_id": topic_id, "partition_indexes": [0]}]
+    return ApiKey.OFFSET_FETCH, 9 if name else 10, {"groups": [{"group_id": "g", "topics": topics}]}
+
+
+def _delete_topics(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    return ApiKey.DELETE_TOPICS, 6, {"timeout_ms": 1_000, "topics": [{"name": name or None, "topic_id": topic_id}]}
+
+
+def _list_offsets(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+    topics = [{"name": name, "partitions": [part]}]
+    return ApiKey.LIST_OFFSETS, 5, {"isolation_level": 0, "timeout_ms": 1_000, "topics": topics}
+
+
+def _offset_for_leader_epoch(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    part = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": 1}
+    return ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, {"topics": [{"topic": name, "partitions": [part]}]}
+
+
+def _delete_records(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    topics = [{"name": name, "partitions": [{"partition_index": 0, "offset": 0}]}]
+    return ApiKey.DELETE_RECORDS, 2, {"timeout_ms": 1_000, "topics": topics}
+
+
+def _offset_delete(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    topics = [{"name": name, "partitions": [{"partition_index": 0}]}]
+    return ApiKey.OFFSET_DELETE, 0, {"group_id": "g", "topics": topics}
+
+
+def _create_partitions(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    topics = [{"name": name, "count": 2, "assignments": None}]
+    return ApiKey.CREATE_PARTITIONS, 3, {"timeout_ms": 1_000, "validate_only": False, "topics": topics}
+
+
+def _resource(name: str) -> Struct:
+    return {"resource_type": 2, "resource_name": name, "configuration_keys": None, "configs": []}
+
+
+def _describe_configs(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    request = {"include_synonyms": False, "include_documentation": False, "resources": [_resource(name)]}
+    return ApiKey.DESCRIBE_CONFIGS, 4, request
+
+
+def _alter_configs(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    return ApiKey.ALTER_CONFIGS, 2, {"validate_only": False, "resources": [_resource(name)]}
+
+
+def _incremental_alter_configs(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    return ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"validate_only": False, "resources": [_resource(name)]}
+
+
+BY_NAME_OR_ID: tuple[Named, ...] = (_produce, _fetch, _metadata, _offset_commit, _offset_fetch, _delete_topics)
+BY_NAME: tuple[Named, ...] = (
+    *BY_NAME_OR_ID,
+    _list_offsets,
+    _offset_for_leader_epoch,
+    _delete_records,
+    _offset_delete,
+    _create_partitions,
+    _describe_configs,
+    _alter_configs,
+    _incremental_alter_configs,
+)
+
+
+@pytest.mark.parametrize("named", BY_NAME)
+def test_a_topic_created_through_another_node_is_found_by_name(named: Named) -> None:
+    assert set(ask(LaggingNode(), *named(TOPIC, NO_TOPIC_ID))) == {KafkaError.NONE}
+
+
+@pytest.mark.parametrize("named", BY_NAME_OR_ID)
+def test_a_topic_created_through_another_node_is_found_by_id(named: Named) -> None:
+    assert set(ask(LaggingNode(), *named("", TOPIC_ID))) == {KafkaError.NONE}
+
+
+@pytest.mark.parametrize("named", BY_NAME_OR_ID)
+def test_an_id_that_is_unknown_after_a_barrier_is_refused(named: Named) -> None:
+    node = LaggingNode()
+    assert KafkaError.UNKNOWN_TOPIC_ID in ask(node, *named("", GONE))
+    assert node.barriers == 1
+
+
+@pytest.mark.parametrize("named", [_produce, _fetch, _offset_fetch, _delete_topics])
+def test_an_id_is_not_called_unknown_without_a_barrier(named: Named) -> None:
+    codes = ask(LaggingNode(failure=NO_QUORUM), *named("", TOPIC_ID))
+    assert KafkaError.NONE not in codes[-1:]
+    assert not UNKNOWN & set(codes)
+
+
+@pytest.mark.parametrize("named", [_produce, _fetch])
+def test_a_known_topic_costs_no_barrier(named: Named) -> None:
+    for name, topic_id in ((TOPIC, NO_TOPIC_ID), ("", TOPIC_ID)):
+        node = LaggingNode()
+        node.state = state_with((TOPIC, TOPIC_ID))
+        assert set(ask(node, *named(name, topic_id))) == {KafkaError.NONE}
+        assert node.barriers == 0
+
+
+def test_many_unknown_ids_cost_a_fetch_one_barrier() -> None:
+    key, version, request = _fetch("", GONE)
+    request["topics"] += [*_fetch("", TOPIC_ID)[2]["topics"], *_fetch("", GONE)[2]["topics"]]
+    node = LaggingNode()
+    codes = ask(node, key, version, request)
+    assert codes == [KafkaError.NONE, KafkaError.UNKNOWN_TOPIC_ID, KafkaError.NONE, KafkaError.UNKNOWN_TOPIC_ID]
+    assert node.barriers == 1

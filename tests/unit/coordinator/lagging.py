@@ -1,0 +1,128 @@
+"""A node to which a topic, created through another node a moment ago, is unknown until its first barrier.
+
+Owns the replicated state and the barriers. The look-ups are the real node's.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, TsNs
+from smq.raft_state.replies import Reply
+from smq.raft_state.state import ClusterState, EpochStart, GroupPhase, GroupState, NodeState, PartitionState, TopicState
+from smq.replication.api import Acks, Cancel, DoneFn, Fetched, NodeApi, PartitionRange, Produced, TimeKind, TimeOffset
+from smq.replication.host import Host
+from smq.replication.lookup import Lookup
+from smq.replication.proposer import Barriers
+
+ZERO = Offset(0)
+TOPIC, TOPIC_ID = "t", TopicId(bytes(15) + b"t")
+GROUP = "kafka-cg-g"
+
+
+def state_with(*topics: tuple[str, TopicId]) -> ClusterState:
+    """A state with these topics of one partition, and with one group."""
+    state = ClusterState(schema_version=1)
+    state.nodes[NodeId(1)] = NodeState(
+        node=NodeId(1),
+        incarnation=Incarnation(1),
+        disk=DiskId(bytes(16)),
+        grpc_address="",
+        http_address="",
+        kafka_address="",
+        fenced=False,
+    )
+    for name, topic_id in topics:
+        part = PartitionState(
+            topic_id=topic_id,
+            index=PartitionIndex(0),
+            replicas=(NodeId(1),),
+            leader=NodeId(1),
+            leader_incarnation=Incarnation(1),
+            epoch=Epoch(1),
+            history=[EpochStart(Epoch(1), ZERO)],
+            next_offset=ZERO,
+            hwm=ZERO,
+            log_start=ZERO,
+            ts_ns=TsNs(0),
+        )
+        state.topics[name] = TopicState(
+            name=name, topic_id=topic_id, replication_factor=1, config={}, created_ms=0, partitions=[part]
+        )
+        state.topic_names[topic_id] = name
+    state.groups[GROUP] = GroupState(name=GROUP, phase=GroupPhase.EMPTY)
+    return state
+
+
+class LaggingNode:
+    """Serves requests as a leader of an empty partition does. Counts barriers; `failure` is what they end with."""
+
+    def __init__(self, *, failure: SmqError | None = None) -> None:
+        self.node_id = NodeId(1)
+        self.is_ready = True
+        self.state = state_with()
+        self.barriers = 0
+        self._failure = failure
+        waits = cast(Barriers, SimpleNamespace(wait=self.barrier))
+        self._lookup = Lookup(cast(Host, self), waits)
+        self.find = self._lookup.find
+
+    @property
+    def api(self) -> NodeApi:
+        return cast(NodeApi, self)  # the part of it that look-ups use
+
+    def deliver(self, answer: Callable[[], None]) -> None:
+        answer()
+
+    def barrier(self, _timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        self.barriers += 1
+        if self._failure is not None:
+            done(self._failure)
+            return
+        self.state = state_with((TOPIC, TOPIC_ID))
+        done(LogIndex(1))
+
+    def status(self) -> Any:
+        return SimpleNamespace(raft_leader=None)
+
+    def queued_bytes(self) -> int:
+        return 0
+
+    def propose(self, _command: object, _timeout_ms: int, done: DoneFn[Reply]) -> None:
+        done(cast(Reply, None))
+
+    def produce(
+        self, topic: str, partition: int, _batch: object, _acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+    ) -> None:
+        def use(_part: PartitionState) -> None:
+            done(Produced(ZERO, ZERO, TsNs(1), Epoch(1), duplicate=False))
+
+        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def fetch(
+        self, topic: str, partition: int, _offset: int, *, max_bytes: int, max_wait_ms: int, done: DoneFn[Fetched]
+    ) -> Cancel:
+        def use(_part: PartitionState) -> None:
+            done(Fetched([], ZERO, ZERO, ZERO, ZERO))
+
+        self._lookup.with_partition(topic, partition, max_wait_ms, done, use)
+        return lambda: None
+
+    def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
+        raise NotImplementedError
+
+    def offset_for_time(
+        self, topic: str, partition: int, _kind: TimeKind, _value: int, timeout_ms: int, done: DoneFn[TimeOffset]
+    ) -> None:
+        def look_up() -> TimeOffset:
+            self._lookup.applied_partition(topic, partition)
+            return TimeOffset(ZERO, TsNs(-1), -1)
+
+        self._lookup.after_barrier(timeout_ms, done, look_up)
+
+    def fetch_offsets(self, _group: str, _pids: object, timeout_ms: int, done: DoneFn[dict[Any, Any]]) -> None:
+        self._lookup.after_barrier(timeout_ms, done, dict)
+
+
+NO_QUORUM = SmqError(ErrorCode.NO_QUORUM, "m")

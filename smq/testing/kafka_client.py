@@ -28,16 +28,20 @@ class RawKafka:
     def close(self) -> None:
         self.socket.close()
 
-    def send(self, key: ApiKey, version: int, **fields: Any) -> int:
+    def send(self, key: ApiKey, version: int, *, times: int = 1, **fields: Any) -> int:
+        """Sends the request this many times, in one write. Returns the correlation id of the last."""
         message = request_message(key)
         body = b"".join(compile_encoder(message, version)(_filled(fields, message.fields, version)))
-        self._correlation += 1
-        header = struct.pack(">hhih", key, version, self._correlation, -1)
-        self.send_frame(header + (b"\0" if is_header_flexible(key, version) else b"") + body)
+        tags = b"\0" if is_header_flexible(key, version) else b""
+        frames = []
+        for _ in range(times):
+            self._correlation += 1
+            frames.append(struct.pack(">hhih", key, version, self._correlation, -1) + tags + body)
+        self.send_frame(*frames)
         return self._correlation
 
-    def send_frame(self, frame: bytes) -> None:
-        self.socket.sendall(struct.pack(">i", len(frame)) + frame)
+    def send_frame(self, *frames: bytes) -> None:
+        self.socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
 
     def receive(self, key: ApiKey, version: int) -> tuple[int, Struct]:
         """The correlation id and body of the next answer."""

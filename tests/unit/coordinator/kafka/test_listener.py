@@ -13,6 +13,7 @@ import pytest
 
 from smq.coordinator.config import format_address
 from smq.coordinator.kafka import connection as connection_module
+from smq.coordinator.kafka import inflight as inflight_module
 from smq.coordinator.kafka import listener as listener_module
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
@@ -90,11 +91,12 @@ def on_node(tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch) ->
 OnNode = Callable[[Callable[[Port], None]], None]
 
 
-def _send_fetch(raw: RawKafka, *, offset: int = 0, max_wait_ms: int = 0) -> None:
+def _send_fetch(raw: RawKafka, *, times: int = 1, offset: int = 0, max_wait_ms: int = 0) -> None:
     asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 8 * MIB}
     raw.send(
         ApiKey.FETCH,
         12,
+        times=times,
         replica_id=-1,
         max_wait_ms=max_wait_ms,
         min_bytes=1,
@@ -145,7 +147,10 @@ def test_half_open_and_silent_connections_are_closed(on_node: OnNode, monkeypatc
 def test_answers_that_nobody_reads_are_bounded_and_then_given_up(
     on_node: OnNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A client whose answers do not fill the node may take a minute. So each must fill it by itself, however slow the
+    # machine is: all its fetches arrive together, and none of them gives up and ends empty behind an unread answer.
     monkeypatch.setattr(connection_module, "KAFKA_STUCK_FULL_S_MAX", SOON_S)
+    monkeypatch.setattr(inflight_module, "KAFKA_ROOM_S_MAX", 60)
 
     def scenario(port: Port) -> None:
         other = port.connect()
@@ -157,8 +162,7 @@ def test_answers_that_nobody_reads_are_bounded_and_then_given_up(
         for raw in deaf:
             raw.socket.settimeout(0.05)
             with contextlib.suppress(TimeoutError, ConnectionResetError, BrokenPipeError):
-                for _ in range(100):  # 700 MB of answers each
-                    _send_fetch(raw)
+                _send_fetch(raw, times=100)  # 700 MB of answers each
         port.wait("the node has been full", lambda: port.inflight.largest >= 16 * MIB)
         assert other.produce("t", batch(b"v"))["base_offset"] == 8
         port.wait("all is given back", lambda: port.inflight.used_bytes == 0)

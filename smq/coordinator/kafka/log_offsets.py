@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from smq.coordinator.kafka.cluster import check_epoch, epoch_at
+from smq.coordinator.kafka.cluster import check_epoch, epoch_at, find_known
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
@@ -111,17 +111,17 @@ async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Stru
 
     async def answer(topic: str, asked: Struct) -> Struct:
         out: Struct = {
-            "error_code": KafkaError.NONE,
+            "error_code": KafkaError.NONE if failure is None else code_of(failure),
             "partition": asked["partition"],
             "leader_epoch": -1,
             "end_offset": -1,
         }
-        try:
-            if failure is not None:
-                raise failure
-            part = await find_partition(gateway.calls, topic, asked["partition"], TIMEOUT_MS_DEFAULT)
-        except SmqError as e:
-            out["error_code"] = code_of(e)
+        if failure is not None:
+            return out
+        # After the barrier above, a partition that is unknown here does not exist: none needs a barrier of its own.
+        part = find_known(gateway.state, topic, asked["partition"])
+        if part is None:
+            out["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
             return out
         out["error_code"] = check_epoch(part, asked["current_leader_epoch"])
         if out["error_code"] is KafkaError.NONE:

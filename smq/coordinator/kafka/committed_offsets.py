@@ -48,14 +48,14 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
         name = topic_named(gateway.state, topic.get("name", ""), topic["topic_id"], by_id=by_id)
         answers: list[Struct] = []
         topics.append({"name": topic["name"], "topic_id": topic["topic_id"], "partitions": answers})
-        for asked in topic["partitions"]:
-            part = find_known(gateway.state, name, asked["partition_index"]) if name is not None else None
-            code = _commit_refusal(request, asked, name, part)
-            answer: Struct = {"partition_index": asked["partition_index"], "error_code": code}
+        for requested in topic["partitions"]:
+            part = find_known(gateway.state, name, requested["partition_index"]) if name is not None else None
+            code = _commit_refusal(request, requested, name, part)
+            answer: Struct = {"partition_index": requested["partition_index"], "error_code": code}
             answers.append(answer)
             if part is not None and code is KafkaError.NONE:
                 committed.append(answer)
-                offset, metadata = Offset(asked["committed_offset"]), asked["committed_metadata"] or ""
+                offset, metadata = Offset(requested["committed_offset"]), requested["committed_metadata"] or ""
                 items.append(OffsetCommit(partition=part.pid, offset=offset, metadata=metadata))
     code = await _commit(gateway, request, items)
     for answer in committed:
@@ -71,14 +71,14 @@ def _are_known(state: ClusterState, topics: list[Struct], *, by_id: bool) -> boo
     return True
 
 
-def _commit_refusal(request: Struct, asked: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
+def _commit_refusal(request: Struct, requested: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
     if not is_group(request["group_id"]):
         return KafkaError.INVALID_GROUP_ID
     if name is None:
         return KafkaError.UNKNOWN_TOPIC_ID
-    if len((asked["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
+    if len((requested["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
         return KafkaError.OFFSET_METADATA_TOO_LARGE
-    if asked["committed_offset"] < 0:
+    if requested["committed_offset"] < 0:
         return KafkaError.INVALID_REQUEST
     return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -103,7 +103,7 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
 # ------------------------------------------------------------------------------------------------ OffsetFetch
 async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     if version >= _BATCHED_VERSION:
-        groups = [await _fetch_group(gateway, version, asked) for asked in request["groups"]]
+        groups = [await _fetch_group(gateway, version, requested) for requested in request["groups"]]
         return {"throttle_time_ms": 0, "groups": groups}
     answer = await _fetch_group(gateway, version, request)
     if version < 2:  # only partitions have a field for an error
@@ -113,18 +113,18 @@ async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struc
     return {"throttle_time_ms": 0} | answer
 
 
-async def _fetch_group(gateway: Gateway, version: int, asked: Struct) -> Struct:
+async def _fetch_group(gateway: Gateway, version: int, requested: Struct) -> Struct:
     """`topics` null asks for all that the group has committed."""
-    answer: Struct = {"group_id": asked["group_id"], "error_code": KafkaError.NONE, "topics": []}
+    answer: Struct = {"group_id": requested["group_id"], "error_code": KafkaError.NONE, "topics": []}
     try:
-        commits = await gateway.calls.fetch_offsets(PREFIX + asked["group_id"], None, TIMEOUT_MS_DEFAULT)
+        commits = await gateway.calls.fetch_offsets(PREFIX + requested["group_id"], None, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         answer["error_code"] = group_code_of(e)
         commits = {}
-    if asked["topics"] is None:
+    if requested["topics"] is None:
         answer["topics"] = _all_commits(gateway, commits)
         return answer
-    for topic in asked["topics"]:
+    for topic in requested["topics"]:
         by_id = version >= BY_ID_VERSION
         topic_id = topic.get("topic_id", b"")
         name = topic_named(gateway.state, topic["name"], topic_id, by_id=by_id)
@@ -197,12 +197,12 @@ def _subscribed(group: GroupState) -> frozenset[str] | None:
 
 
 def _deletable(
-    gateway: Gateway, asked: list[Struct], subscribed: frozenset[str]
+    gateway: Gateway, requested: list[Struct], subscribed: frozenset[str]
 ) -> tuple[list[PartitionId], list[Struct]]:
     """The partitions to delete, and the answers for all."""
     pids: list[PartitionId] = []
     topics = []
-    for topic in asked:
+    for topic in requested:
         answers = []
         for partition in topic["partitions"]:
             index = partition["partition_index"]

@@ -39,20 +39,20 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
         name = topic_named(gateway.state, topic["topic"], topic["topic_id"], by_id=version >= BY_ID_VERSION)
         partitions: list[Struct] = []
         answers.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
-        for asked in topic["partitions"]:
-            answer = _empty(asked["partition"], request["isolation_level"])
+        for requested in topic["partitions"]:
+            answer = _empty(requested["partition"], request["isolation_level"])
             partitions.append(answer)
-            code = _refusal(gateway, name, asked)
+            code = _refusal(gateway, name, requested)
             if code is not KafkaError.NONE or name is None:
                 answer["error_code"] = code
-                hints.add(answer, code, name or "", asked["partition"])
+                hints.add(answer, code, name or "", requested["partition"])
                 continue
-            nearer = _nearer(gateway, name, asked, request["rack_id"])
+            nearer = _nearer(gateway, name, requested, request["rack_id"])
             if nearer is not None:
                 answer["preferred_read_replica"] = nearer
-                _fill_range(answer, find_known(gateway.state, name, asked["partition"]))
+                _fill_range(answer, find_known(gateway.state, name, requested["partition"]))
                 continue
-            wanted.append(_wanted(name, asked))
+            wanted.append(_wanted(name, requested))
             places.append(answer)
     has_answers = len(places) < sum(len(topic["partitions"]) for topic in answers)
     outcomes = await _fetch_all(gateway, request, wanted, is_due=has_answers)
@@ -87,29 +87,29 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFe
         return [None] * len(wanted)  # the node is full of answers that clients have not taken: nothing yet
 
 
-def _wanted(name: str, asked: Struct) -> PartitionFetch:
+def _wanted(name: str, requested: Struct) -> PartitionFetch:
     return PartitionFetch(
         topic=name,
-        partition=asked["partition"],
-        offset=asked["fetch_offset"],
-        max_bytes=max(asked["partition_max_bytes"], 1),
+        partition=requested["partition"],
+        offset=requested["fetch_offset"],
+        max_bytes=max(requested["partition_max_bytes"], 1),
     )
 
 
-def _refusal(gateway: Gateway, name: str | None, asked: Struct) -> KafkaError:
+def _refusal(gateway: Gateway, name: str | None, requested: Struct) -> KafkaError:
     if name is None:
         return KafkaError.UNKNOWN_TOPIC_ID
-    known = find_known(gateway.state, name, asked["partition"])
-    return check_epoch(known, asked["current_leader_epoch"]) if known is not None else KafkaError.NONE
+    known = find_known(gateway.state, name, requested["partition"])
+    return check_epoch(known, requested["current_leader_epoch"]) if known is not None else KafkaError.NONE
 
 
-def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | None:
+def _nearer(gateway: Gateway, name: str, requested: Struct, rack: str) -> NodeId | None:
     """The replica in the client's rack that the client should ask instead."""
-    known = find_known(gateway.state, name, asked["partition"]) if rack else None
+    known = find_known(gateway.state, name, requested["partition"]) if rack else None
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
     ends = gateway.calls.node.follower_ends(known.pid)
-    return preferred_replica(gateway.state, known, ends, rack=rack, offset=asked["fetch_offset"])
+    return preferred_replica(gateway.state, known, ends, rack=rack, offset=requested["fetch_offset"])
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:

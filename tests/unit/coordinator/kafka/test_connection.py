@@ -1,4 +1,4 @@
-"""A connection's bounds: what is not read any more, who is closed, and in which order answers leave."""
+"""A connection's bounds: when reading stops, which connections are closed, and in which order answers leave."""
 
 import asyncio
 import struct

@@ -47,7 +47,7 @@ def test_the_disk_is_full_below_the_reserve(free: int, reusable: int, is_full: b
     assert guard(free, reusable)[0].is_full is is_full
 
 
-def test_what_is_on_its_way_to_the_disk_counts_as_written() -> None:
+def test_writes_in_flight_count_as_written() -> None:
     made, disk = guard(RESERVE)
     disk.queued_bytes = 1
     made.refresh()

@@ -348,7 +348,7 @@ BUGS: tuple[PlantedBug, ...] = (
             UNCONFIRMED_READS,
             # A second guard: without it a cut-off leader believes for half a second only that it leads.
             Mutation(
-                "smq.replication.raft.leader:Leader.hears_majority",
+                "smq.replication.raft.leader:Leader.hears_from_majority",
                 "return 2 * heard > len(self._progress) + 1",
                 "return True",
             ),

@@ -316,7 +316,7 @@ def test_the_page_of_a_campaign_shows_its_histories_and_its_failures(tmp_path: P
     assert "<td>kill</td><td class='n'>10</td><td class='n'>500</td>" in page
 
 
-def test_a_campaign_that_goes_on_replaces_its_line_and_long_runs_have_theirs(tmp_path: Path) -> None:
+def test_a_campaign_that_continues_replaces_its_line_and_long_runs_have_theirs(tmp_path: Path) -> None:
     campaign, damages = tmp_path / "sim", tmp_path / "flips"
     for seeds in (10, 1200):
         state = Ledger("c" * 40, totals=Totals(seeds=seeds, virtual_s=7200.0), failed=[(7, "power")])

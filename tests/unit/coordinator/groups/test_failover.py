@@ -22,7 +22,7 @@ def world() -> World:
 
 
 # ---------------------------------------------------------------------------------------- the coordinator's death
-def test_new_coordinator_goes_on_without_a_rebalance(world: World) -> None:
+def test_new_coordinator_continues_without_a_rebalance(world: World) -> None:
     a, b = client(world, "a", session_ms=3_000), client(world, "b", session_ms=3_000)
     assemble(world, a, b)
     generation = world.group.generation

@@ -320,7 +320,7 @@ def test_static_member_that_is_back_as_the_leader_computes_no_assignment(can_ski
     ("phase", "metadata", "is_answered"),
     [(STABLE, b"m", True), (STABLE, b"other", False), (SYNCING, b"m", False), (JOINING, b"m", False)],
 )
-def test_static_member_that_is_back_goes_on_only_if_nothing_has_changed(
+def test_static_member_that_is_back_continues_only_if_nothing_has_changed(
     phase: GroupPhase, metadata: bytes, is_answered: bool
 ) -> None:
     back = member("s2", instance="i", metadata=metadata)

@@ -217,7 +217,7 @@ def test_a_replica_whose_log_is_short_is_passed_over(world: World) -> None:
     assert part.leader == long
 
 
-def test_rule_20_a_partition_no_log_of_which_reaches_the_mark_stays_leaderless_and_says_why(world: World) -> None:
+def test_rule_20_a_partition_without_a_log_that_reaches_the_mark_stays_leaderless_and_says_why(world: World) -> None:
     led = next(i for i in range(3) if world.part(i).leader == PEER_A)
     world.part(led).hwm = world.part(led).next_offset = Offset(5)
     world.silent.add(PEER_A)

@@ -66,8 +66,8 @@ class _GeneratedHistory:
     def _poll(self, client: int, at: int, node: int, batches: int, *, final: bool = False) -> int:
         positions = self._positions[0 if final else client]
         taken = self._logs[at][positions[at] : positions[at] + batches]
-        asked = {"k": f"t/{at}", "o": taken[0][0] if taken else self._ends[at], "n": node}
-        self.recorder.invoke(client, "poll", **asked, **({"final": True} if final else {}))
+        requested = {"k": f"t/{at}", "o": taken[0][0] if taken else self._ends[at], "n": node}
+        self.recorder.invoke(client, "poll", **requested, **({"final": True} if final else {}))
         # A reader decodes its own copy: judges must not rely on equal batches being one object.
         copies = [[*batch[:2], list(batch[2]), *batch[3:]] for batch in taken]  # type: ignore[call-overload]  # the third is a list
         self.recorder.ok(client, "poll", b=copies, lo=0, hwm=self._ends[at])

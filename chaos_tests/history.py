@@ -41,7 +41,7 @@ NEVER_NS = 1 << 62
 Event = dict[str, Any]
 
 
-_NOTHING: Event = {}  # told of an operation without an outcome
+_NO_REPLY: Event = {}  # of an operation without an outcome
 
 
 class HistoryError(ValueError):
@@ -93,10 +93,10 @@ class Op:
     process: int
     function: str
     start_ns: int
-    asked: Event
+    request: Event
     end_ns: int = NEVER_NS
     kind: str = "info"
-    told: Event = field(default_factory=dict)
+    reply: Event = field(default_factory=dict)
 
     @property
     def is_ok(self) -> bool:
@@ -104,7 +104,7 @@ class Op:
 
     def brief(self) -> str:
         """One line for a violation's witness."""
-        fields = {**self.asked, **self.told}
+        fields = {**self.request, **self.reply}
         shown = {k: v for k, v in fields.items() if k not in ("t", "p", "ty", "f", "b")}
         end = "-" if self.end_ns == NEVER_NS else f"{self.end_ns / 1e6:.3f}"
         return f"[{self.start_ns / 1e6:.3f}..{end} ms] p{self.process} {self.function} {self.kind} {shown}"
@@ -139,7 +139,7 @@ def pair(events: Iterable[Event]) -> History:
         elif kind == "invoke":
             if process in open_ops or process in retired:
                 raise HistoryError(f"process {process} invokes {function} at {event['t']} but is busy or retired")
-            op = open_ops[process] = Op(process, function, event["t"], event, told=_NOTHING)
+            op = open_ops[process] = Op(process, function, event["t"], event, reply=_NO_REPLY)
             same = ops.get(function)
             if same is None:
                 same = ops[function] = []
@@ -149,7 +149,7 @@ def pair(events: Iterable[Event]) -> History:
             done = open_ops.pop(process, None)
             if done is None or done.function != function:
                 raise HistoryError(f"process {process} completes a {function} at {event['t']} that it never invoked")
-            done.kind, done.told = kind, event
+            done.kind, done.reply = kind, event
             if kind == "info":
                 retired.add(process)
             else:

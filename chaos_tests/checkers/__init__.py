@@ -1,1 +1,1 @@
-"""Judges of histories: one checker a family of anomalies."""
+"""Judges of histories: one checker per family of anomalies."""

@@ -75,7 +75,7 @@ class PartitionFacts:
     refused_polls: list[Op] = field(default_factory=list)
     finals: list[Op] = field(default_factory=list)  # polls of the last full read, also among `polls`
     ranges: list[Op] = field(default_factory=list)
-    asked_finally: set[int] = field(default_factory=set)  # nodes for which that read was begun, whatever its outcome
+    final_nodes: set[int] = field(default_factory=set)  # nodes for which that read was begun, whatever its outcome
     times: list[Op] = field(default_factory=list)
     trims: list[Op] = field(default_factory=list)
     # Polls whose batches are not contiguous from the requested offset, or go past the high water mark.
@@ -110,18 +110,18 @@ class PartitionFacts:
         The first entry is an empty mark, the last one never happened.
         """
         if self._marks is None:
-            told: list[Mark | Acked] = [*self.acked]
+            known: list[Mark | Acked] = [*self.acked]
             top, top_ns = 0, 0
             for op in chain(self.polls, (op for op in self.ranges if op.is_ok)):
-                mark, end_ns = op.told["hwm"], op.end_ns
+                mark, end_ns = op.reply["hwm"], op.end_ns
                 if mark > top or end_ns < top_ns:  # otherwise an equal mark was known by then
-                    told.append(Mark(end_ns, mark, op))
+                    known.append(Mark(end_ns, mark, op))
                     if mark > top:
                         top, top_ns = mark, end_ns
-            told.sort(key=_first)
+            known.sort(key=_first)
             self._marks = [Mark(-1, 0, None)]
             top = 0
-            for entry in told:
+            for entry in known:
                 if entry[1] > top:
                     top = entry[1]
                     self._marks.append(entry)
@@ -135,7 +135,7 @@ class PartitionFacts:
 
 
 def batches(op: Op) -> list[Batch]:
-    found: list[Batch] = op.told["b"]
+    found: list[Batch] = op.reply["b"]
     return found
 
 
@@ -159,29 +159,29 @@ def index(history: History) -> Facts:
     """Sorts the operations of a history by partition."""
     partitions = _Partitions()
     for op in history.of("send"):
-        asked = op.asked
-        of = partitions[asked["k"]]
+        request = op.request
+        of = partitions[request["k"]]
         of.sends.append(op)
-        if op.kind == "ok" and asked["acks"] == -1:
-            base, values = op.told["o"], asked["v"]
+        if op.kind == "ok" and request["acks"] == -1:
+            base, values = op.reply["o"], request["v"]
             of.acked.append(Acked(op.end_ns, base + len(values), op, base, values))
     for op in history.of("hwm"):
-        partitions[op.asked["k"]].ranges.append(op)
+        partitions[op.request["k"]].ranges.append(op)
     for op in history.of("time"):
-        partitions[op.asked["k"]].times.append(op)
+        partitions[op.request["k"]].times.append(op)
     for op in history.of("trim"):
-        partitions[op.asked["k"]].trims.append(op)
+        partitions[op.request["k"]].trims.append(op)
     _index_polls(history.of("poll"), partitions)
     return Facts(history, dict(partitions))
 
 
 def _index_polls(polls: list[Op], partitions: _Partitions) -> None:
     for op in polls:
-        asked = op.asked
-        of = partitions[asked["k"]]
-        is_final = asked.get("final")
+        request = op.request
+        of = partitions[request["k"]]
+        is_final = request.get("final")
         if is_final:
-            of.asked_finally.add(asked["n"])
+            of.final_nodes.add(request["n"])
         if op.kind == "ok":
             of.polls.append(op)
             if is_final:
@@ -203,11 +203,11 @@ def _observe(of: PartitionFacts) -> list[Batch]:
     first: dict[int, Batch] = {}
     others: dict[int, list[Batch]] = {}  # different batches at the base of a first one
     for op in of.polls:
-        found = op.told["b"]
+        found = op.reply["b"]
         if not found:
             continue
-        asked, end = op.asked["o"], found[0][0]
-        is_even = end <= asked < end + len(found[0][2])
+        offset, end = op.request["o"], found[0][0]
+        is_even = end <= offset < end + len(found[0][2])
         for batch in found:
             base = batch[0]
             if base != end:
@@ -218,6 +218,6 @@ def _observe(of: PartitionFacts) -> list[Batch]:
                 differing = others.setdefault(base, [])
                 if batch not in differing:
                     differing.append(batch)
-        if not is_even or end > op.told["hwm"]:
+        if not is_even or end > op.reply["hwm"]:
             of.uneven.append(op)
     return sorted(chain(first.values(), *others.values()), key=_first)

@@ -16,11 +16,11 @@ def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     _check_unread(facts, findings)
     # A group that reads begins at its last commit; the simulation's members commit arbitrary offsets.
-    readers = {op.asked["g"] for op in facts.history.of("kpoll") if "g" in op.asked}
+    readers = {op.request["g"] for op in facts.history.of("kpoll") if "g" in op.request}
     commits: dict[tuple[str, str], list[Op]] = defaultdict(list)
     for op in facts.history.of("commit"):
-        if op.is_ok and "gen" in op.asked and op.asked["g"] in readers:
-            commits[op.asked["g"], op.asked["k"]].append(op)
+        if op.is_ok and "gen" in op.request and op.request["g"] in readers:
+            commits[op.request["g"], op.request["k"]].append(op)
     for ops in commits.values():
         _check_order(ops, findings)
     return findings.found
@@ -29,9 +29,9 @@ def check(facts: Facts) -> list[Violation]:
 def _check_unread(facts: Facts, findings: Findings) -> None:
     read: dict[tuple[str, str], set[int]] = defaultdict(set)
     for op in facts.history.of("kpoll"):
-        if op.is_ok and "g" in op.asked:
-            for key, offset, _ in op.told["r"]:
-                read[op.asked["g"], key].add(offset)
+        if op.is_ok and "g" in op.request:
+            for key, offset, _ in op.reply["r"]:
+                read[op.request["g"], key].add(offset)
     for event in facts.history.noted("gdrained"):
         for key, end in event["ends"].items():
             partition = facts.partitions.get(key)
@@ -53,9 +53,10 @@ def _check_order(ops: list[Op], findings: Findings) -> None:
     highest: Op | None = None
     for op in sorted(ops, key=lambda op: op.start_ns):
         while at < len(ended) and ended[at].end_ns < op.start_ns:
-            if highest is None or ended[at].asked["o"] > highest.asked["o"]:
+            if highest is None or ended[at].request["o"] > highest.request["o"]:
                 highest = ended[at]
             at += 1
-        if highest is not None and op.asked["o"] < highest.asked["o"]:
-            detail = f"group {op.asked['g']} on {op.asked['k']} went back from {highest.asked['o']} to {op.asked['o']}"
+        if highest is not None and op.request["o"] < highest.request["o"]:
+            moved = f"from {highest.request['o']} to {op.request['o']}"
+            detail = f"group {op.request['g']} on {op.request['k']} went back {moved}"
             findings.add("commit-regression", detail, highest, op)

@@ -44,17 +44,17 @@ class _Cluster:
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     registers: dict[tuple[str, str], tuple[list[Op], list[Op]]] = {}
-    dropped = {op.asked["name"]: op.start_ns for op in reversed(facts.history.of("drop"))}
+    dropped = {op.request["name"]: op.start_ns for op in reversed(facts.history.of("drop"))}
 
     def outlives(op: Op) -> bool:
         """Deleting a topic deletes its offsets, so operations that overlap the deletion are not judged."""
-        return op.end_ns < dropped.get(op.asked["k"].rsplit("/", 1)[0], NEVER_NS)
+        return op.end_ns < dropped.get(op.request["k"].rsplit("/", 1)[0], NEVER_NS)
 
     for op in facts.history.of("commit"):
-        registers.setdefault((op.asked["g"], op.asked["k"]), ([], []))[0].append(op)
+        registers.setdefault((op.request["g"], op.request["k"]), ([], []))[0].append(op)
     for op in facts.history.of("fetch"):
         if op.is_ok and outlives(op):
-            registers.setdefault((op.asked["g"], op.asked["k"]), ([], []))[1].append(op)
+            registers.setdefault((op.request["g"], op.request["k"]), ([], []))[1].append(op)
     for (group, key), (writes, reads) in registers.items():
         clusters = _clusters(f"{group} on {key}", writes, reads, findings)
         _check_zones(f"{group} on {key}", clusters, findings)
@@ -65,18 +65,18 @@ def _clusters(name: str, writes: list[Op], reads: list[Op], findings: Findings) 
     clusters = {"": _Cluster("", None, BEFORE_ALL_NS, BEFORE_ALL_NS)}
     failed = {}
     for op in writes:
-        tag = op.asked["tag"]
+        tag = op.request["tag"]
         if op.kind == "fail":
             failed[tag] = op
         else:
             clusters[tag] = _Cluster(tag, op, op.end_ns, op.start_ns)
     for op in reads:
-        cluster = clusters.get(op.told["tag"])
+        cluster = clusters.get(op.reply["tag"])
         if cluster is None:
             findings.add("stale-commit", f"{name}: a commit was read that failed or was never made", op)
             continue
         write = cluster.write
-        if write is not None and (op.end_ns < write.start_ns or op.told["o"] != write.asked["o"]):
+        if write is not None and (op.end_ns < write.start_ns or op.reply["o"] != write.request["o"]):
             findings.add("stale-commit", f"{name}: read before it was written, or with another offset", write, op)
         cluster.first_end_ns = min(cluster.first_end_ns, op.end_ns)
         cluster.last_start_ns = max(cluster.last_start_ns, op.start_ns)

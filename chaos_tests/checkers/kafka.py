@@ -14,8 +14,8 @@ def check(facts: Facts) -> list[Violation]:
     for op in facts.history.of("kpoll"):
         if not op.is_ok:
             continue
-        consumer: str = op.told.get("by") or op.asked["c"]
-        for key, offset, value in op.told["r"]:
+        consumer: str = op.reply.get("by") or op.request["c"]
+        for key, offset, value in op.reply["r"]:
             expected = following.get((consumer, key))
             if expected is not None and offset != expected:
                 anomaly = "poll-skip" if offset > expected else "nonmonotonic-poll"

@@ -22,6 +22,6 @@ def check(facts: Facts) -> list[Violation]:
     for function in (*UNCONDITIONAL, *ANSWERED):
         for op in facts.history.of(function):
             is_fine = op.is_ok or (op.kind == "fail" and function in ANSWERED)
-            if op.start_ns > settled_ns and not is_fine and not op.asked.get("may_fail"):
+            if op.start_ns > settled_ns and not is_fine and not op.request.get("may_fail"):
                 findings.add("no-progress", f"a {function} after the cluster had settled did not succeed", op)
     return findings.found

@@ -24,7 +24,7 @@ def check(facts: Facts) -> list[Violation]:
 def _is_plain(partition: PartitionFacts) -> bool:
     """Whether the batches that were read do not overlap, hold each value once, and include every acknowledged batch.
 
-    This is nearly always so, and then no record needs a look of its own.
+    This is nearly always so, and then no record needs a check of its own.
     """
     stored = {batch[0]: batch[2] for batch in partition.observed}
     end, count = 0, 0
@@ -69,7 +69,7 @@ def _check_reads(partition: PartitionFacts, findings: Findings) -> tuple[Seen, P
 
 
 def _idempotent_values(partition: PartitionFacts) -> set[int]:
-    return {value for op in partition.sends if op.asked.get("idem") for value in op.asked["v"]}
+    return {value for op in partition.sends if op.request.get("idem") for value in op.request["v"]}
 
 
 def _check_acknowledged(partition: PartitionFacts, seen: Seen, places: Places, findings: Findings) -> None:
@@ -98,7 +98,7 @@ def _check_sequences(partition: PartitionFacts, findings: Findings) -> None:
     """In the final log, the sequences of a producer id follow one another without a gap."""
     expected: dict[tuple[int, int], int] = {}
     for op in partition.finals:
-        if op.asked.get("n") != partition.finals[0].asked.get("n"):
+        if op.request.get("n") != partition.finals[0].request.get("n"):
             continue
         for base, _, values, producer, sequence, epoch in batches(op):
             if producer < 0:

@@ -18,15 +18,15 @@ def check(facts: Facts) -> list[Violation]:
     for partition in facts.partitions.values():
         _check_aborted(partition, findings)
         replicas = _final_replicas(partition)
-        unread = partition.asked_finally - replicas.keys()
-        trimmed = max((op.asked["o"] for op in partition.trims if op.kind != "fail"), default=0)
+        unread = partition.final_nodes - replicas.keys()
+        trimmed = max((op.request["o"] for op in partition.trims if op.kind != "fail"), default=0)
         if unread and any(acked.end > trimmed for acked in partition.acked):
             findings.add("lost-write", f"{partition.key}: nothing could be read from nodes {sorted(unread)} in the end")
         if not replicas:
             continue
         _check_agreement(partition, replicas, findings)
         for node, replica in {id(replica): (node, replica) for node, replica in replicas.items()}.values():
-            _check_whole(partition, node, replica, findings)
+            _check_complete(partition, node, replica, findings)
             _check_lost(partition, node, replica, findings)
         _check_precommitted(partition, findings)
     return findings.found
@@ -54,8 +54,8 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, _Replica]:
     """Each replica's last full read, joined from its polls. Equal ones (nearly always all) are one object."""
     read: dict[int, _Replica] = defaultdict(_Replica)
     for op in partition.finals:
-        replica, told = read[op.asked["n"]], op.told
-        replica.lo, replica.hwm = max(replica.lo, told["lo"]), max(replica.hwm, told["hwm"])
+        replica, reply = read[op.request["n"]], op.reply
+        replica.lo, replica.hwm = max(replica.lo, reply["lo"]), max(replica.hwm, reply["hwm"])
         replica.batches.update(map(_BASE_AND_VALUES, batches(op)))
     found: dict[int, _Replica] = {}
     for node, replica in read.items():
@@ -63,14 +63,14 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, _Replica]:
     return found
 
 
-def _check_whole(partition: PartitionFacts, node: int, replica: _Replica, findings: Findings) -> None:
+def _check_complete(partition: PartitionFacts, node: int, replica: _Replica, findings: Findings) -> None:
     """The full read of a replica has no hole between its log start and its high water mark."""
     lo, hwm = replica.lo, replica.hwm
-    end, is_whole = lo, True
+    end, is_complete = lo, True
     for base in sorted(replica.batches):
-        is_whole = is_whole and base <= end
+        is_complete = is_complete and base <= end
         end = max(end, base + len(replica.batches[base]))
-    if is_whole and end >= hwm:
+    if is_complete and end >= hwm:
         return
     missing = sorted(set(range(lo, hwm)) - replica.log().keys())
     if missing:
@@ -106,7 +106,7 @@ def _check_lost(partition: PartitionFacts, node: int, replica: _Replica, finding
 
 def _check_aborted(partition: PartitionFacts, findings: Findings) -> None:
     """A send that definitely failed is never read."""
-    failed = {op.asked["v"][0]: op for op in partition.sends if op.kind == "fail"}
+    failed = {op.request["v"][0]: op for op in partition.sends if op.kind == "fail"}
     if not failed:
         return
     for batch in partition.observed:
@@ -120,7 +120,7 @@ def _check_aborted(partition: PartitionFacts, findings: Findings) -> None:
 def _check_precommitted(partition: PartitionFacts, findings: Findings) -> None:
     """Every record that was ever read is in the final log, unless it has been deleted since."""
     final = partition.final
-    lo = max(op.told["lo"] for op in partition.finals)
+    lo = max(op.reply["lo"] for op in partition.finals)
     for batch in partition.observed:
         base, values = batch[0], batch[2]
         last = base + len(values) - 1

@@ -21,10 +21,10 @@ def check(facts: Facts) -> list[Violation]:
 
 def _check_range(partition: PartitionFacts, op: Op, findings: Findings) -> None:
     known = partition.mark_before(op.start_ns)
-    if op.told["hwm"] < known.end and known.op is not None:
-        detail = f"{partition.key}: HWM {op.told['hwm']} although {known.end} was known before"
+    if op.reply["hwm"] < known.end and known.op is not None:
+        detail = f"{partition.key}: HWM {op.reply['hwm']} although {known.end} was known before"
         findings.add("stale-hwm", detail, known.op, op)
-    if not op.told["lo"] <= op.told["hwm"] <= op.told["next"]:
+    if not op.reply["lo"] <= op.reply["hwm"] <= op.reply["next"]:
         findings.add("stale-hwm", f"{partition.key}: log start, HWM and next offset are out of order", op)
 
 
@@ -32,21 +32,23 @@ def _check_times(partition: PartitionFacts, findings: Findings) -> None:
     """Against the final log: the first record at or after the time, or none if it was written after the request."""
     if not partition.times or not partition.final:
         return
-    lo = max(op.told["lo"] for op in partition.finals)
+    lo = max(op.reply["lo"] for op in partition.finals)
     bases = sorted(partition.final)
     stamps = [partition.final[base][1] for base in bases]  # of all records of a batch
     for op in partition.times:
         if not op.is_ok:
             continue
-        at = bisect_left(stamps, op.asked["ts"])
+        at = bisect_left(stamps, op.request["ts"])
         right = max(bases[at], lo) if at < len(bases) else None
-        found, known = op.told["o"], partition.mark_before(op.start_ns).end
-        if op.told["ts_found"] < 0:
+        found, known = op.reply["o"], partition.mark_before(op.start_ns).end
+        if op.reply["ts_found"] < 0:
             wrong = right is not None and right < known
         else:
             # Records trimmed since are not in the final log: then only the answer's own timestamp can be judged.
             wrong = found != right and found >= lo
-            wrong = wrong or op.told["ts_found"] < op.asked["ts"]
+            wrong = wrong or op.reply["ts_found"] < op.request["ts"]
         if wrong:
-            detail = f"{partition.key}: first record at or after {op.asked['ts']} is at {right}, the answer was {found}"
+            detail = (
+                f"{partition.key}: first record at or after {op.request['ts']} is at {right}, the answer was {found}"
+            )
             findings.add("wrong-time-offset", detail, op)

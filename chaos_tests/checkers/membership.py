@@ -22,10 +22,10 @@ def check(facts: Facts) -> list[Violation]:
     joins = [op for op in facts.history.of("gjoin") if op.is_ok]
     _check_generations(joins, findings)
     _check_shares([op for op in facts.history.of("gsync") if op.is_ok], findings)
-    commits = [op for op in facts.history.of("commit") if op.is_ok and "gen" in op.asked]
-    for group in sorted({op.asked["g"] for op in commits}):
-        told = [op for op in joins if op.asked["g"] == group]
-        _check_commits(told, [op for op in commits if op.asked["g"] == group], findings)
+    commits = [op for op in facts.history.of("commit") if op.is_ok and "gen" in op.request]
+    for group in sorted({op.request["g"] for op in commits}):
+        ended = [op for op in joins if op.request["g"] == group]
+        _check_commits(ended, [op for op in commits if op.request["g"] == group], findings)
     _check_evictions(facts, findings)
     for event in facts.history.noted("galone"):
         if event["held"] != event["live"]:
@@ -38,36 +38,36 @@ def _check_generations(joins: list[Op], findings: Findings) -> None:
     leaders: dict[tuple[str, int], Op] = {}
     members: dict[tuple[str, int], Op] = {}
     for op in joins:
-        key = (op.asked["g"], op.told["gen"])
+        key = (op.request["g"], op.reply["gen"])
         first = leaders.setdefault(key, op)
-        if first.told["leader"] != op.told["leader"]:
+        if first.reply["leader"] != op.reply["leader"]:
             findings.add("split-generation", f"generation {key[1]} has two leaders", first, op)
-        if op.told["members"]:
+        if op.reply["members"]:
             first = members.setdefault(key, op)
-            if sorted(first.told["members"]) != sorted(op.told["members"]):
+            if sorted(first.reply["members"]) != sorted(op.reply["members"]):
                 findings.add("split-generation", f"generation {key[1]} has two sets of members", first, op)
 
 
 def _check_shares(syncs: list[Op], findings: Findings) -> None:
     owners: dict[tuple[str, int, str], Op] = {}
     for op in syncs:
-        for part in op.told["parts"]:
-            first = owners.setdefault((op.asked["g"], op.asked["gen"], part), op)
-            if first.told["who"] != op.told["who"]:
-                findings.add("shared-partition", f"{part} is two members' in generation {op.asked['gen']}", first, op)
+        for part in op.reply["parts"]:
+            first = owners.setdefault((op.request["g"], op.request["gen"], part), op)
+            if first.reply["who"] != op.reply["who"]:
+                findings.add("shared-partition", f"{part} is two members' in generation {op.request['gen']}", first, op)
 
 
 def _check_commits(joins: list[Op], taken: list[Op], findings: Findings) -> None:
     """Compares commits of one group with the highest generation that a member knew before the commit began."""
-    told = sorted(joins, key=lambda op: op.end_ns)
+    ended = sorted(joins, key=lambda op: op.end_ns)
     at, highest = 0, None
     for op in sorted(taken, key=lambda op: op.start_ns):
-        while at < len(told) and told[at].end_ns < op.start_ns:
-            if highest is None or told[at].told["gen"] > highest.told["gen"]:
-                highest = told[at]
+        while at < len(ended) and ended[at].end_ns < op.start_ns:
+            if highest is None or ended[at].reply["gen"] > highest.reply["gen"]:
+                highest = ended[at]
             at += 1
-        if highest is not None and op.asked["gen"] < highest.told["gen"]:
-            detail = f"a commit of generation {op.asked['gen']} was accepted in generation {highest.told['gen']}"
+        if highest is not None and op.request["gen"] < highest.reply["gen"]:
+            detail = f"a commit of generation {op.request['gen']} was accepted in generation {highest.reply['gen']}"
             findings.add("stale-generation", detail, highest, op)
 
 
@@ -76,13 +76,13 @@ def _check_evictions(facts: Facts, findings: Findings) -> None:
     heard: dict[str, Op] = {}
     ops: list[Op] = []
     for function in ("gbeat", "gsync", "gleave", "gjoin", "commit"):
-        ops += [op for op in facts.history.of(function) if op.asked.get("m")]
+        ops += [op for op in facts.history.of(function) if op.request.get("m")]
     for op in sorted(ops, key=lambda op: op.start_ns):
-        member: Any = op.asked["m"]
+        member: Any = op.request["m"]
         if op.function == "gleave" or op.function == "gjoin":
             heard.pop(member, None)  # from here on it may have left by itself, or is in a rebalance
             continue
-        code = op.told.get("code") if op.function == "gbeat" else op.told.get("err")
+        code = op.reply.get("code") if op.function == "gbeat" else op.reply.get("err")
         before = heard.get(member)
         if code in _GONE and before is not None and op.end_ns - before.start_ns < _SESSION_NS * _DRIFT:
             findings.add("evicted-alive", f"{member} is unknown within its session", before, op)

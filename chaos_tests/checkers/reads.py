@@ -20,21 +20,21 @@ def check(facts: Facts) -> list[Violation]:
 
 def _check_poll(key: str, poll: Op, findings: Findings) -> None:
     """The first batch holds the requested offset, the others follow without a gap, and all end at or below the HWM."""
-    asked, expected = poll.asked["o"], -1
+    requested, expected = poll.request["o"], -1
     for batch in batches(poll):
         base = batch[0]
         end = base + len(batch[2])
         if expected < 0:
-            if base > asked:
-                findings.add("poll-skip", f"{key}: asked for {asked}, got {base} first", poll)
-            elif end <= asked:
-                findings.add("nonmonotonic-poll", f"{key}: asked for {asked}, got [{base}, {end})", poll)
+            if base > requested:
+                findings.add("poll-skip", f"{key}: asked for {requested}, got {base} first", poll)
+            elif end <= requested:
+                findings.add("nonmonotonic-poll", f"{key}: asked for {requested}, got [{base}, {end})", poll)
         elif base != expected:
             anomaly = "poll-skip" if base > expected else "nonmonotonic-poll"
             findings.add(anomaly, f"{key}: {expected} was next, got {base}", poll)
         expected = end
-    if expected > poll.told["hwm"]:
-        findings.add("read-above-hwm", f"{key}: read up to {expected}, the HWM is {poll.told['hwm']}", poll)
+    if expected > poll.reply["hwm"]:
+        findings.add("read-above-hwm", f"{key}: read up to {expected}, the HWM is {poll.reply['hwm']}", poll)
 
 
 def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
@@ -50,14 +50,14 @@ def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
 
 def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
     """OFFSET_OUT_OF_RANGE is only answered for offsets out of range (rule 13)."""
-    refused = [op for op in partition.refused_polls if op.told.get("err") == "OFFSET_OUT_OF_RANGE"]
+    refused = [op for op in partition.refused_polls if op.reply.get("err") == "OFFSET_OUT_OF_RANGE"]
     if not refused:
         return
-    first_lo = min((op.told["lo"] for op in (*partition.polls, *partition.ranges) if op.is_ok), default=0)
+    first_lo = min((op.reply["lo"] for op in (*partition.polls, *partition.ranges) if op.is_ok), default=0)
     for op in refused:
         hwm = partition.mark_before(op.start_ns).end
-        trims = [t.asked["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns]
+        trims = [t.request["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns]
         lo = max(trims, default=first_lo)
-        if lo <= op.asked["o"] <= hwm:
-            detail = f"{partition.key}@{op.asked['o']} was refused, the valid range was [{lo}, {hwm}]"
+        if lo <= op.request["o"] <= hwm:
+            detail = f"{partition.key}@{op.request['o']} was refused, the valid range was [{lo}, {hwm}]"
             findings.add("false-out-of-range", detail, op)

@@ -32,7 +32,7 @@ def _check_others(partition: PartitionFacts, findings: Findings) -> None:
     """The same for every other record of the final read. The answer to acks=1 does not count: a deposed leader may
     answer with any offset before it hears of the new leader."""
     acknowledged = {id(acked.op) for acked in partition.acked}
-    others = {value: op for op in partition.sends if id(op) not in acknowledged for value in op.asked["v"]}
+    others = {value: op for op in partition.sends if id(op) not in acknowledged for value in op.request["v"]}
     for offset, value in partition.final_log().items():
         op = others.get(value)
         if op is not None and offset < partition.mark_before(op.start_ns)[1]:

@@ -136,9 +136,9 @@ def _torn(durable: bytearray, pending: list[Write], rng: Random) -> bytearray:
     """Applies some of the unsynced writes, or some of their sectors."""
     image = bytearray(durable)
     sector, kept = rng.choice(SECTORS), rng.choice((0.05, 0.3, 0.5, 0.7, 0.95))
-    is_whole = rng.random() < 0.4
+    is_complete = rng.random() < 0.4
     for write in rng.sample(pending, len(pending)):
-        if is_whole:
+        if is_complete:
             if rng.random() < kept:
                 _apply(image, write.offset, write.data)
             continue

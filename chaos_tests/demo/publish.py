@@ -19,7 +19,7 @@ from smq.testing.cluster import Cluster
 
 CHUNK_ROWS: Final = 1024  # rows between two checks of the clock; about one batch per partition
 KILL_AT: Final = 0.42  # of the rows acknowledged: one kill, between 30 and 60 % of them
-GATE_AT: Final = 0.55  # at most this share is sent before the kill, so that it cannot come too late
+SENT_BEFORE_KILL_MAX: Final = 0.55  # at most this share is sent before the kill, so that it cannot come too late
 RESTART_AFTER_S: Final = 1.0  # after the first acknowledgement by a new leader
 BUFFER_BYTES: Final = 4 << 20  # unacknowledged in the producer: a second's worth, not all of the input
 WAIT_S: Final = 60.0  # for any one step; a failover takes about a second
@@ -74,7 +74,7 @@ class Publisher:
         self._cluster = cluster
         self._topic = topic
         self._flights = flights
-        self._kills_wanted = kills
+        self._kills_planned = kills
         self._rows = len(flights.values)
         self._acked_rows = 0
         self._sent_rows = 0
@@ -103,7 +103,7 @@ class Publisher:
 
     async def _send_all(self, producer: Producer) -> None:
         for start in range(0, self._rows, CHUNK_ROWS):
-            await self._pass_gate(start)
+            await self._wait_for_kill(start)
             groups: dict[int, list[int]] = {}
             for row in range(start, min(start + CHUNK_ROWS, self._rows)):
                 groups.setdefault(self.result.partitions[row], []).append(row)
@@ -144,8 +144,8 @@ class Publisher:
     # -- killing
 
     async def _kill_leaders(self, producer: Producer) -> None:
-        for number in range(self._kills_wanted):
-            await self._kill_one(producer, self._rows * (number + KILL_AT) / self._kills_wanted)
+        for number in range(self._kills_planned):
+            await self._kill_one(producer, self._rows * (number + KILL_AT) / self._kills_planned)
 
     async def _kill_one(self, producer: Producer, acked_rows: float) -> None:
         """One kill, from the wait for its moment to the node's restart."""
@@ -187,12 +187,14 @@ class Publisher:
     def _acked_since(self, kill: Kill) -> bool:
         return any(ack.at_s > kill.at_s and ack.partition in kill.led for ack in reversed(self.result.acks))
 
-    async def _pass_gate(self, row: int) -> None:
+    async def _wait_for_kill(self, row: int) -> None:
         """Holds the sender back until a due kill has happened, and until the cluster has recovered from the last."""
-        number = min(int(row / self._rows * self._kills_wanted), self._kills_wanted - 1) if self._kills_wanted else -1
+        number = (
+            min(int(row / self._rows * self._kills_planned), self._kills_planned - 1) if self._kills_planned else -1
+        )
         if number < 0:
             return
-        is_late = row >= self._rows * (number + GATE_AT) / self._kills_wanted
+        is_late = row >= self._rows * (number + SENT_BEFORE_KILL_MAX) / self._kills_planned
         await self._wait("the restart of the node killed before", lambda: self._restarts >= number)
         if is_late:
             await self._wait("the kill", lambda: len(self.result.kills) > number)

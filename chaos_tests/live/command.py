@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     except (PlanError, HooksError, ClusterError, SmqError) as e:
         print(e, file=sys.stderr)
         return 2
-    if _wants_namespaces(options):
+    if _needs_namespaces(options):
         namespaces.enter(arguments)
     give_up = time.monotonic() + options.minutes * 60 if options.minutes else None
     seed, done, bad = options.seed, 0, 0
@@ -164,7 +164,7 @@ def _fleet(options: argparse.Namespace, directory: Path, seed: int, topic: str) 
             tls=tls_from_environment(),
         )
     network: Network
-    if _wants_namespaces(options):
+    if _needs_namespaces(options):
         network = namespaces.NamespaceNetwork(seed, options.nodes)
     else:
         network = ProxyNetwork(seed)
@@ -201,7 +201,7 @@ def _print_outcome(summary: Summary, directory: Path) -> None:
     )
 
 
-def _wants_namespaces(options: argparse.Namespace) -> bool:
+def _needs_namespaces(options: argparse.Namespace) -> bool:
     if options.network == "loopback" or options.servers:
         return False
     missing = None if namespaces.is_inside() else namespaces.why_not()
@@ -212,9 +212,9 @@ def _wants_namespaces(options: argparse.Namespace) -> bool:
 
 def _can(options: argparse.Namespace) -> frozenset[str]:
     """The capabilities that this machine and these options allow."""
-    can = set(namespaces.NamespaceNetwork.can if _wants_namespaces(options) else ProxyNetwork.can)
+    can = set(namespaces.NamespaceNetwork.can if _needs_namespaces(options) else ProxyNetwork.can)
     # Mounts are made in the namespace of `enter`; without one they would be left behind.
-    if options.disks != "directories" and disks.why_no_images() is None and _wants_namespaces(options):
+    if options.disks != "directories" and disks.why_no_images() is None and _needs_namespaces(options):
         can.add("power")
     elif options.disks == "images":
         reason = disks.why_no_images() or "mounts need --network namespaces"
@@ -235,7 +235,7 @@ def _replay(options: argparse.Namespace, seed: int) -> str:
         parts = ["python -m chaos_tests run", f"--scenario {options.scenario}", f"--seed {seed}"]
         parts += [f"--nodes {options.nodes}", f"--faults {options.faults}"]
         parts += [f"--network {options.network}", f"--disks {options.disks}"]
-    parts += [word for word, is_asked in (("--no-kafka", options.no_kafka), ("--spark", options.spark)) if is_asked]
+    parts += [word for word, is_set in (("--no-kafka", options.no_kafka), ("--spark", options.spark)) if is_set]
     if options.plant:
         parts.append(f"--plant {options.plant}")
     return " ".join(parts)

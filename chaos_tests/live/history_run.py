@@ -112,7 +112,7 @@ class HistoryRun:
         late: list[LateReader] = []
         world: World | None = None
         try:
-            self._say(f"{self.fleet.size} nodes, {self.fleet.network.name}, {self.fleet.disks.name}")
+            self._print_line(f"{self.fleet.size} nodes, {self.fleet.network.name}, {self.fleet.disks.name}")
             self.fleet.start()
             self.summary.nodes = self.fleet.size  # of an external cluster it is known only now
             world = self._world()
@@ -132,7 +132,7 @@ class HistoryRun:
             for step in self.steps:
                 self._strike(world, step, watcher)
             if not self.steps:
-                self._say(f"no faults: only the workload, for {WORKLOAD_S:g} s")
+                self._print_line(f"no faults: only the workload, for {WORKLOAD_S:g} s")
                 time.sleep(WORKLOAD_S)
             self._heal(watcher)
             stop(world, clients)
@@ -142,10 +142,10 @@ class HistoryRun:
                 self._final(world)
         except ClusterError as e:
             self.recorder.note("settled", ok=False, why=str(e))
-            self._say(f"FAILED: {e}")
+            self._print_line(f"FAILED: {e}")
         except Exception as e:  # noqa: BLE001 - a bug of the harness: this run proves nothing, but the next one may
             self._failed.append(f"the harness has failed: {e!r}")
-            self._say(traceback.format_exc())
+            self._print_line(traceback.format_exc())
         finally:
             if world is not None:
                 stop(world, clients)
@@ -163,7 +163,7 @@ class HistoryRun:
         raws = {node: member.raw for node, member in self.fleet.nodes.items()}
         if self._with_kafka and not all(member.kafka for member in self.fleet.nodes.values()):
             self._with_kafka = False
-            self._say("without Kafka clients: not every node has a Kafka port")
+            self._print_line("without Kafka clients: not every node has a Kafka port")
         kafka = ",".join(member.kafka for member in self.fleet.nodes.values()) if self._with_kafka else ""
         first = next(iter(raws.values()))
         # Replicated on all nodes: a majority of the nodes is then a majority of each partition.
@@ -171,7 +171,7 @@ class HistoryRun:
         first.create_topic(records, PARTITIONS, timeout_ms=20_000, replication_factor=self.fleet.size)
         first.create_topic(offsets, 1, timeout_ms=20_000, config={"storage": "external"})
         partitions = [Partition(records, index) for index in range(PARTITIONS)]
-        for found in sockets.beyond(self.fleet):
+        for found in sockets.unexpected(self.fleet):
             self._violate(f"bound-beyond: {found}")
         external = [Partition(offsets, 0)]
         tls = next(iter(self.fleet.nodes.values())).tls
@@ -217,25 +217,25 @@ class HistoryRun:
             arena.end_helpers()
             self.recorder.note("fault", what=fault.name, phase="end", nodes=struck.nodes)
         self._wait_acks(world, ended_ns, RECOVERY_S, f"after {fault.name}")
-        self._restart_the_dead(fault.name)
+        self._restart_dead_nodes(fault.name)
         self.fleet.wait_ready(timeout_s=RECOVERY_S)
         struck.recovery_ms = (time.monotonic_ns() - ended_ns) / 1e6
         watcher.expect_deaths = False
         if fault.family in FAILOVERS and struck.led and fault.keeps_majority:
             struck.failover_ms = failover_ms(world.acks, struck, struck_ns, ended_ns)
         failover = f", failover {struck.failover_ms:.0f} ms" if struck.failover_ms is not None else ""
-        self._say(
+        self._print_line(
             f"{fault.name} of {struck.nodes}: {struck.end_s - struck.start_s:.1f} s, {struck.acks_during} acks "
             f"meanwhile{failover}, healthy {struck.recovery_ms:.0f} ms after it"
         )
         time.sleep(step.calm_s)
 
-    def _restart_the_dead(self, fault: str) -> None:
+    def _restart_dead_nodes(self, fault: str) -> None:
         """Restarts nodes that ended themselves in a fault (a failed commit must end a node), as a supervisor does."""
         for node, member in self.fleet.nodes.items():
             if not member.is_alive():
                 code = member.process.poll() if member.process is not None else None
-                self._say(f"node {node} had ended with {code} in {fault}")
+                self._print_line(f"node {node} had ended with {code} in {fault}")
                 self.fleet.run(node)
 
     def _heal(self, watcher: Watcher) -> None:
@@ -255,7 +255,7 @@ class HistoryRun:
             problem = reader.drain(ends, SETTLE_S)
             if problem is None:
                 self.recorder.note("gdrained", g=reader.group, ends=ends)
-                self._say(f"{reader.group} has read all: {(time.monotonic() - begun) * 1000:.0f} ms")
+                self._print_line(f"{reader.group} has read all: {(time.monotonic() - begun) * 1000:.0f} ms")
             else:
                 self._violate(f"no-progress: {reader.group}: {problem}")
             reader.stop()
@@ -278,7 +278,7 @@ class HistoryRun:
         if self.summary.settle_ms is None:
             self.summary.settle_ms = took_ms
         self.recorder.note("settled", ok=problem is None, why=problem or when, took_ms=took_ms)
-        self._say(f"replicas agree {when}: {took_ms:.0f} ms" if problem is None else f"NO AGREEMENT: {problem}")
+        self._print_line(f"replicas agree {when}: {took_ms:.0f} ms" if problem is None else f"NO AGREEMENT: {problem}")
         return problem is None
 
     def _final(self, world: World) -> None:
@@ -347,10 +347,10 @@ class HistoryRun:
 
     def _violate(self, what: str) -> None:
         self.recorder.note("found", why=what)
-        self._say(what)
+        self._print_line(what)
 
     def _since(self, at_ns: int) -> float:
         return (at_ns - self._start_ns) / 1e9
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         self._print(f"[{self._since(time.monotonic_ns()):6.1f} s] {line}")

@@ -57,7 +57,7 @@ class SimHost:
     has_power: bool = True
     starts: int = 0
     capacity: int | None = None  # bytes, of its disk; None: unlimited
-    is_buried: bool = False
+    is_destroyed: bool = False
     latest_restart: int = 0  # number of the latest scheduled start; earlier ones do nothing
 
     def limit(self, capacity: int | None) -> None:
@@ -88,7 +88,7 @@ class Cluster:
     def start(self, node: NodeId) -> None:
         """Boots a new process of the node on its machine's disk. Does nothing if one runs."""
         host = self.hosts[node]
-        if host.is_up or host.is_buried:
+        if host.is_up or host.is_destroyed:
             return
         host.starts += 1
         host.has_power = True
@@ -141,9 +141,9 @@ class Cluster:
         host.has_power = not power
         self.network.detach(node, silently=power)
 
-    def bury(self, node: NodeId) -> None:
+    def destroy(self, node: NodeId) -> None:
         """Destroys the machine and its disk for good."""
-        self.hosts[node].is_buried = True
+        self.hosts[node].is_destroyed = True
 
     def pause(self, node: NodeId) -> None:
         host = self.hosts[node]

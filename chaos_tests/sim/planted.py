@@ -68,7 +68,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="sessions-never-end",
-        rule="members that are not heard of are evicted",
+        rule="silent members are evicted",
         mutations=(Mutation(_SESSIONS + "silent_members", "until_ns <= now_ns or name in late", "False"),),
         scenario="groups",
         anomalies=frozenset({"phantom-member"}),
@@ -76,7 +76,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="former-coordinator-evicts",
-        rule="changes of a group name the epoch of its coordinator; who stood still gives everybody time",
+        rule="changes of a group name the epoch of its coordinator; one that stood still gives all members time",
         mutations=(
             Mutation(
                 _HANDLERS + "members:_check_coordinator",
@@ -92,7 +92,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="former-coordinator-commits",
-        rule="a commit names the epoch of its coordinator: a late one does not come behind a newer one",
+        rule="a commit names the epoch of its coordinator: a late one does not overwrite a newer one",
         mutations=(
             Mutation(
                 _HANDLERS + "members:commit_coordinated_offsets",
@@ -105,7 +105,7 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=40,
     ),
     PlantedBug(
-        name="generations-begin-anew",
+        name="generations-start-over",
         rule="a group that is formed again counts on, so that no command for the former one fits it",
         mutations=(
             Mutation(_HANDLERS + "groups:make_group", "name=name, generation=state.generation_floor", "name=name"),
@@ -186,7 +186,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="2: a process leads only epochs given to its own incarnation",
         mutations=(
             Mutation(_REPLICA + "is_appointed", "and self.part.leader_incarnation == self._host.incarnation", ""),
-            # A fresh process has not heard from anybody, and would resign for that (rule 20): a second guard.
+            # A fresh process has not heard from any peer, and would resign for that (rule 20): a second guard.
             Mutation(
                 "smq.replication.partition.replicas:Replicas._visit",
                 "if not has_majority(replica.part, self._host.node_id, reachable):",
@@ -348,7 +348,7 @@ BUGS: tuple[PlantedBug, ...] = (
             UNCONFIRMED_READS,
             # A second guard: without it a cut-off leader believes for half a second only that it leads.
             Mutation(
-                "smq.replication.raft.leader:Leader.hears_majority",
+                "smq.replication.raft.leader:Leader.hears_from_majority",
                 "return 2 * heard > len(self._progress) + 1",
                 "return True",
             ),
@@ -382,8 +382,8 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=15,
     ),
     PlantedBug(
-        name="old-copy-not-told",
-        rule="18: an old copy of a disk is told by what the disk had said it remembers",
+        name="old-copy-not-recognized",
+        rule="18: an old copy of a disk is recognized by what the disk had reported that it remembers",
         mutations=(_NOTHING_IS_FORGOTTEN,),
         scenario="restored_disk",
         anomalies=RAFT,
@@ -515,7 +515,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="rot-not-repaired",
         rule="a replica whose bytes fail their CRC fetches them again from another replica",
-        mutations=(Mutation(_REPAIRS + "_ask_next", "while repair.unasked:", "while False:"),),
+        mutations=(Mutation(_REPAIRS + "_ask_next", "while repair.unasked_peers:", "while False:"),),
         scenario="rot",
         anomalies=BROKEN,
         seeds=8,
@@ -570,7 +570,7 @@ BUGS: tuple[PlantedBug, ...] = (
                 "verified_end=stream.acked_end,",
                 "verified_end=log.appended_end,",
             ),
-            Mutation(_REPLICA + "_start_leading", "if self._judged_end < start or not is_whole:", "if False:"),
+            Mutation(_REPLICA + "_start_leading", "if self._judged_end < start or not is_complete:", "if False:"),
         ),
         scenario="handover",
         anomalies=BROKEN,

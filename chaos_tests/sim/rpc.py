@@ -95,14 +95,14 @@ class ClientNet:
         streams: Streams,
         hosts: dict[NodeId, Host],
         profile: ClientProfile,
-        complain: Callable[[NodeId, str], None],
+        report_violation: Callable[[NodeId, str], None],
     ) -> None:
         self.scheduler = scheduler
         self.profile = profile
         self.links = {node: ClientLink() for node in hosts}
         self._hosts = hosts
         self._rng = streams.stream("clients/network")
-        self._complain = complain
+        self._report_violation = report_violation
 
     def heal(self) -> None:
         for link in self.links.values():
@@ -135,7 +135,7 @@ class ClientNet:
 
         def done(result: object) -> None:
             if not overdue:
-                self._complain(call.node, f"answered a request twice, the second time with {result!r}")
+                self._report_violation(call.node, f"answered a request twice, the second time with {result!r}")
                 return
             overdue.pop().cancel()
             if self._rng.random() >= self.profile.loss and not self.links[call.node].responses_cut:
@@ -155,7 +155,7 @@ class ClientNet:
             again = partial(self._check_answered, call, process, overdue, chances - 1)
             overdue[0] = self.scheduler.after_ms(ANSWER_GRACE_MS, again, process)
         else:
-            self._complain(call.node, f"never answered a request with a deadline of {call.deadline_ms} ms")
+            self._report_violation(call.node, f"never answered a request with a deadline of {call.deadline_ms} ms")
 
 
 class _Pending:

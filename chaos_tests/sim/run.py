@@ -134,10 +134,12 @@ class Simulation:
             self.streams,
             dict(self.cluster.hosts),
             replace(ClientProfile(), **scenario.client_network),
-            self._complain,
+            self._report_violation,
         )
         pace = Pace(self.scheduler, self.streams.stream("clients/pace"), scenario.cluster.seconds)
-        self.world = World(self.scheduler, self.streams, self.recorder, self.nodes, self._complain, self._spawn, pace)
+        self.world = World(
+            self.scheduler, self.streams, self.recorder, self.nodes, self._report_violation, self._spawn, pace
+        )
         self.arena = self._make_arena()
         self.storm = Storm(self.arena, scenario.faults, schedule)
 
@@ -167,7 +169,7 @@ class Simulation:
             )
             self.cluster.hosts[node] = SimHost(node, machine, DiskImage(), profile.disk_ms)
 
-    def _complain(self, node: NodeId, what: str) -> None:
+    def _report_violation(self, node: NodeId, what: str) -> None:
         self.recorder.note("died", n=node, err=what)
 
     # ------------------------------------------------------------------------------------------ the course
@@ -176,7 +178,7 @@ class Simulation:
         try:
             if self._boot():
                 self._storm()
-                self._bury()
+                self._destroy_disks()
                 heal(self.arena)
                 if self._settle("converged"):
                     self._final_work()
@@ -294,7 +296,7 @@ class Simulation:
         return made
 
     # ------------------------------------------------------------------------------------------ the end
-    def _bury(self) -> None:
+    def _destroy_disks(self) -> None:
         """P1: every acknowledged record survives while a majority of the disks does."""
         count = self.scenario.cluster.lost_forever
         if not count:
@@ -304,7 +306,7 @@ class Simulation:
         lost = self.streams.stream("funeral").sample(self.nodes, count)
         self.recorder.note("fault", what="lost-forever", nodes=lost)
         for node in lost:
-            self.cluster.bury(node)
+            self.cluster.destroy(node)
         self.nodes = tuple(node for node in self.nodes if node not in lost)
         self.world.nodes = self.nodes
 

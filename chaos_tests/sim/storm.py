@@ -48,13 +48,13 @@ class Storm:
     def begin(self) -> None:
         self._began_ns = self._arena.world.scheduler.now_ns
         if self._schedule is None:
-            scripts = [self._again_and_again(number) for number in range(len(self._faults))]
+            scripts = [self._strike_repeatedly(number) for number in range(len(self._faults))]
         else:
             scripts = [self._once(strike) for strike in self._schedule]
         for script in scripts:
             Actor(self._arena.clients, script)
 
-    def _again_and_again(self, fault: int) -> Script:
+    def _strike_repeatedly(self, fault: int) -> Script:
         spec, number = self._faults[fault], 0
         rng = self._arena.world.streams.stream(f"fault/{fault}")
         while True:

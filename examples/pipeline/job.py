@@ -69,10 +69,10 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     conf = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", **SHORT_LIVED}
     spark = session("flights by day", conf=conf)
-    spark.streams.addListener(LagListener(tell_lag))
+    spark.streams.addListener(LagListener(emit_lag))
     gateway = spark.sparkContext._gateway
     assert gateway is not None
-    tell(event="started", java=gateway.proc.pid)
+    emit(event="started", java=gateway.proc.pid)
     query = start(spark, arguments)
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -83,11 +83,11 @@ def main(given: Sequence[str] | None = None) -> None:
     spark.stop()
 
 
-def tell_lag(lag: QueryLag) -> None:
-    tell(event="batch", batch=lag.batch_id, lag=lag.total)
+def emit_lag(lag: QueryLag) -> None:
+    emit(event="batch", batch=lag.batch_id, lag=lag.total)
 
 
-def tell(**what: object) -> None:
+def emit(**what: object) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 

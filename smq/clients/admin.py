@@ -302,12 +302,12 @@ async def commit_offsets(
 async def fetch_offsets(
     cluster: ClusterClient, group: str, partitions: Iterable[TopicPartition] | None, timeout_ms: float
 ) -> dict[TopicPartition, CommittedOffset]:
-    asked = [build(pb.TopicPartition, topic=t, partition=p) for t, p in partitions or ()]
-    if partitions is not None and not asked:
+    requested = [build(pb.TopicPartition, topic=t, partition=p) for t, p in partitions or ()]
+    if partitions is not None and not requested:
         return {}
 
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchOffsetsResponse:
-        request = build(pb.FetchOffsetsRequest, group=group, partitions=asked, timeout_ms=node_ms)
+        request = build(pb.FetchOffsetsRequest, group=group, partitions=requested, timeout_ms=node_ms)
         return await node.broker.FetchOffsets(request, timeout=call_s)
 
     answer = await cluster.call(run, timeout_ms=timeout_ms)

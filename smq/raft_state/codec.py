@@ -1,4 +1,4 @@
-"""Commands and replies as bytes: what lies in the Raft log, travels between nodes, and fills the reply cache.
+"""Commands and replies as bytes, for the Raft log, the messages between nodes, and the reply cache.
 
 Owns the header: the codec version, then the tag. The fields of the registry's row follow. From the first release on, a
 layout never changes: a new layout is a row of a new version, and the old row stays readable. Every value has one

@@ -81,7 +81,7 @@ class Machine:
     def _run_once(self, command: Request) -> Applied:
         """A known request id gets its first reply again, a rejection too, and nothing changes. An unknown one is new if
         every reply since the request was accepted is still known. Otherwise it may have run already, and it is refused
-        rather than run twice: a node that was cut off may repeat a deletion after the topic was created anew."""
+        rather than run twice: a node that was cut off may repeat a deletion after the topic was created again."""
         request_id, before = command.request_id, command.replies_before
         if len(request_id) != REQUEST_ID_BYTES:
             message = f"request_id must have {REQUEST_ID_BYTES} bytes or none, not {len(request_id)}"

@@ -247,7 +247,7 @@ class Marks(Protocol):
     def known(self) -> tuple[Mark, ...]:
         """Of the others' disks."""
 
-    def hear(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
+    def receive(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
         """Takes in a peer's own mark and those that it knows. Returns one of this node's disk that the disk does not
         remember: then this directory is an old copy."""
 

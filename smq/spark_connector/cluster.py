@@ -117,7 +117,7 @@ class Cluster:
 
     def sized_ends(
         self,
-        asked: Mapping[PartitionKey, tuple[int, int]],
+        requested: Mapping[PartitionKey, tuple[int, int]],
         views: Mapping[PartitionKey, PartitionView],
         timeout_s: float | None = None,
     ) -> dict[PartitionKey, tuple[int, int]]:
@@ -127,7 +127,7 @@ class Cluster:
             (topic, partition): pb.ListOffsetsPartition(
                 topic=topic, partition=partition, offset_value=start, max_bytes=bytes_max
             )
-            for (topic, partition), (start, bytes_max) in asked.items()
+            for (topic, partition), (start, bytes_max) in requested.items()
         }
         listed = self._list_offsets(asks, views, timeout_s)
         return {key: (found.offset, found.size_bytes) for key, found in listed.items()}

@@ -145,8 +145,8 @@ def _after_time(
 def _offsets(
     name: str, spec: int | Mapping[str, Mapping[int, int]], views: Views, *, fail: bool
 ) -> dict[PartitionKey, int]:
-    asked = per_partition(name, spec, views)
-    return {key: _within(name, key, _literal(asked[key], view), view, fail=fail) for key, view in views.items()}
+    requested = per_partition(name, spec, views)
+    return {key: _within(name, key, _literal(requested[key], view), view, fail=fail) for key, view in views.items()}
 
 
 def _literal(offset: int, view: PartitionView) -> int:

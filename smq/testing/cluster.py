@@ -138,7 +138,7 @@ class Cluster(Nodes):
                 for info in node.raw.describe(topic).topics:
                     return info.partitions[partition]
             except (SmqError, Unanswered):
-                continue  # it is going down or coming up, or has not heard of the topic: the next may know
+                continue  # it is going down or coming up, or does not know the topic yet: the next may
         return None
 
     # ------------------------------------------------------------------------------------------------ waiting

@@ -98,7 +98,7 @@ class RawKafka:
         self, topic: str, offset: int, *, version: int = 12, max_wait_ms: int = 0, rack: str = "", **fields: Any
     ) -> Struct:
         """Fetches from partition 0; the answer for that partition. `fields` are those of the partition."""
-        asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20} | fields
+        requested = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20} | fields
         body = self.call(
             ApiKey.FETCH,
             version,
@@ -106,7 +106,7 @@ class RawKafka:
             max_wait_ms=max_wait_ms,
             min_bytes=1,
             max_bytes=1 << 20,
-            topics=[{"topic": topic, "partitions": [asked]}],
+            topics=[{"topic": topic, "partitions": [requested]}],
             forgotten_topics_data=[],
             rack_id=rack,
         )
@@ -115,8 +115,8 @@ class RawKafka:
 
     def list_offset(self, topic: str, timestamp: int, *, version: int = 7) -> Struct:
         """Looks up an offset of partition 0; the answer for that partition."""
-        asked = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]
-        body = self.call(ApiKey.LIST_OFFSETS, version, replica_id=-1, topics=asked)
+        requested = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]
+        body = self.call(ApiKey.LIST_OFFSETS, version, replica_id=-1, topics=requested)
         answer: Struct = body["topics"][0]["partitions"][0]
         return answer
 

@@ -145,10 +145,10 @@ class RawNode:
         A committed record may not be on this node's own disk yet, if two others made the majority. Until it is, the
         answer is empty and the fetch is repeated.
         """
-        asked = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
+        requested = pb.FetchPartition(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
         deadline = time.monotonic() + DEADLINE_S
         while True:
-            request = pb.FetchRequest(partitions=[asked], max_wait_ms=max_wait_ms)
+            request = pb.FetchRequest(partitions=[requested], max_wait_ms=max_wait_ms)
             fetched = self.fetch_once(request, DEADLINE_S + max_wait_ms / 1000)
             if fetched.batches or offset >= fetched.hwm or time.monotonic() > deadline:
                 return fetched
@@ -219,8 +219,8 @@ class RawNode:
     def list_offset(
         self, topic: str, partition: int, offset_type: pb.OffsetType.ValueType, **fields: Any
     ) -> pb.ListedOffset:
-        asked = pb.ListOffsetsPartition(topic=topic, partition=partition, offset_type=offset_type, **fields)
-        request = pb.ListOffsetsRequest(partitions=[asked], timeout_ms=10_000)
+        requested = pb.ListOffsetsPartition(topic=topic, partition=partition, offset_type=offset_type, **fields)
+        request = pb.ListOffsetsRequest(partitions=[requested], timeout_ms=10_000)
         (listed,) = self.call(self.broker.ListOffsets, request).offsets
         if listed.HasField("error"):
             raise error_from_detail(listed.error)
@@ -240,8 +240,8 @@ class RawNode:
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """The group's committed offset; None if it has none."""
-        asked = pb.TopicPartition(topic=topic, partition=partition)
-        request = pb.FetchOffsetsRequest(group=group, partitions=[asked], timeout_ms=10_000)
+        requested = pb.TopicPartition(topic=topic, partition=partition)
+        request = pb.FetchOffsetsRequest(group=group, partitions=[requested], timeout_ms=10_000)
         for item in self.call(self.broker.FetchOffsets, request).offsets:
             return item.offset
         return None

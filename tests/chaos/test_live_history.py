@@ -130,7 +130,7 @@ def test_a_cluster_of_ones_own_may_have_tls(tmp_path: Path) -> None:
         theirs.stop()
 
 
-def test_a_cluster_that_does_not_answer_is_told_before_anything_is_run(tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_is_reported_before_anything_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "chaos_tests", "run", "--servers", "127.0.0.1:1", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -25,7 +25,7 @@ from chaos_tests.live.environment.proxies import ProxyNetwork
 from chaos_tests.live.environment.switch import Switch
 from chaos_tests.live.external_cluster import HooksError, read_hooks
 from chaos_tests.live.faults import network as network_faults
-from chaos_tests.live.faults.kinds import Arena, has_whole_tree, hostile
+from chaos_tests.live.faults.kinds import Arena, has_complete_tree, hostile
 from chaos_tests.live.load.groups import TeamMember
 from chaos_tests.live.load.grpc import Ack, Partition, SharedRecorder, World
 from chaos_tests.live.load.kafka import reach
@@ -119,9 +119,9 @@ def test_the_switch_learns_addresses_and_obeys_the_rules_of_each_direction() -> 
     thread = threading.Thread(target=switch.run, args=(commands,))
     thread.start()
     macs = [bytes([2, 0, 0, 0, 0, i]) for i in range(3)]
-    everybody = b"\xff" * 6
+    broadcast = b"\xff" * 6
     try:
-        ends[0][1].send(everybody + macs[0] + b"hello")  # no address is known: sent to all, but the link to 1 is cut
+        ends[0][1].send(broadcast + macs[0] + b"hello")  # no address is known: sent to all, but the link to 1 is cut
         assert ends[2][1].recv(100)[12:] == b"hello"
         ends[1][1].send(macs[0] + macs[1] + b"one way works")
         assert ends[0][1].recv(100)[12:] == b"one way works"
@@ -154,7 +154,7 @@ class _Fleet:
 
 
 @pytest.mark.parametrize(("size", "heard"), [(3, 1), (5, 2)])
-def test_in_a_ring_every_node_hears_as_many_and_alone_it_hears_nobody(size: int, heard: int) -> None:
+def test_in_a_ring_every_node_hears_as_many_and_alone_it_hears_none(size: int, heard: int) -> None:
     fleet: Any = _Fleet(size)
     arena = Arena(fleet, random.Random(1))
     for strike, expected in ((network_faults.ring, heard), (network_faults.all_alone, 0)):
@@ -172,20 +172,20 @@ def test_a_damaged_tree_is_known_before_the_next_fault(tmp_path: Path) -> None:
     disk = LmdbDisk(tmp_path, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
     disk.submit([Put(Table.BATCHES, b"%06d" % i, bytes(500)) for i in range(2_000)])
     disk.close()
-    assert has_whole_tree(tmp_path)
+    assert has_complete_tree(tmp_path)
     (file,) = tmp_path.glob("data.mdb")
     middle = file.stat().st_size // 2 // 4096 * 4096
     with file.open("r+b") as f:
         f.seek(middle)
         f.write(bytes(16 * 4096))
-    assert not has_whole_tree(tmp_path)
+    assert not has_complete_tree(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------- hostile bytes
 def test_hostile_bytes_reach_every_port_of_a_node() -> None:
-    doors = ("grpc", "http", "kafka", "peer")
+    ports = ("grpc", "http", "kafka", "peer")
     with ExitStack() as stack:
-        listeners = {name: stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for name in doors}
+        listeners = {name: stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for name in ports}
         addresses = {name: f"127.0.0.1:{listener.getsockname()[1]}" for name, listener in listeners.items()}
         fleet: Any = SimpleNamespace(up=lambda: [SimpleNamespace(**addresses)], nodes={1: None})
         hostile(Arena(fleet, random.Random(1)))
@@ -211,9 +211,9 @@ def test_listening_sockets_are_found_with_their_addresses() -> None:
 # -------------------------------------------------------------------------------------------------------- hooks
 def test_hooks_run_the_commands_of_the_file_for_the_node_they_strike(tmp_path: Path) -> None:
     file = tmp_path / "hooks.toml"
-    told = tmp_path / "told"
+    log = tmp_path / "log"
     file.write_text(
-        f'[[fault]]\nname = "mine"\nstrike = "echo strike {{node}} >> {told}"\nundo = "echo undo {{node}} >> {told}"\n'
+        f'[[fault]]\nname = "mine"\nstrike = "echo strike {{node}} >> {log}"\nundo = "echo undo {{node}} >> {log}"\n'
     )
     (fault,) = read_hooks(file)
 
@@ -224,7 +224,7 @@ def test_hooks_run_the_commands_of_the_file_for_the_node_they_strike(tmp_path: P
     arena: Any = Any3()
     nodes = fault.strike(arena)
     fault.undo(arena, nodes)
-    assert told.read_text().splitlines() == ["strike 3", "undo 3"]
+    assert log.read_text().splitlines() == ["strike 3", "undo 3"]
 
 
 _HOOK = "[[fault]]\nname = 'x'\nstrike = 'a'\nundo = 'b'\n"
@@ -296,14 +296,14 @@ def test_the_ledger_keeps_valid_histories_once_and_leaves_planted_ones_out(tmp_p
     assert "lost-write: 1" in page  # a history with a finding is listed, never left out
 
 
-def test_a_finding_tells_what_the_same_run_showed_later() -> None:
+def test_a_finding_reports_what_the_same_run_showed_later() -> None:
     at = {"started": "2026-01-02T00:00:00Z", "commit": "def"}
     entries = [ledger.history(_summary(anomalies={"lost-write": 2})), ledger.history(_summary(**at))]
     (line,) = [line for line in ledger.page(entries).splitlines() if "lost-write: 2; " in line]
     assert line == "- `python -m chaos_tests run` on abc: lost-write: 2; run again, it held on def"
 
 
-def test_the_page_of_a_campaign_tells_its_histories_and_what_was_not_good(tmp_path: Path) -> None:
+def test_the_page_of_a_campaign_shows_its_histories_and_its_failures(tmp_path: Path) -> None:
     assert write_reports(tmp_path) == 2  # nothing is there
     runs = {"a": _summary(), "b": _summary(seed=2, anomalies={"lost-write": 1}, violations=["lost-write: <1>"])}
     for name, summary in runs.items():
@@ -316,7 +316,7 @@ def test_the_page_of_a_campaign_tells_its_histories_and_what_was_not_good(tmp_pa
     assert "<td>kill</td><td class='n'>10</td><td class='n'>500</td>" in page
 
 
-def test_a_campaign_that_goes_on_replaces_its_line_and_long_runs_have_theirs(tmp_path: Path) -> None:
+def test_a_campaign_that_continues_replaces_its_line_and_long_runs_have_theirs(tmp_path: Path) -> None:
     campaign, damages = tmp_path / "sim", tmp_path / "flips"
     for seeds in (10, 1200):
         state = Ledger("c" * 40, totals=Totals(seeds=seeds, virtual_s=7200.0), failed=[(7, "power")])
@@ -333,17 +333,17 @@ def test_a_campaign_that_goes_on_replaces_its_line_and_long_runs_have_theirs(tmp
     assert "| dddddddddd | 1,003 | nothing |" in page
 
 
-def test_the_page_in_the_repository_is_what_the_kept_lines_give() -> None:
+def test_the_page_in_the_repository_is_generated_from_the_kept_lines() -> None:
     root = Path(__file__).parents[2]
     entries = [entry for path in sorted((root / ledger.KEPT).glob("*.jsonl")) for entry in ledger.read(path)]
     assert (root / ledger.PAGE).read_text() == ledger.page(entries), "run `python -m chaos_tests ledger`"
 
 
-def test_what_was_found_is_pinned_by_a_test_that_is_there() -> None:
+def test_every_bug_found_is_pinned_by_an_existing_test() -> None:
     root = Path(__file__).parents[2]
     for entry in ledger.read(root / ledger.KEPT / "found.jsonl"):
         if entry["kind"] == ledger.LEFT:
-            continue  # told, and pinned by nothing: it is none of this code's
+            continue  # reported, but pinned by no test: it is not a bug of this code
         assert f"def {entry['test']}(" in (root / entry["file"]).read_text()
 
 
@@ -386,7 +386,7 @@ def test_assignments_one_after_another_are_fine() -> None:
 @pytest.mark.parametrize(
     ("bases", "anomaly"), [((0, 3), "offset-reuse"), ((0, 7), "offset-gap"), ((5, 0), "nonmonotonic-assign")]
 )
-def test_wrong_assignments_are_told(bases: tuple[int, int], anomaly: str) -> None:
+def test_wrong_assignments_are_reported(bases: tuple[int, int], anomaly: str) -> None:
     recorder = _recorder()
     for base in bases:
         _assign(recorder, base, 5)
@@ -409,7 +409,7 @@ def _kpoll(recorder: Recorder, *read: tuple[int, int]) -> None:
     recorder.ok(process, "kpoll", r=[["t/0", offset, value] for offset, value in read])
 
 
-def test_a_kafka_consumer_that_is_given_a_hole_or_a_repeat_is_told() -> None:
+def test_a_hole_or_repeat_in_the_reads_of_a_kafka_consumer_is_reported() -> None:
     hole, again, good = _recorder(), _recorder(), _recorder()
     _kpoll(hole, (0, 1), (2, 3))
     _kpoll(again, (0, 1), (0, 1))
@@ -452,7 +452,7 @@ def _committed(recorder: Recorder, *offsets: int) -> None:
         recorder.ok(process, "commit")
 
 
-def test_a_group_that_reads_and_whose_commits_go_back_is_told() -> None:
+def test_a_group_that_reads_and_whose_commits_go_back_is_reported() -> None:
     on, back, idle = _recorder(), _recorder(), _recorder()
     for recorder in (on, back):
         _group_read(recorder, *range(9))
@@ -472,7 +472,7 @@ class _Assigned:
         return b"CGMDv2:" + self._generation.to_bytes(4, sys.byteorder, signed=True)
 
 
-def test_librdkafka_is_told_the_files_of_tls_where_the_cluster_has_it() -> None:
+def test_librdkafka_gets_the_tls_files_if_the_cluster_uses_tls() -> None:
     world = World(SharedRecorder(), {}, "a:1", [Partition("t", 0)], random.Random(1))
     assert "security.protocol" not in reach(world)
     world.tls = Tls(ca="ca.crt", certificate="tls.crt", key="tls.key")
@@ -481,7 +481,9 @@ def test_librdkafka_is_told_the_files_of_tls_where_the_cluster_has_it() -> None:
 
 
 @pytest.mark.parametrize(("second", "anomalies"), [("same", set()), ("other", {"shared-partition"})])
-def test_a_member_that_is_given_its_assignment_again_shares_it_with_nobody(second: str, anomalies: set[str]) -> None:
+def test_a_member_that_gets_its_assignment_again_shares_it_with_no_other_member(
+    second: str, anomalies: set[str]
+) -> None:
     """An unchanged follower that rejoins alone gets the current generation."""
     partition = Partition("t", 0)
     world = World(SharedRecorder(), {}, "", [partition], random.Random(1))

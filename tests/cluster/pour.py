@@ -1,5 +1,5 @@
-"""A process that never stops sending: `pour.py ADDRESS STREAMS` publishes 8 MiB of waste on each of many streams of one
-connection until it is killed. It writes a line for each stream whose first request has left, and reads no answers."""
+"""A process that never stops sending: `pour.py ADDRESS STREAMS` publishes 8 MiB of garbage on each of many streams of
+one connection until it is killed. It prints a line per stream whose first request has left, and reads no answers."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
-"""What tests of `smq.testing.node_client` ask for in every line: an error of one code.
+"""The assertion that a call fails with an error of one code, for tests of `smq.testing.node_client`.
 
-Owns that assertion alone; the calls are the chaos harness's, so that tests and live histories speak in one way.
+Owns that assertion alone; the calls are the chaos harness's, so that tests and live histories call in one way.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Somebody between a client and a node who, when told, reads nothing more of what the node sends.
+"""A relay between a client and a node that stops reading from the node on request.
 
-Client libraries read by themselves, whatever their user does; behind this relay the node meets a client that does not.
+Client libraries read by themselves, whatever their user does. Through this relay, a node sees a client that does not.
 """
 
 import contextlib
@@ -37,15 +37,15 @@ class SlowReader:
                 client, _ = self._listener.accept()
                 node = socket.create_connection(self._target)
                 self._open += (client, node)
-                for source, to, gate in ((client, node, None), (node, client, self._reads)):
-                    threading.Thread(target=_pump, args=(source, to, gate), daemon=True).start()
+                for source, to, may_read in ((client, node, None), (node, client, self._reads)):
+                    threading.Thread(target=_pump, args=(source, to, may_read), daemon=True).start()
 
 
-def _pump(source: socket.socket, to: socket.socket, gate: threading.Event | None) -> None:
+def _pump(source: socket.socket, to: socket.socket, may_read: threading.Event | None) -> None:
     with contextlib.suppress(OSError):
         while True:
-            if gate is not None:
-                gate.wait()
+            if may_read is not None:
+                may_read.wait()
             data = source.recv(1 << 16)
             if not data:
                 return

@@ -1,4 +1,4 @@
-"""Bad input on real nodes: each a typed error that says what to do, costs nobody else anything, and stores nothing."""
+"""Bad input on real nodes: each gets a typed error that says what to do, disturbs no client, and stores nothing."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

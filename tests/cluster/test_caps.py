@@ -1,4 +1,4 @@
-"""What a node holds stays bounded: by clients that never read, that never stop, that are very many."""
+"""The memory of a node stays bounded: with clients that never read, that never stop, and that are very many."""
 
 import contextlib
 import os
@@ -59,8 +59,8 @@ def slow(one: Cluster) -> Iterator[SlowReader]:
 
 @pytest.fixture
 def before(one: Cluster) -> int:
-    """What a new process of the node holds. What an old one's allocator keeps of the tests before would hide as much
-    of what the next one makes it hold; so glibc is told to give large blocks back at once, too."""
+    """The memory of a new process of the node. An old one's allocator would keep memory of earlier tests and so hide
+    the growth in this one. For the same reason glibc is set to return large blocks immediately."""
     one.kill(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MALLOC_MMAP_THRESHOLD_", str(64 << 10))
@@ -74,7 +74,7 @@ def memory_bytes(cluster: Cluster, node: int = 1) -> int:
     for line in Path(f"/proc/{cluster.nodes[node].pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    pytest.skip("this kernel tells no RssAnon")
+    pytest.skip("this kernel does not report RssAnon")
 
 
 def settled_growth(cluster: Cluster, before: int, node: int = 1) -> int:
@@ -88,13 +88,13 @@ def settled_growth(cluster: Cluster, before: int, node: int = 1) -> int:
     return most
 
 
-def is_well(cluster: Cluster) -> bool:
+def is_healthy(cluster: Cluster) -> bool:
     """Another client is served as ever."""
     answer = cluster.nodes[1].raw.fetch("big", 0, 0, max_bytes=MIB)
     return len(answer.batches) == 1
 
 
-# -------------------------------------------------------------------------------------------- who never reads
+# -------------------------------------------------------------------------------------------- clients that never read
 def test_a_grpc_client_that_fetches_and_never_reads_holds_no_more_than_its_share(
     one: Cluster, before: int, slow: SlowReader
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_grpc_client_that_fetches_and_never_reads_holds_no_more_than_its_share
         slow.stop_reading()
         calls: list[Any] = [fetch.future(request) for _ in range(200)]
         grown = settled_growth(one, before)
-        assert is_well(one)
+        assert is_healthy(one)
         for call in calls:
             call.cancel()
     # Each answer is in memory up to three times: its batches, the message, and gRPC's own copy. As much again is what
@@ -128,7 +128,7 @@ def test_a_subscriber_that_never_reads_holds_one_response(one: Cluster, before: 
 
         call: Any = AgentStub(channel).SubscribeRecord(requests())
         grown = settled_growth(one, before)
-        assert is_well(one)
+        assert is_healthy(one)
         ask.set()
         call.cancel()
     # The log's batches, their records, the message, its bytes and gRPC's copy; the allocator as above.
@@ -142,12 +142,12 @@ def test_a_kafka_client_that_fetches_and_never_reads_holds_no_more_than_its_shar
     for _ in range(300):  # 2.4 GiB, if they were all read from the log
         raw.send(ApiKey.FETCH, 4, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=8 * MIB, topics=topics)
     grown = settled_growth(one, before)
-    assert is_well(one)
+    assert is_healthy(one)
     raw.close()
     assert grown < 3 * limits.KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX + 64 * MIB
 
 
-# ------------------------------------------------------------------------------------------ who never stops
+# ------------------------------------------------------------------------------------------ clients that never stop
 def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster, before: int) -> None:
     """Requests of 8 MiB on as many streams as one connection may have."""
     most = 0
@@ -161,7 +161,7 @@ def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster, bef
             for _ in range(40):
                 most = max(most, memory_bytes(one) - before)
                 time.sleep(0.05)
-            assert is_well(one)
+            assert is_healthy(one)
         finally:
             pouring.kill()
     # A message in the making, one parsed, one with the node, and what the allocator keeps of those before.
@@ -171,7 +171,7 @@ def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster, bef
 def test_a_grpc_client_of_many_large_calls_fills_only_the_places_of_arrivals(one: Cluster, before: int) -> None:
     """150 calls of 8 MiB each, for a method that needs a byte. A node that is too slow for them says so."""
     most = 0
-    request = b"\x9a\x06" + _varint(8 * MIB) + bytes(8 * MIB)  # a field that nobody knows: it is passed over
+    request = b"\x9a\x06" + _varint(8 * MIB) + bytes(8 * MIB)  # an unknown field: it is skipped
     with grpc.insecure_channel(one.nodes[1].grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
         ask: Any = channel.unary_unary("/smq.v1.Admin/NodeStatus", None, None)
         calls = [ask.future(request) for _ in range(150)]
@@ -181,7 +181,7 @@ def test_a_grpc_client_of_many_large_calls_fills_only_the_places_of_arrivals(one
         codes = {call.code() for call in calls}
     assert grpc.StatusCode.OK in codes
     assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert is_well(one)
+    assert is_healthy(one)
     # On its way a request is gRPC's bytes, then Python's; being served Python's and the message.
     arriving = limits.GRPC_ARRIVALS_MAX + limits.GRPC_ARRIVALS_SLOW_MAX
     assert most < 2 * 9 * MIB * arriving + 2 * limits.GRPC_LARGE_REQUESTS_BYTES_MAX + 64 * MIB
@@ -264,7 +264,7 @@ def test_a_node_with_few_descriptors_refuses_clients_and_stays_in_its_cluster(ow
 
 
 def _flood(address: str, count: int, local: str = "127.0.0.1") -> list[socket.socket]:
-    """As many connections as one gets; what is refused is closed by the node at once."""
+    """As many connections as one gets; the node closes the others immediately."""
     host, _, port = address.rpartition(":")
     held = []
     for _ in range(count):
@@ -275,7 +275,7 @@ def _flood(address: str, count: int, local: str = "127.0.0.1") -> list[socket.so
 
 # ----------------------------------------------------------------------------------------------- very many
 @pytest.mark.full
-def test_ten_thousand_idle_connections_cost_little_and_disturb_nobody(
+def test_ten_thousand_idle_connections_cost_little_and_disturb_no_client(
     one: Cluster, before: int, record_property: Callable[[str, object], None]
 ) -> None:
     """8,000 of Kafka clients from five addresses, 2,000 of gRPC clients."""
@@ -294,7 +294,7 @@ def test_ten_thousand_idle_connections_cost_little_and_disturb_nobody(
         wait_for("all of them", lambda: _descriptors(one) > 10_000)
         grown = memory_bytes(one) - before
         record_property("MiB held by 10,000 idle connections", grown // MIB)
-        assert is_well(one)
+        assert is_healthy(one)
         alive = sum(1 for s in held if _is_open(s))
         assert alive == 10_000
         assert grown < 10_000 * 40_000
@@ -306,8 +306,8 @@ def test_ten_thousand_idle_connections_cost_little_and_disturb_nobody(
         held += more
         for s in more:
             s.sendall(GREETING)
-        wait_for("the end of what is beyond 2,000 of one address", lambda: not any(_is_open(s) for s in more))
-        assert all(_is_open(s) for s in held[8_000:10_000]), "those who were there first stay"
+        wait_for("the end of the connections above 2,000 of one address", lambda: not any(_is_open(s) for s in more))
+        assert all(_is_open(s) for s in held[8_000:10_000]), "the oldest connections stay"
     finally:
         for s in held:
             s.close()

@@ -92,9 +92,9 @@ def test_second_process_on_one_directory_is_refused_by_its_name_and_the_first_go
     write_config(other, tmp_path / "node.toml")
     ended = _serve_to_its_end(tmp_path / "node.toml")
     assert ended.returncode != 0
-    told = ended.stdout + ended.stderr
-    assert str(node.data_dir) in told
-    assert "Traceback" not in told
+    output = ended.stdout + ended.stderr
+    assert str(node.data_dir) in output
+    assert "Traceback" not in output
     assert node.raw.status().is_ready
 
 

@@ -41,7 +41,7 @@ def refused(code: ErrorCode) -> "pytest.RaisesExc[SmqError]":
     return pytest.raises(SmqError, check=lambda error: error.code is code)
 
 
-def test_ten_singles_give_0_to_9_and_the_mark_follows_when_told(
+def test_ten_singles_give_0_to_9_and_the_mark_follows_on_request(
     admin: SyncAdmin, assigner: SyncOffsetAssigner, topic: str
 ) -> None:
     assert admin.partition_range(topic, 0).next_offset == 0
@@ -60,7 +60,7 @@ def test_batches_of_5_and_3_and_a_range_of_its_own_in_the_other_partition(
     assert given == [(0, 4), (0, 1), (5, 7)]
 
 
-def test_what_cannot_be_is_refused_saying_why(admin: SyncAdmin, assigner: SyncOffsetAssigner, topic: str) -> None:
+def test_impossible_requests_are_refused_saying_why(admin: SyncAdmin, assigner: SyncOffsetAssigner, topic: str) -> None:
     with refused(ErrorCode.INVALID_REQUEST):
         assigner.assign(topic, 0, 0)
     with refused(ErrorCode.OFFSET_OUT_OF_RANGE):

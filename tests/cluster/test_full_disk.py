@@ -1,6 +1,6 @@
 """A file system that fills up, a real one: records are refused, everything else goes on, and records come again.
 
-The three nodes share one small tmpfs, so all of them are full at once and no leader with room is left to hand over to.
+The three nodes share one small tmpfs, so all fill up together, and no node with space is left to hand leadership to.
 """
 
 import os
@@ -48,7 +48,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _fill(cluster: Cluster, topic: str) -> tuple[list[int], SmqError]:
-    """Publishes until a batch is refused for want of space: the offsets that were acknowledged, and what was said. Any
+    """Publishes until a batch is refused for lack of space: the offsets that were acknowledged, and what was said. Any
     other error is of a leadership that is handed over to a node which seems to have more room."""
     offsets = []
     for _ in range(BATCHES_MAX):

@@ -38,7 +38,7 @@ def test_kill_of_the_partition_leader_loses_nothing_and_moves_leadership(
     fault_cluster.restart(victim)
 
 
-def test_kill_of_a_follower_delays_nobody(fault_cluster: Cluster) -> None:
+def test_kill_of_a_follower_delays_no_client(fault_cluster: Cluster) -> None:
     topic = fault_cluster.make_topic()
     with Traffic(fault_cluster, topic) as traffic:
         busy = {fault_cluster.wait_leader(topic, 0), fault_cluster.raft_leader()}
@@ -50,7 +50,7 @@ def test_kill_of_a_follower_delays_nobody(fault_cluster: Cluster) -> None:
     traffic.verify()
 
 
-def test_kill_of_all_three_at_once_loses_nothing(fault_cluster: Cluster, traffic: Traffic) -> None:
+def test_simultaneous_kill_of_all_three_loses_nothing(fault_cluster: Cluster, traffic: Traffic) -> None:
     fault_cluster.kill(1, 2, 3)
     fault_cluster.restart(1, 2, 3)
     traffic.wait_acks(10)
@@ -65,7 +65,7 @@ def test_kill_of_the_raft_leader_loses_nothing(fault_cluster: Cluster, traffic: 
 
 
 def test_quick_restarts_of_a_leader_never_continue_its_old_epoch(fault_cluster: Cluster, traffic: Traffic) -> None:
-    """Down and up again before anybody fences it: the new process must not lead what was given to the old one."""
+    """Down and up again before it is fenced: the new process must not take over the old one's leaderships."""
     for _ in range(4):
         victim = fault_cluster.wait_leader(traffic.topic, 0)
         before = fault_cluster.partition(traffic.topic, 0)

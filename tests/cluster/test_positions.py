@@ -53,17 +53,17 @@ def test_exact_offset_without_a_record_is_out_of_range_and_names_the_range(
     trimmed: tuple[str, RawNode], base: int, offset: int
 ) -> None:
     topic, node = trimmed
-    asked = offset + base if offset != -1 else -1
+    requested = offset + base if offset != -1 else -1
     for ask in (
-        lambda: node.list_offset(topic, 0, pb.EXACT_OFFSET, offset_value=asked),
-        lambda: node.subscribe_first(topic=topic, partition=0, offset_type=pb.EXACT_OFFSET, offset_value=asked),
+        lambda: node.list_offset(topic, 0, pb.EXACT_OFFSET, offset_value=requested),
+        lambda: node.subscribe_first(topic=topic, partition=0, offset_type=pb.EXACT_OFFSET, offset_value=requested),
     ):
         error = raises(ErrorCode.OFFSET_OUT_OF_RANGE, ask)
         assert (error.details.lo, error.details.hi) == (base + LO, base + HI)
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "clamped"),
+    ("requested", "given", "clamped"),
     [
         (-5, LO, True),
         (0, LO, True),
@@ -75,13 +75,13 @@ def test_exact_offset_without_a_record_is_out_of_range_and_names_the_range(
     ],
 )
 def test_reset_to_offset_clamps_and_says_so(
-    trimmed: tuple[str, RawNode], base: int, asked: int, given: int, clamped: bool
+    trimmed: tuple[str, RawNode], base: int, requested: int, given: int, clamped: bool
 ) -> None:
     topic, node = trimmed
-    listed = node.list_offset(topic, 0, pb.RESET_TO_OFFSET, offset_value=base + asked)
+    listed = node.list_offset(topic, 0, pb.RESET_TO_OFFSET, offset_value=base + requested)
     assert (listed.offset, listed.clamped) == (base + given, clamped)
     started = node.subscribe_first(
-        topic=topic, partition=0, offset_type=pb.RESET_TO_OFFSET, offset_value=base + asked
+        topic=topic, partition=0, offset_type=pb.RESET_TO_OFFSET, offset_value=base + requested
     ).started
     assert (started.offset, started.clamped) == (base + given, clamped)
 
@@ -146,7 +146,7 @@ def test_resume_reads_exactly_the_next_record_from_any_node(
         assert offsets == [base + 7, base + 8, base + 9]
 
 
-def test_resume_below_log_start_tells_what_is_gone_unless_asked_to_reset(
+def test_resume_below_log_start_names_the_lost_range_unless_a_reset_was_requested(
     trimmed: tuple[str, RawNode], base: int
 ) -> None:
     topic, node = trimmed

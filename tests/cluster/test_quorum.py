@@ -81,7 +81,7 @@ def test_committed_records_stay_readable_without_quorum(lonely: tuple[str, RawNo
     assert node.read_all(topic, 0) == {0: b"before"}
 
 
-def test_what_was_refused_for_want_of_a_quorum_works_after_the_heal(fault_cluster: Cluster) -> None:
+def test_requests_refused_for_lack_of_a_quorum_work_after_the_heal(fault_cluster: Cluster) -> None:
     topic = fault_cluster.make_topic()
     survivor = fault_cluster.wait_leader(topic, 0)
     others = [node for node in fault_cluster.nodes if node != survivor]
@@ -104,7 +104,7 @@ def test_what_was_refused_for_want_of_a_quorum_works_after_the_heal(fault_cluste
     assert set(copies[0].values()) <= {b"maybe", b"after"}
 
 
-def test_readyz_tells_that_the_quorum_is_gone_and_that_it_is_back(fault_cluster: Cluster) -> None:
+def test_readyz_reports_that_the_quorum_is_gone_and_that_it_is_back(fault_cluster: Cluster) -> None:
     leader = fault_cluster.raft_leader()
     survivor = min(set(fault_cluster.nodes) - {leader})
     others = [node for node in fault_cluster.nodes if node != survivor]

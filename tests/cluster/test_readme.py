@@ -20,7 +20,7 @@ def _blocks(language: str) -> list[str]:
 
 
 def _run(command: list[str], cluster: Cluster, directory: Path) -> str:
-    """Standard output; the test fails where the command does."""
+    """Standard output; the test fails if the command does."""
     bin_dir = str(Path(sys.executable).parent)
     environment = dict(os.environ, PATH=f"{bin_dir}:{os.environ['PATH']}", SMQ_BOOTSTRAP=cluster.nodes[1].grpc)
     environment["PYTHONPATH"] = str(ROOT)
@@ -33,7 +33,7 @@ def _run(command: list[str], cluster: Cluster, directory: Path) -> str:
 
 @pytest.fixture(scope="module")
 def shell_output(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the README's shell block; the blocks behind it build on what it made."""
+    """Of the README's shell block. The later blocks use the topics and records that it made."""
     (script,) = _blocks("sh")
     return _run(["sh", "-e", "-c", script], cluster, tmp_path_factory.mktemp("readme"))
 

@@ -1,4 +1,4 @@
-"""What is there again after restarts (the Recovery lines of the behaviour checklist)."""
+"""The state that is back after restarts (the Recovery lines of the behaviour checklist)."""
 
 import shutil
 import signal

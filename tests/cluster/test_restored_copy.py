@@ -1,4 +1,4 @@
-"""A data directory put back from an old copy: real processes tell it, let it back in, and lose nothing by it."""
+"""A data directory put back from an old copy: real nodes recognize it, readmit it, and lose nothing."""
 
 import shutil
 
@@ -24,8 +24,8 @@ def _warning(node: Node) -> str | None:
 def test_an_old_copy_and_a_node_that_was_cut_off_lose_nothing_and_the_copy_rejoins_as_a_replaced_disk(
     own_cluster: Cluster,
 ) -> None:
-    """A and B acknowledge what C does not get; then A is down, and B comes back with an old copy: B and C are two of
-    three, and neither has it. They wait for A."""
+    """A and B acknowledge records that C does not get. Then A is down, and B comes back with an old copy: B and C are
+    two of three, and neither has the records. They wait for A."""
     own_cluster.start()
     topic = own_cluster.make_topic()
     a = own_cluster.wait_leader(topic, 0)
@@ -37,7 +37,7 @@ def test_an_old_copy_and_a_node_that_was_cut_off_lose_nothing_and_the_copy_rejoi
     shutil.copytree(victim.data_dir, copy)
     own_cluster.restart(b)
     assert _warning(victim) is None, "a restart is no old copy"
-    leader.publish_values(topic, 0, [b"everybody has it"])
+    leader.publish_values(topic, 0, [b"all have it"])
     own_cluster.wait_converged(topic, 1)
 
     own_cluster.pause(c)
@@ -49,12 +49,12 @@ def test_an_old_copy_and_a_node_that_was_cut_off_lose_nothing_and_the_copy_rejoi
     copy.rename(victim.data_dir)
     own_cluster.resume(c)
     own_cluster.restart(b, wait=False)
-    warning = wait_for("the old copy is told", lambda: _warning(victim))
+    warning = wait_for("the old copy is recognized", lambda: _warning(victim))
     assert "has no vote until the others let it in" in warning
 
     own_cluster.restart(a)
     own_cluster.wait_ready()
-    assert leader.read_all(topic, 0) == {0: b"everybody has it"} | {i: b"acked-%d" % i for i in range(1, 21)}
+    assert leader.read_all(topic, 0) == {0: b"all have it"} | {i: b"acked-%d" % i for i in range(1, 21)}
     assert "has rejoined as a replaced disk" in (_warning(victim) or "")
     own_cluster.kill(b)
     assert _disk_id(victim) != disk_id

@@ -62,14 +62,14 @@ def test_files_may_be_named_one_by_one(secure: Cluster, operator: Identity) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_a_command_without_tls_is_told_that_the_node_wants_it(secure: Cluster) -> None:
+def test_a_command_without_tls_gets_an_error_that_says_the_node_requires_it(secure: Cluster) -> None:
     done = run_cli("topic", "list", "--bootstrap", secure.nodes[1].grpc)
     assert done.returncode == 1
     assert "without TLS" in done.stderr
     assert "--cluster-dir" in done.stderr
 
 
-def test_a_command_with_another_authority_is_told_so(secure: Cluster, tmp_path: Path) -> None:
+def test_a_command_with_another_authority_gets_an_error_that_says_so(secure: Cluster, tmp_path: Path) -> None:
     assert run_cli("cert", "init", str(tmp_path)).returncode == 0
     ca = str(tmp_path / "ca" / "ca.crt")
     done = run_cli("topic", "list", "--bootstrap", secure.nodes[1].grpc, "--tls-ca", ca)
@@ -104,8 +104,8 @@ def _next_value(consumer: Consumer) -> bytes | None:
 
 def test_a_renewed_certificate_is_used_without_a_restart_and_after_one(secure: Cluster, smq: Smq) -> None:
     def ends() -> dict[int, int]:
-        told = json.loads(smq("status", "--json").stdout)
-        return {n["node"]: n["status"]["certificate_ends_ms"] for n in told["nodes"] if n["status"]}
+        status = json.loads(smq("status", "--json").stdout)
+        return {n["node"]: n["status"]["certificate_ends_ms"] for n in status["nodes"] if n["status"]}
 
     before = ends()
     home = secure.root / "data" / "tls"
@@ -116,7 +116,7 @@ def test_a_renewed_certificate_is_used_without_a_restart_and_after_one(secure: C
     shown = run_cli("cert", "show", str(node_identity(home, NodeId(1)).certificate))
     assert shown.returncode == 0
     assert " 29 days left" in shown.stdout
-    os.kill(secure.nodes[1].pid, signal.SIGHUP)  # at once; node 2 finds out by itself
+    os.kill(secure.nodes[1].pid, signal.SIGHUP)  # takes effect immediately; node 2 finds out by itself
     wait_for("nodes 1 and 2 use the new ones", lambda: (e := ends())[1] < before[1] and e[2] < before[2])
     secure.kill(2)
     secure.run(2)

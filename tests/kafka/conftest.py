@@ -49,8 +49,8 @@ def coordinator(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
 
     def connect(group: str) -> RawKafka:
         opened.append(RawKafka(cluster.nodes[1].kafka))
-        asked = {"key_type": 0, "coordinator_keys": [group]}
-        (found,) = opened[-1].call(ApiKey.FIND_COORDINATOR, 4, **asked)["coordinators"]
+        requested = {"key_type": 0, "coordinator_keys": [group]}
+        (found,) = opened[-1].call(ApiKey.FIND_COORDINATOR, 4, **requested)["coordinators"]
         opened.append(RawKafka(f"{found['host']}:{found['port']}"))
         return opened[-1]
 

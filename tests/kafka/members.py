@@ -20,7 +20,7 @@ Read = tuple[str, int, int]  # topic, partition, offset
 
 
 class Member(Protocol):
-    """`poll` adds what came to `seen`, and lets the library do its work meanwhile."""
+    """`poll` adds new records to `seen`, and gives the library time to work."""
 
     seen: list[Read]
 
@@ -36,7 +36,7 @@ class Member(Protocol):
 class ConfluentMember:
     def __init__(self, bootstrap: str, group: str, topics: list[str], **settings: Any) -> None:
         self.seen: list[Read] = []
-        self.committed: dict[Place, int] = {}  # as far as it was told
+        self.committed: dict[Place, int] = {}  # as far as callbacks reported it
         self._consumer = confluent_kafka.Consumer(
             {
                 "log_level": 0,  # nodes that die by the dozen are no news here
@@ -164,8 +164,8 @@ def drive(what: str, members: Iterable[Member], until: Callable[[], bool], timeo
     members = list(members)
     deadline = time.monotonic() + timeout_s
     while not until():
-        told = [(m.assigned(), len(m.seen)) for m in members]
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {told}"
+        state = [(m.assigned(), len(m.seen)) for m in members]
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {state}"
         for member in members:
             member.poll()
 

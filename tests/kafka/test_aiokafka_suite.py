@@ -1,7 +1,7 @@
 """aiokafka's own tests against our broker: what passes must go on passing, and what fails has a reason.
 
 aiokafka's released source package holds no tests, so they come from its repository, at the tag of the version that is
-locked: AIOKAFKA_SOURCE names a checkout, else it is cloned; without either the run is skipped, and says so. Left out
+locked: AIOKAFKA_SOURCE names a checkout; otherwise it is cloned. Without either the run is skipped and says so. Omitted
 are the files that need docker's own broker beside the protocol: SASL, Kerberos, ACLs and transactions.
 """
 

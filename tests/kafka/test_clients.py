@@ -1,4 +1,4 @@
-"""Real clients against a real cluster: one log, whoever writes and whoever reads."""
+"""Real clients against a real cluster: all clients write and read one log."""
 
 import time
 from collections.abc import Callable

@@ -21,9 +21,9 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 def _described(raw: RawKafka, name: str, *, kind: int = TOPIC, version: int = 4, **fields: object) -> Struct:
-    asked = {"resource_type": kind, "resource_name": name, "configuration_keys": None} | fields
+    requested = {"resource_type": kind, "resource_name": name, "configuration_keys": None} | fields
     body = raw.call(
-        ApiKey.DESCRIBE_CONFIGS, version, resources=[asked], include_synonyms=True, include_documentation=True
+        ApiKey.DESCRIBE_CONFIGS, version, resources=[requested], include_synonyms=True, include_documentation=True
     )
     answer: Struct = body["results"][0]
     return answer
@@ -36,8 +36,8 @@ def _values(answer: Struct) -> dict[str, str]:
 
 def _altered(raw: RawKafka, name: str, *operations: tuple[str, int, str | None], **fields: object) -> int:
     configs = [{"name": key, "config_operation": operation, "value": value} for key, operation, value in operations]
-    asked = {"resource_type": TOPIC, "resource_name": name, "configs": configs} | fields
-    body = raw.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, resources=[asked], validate_only=False)
+    requested = {"resource_type": TOPIC, "resource_name": name, "configs": configs} | fields
+    body = raw.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, resources=[requested], validate_only=False)
     code: int = body["responses"][0]["error_code"]
     return code
 
@@ -55,13 +55,13 @@ def test_every_version_describes_every_key_of_a_topic(leader: Leader, new_topic:
     ]
 
 
-def test_only_the_keys_that_are_asked_for_are_told(leader: Leader, new_topic: NewTopic) -> None:
+def test_only_the_requested_keys_are_returned(leader: Leader, new_topic: NewTopic) -> None:
     topic = new_topic()
     answer = _described(leader(topic), topic, configuration_keys=[MAX_MESSAGE_BYTES, "no.such.key"])
     assert list(_values(answer)) == [MAX_MESSAGE_BYTES]
 
 
-def test_an_altered_limit_holds_for_producers_at_once(leader: Leader, new_topic: NewTopic) -> None:
+def test_an_altered_limit_applies_to_producers_immediately(leader: Leader, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     large = batch(b"x" * 3_000)
@@ -80,12 +80,12 @@ def test_the_old_way_of_altering_puts_back_what_it_does_not_name(
     raw = leader(topic)
 
     def alter(*configs: tuple[str, str | None], validate_only: bool = False) -> int:
-        asked = {
+        requested = {
             "resource_type": TOPIC,
             "resource_name": topic,
             "configs": [{"name": key, "value": value} for key, value in configs],
         }
-        body = raw.call(ApiKey.ALTER_CONFIGS, version, resources=[asked], validate_only=validate_only)
+        body = raw.call(ApiKey.ALTER_CONFIGS, version, resources=[requested], validate_only=validate_only)
         code: int = body["responses"][0]["error_code"]
         return code
 
@@ -145,7 +145,7 @@ def test_resources_that_do_not_exist_are_refused(cluster: Cluster, leader: Leade
     assert _altered(raw, "1", setting, resource_type=BROKER) == KafkaError.INVALID_REQUEST
 
 
-def test_a_node_tells_its_own_settings_and_lets_nobody_change_them(cluster: Cluster) -> None:
+def test_a_node_reports_its_own_settings_and_refuses_to_change_them(cluster: Cluster) -> None:
     raw = RawKafka(cluster.nodes[2].kafka)
     answer = _described(raw, "2", kind=BROKER)
     assert _values(answer)["auto.create.topics.enable"] == "true"
@@ -154,7 +154,7 @@ def test_a_node_tells_its_own_settings_and_lets_nobody_change_them(cluster: Clus
     raw.close()
 
 
-def test_the_admin_client_reads_what_it_has_altered(cluster: Cluster, new_topic: NewTopic, bootstrap: str) -> None:
+def test_the_admin_client_reads_its_own_changes(cluster: Cluster, new_topic: NewTopic, bootstrap: str) -> None:
     topic = new_topic()
     admin = AdminClient({"bootstrap.servers": bootstrap})
     entry = ConfigEntry(MAX_MESSAGE_BYTES, "7000", incremental_operation=AlterConfigOpType.SET)

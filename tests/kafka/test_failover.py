@@ -11,8 +11,8 @@ from tests.kafka.faces import bootstrap
 TIMEOUT_S = 60.0
 
 
-class Told:
-    """An idempotent producer with acks=all that numbers its records, and what it was told of each."""
+class NumberingProducer:
+    """An idempotent producer with acks=all that numbers its records, and the offset reported for each."""
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int, **settings: Any) -> None:
         self._cluster = cluster
@@ -47,7 +47,7 @@ class Told:
             self.offsets[int(message.value() or b"")] = (message.partition() or 0, message.offset() or 0)
 
     def finish(self) -> None:
-        """Every record is in the log once, in order, where the producer was told that it is."""
+        """Every record is in the log once, in order, at the offset that was reported."""
         deadline = time.monotonic() + TIMEOUT_S
         while self._producer.flush(1) and time.monotonic() < deadline:
             assert not self._errors
@@ -70,23 +70,23 @@ def _topic(cluster: Cluster, partitions: int) -> str:
 
 
 def test_killed_leaders_cost_an_idempotent_producer_nothing(own_cluster: Cluster) -> None:
-    told = Told(own_cluster, _topic(own_cluster, 1), 1)
+    producer = NumberingProducer(own_cluster, _topic(own_cluster, 1), 1)
     for _ in range(2):
-        told.send(500)
+        producer.send(500)
         leader = own_cluster.wait_leader("t", 0)
         own_cluster.kill(leader)
         own_cluster.restart(leader, wait=False)
-        told.send(500)
+        producer.send(500)
         own_cluster.wait_ready()
-    told.finish()
+    producer.finish()
 
 
 def test_killing_every_node_in_turn_costs_an_idempotent_producer_nothing(own_cluster: Cluster) -> None:
-    told = Told(own_cluster, _topic(own_cluster, 3), 3)
+    producer = NumberingProducer(own_cluster, _topic(own_cluster, 3), 3)
     for node in list(own_cluster.nodes):
-        told.send(200)
+        producer.send(200)
         own_cluster.kill(node)
-        told.send(200)
+        producer.send(200)
         own_cluster.restart(node)  # ready again before the next is killed: a rolling restart, by SIGKILL
-    told.send(200)
-    told.finish()
+    producer.send(200)
+    producer.finish()

@@ -2,7 +2,7 @@
 
 What holds is kept in docs/kafka-clients.json, from which `make docs` renders a table: a client that loses a
 capability, or wins one, fails here. Clients of other languages, and all pairs, are for `-m full`;
-`pytest -m full tests/kafka/test_foreign.py --rewrite` writes the file anew.
+`pytest -m full tests/kafka/test_foreign.py --rewrite` rewrites the file.
 """
 
 import json
@@ -105,7 +105,7 @@ def test_a_client_reads_what_another_wrote_in_every_codec(clients: Clients, read
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_group_goes_on_where_it_had_committed(cluster: Cluster, clients: Clients, name: str) -> None:
+def test_a_group_continues_from_its_commit(cluster: Cluster, clients: Clients, name: str) -> None:
     topic, expected = clients.written(name)
     client, group = clients.get(name), f"group-{name.split()[0]}"
     first = len(expected) // 2
@@ -127,14 +127,14 @@ def test_a_client_seeks_to_a_time(clients: Clients, name: str) -> None:
 
 
 @pytest.mark.full
-def test_the_matrix_is_the_one_that_is_told(clients: Clients, request: pytest.FixtureRequest) -> None:
+def test_the_matrix_is_the_documented_one(clients: Clients, request: pytest.FixtureRequest) -> None:
     """Runs last, over what the tests above have shown; of clients that are missing here nothing is said."""
     shown = {name: clients.matrix[name] for name in BUILDS if name in clients.matrix}
     if request.config.getoption("--rewrite"):
-        assert list(shown) == list(BUILDS), "only a machine with all clients can tell the matrix"
+        assert list(shown) == list(BUILDS), "only a machine with all clients can write the matrix"
         MATRIX.write_text(json.dumps(shown, indent=2) + "\n")
-    told = json.loads(MATRIX.read_text())
+    saved = json.loads(MATRIX.read_text())
     for name, row in shown.items():
-        others = [other for other in told[name]["reads"] if other in shown]
-        known = {key: told[name][key] for key in row}  # what `make test` shows of a client may not have been run here
+        others = [other for other in saved[name]["reads"] if other in shown]
+        known = {key: saved[name][key] for key in row}  # what `make test` shows of a client may not have been run here
         assert row == known | {"reads": others, "version": row["version"]}, name

@@ -107,13 +107,13 @@ def test_assignors_share_several_topics_uneven_and_partly_subscribed(
 
     def is_shared() -> bool:
         held = [m.assigned() for m in members]
-        is_whole = set().union(*held) == places((a, 3), (b, 2)) and sum(map(len, held)) == 5
-        # The sticky assignor may leave a member without a share where the topics are uneven; the others never do.
-        return is_whole and all(topic == b for topic, _ in held[2]) and (library != "confluent" or all(held[:2]))
+        is_complete = set().union(*held) == places((a, 3), (b, 2)) and sum(map(len, held)) == 5
+        # The sticky assignor may leave a member without a share if the topics are uneven; the others never do.
+        return is_complete and all(topic == b for topic, _ in held[2]) and (library != "confluent" or all(held[:2]))
 
     drive("all partitions are shared", members, is_shared)
     # kafka-python's leader assigns what it has metadata of, at first that of its own topics, and may never ask for more
-    # ("No partition metadata for topic"): there the first two stay, of whom one leads and both know both.
+    # ("No partition metadata for topic"): there the first two stay: one of them leads, and both know both topics.
     leaver = only_b if library == "kafka-python" else both[0]
     leaver.close()
     members.remove(leaver)
@@ -199,18 +199,18 @@ class RawMember:
         return KafkaError(body["error_code"] or body["members"][0]["error_code"])
 
     def commit(self, topic: str, offset: int, version: int = 8, **fields: Any) -> KafkaError:
-        asked = [{"partition_index": 0, "committed_offset": offset, "committed_metadata": None}]
+        requested = [{"partition_index": 0, "committed_offset": offset, "committed_metadata": None}]
         body = self.call(
             ApiKey.OFFSET_COMMIT,
             version,
-            topics=[{"name": topic, "partitions": asked}],
+            topics=[{"name": topic, "partitions": requested}],
             **{"generation_id_or_member_epoch": self.generation} | fields,
         )
         return KafkaError(body["topics"][0]["partitions"][0]["error_code"])
 
 
 def subscription(topic: str) -> bytes:
-    """As consumers tell theirs: version, topics, no user data."""
+    """As consumers encode theirs: version, topics, no user data."""
     return b"\0\0" + b"\0\0\0\1" + len(topic).to_bytes(2, "big") + topic.encode() + b"\xff" * 4
 
 
@@ -225,7 +225,7 @@ def test_every_version_of_the_group_keys_is_served(cluster: Cluster, new_topic: 
     assert member.sync(of(ApiKey.SYNC_GROUP)) == (KafkaError.NONE, b"a")
     assert member.beat(of(ApiKey.HEARTBEAT)) is KafkaError.NONE
     assert member.commit(topic, 7, version=of(ApiKey.OFFSET_COMMIT)) is KafkaError.NONE
-    described = member.raw.call(ApiKey.DESCRIBE_GROUPS, of(ApiKey.DESCRIBE_GROUPS), groups=[member.group, "nobody"])
+    described = member.raw.call(ApiKey.DESCRIBE_GROUPS, of(ApiKey.DESCRIBE_GROUPS), groups=[member.group, "unknown"])
     found, missing = described["groups"]
     assert (found["group_state"], found["protocol_data"], len(found["members"])) == ("Stable", "range", 1)
     assert found["members"][0]["client_host"] == "/127.0.0.1"
@@ -255,8 +255,8 @@ def test_errors_are_kafkas_own(cluster: Cluster, new_topic: NewTopic) -> None:
     assert member.commit(other, 1) is KafkaError.NONE
     assert member.call(ApiKey.HEARTBEAT, 4, generation_id=9)["error_code"] == KafkaError.ILLEGAL_GENERATION
     assert member.call(ApiKey.HEARTBEAT, 4, group_id="")["error_code"] == KafkaError.INVALID_GROUP_ID
-    asked = [{"name": t, "partitions": [{"partition_index": 0}]} for t in (topic, other, "no-such-topic")]
-    deleted = member.raw.call(ApiKey.OFFSET_DELETE, 0, group_id=member.group, topics=asked)
+    requested = [{"name": t, "partitions": [{"partition_index": 0}]} for t in (topic, other, "no-such-topic")]
+    deleted = member.raw.call(ApiKey.OFFSET_DELETE, 0, group_id=member.group, topics=requested)
     assert [t["partitions"][0]["error_code"] for t in deleted["topics"]] == [
         KafkaError.GROUP_SUBSCRIBED_TO_TOPIC,
         KafkaError.NONE,
@@ -353,7 +353,7 @@ def test_command_line_shows_and_deletes_groups(cluster: Cluster, bootstrap: str,
     assert smq("retention", "soon").returncode != 0
 
 
-def test_commit_in_nobodys_name_is_refused_while_the_group_has_members(
+def test_commit_without_a_member_is_refused_while_the_group_has_members(
     cluster: Cluster, bootstrap: str, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
@@ -366,7 +366,7 @@ def test_commit_in_nobodys_name_is_refused_while_the_group_has_members(
 
 
 # --------------------------------------------------------------------------------------------- nodes that die
-def test_killed_coordinators_make_nobody_rebalance_and_lose_no_commit(own_cluster: Cluster) -> None:
+def test_killed_coordinators_cause_no_rebalance_and_lose_no_commit(own_cluster: Cluster) -> None:
     """Every node is killed in turn, the coordinator first, while two members read, commit and stay."""
     cluster, topic, group = own_cluster, "t", "kept"
     cluster.nodes[1].raw.create_topic(topic, 4, replication_factor=3)
@@ -401,7 +401,7 @@ def test_killed_coordinators_make_nobody_rebalance_and_lose_no_commit(own_cluste
 
 
 def _reads_on_and_commits(member: ConfluentMember, seen: int) -> bool:
-    """Whatever the nodes go through: False where that has not come about yet, and is to be tried again."""
+    """False if it has not happened yet, whatever the nodes go through: try again."""
     return len(member.seen) > seen and _commits(member)
 
 
@@ -409,7 +409,7 @@ def _commits(member: ConfluentMember) -> bool:
     try:
         member.commit()
     except confluent_kafka.KafkaException:
-        return False  # nothing is new, or nobody answers
+        return False  # nothing is new, or no node answers
     return True
 
 

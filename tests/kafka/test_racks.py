@@ -1,4 +1,4 @@
-"""Consumers that say where they stand read from a replica that stands there, and from the leader where it is gone."""
+"""A consumer that names its rack reads from a replica in that rack, and from the leader if that replica is gone."""
 
 import json
 from collections.abc import Iterator
@@ -138,7 +138,7 @@ def test_a_leader_names_the_replica_in_the_rack_and_a_follower_that_is_cut_off_s
     leader, follower = _placed(racked)
     at_leader, at_follower = (RawKafka(racked.nodes[n].kafka) for n in (leader, follower))
     try:
-        _check_told(at_leader)
+        _check_racks_reported(at_leader)
         assert at_leader.produce(TOPIC, batch(b"x", b"y"))["error_code"] == KafkaError.NONE
         rack = RACKS[follower]
         wait_for("the follower holds all and is named", lambda: _named(at_leader, rack=rack, offset=2) == follower)
@@ -174,7 +174,7 @@ def _named(raw: RawKafka, *, rack: str, offset: int = 0) -> int:
     return int(raw.fetch(TOPIC, offset, rack=rack)["preferred_read_replica"])
 
 
-def _check_told(raw: RawKafka) -> None:
+def _check_racks_reported(raw: RawKafka) -> None:
     """Racks in Metadata and DescribeCluster."""
     brokers = raw.call(ApiKey.METADATA, 12, topics=[])["brokers"]
     assert {b["node_id"]: b["rack"] for b in brokers} == RACKS

@@ -61,7 +61,7 @@ def test_every_version_of_fetch_answers(cluster: Cluster, leader: Leader, new_to
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
-    asked = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
+    requested = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     topic_id = cluster.nodes[1].raw.describe(topic).topics[0].topic_id
     body = raw.call(
         ApiKey.FETCH,
@@ -69,7 +69,7 @@ def test_every_version_of_fetch_answers(cluster: Cluster, leader: Leader, new_to
         replica_id=-1,
         max_wait_ms=0,
         min_bytes=1,
-        topics=[{"topic": topic, "topic_id": topic_id, "partitions": [asked]}],
+        topics=[{"topic": topic, "topic_id": topic_id, "partitions": [requested]}],
         forgotten_topics_data=[],
     )
     answer = body["responses"][0]["partitions"][0]
@@ -88,9 +88,9 @@ def test_a_fetch_waits_for_records_and_not_longer(leader: Leader, new_topic: New
     thread.join()
     assert validate_produced(_records(found[0])).count == 1
     assert _records(waiting.fetch(topic, 1, max_wait_ms=50)) == b""
-    asked = [{"topic": topic, "partitions": [{"partition": 0, "fetch_offset": 1, "partition_max_bytes": 9}]}]
-    fields = {"replica_id": -1, "max_wait_ms": 50, "min_bytes": 1, "topics": asked, "forgotten_topics_data": []}
-    assert waiting.call(ApiKey.FETCH, 12, **fields)["throttle_time_ms"] == 0, "who waits is not slowed down"
+    requested = [{"topic": topic, "partitions": [{"partition": 0, "fetch_offset": 1, "partition_max_bytes": 9}]}]
+    fields = {"replica_id": -1, "max_wait_ms": 50, "min_bytes": 1, "topics": requested, "forgotten_topics_data": []}
+    assert waiting.call(ApiKey.FETCH, 12, **fields)["throttle_time_ms"] == 0, "a client that waits is not slowed down"
 
 
 def test_a_fetch_of_many_partitions_waits_for_min_bytes(cluster: Cluster, new_topic: NewTopic) -> None:
@@ -98,14 +98,14 @@ def test_a_fetch_of_many_partitions_waits_for_min_bytes(cluster: Cluster, new_to
     leader = cluster.wait_leader(topic, 0)
     raw, small = RawKafka(cluster.nodes[leader].kafka), batch(b"x")
     raw.produce(topic, small)
-    asked = [{"partition": p, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for p in (1, 0)]
+    requested = [{"partition": p, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for p in (1, 0)]
     sent = raw.send(
         ApiKey.FETCH,
         12,
         replica_id=-1,
         max_wait_ms=LONG_MS,
         min_bytes=len(small) + 1,
-        topics=[{"topic": topic, "partitions": asked}],
+        topics=[{"topic": topic, "partitions": requested}],
         forgotten_topics_data=[],
     )
     other = RawKafka(cluster.nodes[leader].kafka)
@@ -128,7 +128,7 @@ def test_a_follower_serves_what_is_committed(cluster: Cluster, leader: Leader, n
         raw.close()
 
 
-def test_offsets_and_epochs_that_do_not_exist_are_told_apart(leader: Leader, new_topic: NewTopic) -> None:
+def test_offsets_and_epochs_that_do_not_exist_are_distinguished(leader: Leader, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
@@ -166,22 +166,22 @@ def test_list_offsets_finds_ends_times_and_the_latest_record(leader: Leader, new
     assert (latest["offset"], latest["timestamp"]) == (2, 12_000)
 
 
-def test_list_offsets_fences_by_epoch_and_tells_of_each_partition_alone(leader: Leader, new_topic: NewTopic) -> None:
+def test_list_offsets_fences_by_epoch_and_answers_for_each_partition_alone(leader: Leader, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
     for timestamp in (-1, -2, -3, 5):
-        asked = [
+        requested = [
             {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": 1_000_000},
             {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1},
             {"partition_index": 9, "timestamp": timestamp},
         ]
-        body = raw.call(ApiKey.LIST_OFFSETS, 7, replica_id=-1, topics=[{"name": topic, "partitions": asked}])
+        body = raw.call(ApiKey.LIST_OFFSETS, 7, replica_id=-1, topics=[{"name": topic, "partitions": requested}])
         codes = [answer["error_code"] for answer in body["topics"][0]["partitions"]]
         assert codes == [KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NONE, KafkaError.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-def test_what_one_node_was_told_every_node_tells_from_then_on(
+def test_a_write_through_one_node_is_visible_at_every_node_from_then_on(
     cluster: Cluster, leader: Leader, new_topic: NewTopic
 ) -> None:
     """Ends and starts are linearizable: a node that has not applied the write yet must find out."""
@@ -191,21 +191,21 @@ def test_what_one_node_was_told_every_node_tells_from_then_on(
     for n in range(1, 20):
         writing.produce(topic, batch(b"v"))
         assert [raw.list_offset(topic, -1)["offset"] for raw in others] == [n] * len(others)
-        asked = [{"name": topic, "partitions": [{"partition_index": 0, "offset": n}]}]
-        others[n % 3].call(ApiKey.DELETE_RECORDS, 2, topics=asked, timeout_ms=5_000)
+        requested = [{"name": topic, "partitions": [{"partition_index": 0, "offset": n}]}]
+        others[n % 3].call(ApiKey.DELETE_RECORDS, 2, topics=requested, timeout_ms=5_000)
         assert [raw.list_offset(topic, -2)["offset"] for raw in others] == [n] * len(others)
     for raw in others:
         raw.close()
 
 
-def test_the_end_of_an_epoch_is_told(leader: Leader, new_topic: NewTopic) -> None:
+def test_the_end_of_an_epoch_is_reported(leader: Leader, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
 
     def ask(epoch: int) -> tuple[int, int, int]:
-        asked = [{"topic": topic, "partitions": [{"partition": 0, "leader_epoch": epoch}]}]
-        body = raw.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, topics=asked)
+        requested = [{"topic": topic, "partitions": [{"partition": 0, "leader_epoch": epoch}]}]
+        body = raw.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, topics=requested)
         answer = body["topics"][0]["partitions"][0]
         return answer["error_code"], answer["leader_epoch"], answer["end_offset"]
 
@@ -239,7 +239,7 @@ def test_a_repeated_batch_is_stored_once_and_a_gap_is_refused(leader: Leader, ne
     assert raw.list_offset(topic, -1)["offset"] == 3
 
 
-def test_an_epoch_that_nobody_gave_out_begins_at_sequence_0(leader: Leader, new_topic: NewTopic) -> None:
+def test_an_epoch_that_was_never_given_out_begins_at_sequence_0(leader: Leader, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     producer_id, epoch = _init(raw)
@@ -337,7 +337,7 @@ def test_a_topic_that_may_not_be_created_by_naming_it_is_not(leader: Leader, new
         assert body["topics"][0]["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_all_who_create_a_topic_by_naming_it_at_once_succeed(cluster: Cluster) -> None:
+def test_all_clients_that_create_a_topic_by_naming_it_at_the_same_time_succeed(cluster: Cluster) -> None:
     connections = [RawKafka(node.kafka) for node in cluster.nodes.values() for _ in range(4)]
     sent = [
         raw.send(ApiKey.METADATA, 9, topics=[{"name": "raced"}], allow_auto_topic_creation=True) for raw in connections
@@ -364,8 +364,8 @@ def test_without_acknowledgement_there_is_no_answer(leader: Leader, new_topic: N
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ü", "x" * 250, "x" * 30_000], ids=lambda name: name[:4])
 def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, name: str) -> None:
     raw = leader(new_topic())
-    asked = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
-    body = raw.call(ApiKey.CREATE_TOPICS, 5, topics=[asked | {"name": name}])
+    requested = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+    body = raw.call(ApiKey.CREATE_TOPICS, 5, topics=[requested | {"name": name}])
     assert body["topics"][0]["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
     for may_create in (True, False):
         body = raw.call(ApiKey.METADATA, 9, topics=[{"name": name}], allow_auto_topic_creation=may_create)
@@ -393,7 +393,7 @@ def test_a_commit_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-def test_every_version_of_offset_fetch_tells_the_commit(
+def test_every_version_of_offset_fetch_returns_the_commit(
     cluster: Cluster, coordinator: Leader, new_topic: NewTopic, version: int
 ) -> None:
     topic = new_topic()
@@ -403,20 +403,20 @@ def test_every_version_of_offset_fetch_tells_the_commit(
     partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": "m"}]
     body = raw.call(ApiKey.OFFSET_COMMIT, max(version, 2), group_id="v", topics=[ids | {"partitions": partitions}])
     assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.NONE
-    asked = {"group_id": "v", "topics": [ids | {"partition_indexes": [0, 1]}]}
-    body = raw.call(ApiKey.OFFSET_FETCH, version, **asked, groups=[asked])
+    requested = {"group_id": "v", "topics": [ids | {"partition_indexes": [0, 1]}]}
+    body = raw.call(ApiKey.OFFSET_FETCH, version, **requested, groups=[requested])
     found = (body["groups"][0] if version >= 8 else body)["topics"][0]["partitions"]
     assert [(p["committed_offset"], p["metadata"], p["error_code"]) for p in found] == [(5, "m", 0), (-1, "", 0)]
 
 
 def test_a_node_that_does_not_coordinate_the_group_takes_no_commit_of_it(cluster: Cluster, new_topic: NewTopic) -> None:
-    """Nor from nobody: what it brought late, after a partition, would come behind what others have taken meanwhile."""
+    """Not even without a member: late, after a partition, it would overwrite commits taken meanwhile by other nodes."""
     partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
-    asked = {"group_id": "v", "topics": [{"name": new_topic(), "partitions": partitions}]}
+    requested = {"group_id": "v", "topics": [{"name": new_topic(), "partitions": partitions}]}
     codes = []
     for node in cluster.nodes.values():
         with closing(RawKafka(node.kafka)) as raw:
-            body = raw.call(ApiKey.OFFSET_COMMIT, 8, **asked)
+            body = raw.call(ApiKey.OFFSET_COMMIT, 8, **requested)
             codes.append(body["topics"][0]["partitions"][0]["error_code"])
     assert sorted(codes) == [KafkaError.NONE, *[KafkaError.NOT_COORDINATOR] * (len(cluster.nodes) - 1)]
 
@@ -427,8 +427,8 @@ def test_records_are_not_deleted_beyond_the_end(leader: Leader, new_topic: NewTo
     raw.produce(topic, batch(b"a", b"b"))
 
     def delete(offset: int) -> tuple[int, int]:
-        asked = [{"name": topic, "partitions": [{"partition_index": 0, "offset": offset}]}]
-        body = raw.call(ApiKey.DELETE_RECORDS, 2, topics=asked, timeout_ms=5_000)
+        requested = [{"name": topic, "partitions": [{"partition_index": 0, "offset": offset}]}]
+        body = raw.call(ApiKey.DELETE_RECORDS, 2, topics=requested, timeout_ms=5_000)
         answer = body["topics"][0]["partitions"][0]
         return answer["error_code"], answer["low_watermark"]
 
@@ -453,7 +453,9 @@ def test_records_are_not_deleted_beyond_the_end(leader: Leader, new_topic: NewTo
     ],
     ids=["negative", "oversized", "no header", "unknown key", "old", "new", "nested length", "client id", "http"],
 )
-def test_what_is_no_request_closes_its_connection_alone(leader: Leader, new_topic: NewTopic, data: bytes) -> None:
+def test_bytes_that_are_no_request_close_their_connection_alone(
+    leader: Leader, new_topic: NewTopic, data: bytes
+) -> None:
     topic = new_topic()
     bystander, raw = leader(topic), leader(topic)
     raw.socket.sendall(data)
@@ -490,18 +492,18 @@ def test_a_request_in_single_bytes_is_a_request(leader: Leader, new_topic: NewTo
     assert raw.receive(ApiKey.API_VERSIONS, 0)[0] == 77
 
 
-def test_a_client_that_reads_nothing_stops_nobody(leader: Leader, new_topic: NewTopic) -> None:
+def test_a_client_that_reads_nothing_stops_no_other_client(leader: Leader, new_topic: NewTopic) -> None:
     topic = new_topic()
     deaf, bystander = leader(topic), leader(topic)
     for _ in range(8):
         bystander.produce(topic, batch(b"x" * 900_000))
-    asked = [{"topic": topic, "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 23}]}]
+    requested = [{"topic": topic, "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 23}]}]
     deadline = time.monotonic() + 5
     deaf.socket.settimeout(0.5)
     try:
         for _ in range(1_000):
             deaf.send(
-                ApiKey.FETCH, 12, replica_id=-1, max_wait_ms=0, min_bytes=1, topics=asked, forgotten_topics_data=[]
+                ApiKey.FETCH, 12, replica_id=-1, max_wait_ms=0, min_bytes=1, topics=requested, forgotten_topics_data=[]
             )
             if time.monotonic() > deadline:
                 break

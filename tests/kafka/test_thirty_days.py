@@ -1,4 +1,4 @@
-"""A consumer that was away for 30 days goes on at exactly the next record, or is told exactly what is gone (P6).
+"""A consumer that was away for 30 days continues at exactly the next record, or learns exactly what is gone (P6).
 
 By gRPC and by Kafka, on three nodes in one loop whose calendar the test turns.
 """
@@ -142,13 +142,13 @@ class Faces:
             assert answer.base_offset == base
 
     async def pass_days(self, calendar: Calendar, days: int) -> None:
-        """With the look at old commits that a coordinator takes every few minutes."""
+        """With the expiry of old commits that a coordinator proposes every few minutes."""
         calendar.days += days
         node = self.served.server.node
-        look = ExpireOffsets(now_ms=node.clock.wall_ns() // 1_000_000)
-        looks = [NodeCalls(node).propose(look, 10_000) for _ in range(days * DAY_MS // EXPIRY_STEP_MS_MAX + 1)]
-        await asyncio.gather(*looks)
-        assert node.state.expiry_clock_ms == look.now_ms
+        expiry = ExpireOffsets(now_ms=node.clock.wall_ns() // 1_000_000)
+        expiries = [NodeCalls(node).propose(expiry, 10_000) for _ in range(days * DAY_MS // EXPIRY_STEP_MS_MAX + 1)]
+        await asyncio.gather(*expiries)
+        assert node.state.expiry_clock_ms == expiry.now_ms
 
     async def fetch_at(self, offset: int) -> Struct:
         """The answer of the partition's leader, as it is on the wire."""
@@ -165,7 +165,7 @@ class Faces:
 
 
 async def read_and_leave(faces: Faces, calendar: Calendar) -> None:
-    await faces.pass_days(calendar, 0)  # the first look only sets the clock of the expiry
+    await faces.pass_days(calendar, 0)  # the first proposal only sets the clock of the expiry
     await faces.served.create("t")
     await faces.publish(0, NEXT)
     assert await faces.read_kafka(NEXT, reset="earliest", commits=True) == list(range(NEXT))
@@ -203,7 +203,7 @@ async def come_back_too_late_by_kafka(faces: Faces) -> None:
     assert await faces.read_kafka(END, reset="earliest") == list(range(KEPT, END))
 
 
-def test_a_consumer_that_was_away_for_30_days_reads_on_or_is_told_what_is_gone(
+def test_a_consumer_that_was_away_for_30_days_reads_on_or_learns_what_is_gone(
     tmp_path: Path, calendar: Calendar
 ) -> None:
     ports = free_ports(3)

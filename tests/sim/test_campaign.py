@@ -1,4 +1,4 @@
-"""Campaigns: they count what deserves it, are resumed where they were left, and never mix two states of the code."""
+"""Campaigns: they count runs once, resume where they stopped, and never mix two states of the code."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ def made(seed: int, *, acked: int = 300, virtual_s: float = 21.0) -> Result:
     )
 
 
-def test_campaign_goes_on_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_campaign_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     order = replace(ORDER, folder=tmp_path)
     assert campaign(order, Ledger.open(tmp_path, "c0ffee", "calm")) == 0
     resumed = Ledger.open(tmp_path, "c0ffee", "calm")

@@ -21,9 +21,9 @@ class Story:
         self.now += 1000
         return self.now
 
-    def begin(self, function: str, **asked: Any) -> int:
+    def begin(self, function: str, **request: Any) -> int:
         process = self.recorder.new_process()
-        self.recorder.invoke(process, function, **asked)
+        self.recorder.invoke(process, function, **request)
         return process
 
     def send(
@@ -33,14 +33,14 @@ class Story:
         self.end_send(process, offset, kind)
 
     def end_send(self, process: int, offset: int | None, kind: str = "ok") -> None:
-        told = {"o": offset, "ts": 1, "dup": False} if kind == "ok" else {"err": "X"}
-        self.recorder.add(process, kind, "send", told)
+        reply = {"o": offset, "ts": 1, "dup": False} if kind == "ok" else {"err": "X"}
+        self.recorder.add(process, kind, "send", reply)
 
     def poll(
         self, offset: int, batches: list[list[Any]], *, hwm: int, lo: int = 0, node: int = 1, final: bool = False
     ) -> None:
-        asked = {"k": "t/0", "o": offset, "n": node} | ({"final": True} if final else {})
-        self.recorder.ok(self.begin("poll", **asked), "poll", b=batches, lo=lo, hwm=hwm)
+        request = {"k": "t/0", "o": offset, "n": node} | ({"final": True} if final else {})
+        self.recorder.ok(self.begin("poll", **request), "poll", b=batches, lo=lo, hwm=hwm)
 
     def final(self, batches: list[list[Any]], *, hwm: int, lo: int = 0, nodes: tuple[int, ...] = (1, 2, 3)) -> None:
         for node in nodes:
@@ -120,7 +120,7 @@ def damaged(s: Story, node: int, offset: int) -> None:
     s.recorder.fail(process, "poll", err="DATA_DAMAGED", lo=None, hi=None)
 
 
-def one_replica_that_says_it_is_damaged(s: Story) -> None:
+def one_replica_that_reports_damage(s: Story) -> None:
     s.send([10, 11], 0)
     s.send([12], 2)
     s.final(LOG, hwm=3, nodes=(1, 2))
@@ -211,7 +211,7 @@ def read_backwards(s: Story) -> None:
     s.poll(2, [LOG[1], LOG[0]], hwm=3)
 
 
-def read_below_what_was_asked(s: Story) -> None:
+def read_below_the_requested_offset(s: Story) -> None:
     s.poll(2, [LOG[0]], hwm=3)
 
 
@@ -390,7 +390,7 @@ def died(s: Story) -> None:
         (every_replica_damaged, "lost-write"),
         (one_replica_of_which_nothing_can_be_read, "lost-write"),
         (no_replica_can_be_read, "lost-write"),
-        (one_replica_that_says_it_is_damaged, "lost-write"),  # rot is repaired: by the end no replica says so
+        (one_replica_that_reports_damage, "lost-write"),  # rot is repaired: by the end no replica says so
         (aborted, "aborted-read"),
         (two_values_at_one_offset, "inconsistent-offsets"),
         (acknowledged_elsewhere, "inconsistent-offsets"),
@@ -405,7 +405,7 @@ def died(s: Story) -> None:
         (skipped_at_the_start, "poll-skip"),
         (skipped_inside, "poll-skip"),
         (read_backwards, "nonmonotonic-poll"),
-        (read_below_what_was_asked, "nonmonotonic-poll"),
+        (read_below_the_requested_offset, "nonmonotonic-poll"),
         (read_above, "read-above-hwm"),
         (read_uncommitted, "precommitted-read"),
         (time_backwards, "nonmonotonic-ts"),
@@ -464,13 +464,13 @@ def leader_ack_that_was_lost(s: Story) -> None:
     s.final([*LOG[:1], batch(2, [13])], hwm=3)
 
 
-def mark_told_while_the_send_below_it_is_on_its_way(s: Story) -> None:
+def mark_reported_while_the_send_below_it_is_on_its_way(s: Story) -> None:
     process = s.begin("send", k="t/0", v=[10, 11], acks=-1)
     s.range(2)
     s.end_send(process, 0)
 
 
-def mark_told_while_an_unknown_send_is_on_its_way(s: Story) -> None:
+def mark_reported_while_an_unknown_send_is_on_its_way(s: Story) -> None:
     process = s.begin("send", k="t/0", v=[10, 11], acks=-1)
     s.poll(0, [LOG[0]], hwm=2)
     s.end_send(process, None, "info")
@@ -492,8 +492,8 @@ def trimmed_prefix(s: Story) -> None:
         overlapping_commits_in_either_order,
         unknown_commit_that_took_effect_late,
         leader_ack_that_was_lost,
-        mark_told_while_the_send_below_it_is_on_its_way,
-        mark_told_while_an_unknown_send_is_on_its_way,
+        mark_reported_while_the_send_below_it_is_on_its_way,
+        mark_reported_while_an_unknown_send_is_on_its_way,
         trimmed_prefix,
     ],
 )
@@ -510,7 +510,7 @@ def test_witness_is_the_poll_that_showed_it_first() -> None:
     assert "'n': 2" in found.witness[1]
 
 
-def test_final_log_is_the_first_replicas_where_they_differ() -> None:
+def test_final_log_is_the_first_replicas_if_they_differ() -> None:
     story = Story()
     story.final([batch(0, [10, 11])], hwm=2, nodes=(1,))
     story.final([batch(0, [10]), batch(1, [21, 22])], hwm=3, nodes=(2,))
@@ -518,7 +518,7 @@ def test_final_log_is_the_first_replicas_where_they_differ() -> None:
     assert log == {0: 10, 1: 11, 2: 22}
 
 
-def test_process_that_goes_on_after_unknown_outcome_is_refused() -> None:
+def test_process_that_continues_after_an_unknown_outcome_is_refused() -> None:
     story = Story()
     process = story.begin("send", k="t/0", v=[1], acks=-1)
     story.recorder.info(process, "send")

@@ -1,4 +1,4 @@
-"""The first read of a leadership: its index is of an entry that holds no command, and must be told of as applied."""
+"""The first read of a leadership: its index is of an entry without a command, which must be reported as applied too."""
 
 from chaos_tests.sim.cluster import SimHost
 from chaos_tests.sim.run import Simulation
@@ -21,16 +21,16 @@ def test_a_new_leaders_first_read_waits_for_its_empty_entry_and_no_longer() -> N
     assert simulation.scheduler.run_for_ms(5_000, stop=has_leader)
     api = led[0].api
     assert api.engine.applied_index < api.engine.journal.last_index, "its first entry is not applied yet"
-    told: list[int] = []
-    tell = api._proposer.on_applied
+    reported: list[int] = []
+    report = api._proposer.on_applied
 
     def listen(index: LogIndex) -> None:
-        told.append(index)
-        tell(index)
+        reported.append(index)
+        report(index)
 
     api._proposer.on_applied = listen
     answers: list[int] = []
     api.barrier(5_000, answers.append)
     assert simulation.scheduler.run_for_ms(500, stop=lambda: bool(answers))
-    # Where nothing follows, a wait that is not told of this entry ends with the next attempt only, a second later.
-    assert answers[0] in told
+    # If nothing follows this entry and it is not reported, the wait ends only with the next attempt, a second later.
+    assert answers[0] in reported

@@ -18,10 +18,10 @@ class Story:
         self.now_ms += 1
         return self.now_ms * 1_000_000
 
-    def op(self, function: str, asked: dict[str, Any], kind: str = "ok", **told: Any) -> "Story":
+    def op(self, function: str, request: dict[str, Any], kind: str = "ok", **reply: Any) -> "Story":
         process = self.recorder.new_process()
-        self.recorder.invoke(process, function, g="g", **asked)
-        self.recorder.add(process, kind, function, told)
+        self.recorder.invoke(process, function, g="g", **request)
+        self.recorder.add(process, kind, function, reply)
         return self
 
     def join(self, member: str, generation: int, leader: str, *members: str) -> "Story":
@@ -70,8 +70,8 @@ def test_member_that_is_unknown_within_its_session_was_evicted_alive() -> None:
     assert late.beat("a", "UNKNOWN_MEMBER_ID").anomalies == set()
     left = healthy().op("gleave", {"m": "a"}, code="NONE")
     assert left.beat("a", "UNKNOWN_MEMBER_ID").anomalies == set()
-    told = healthy().beat("a", "REBALANCE_IN_PROGRESS")
-    assert told.beat("a", "UNKNOWN_MEMBER_ID").anomalies == set()
+    reply = healthy().beat("a", "REBALANCE_IN_PROGRESS")
+    assert reply.beat("a", "UNKNOWN_MEMBER_ID").anomalies == set()
 
 
 def test_member_that_is_alone_and_does_not_get_all_has_a_phantom_beside_it() -> None:

@@ -1,4 +1,4 @@
-"""Schedules: a run's strikes as a list do what the dice did, and Hypothesis cuts the list of a failing seed down."""
+"""Schedules: a run's recorded strikes replay it exactly, and Hypothesis cuts the list of a failing seed down."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.sim
 
 FRESH_SEEDS = int(os.environ.get("SIM_FRESH_SEEDS", "12"))
 
-# Seeds that met a bug that the simulation found in our code (docs/simulation.md tells what each was), and which planted
-# bug puts it back: test_planted.py finds that within its bound of seeds. Any change of what nodes or clients do gives a
-# seed another course: `python -m chaos_tests planted NAME` tells the one to pin then.
+# Seeds that met a bug that the simulation found in our code (docs/simulation.md describes each), and the planted bug
+# that puts it back: test_planted.py finds that within its bound of seeds. Any change in what nodes or clients do gives
+# a seed another course: `python -m chaos_tests planted NAME` prints the one to pin then.
 PINNED = {
     ("log_start", 1): "jump-without-producers",
     ("clocks", 1): "index-rows-taken-for-batches",
@@ -29,7 +29,7 @@ PINNED = {
 
 
 def verdict(result: Result) -> str:
-    """Empty for a clean run; else what the reader needs to replay it."""
+    """Empty for a clean run; otherwise all that is needed to replay it."""
     if not result.violations:
         return ""
     return "\n".join(
@@ -65,7 +65,7 @@ def test_fresh_seeds_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     scenarios = load_all()
     seeds = [secrets.randbelow(1 << 31) for _ in range(FRESH_SEEDS)]
     with capsys.disabled():
-        print(f"\nfresh seeds: {' '.join(map(str, seeds))} ", end="")  # noqa: T201 - whoever sees a failure must know them
+        print(f"\nfresh seeds: {' '.join(map(str, seeds))} ", end="")  # noqa: T201 - needed to replay a failure
     for seed in seeds:
         assert verdict(simulate(scenarios[seed % len(scenarios)], seed)) == ""
 
@@ -81,15 +81,15 @@ print(result.digest, hashlib.sha256("\\n".join(result.trace).encode()).hexdigest
 
 @pytest.mark.timeout(400)
 def test_seed_gives_the_same_trace_in_every_process_and_hash_order() -> None:
-    told = []
+    printed = []
     for hash_seed in ("0", "1", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
             [sys.executable, "-c", DIGEST], env=environment, capture_output=True, text=True, timeout=100, check=True
         )
-        told.append(done.stdout)
-    assert told[0] == told[1] == told[2]
-    assert int(told[0].split()[-1]) > 1000
+        printed.append(done.stdout)
+    assert printed[0] == printed[1] == printed[2]
+    assert int(printed[0].split()[-1]) > 1000
 
 
 def test_seed_gives_the_same_history_twice_in_one_process() -> None:

@@ -83,8 +83,8 @@ def test_batch_and_stream_over_spark_connect(
     command = [sys.executable, "-c", CLIENT, remote, servers, topic, str(tmp_path), SLOW_START]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    told = json.loads(ran.stdout.splitlines()[-1])
-    assert told["client"].startswith("pyspark.sql.connect")
-    assert told["rows"] == [[p, i, f"v{i}"] for p in range(2) for i in range(100)]
-    assert told["streamed"] == [[p, i] for p in range(2) for i in range(100)]
-    assert "did you mean 'startingOffsets'" in told["refusal"]
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["client"].startswith("pyspark.sql.connect")
+    assert result["rows"] == [[p, i, f"v{i}"] for p in range(2) for i in range(100)]
+    assert result["streamed"] == [[p, i] for p in range(2) for i in range(100)]
+    assert "did you mean 'startingOffsets'" in result["refusal"]

@@ -75,7 +75,7 @@ class Job:
         assert self._process is not None
         if self._process.poll() is None:
             return False
-        assert SLOW_START in self._told(), self._told()[-3000:]
+        assert SLOW_START in self._output(), self._output()[-3000:]
         return True
 
     def kill(self) -> None:
@@ -94,7 +94,7 @@ class Job:
         while self.start("available-now").wait(PATIENCE_S) != 0:
             assert self._has_ended()
 
-    def _told(self) -> str:
+    def _output(self) -> str:
         """The output of the current run so far."""
         return (self._root / f"run-{self._runs}.log").read_text()
 

@@ -98,7 +98,7 @@ def test_hidden_columns_must_be_asked_for_at_the_load(new_topic: TopicFn, publis
 
 @pytest.mark.spark
 @pytest.mark.cluster
-def test_join_broadcasts_a_small_topic_only_where_told_to(new_topic: TopicFn, read: ReadFn) -> None:
+def test_join_broadcasts_a_small_topic_only_on_request(new_topic: TopicFn, read: ReadFn) -> None:
     topic = new_topic(1)
     left, right = read(topic, "key binary, offset bigint"), read(topic, "key binary, value binary")
     assert "BroadcastHashJoin" not in plan(left.join(right, "key"))

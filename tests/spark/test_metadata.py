@@ -130,7 +130,7 @@ def test_missing_topic_is_named(servers: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"metadata": "partition", "servers": "h:1"}, "one of 'partitions', 'groups', not 'partition'"),
         ({"metadata": "partitions"}, "does not know where the cluster is"),
@@ -139,8 +139,8 @@ def test_missing_topic_is_named(servers: str) -> None:
         ({"metadata": "partitions", "servers": "h:1", "group": "g"}, "belongs to metadata 'groups'"),
     ],
 )
-def test_options_that_cannot_be_right_are_refused(options: dict[str, str], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_options_that_cannot_be_right_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         metadata_options(options)
 
 
@@ -153,6 +153,6 @@ def test_schema_is_a_projection_of_known_columns() -> None:
 
 
 @pytest.mark.spark
-def test_kind_that_is_not_there_is_told_by_spark(spark: SparkSession) -> None:
+def test_missing_kind_is_reported_by_spark(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="not 'topics'"):
         spark.read.format("smq").options(servers="h:1", metadata="topics").load().collect()

@@ -61,7 +61,7 @@ def test_task_that_is_tried_again_doubles_no_row(new_topic: TopicFn, publish: Pu
             yield batch
             context = TaskContext.get()
             if context is not None and context.attemptNumber() == 0:
-                raise RuntimeError("the first attempt fails behind its first batch")
+                raise RuntimeError("the first attempt fails after its first batch")
 
     frame = read(topic, "partition int, offset bigint", minPartitions="3")
     assert offsets(frame.mapInArrow(fails_once, frame.schema)) == span(0, 0, 3000)

@@ -101,7 +101,7 @@ def test_include_index_adds_the_hidden_columns(new_topic: TopicFn, publish: Publ
     assert rows[0].ts_ns < rows[1].ts_ns
 
 
-def test_headers_come_where_asked_for(new_topic: TopicFn, publish: PublishFn, read: ReadFn) -> None:
+def test_headers_come_if_requested(new_topic: TopicFn, publish: PublishFn, read: ReadFn) -> None:
     topic = new_topic(1)
     headers = [("a", b"1"), ("a", None), ("ü", b"")]
     publish(topic, 0, [NewRecord(None, b"x", 1, headers), NewRecord(None, b"y", 2)])

@@ -41,11 +41,11 @@ def test_piped_commands_read_the_cluster(
         "spark.sql.shuffle.partitions=3",
     )
     options += tuple(part for name, value in SHORT_LIVED.items() for part in ("--conf", f"{name}={value}"))
-    told = run_cli("spark-shell", *options, input=COMMANDS.format(topic=topic) + "undefined\n", timeout_s=350)
-    assert told.stdout.splitlines() == ["3", "0 v0", "1 v1", "2 v2", "('3', 'local[1]')"], told.stderr
-    assert f"{topic} (1)" in told.stderr
-    assert "NameError: name 'undefined'" in told.stderr
-    assert told.returncode == 1
+    result = run_cli("spark-shell", *options, input=COMMANDS.format(topic=topic) + "undefined\n", timeout_s=350)
+    assert result.stdout.splitlines() == ["3", "0 v0", "1 v1", "2 v2", "('3', 'local[1]')"], result.stderr
+    assert f"{topic} (1)" in result.stderr
+    assert "NameError: name 'undefined'" in result.stderr
+    assert result.returncode == 1
 
 
 def test_banner_names_topics_and_its_lines_can_be_typed() -> None:
@@ -64,17 +64,17 @@ def test_banner_names_no_variable_that_python_cannot_have(topics: dict[str, int]
     assert "  frame = spark.read" in banner("4.3.0", "h:1", topics)
 
 
-def test_cluster_that_is_not_there_is_told_before_spark_starts() -> None:
-    told = run_cli("spark-shell", "--bootstrap", "127.0.0.1:9", input="")
-    assert told.returncode == 1
-    assert "127.0.0.1:9" in told.stderr
-    assert "start a node with `smq dev`" in told.stderr
+def test_missing_cluster_is_reported_before_spark_starts() -> None:
+    result = run_cli("spark-shell", "--bootstrap", "127.0.0.1:9", input="")
+    assert result.returncode == 1
+    assert "127.0.0.1:9" in result.stderr
+    assert "start a node with `smq dev`" in result.stderr
 
 
-def test_directory_without_a_cluster_is_told(tmp_path: Path) -> None:
-    told = run_cli("spark-shell", "--cluster-dir", str(tmp_path), input="")
-    assert told.returncode != 0
-    assert f"{tmp_path} holds no cluster" in told.stderr
+def test_directory_without_a_cluster_is_reported(tmp_path: Path) -> None:
+    result = run_cli("spark-shell", "--cluster-dir", str(tmp_path), input="")
+    assert result.returncode != 0
+    assert f"{tmp_path} holds no cluster" in result.stderr
 
 
 def without(*modules: str) -> list[str]:
@@ -87,20 +87,22 @@ def test_shell_needs_nothing_of_the_server() -> None:
     command = without("aiohttp", "lmdb", "prometheus_client", "pysyncobj", "rich", "structlog", "uvloop", "pyspark")
     help_of = subprocess.run([*command, "spark-shell", "--help"], check=True, capture_output=True, text=True)
     assert "Opens a Python shell with a Spark session" in help_of.stdout
-    told = subprocess.run([*command, "spark-shell"], check=False, capture_output=True, text=True)
+    result = subprocess.run([*command, "spark-shell"], check=False, capture_output=True, text=True)
     advice = "pip install '.[spark]' in a clone of smq, or its wheel with [spark]"
-    assert (told.returncode, told.stderr) == (1, f"Error: the Spark shell needs pyspark: {advice}\n")
-    told = subprocess.run([*command, "status"], check=False, capture_output=True, text=True)
-    assert told.returncode == 1
-    assert told.stderr.startswith("Error: this needs the package rich: pip install '.[server]' in a clone of smq, or ")
+    assert (result.returncode, result.stderr) == (1, f"Error: the Spark shell needs pyspark: {advice}\n")
+    result = subprocess.run([*command, "status"], check=False, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith(
+        "Error: this needs the package rich: pip install '.[server]' in a clone of smq, or "
+    )
 
 
 def test_command_line_without_click_says_which_extra_it_needs() -> None:
-    told = subprocess.run([*without("click"), "status"], check=False, capture_output=True, text=True)
-    assert told.returncode == 1
-    assert told.stderr.startswith("smq: the command line needs the extra server (or spark): pip install '.[server]' ")
+    result = subprocess.run([*without("click"), "status"], check=False, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("smq: the command line needs the extra server (or spark): pip install '.[server]' ")
 
 
 def test_help_names_the_shell() -> None:
-    told = subprocess.run([*CLI, "--help"], check=True, capture_output=True, text=True)
-    assert "spark-shell  Opens a Python shell" in told.stdout
+    result = subprocess.run([*CLI, "--help"], check=True, capture_output=True, text=True)
+    assert "spark-shell  Opens a Python shell" in result.stdout

@@ -28,7 +28,7 @@ def job(spark: SparkSession, servers: str, tmp_path: Path) -> Callable[..., Job]
     return lambda topic, **options: Job(spark, tmp_path, servers=servers, subscribe=topic, **options)
 
 
-def test_runs_of_available_now_go_on_where_the_last_ended_and_see_new_partitions(
+def test_runs_of_available_now_continue_from_the_last_and_see_new_partitions(
     cluster: Cluster, new_topic: TopicFn, publish: PublishFn, job: Callable[..., Job]
 ) -> None:
     topic = new_topic(2)
@@ -45,7 +45,7 @@ def test_runs_of_available_now_go_on_where_the_last_ended_and_see_new_partitions
     assert stream.rows() == span(0, 0, 260) + span(1, 0, 250) + span(2, 0, 40)
 
 
-def test_running_query_takes_what_comes_through_the_death_of_a_node_and_tells_its_lag(
+def test_running_query_reads_on_through_the_death_of_a_node_and_reports_its_lag(
     spark: SparkSession, cluster: Cluster, new_topic: TopicFn, publish: PublishFn, job: Callable[..., Job]
 ) -> None:
     topic = new_topic(3)

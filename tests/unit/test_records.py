@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[bytes, type[BatchError], str]] = {
     "nothing": (b"", BatchCorrupt, "at least 61 bytes"),
     "a cut header": (GOLDEN[: HEADER_BYTES - 1], BatchCorrupt, "at least 61 bytes, this has 60"),
     "a cut batch": (GOLDEN[:-1], BatchCorrupt, "the header says 70 bytes, there are 69"),
-    "bytes behind it": (GOLDEN + b"\0", BatchCorrupt, "the header says 70 bytes, there are 71"),
+    "bytes after it": (GOLDEN + b"\0", BatchCorrupt, "the header says 70 bytes, there are 71"),
     "format v1": (batch(magic=1), BatchError, "magic 1 is not supported"),
     "format v0": (batch(magic=0), BatchError, "magic 0 is not supported"),
     "a damaged record": (GOLDEN[:-3] + b"x" + GOLDEN[-2:], BatchCorrupt, "CRC-32C"),
@@ -211,14 +211,14 @@ def test_records_that_do_not_decode_are_corrupt() -> None:
 
 
 # -------------------------------------------------------------------------------------------- splitting
-def test_batches_behind_one_another_are_split() -> None:
+def test_consecutive_batches_are_split() -> None:
     parts = [encode_batch(RECORDS[:n], codec=codec) for n, codec in [(1, "none"), (3, "zstd"), (2, "gzip")]]
     assert [bytes(part) for part in split_batches(b"".join(parts))] == parts
     assert list(split_batches(b"")) == []
 
 
 @pytest.mark.parametrize("cut", [1, 11, 12, 60, 61, 69])
-def test_a_cut_batch_behind_a_whole_one_is_corrupt(cut: int) -> None:
+def test_a_cut_batch_after_a_complete_one_is_corrupt(cut: int) -> None:
     parts: Iterator[memoryview] = split_batches(GOLDEN + GOLDEN[:cut])
     assert next(parts) == GOLDEN
     with pytest.raises(BatchCorrupt):

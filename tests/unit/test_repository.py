@@ -1,4 +1,4 @@
-"""The repository keeps its own rules: rooms, lengths, no binaries, nobody's hosts or paths, no loose ends.
+"""The repository keeps its own rules: rooms, lengths, no binaries, no private hosts or paths, no loose ends.
 
 Words that must not stand in any file are put together here from parts, so that this file passes too.
 """
@@ -69,7 +69,7 @@ CARD = (
 
 
 def _tracked() -> list[Path]:
-    """Every committed file that is still there, or every file where this is not a git checkout."""
+    """Every committed file that is still there, or every file if this is not a git checkout."""
     try:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
         names = [name for name in listed.decode().split("\0") if name]
@@ -147,12 +147,12 @@ def test_no_registry_host_is_named() -> None:
     assert not host.search(lock)
 
 
-def test_nobody_is_told_to_install_another_projects_smq() -> None:
-    told = re.compile(r"pip install ['\"]?sm" + r"q\b|\bsm" + r"q\[")
-    assert [place for place, line in _lines() if told.search(line)] == []
+def test_no_advice_installs_another_projects_smq() -> None:
+    pattern = re.compile(r"pip install ['\"]?sm" + r"q\b|\bsm" + r"q\[")
+    assert [place for place, line in _lines() if pattern.search(line)] == []
 
 
-def test_no_path_of_anybodys_machine_is_named() -> None:
+def test_no_path_of_a_private_machine_is_named() -> None:
     paths = re.compile(r"(?<![\w.])/(work|root|home/\w+|Users)/")
     assert [place for place, line in _lines() if paths.search(line)] == []
 

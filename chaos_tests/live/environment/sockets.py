@@ -37,7 +37,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def beyond(fleet: Nodes) -> list[str]:
+def unexpected(fleet: Nodes) -> list[str]:
     """Addresses that nodes listen on although their configuration does not say so."""
     found = []
     for node, member in fleet.nodes.items():

@@ -208,7 +208,7 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
     node in the middle of the next fault, and then two of three nodes would be down."""
     for node in nodes:
         member = arena.fleet.nodes[node]
-        is_whole = has_whole_tree(member.data_dir)
+        is_complete = has_complete_tree(member.data_dir)
         arena.fleet.run(node)
         give_up = time.monotonic() + _DAMAGED_START_S
         is_ready = False
@@ -216,7 +216,7 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
             status = arena.fleet.status(node)
             is_ready = status is not None and status.is_ready
             time.sleep(0.1)
-        if is_ready and is_whole:
+        if is_ready and is_complete:
             continue
         code = member.process.poll() if member.process is not None else None
         how = "came back, and its tree is damaged" if is_ready else f"did not come back from its damaged files ({code})"
@@ -226,7 +226,7 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
         arena.fleet.run(node)
 
 
-def has_whole_tree(data_dir: Path) -> bool:
+def has_complete_tree(data_dir: Path) -> bool:
     """For a node that is down. A damaged tree may end the process that walks it."""
     command = [sys.executable, "-c", f"from smq.replication.storage.disk_lmdb import walk; walk({str(data_dir)!r})"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0

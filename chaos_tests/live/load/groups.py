@@ -102,11 +102,11 @@ class TeamMember(Client):
         names = [f"{part.topic}/{part.partition}" for part in parts]
         # Not by assignment: an unchanged follower that rejoins gets its generation's assignment once more.
         who = f"{self.name}#{self._consumers}"
-        for function, asked, answer in (
+        for function, requested, answer in (
             ("gjoin", {}, {"gen": generation, "leader": None, "members": []}),  # librdkafka does not report the leader
             ("gsync", {"gen": generation}, {"parts": names, "who": who}),
         ):
-            self.world.recorder.invoke(self._committer, function, g=self._group, **asked)
+            self.world.recorder.invoke(self._committer, function, g=self._group, **requested)
             self.world.recorder.ok(self._committer, function, **answer)
 
     def _revoked(self, consumer: Any, _: list[Any]) -> None:
@@ -149,8 +149,8 @@ class TeamMember(Client):
         self._commits += 1
         tag = f"{self.name}-{self._commits}"
         topic, _, index = key.rpartition("/")
-        asked = {"g": self._group, "k": key, "o": offset, "tag": tag + _C_END, "gen": generation}
-        self.world.recorder.invoke(self._committer, "commit", **asked)
+        requested = {"g": self._group, "k": key, "o": offset, "tag": tag + _C_END, "gen": generation}
+        self.world.recorder.invoke(self._committer, "commit", **requested)
         try:
             (answer,) = self._consumer.commit(
                 offsets=[TopicPartition(topic, int(index), offset, metadata=tag)], asynchronous=False

@@ -173,8 +173,8 @@ class Producer(Client):
             return
         values = self.world.values(self.rng.randint(1, RECORDS_MAX))
         batch = batch_of([b"%d" % value for value in values], **self._identity(partition))
-        asked = {"k": partition.key, "v": values, "acks": -1 if self.acks == pb.ACKS_ALL else 1}
-        self.world.recorder.invoke(self.process, "send", **asked, idem=self.idempotent)
+        requested = {"k": partition.key, "v": values, "acks": -1 if self.acks == pb.ACKS_ALL else 1}
+        self.world.recorder.invoke(self.process, "send", **requested, idem=self.idempotent)
         result, unknown, node = self._attempts(partition, batch)
         if isinstance(result, Exception):
             self.conclude("send", result, unknown=unknown)
@@ -268,7 +268,7 @@ class Reader(Client):
 
     def poll(self, partition: Partition, node: int, position: int, *, final: bool = False) -> int:
         """One poll; returns the next position."""
-        asked = {"k": partition.key, "o": position, "n": node, **({"final": True} if final else {})}
+        requested = {"k": partition.key, "o": position, "n": node, **({"final": True} if final else {})}
         wanted = pb.FetchPartition(
             topic=partition.topic,
             partition=partition.index,
@@ -276,7 +276,7 @@ class Reader(Client):
             max_bytes=0 if final else FETCH_BYTES,
         )
         request = pb.FetchRequest(partitions=[wanted], max_wait_ms=0 if final else FETCH_WAIT_MS)
-        self.world.recorder.invoke(self.process, "poll", **asked)
+        self.world.recorder.invoke(self.process, "poll", **requested)
         result = self.ask(node, lambda raw: raw.fetch_once(request, ATTEMPT_MS / 1000))
         if isinstance(result, Exception):
             self.conclude("poll", result)

@@ -45,8 +45,8 @@ class KafkaProducer(Client):
         partition = self.any_partition()
         (value,) = self.world.values(1)
         process = self._free.pop() if self._free else self.world.recorder.new_process()
-        asked = {"k": partition.key, "v": [value], "acks": self.acks, "idem": self.idempotent}
-        self.world.recorder.invoke(process, "send", **asked, via="kafka")
+        requested = {"k": partition.key, "v": [value], "acks": self.acks, "idem": self.idempotent}
+        self.world.recorder.invoke(process, "send", **requested, via="kafka")
 
         def delivered(error: Any, message: Any) -> None:
             self._open -= 1

@@ -20,7 +20,7 @@ from chaos_tests.live.load.spark_job import CHECKPOINT, ENDS, FAILED, ROWS
 
 START_S: Final = 180.0  # Java and two Pythons, on a busy machine
 _STOP_S: Final = 20.0
-_LOOK_S: Final = 0.2
+_POLL_S: Final = 0.2
 _LOG_TAIL_LINES: Final = 8
 
 
@@ -82,7 +82,7 @@ class SparkRead:
                 return f"the streaming query {how}: {self._last_output()}"
             if time.monotonic() > give_up:
                 return f"the streaming query does not reach the end within {timeout_s:g} s: {self._last_output()}"
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return None
 
     def _last_output(self) -> str:

@@ -23,7 +23,7 @@ ROWS: Final = "rows.json"
 CHECKPOINT: Final = "checkpoint"
 _FILES: Final = "files"
 _SCHEMA: Final = "k string, o bigint, v bigint"
-_LOOK_S: Final = 0.3
+_POLL_S: Final = 0.3
 
 Row = list[Any]  # the partition's key, offset, value
 
@@ -55,7 +55,7 @@ class Job:
                     self._query.stop()
                     self._write(self._rows())
                     return 0
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _start(self) -> Any:
         writer = self._stream.coalesce(1).writeStream.format("json").trigger(processingTime="500 milliseconds")

@@ -255,7 +255,7 @@ def _fixed(found: list[Entry]) -> list[str]:
     if not found:
         return []
     parts = ["## Found on the way, and fixed", "", "| by | what | fixed in | pinned by |", "|---|---|---|---|"]
-    parts += [f"| {e['by']} | {e['what']} | {e['mended']} | `{e['file']}::{e['test']}` |" for e in found]
+    parts += [f"| {e['by']} | {e['what']} | {e['fixed']} | `{e['file']}::{e['test']}` |" for e in found]
     return [*parts, ""]
 
 

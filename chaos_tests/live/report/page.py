@@ -195,10 +195,10 @@ def _sends(events: list[Event], start: int) -> tuple[list[tuple[float, float, st
         if event["ty"] == "invoke":
             open_ops[event["p"]] = event
             continue
-        asked = open_ops.pop(event["p"])
-        points.append(((asked["t"] - start) / 1e9, (event["t"] - asked["t"]) / 1e6, event["ty"]))
+        requested = open_ops.pop(event["p"])
+        points.append(((requested["t"] - start) / 1e9, (event["t"] - requested["t"]) / 1e6, event["ty"]))
         if event["ty"] == "ok":
-            acked[int((event["t"] - start) / 1e9)] += len(asked["v"])
+            acked[int((event["t"] - start) / 1e9)] += len(requested["v"])
     return points, acked
 
 
@@ -214,9 +214,9 @@ def _fates(events: list[Event], start: int) -> tuple[list[float], list[float]]:
             if event["ty"] == "invoke":
                 open_ops[process] = event
             else:
-                asked = open_ops.pop(process)
-                if event["ty"] == "ok" and asked["acks"] == -1:
-                    acked.append(((event["t"] - start) / 1e9, asked["v"]))
+                requested = open_ops.pop(process)
+                if event["ty"] == "ok" and requested["acks"] == -1:
+                    acked.append(((event["t"] - start) / 1e9, requested["v"]))
         elif function == "poll" and event["ty"] == "invoke":
             (finals.add if event.get("final") else finals.discard)(process)
         elif function == "poll" and event["ty"] == "ok" and process in finals:

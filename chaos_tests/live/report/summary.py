@@ -101,10 +101,10 @@ def count(summary: Summary, events: list[Event]) -> None:
             continue
         counts.setdefault(event["f"], Counter())[event["ty"]] += 1
         if event["f"] == "send":
-            asked = open_sends.pop(event["p"])
-            if event["ty"] == "ok" and asked["acks"] == -1:
+            requested = open_sends.pop(event["p"])
+            if event["ty"] == "ok" and requested["acks"] == -1:
                 summary.acked_sends += 1
-                summary.acked_records += len(asked["v"])
+                summary.acked_records += len(requested["v"])
         elif event["f"] == "poll" and event["ty"] == "ok":
             summary.records_read += sum(len(batch[2]) for batch in event["b"])
     summary.operations = {function: dict(found) for function, found in sorted(counts.items())}

@@ -76,7 +76,7 @@ class Assigner(Client):
             self.world.recorder.ok(self.process, "hwm", **answer)
             if result.hwm < self._mark or result.next_offset < self._bound:
                 what = f"{key}: mark {result.hwm} and next {result.next_offset} after {self._mark} and {self._bound}"
-                self.world.complain(node, what)
+                self.world.report_violation(node, what)
         elif is_unknown(result):
             self.conclude_unknown("hwm")
         else:

@@ -19,7 +19,7 @@ from smq.testing.clock import Scheduler
 from smq.testing.rng import Streams
 
 RpcResult = Any  # the handler's result, SmqError or Lost
-ROTTEN = -2  # the value of a record in a batch that was served although its CRC fails
+CORRUPT = -2  # the value of a record in a batch that was served although its CRC fails
 DECODED_MAX = 200_000  # remembered batches, by content: a run has a few thousand
 
 
@@ -49,7 +49,7 @@ class World:
     streams: Streams
     recorder: Recorder
     nodes: tuple[NodeId, ...]
-    complain: Callable[[NodeId, str], None]
+    report_violation: Callable[[NodeId, str], None]
     spawn: Callable[[Script], None]  # runs a script beside the caller's
     pace: Pace
     partitions: list[Known] = field(default_factory=list)
@@ -73,17 +73,17 @@ class World:
         content = bytes(batch.data[CRC_START:])
         values = self._decoded.get(content)
         if values is None:
-            if not _is_whole(batch.data, header):
-                return [batch.base_offset, batch.ts_ns, [ROTTEN] * header.count, -1, -1, -1]
+            if not _is_intact(batch.data, header):
+                return [batch.base_offset, batch.ts_ns, [CORRUPT] * header.count, -1, -1, -1]
             values = [int(r.value or b"-1") for r in decode_batch(batch.data)]
             if len(self._decoded) < DECODED_MAX:
                 self._decoded[content] = values
         if header.base_offset != batch.base_offset or header.last_offset != batch.last_offset:
-            self.complain(node, f"a batch at {batch.base_offset} whose header says {header.base_offset}")
+            self.report_violation(node, f"a batch at {batch.base_offset} whose header says {header.base_offset}")
         return [batch.base_offset, batch.ts_ns, values, header.producer_id, header.base_sequence, header.producer_epoch]
 
 
-def _is_whole(data: memoryview, header: BatchHeader) -> bool:
+def _is_intact(data: memoryview, header: BatchHeader) -> bool:
     try:
         check_crc(data, header)
     except BatchCorrupt:

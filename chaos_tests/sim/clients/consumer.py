@@ -57,8 +57,8 @@ class Consumer(Client):
                 done=done,
             )
 
-        asked = {"k": partition.key, "o": position, "n": node, **({"final": True} if final else {})}
-        self.world.recorder.invoke(self.process, "poll", **asked)
+        requested = {"k": partition.key, "o": position, "n": node, **({"final": True} if final else {})}
+        self.world.recorder.invoke(self.process, "poll", **requested)
         result = yield Call(node, request, max_wait_ms + PATIENCE_MS, max_wait_ms)
         if isinstance(result, Fetched):
             return self._took(partition, node, position, result)

@@ -142,11 +142,11 @@ class GroupConsumer(Client):
             rebalance_timeout_ms=REBALANCE_MS,
             protocols=((PROTOCOL, b""),),
         )
-        asked = Join(
+        requested = Join(
             group=self.group, member=member, protocol_type="consumer", takes_id_first=True, can_skip_assignment=True
         )
         self.world.recorder.invoke(self.process, "gjoin", g=self.group, m=self.member_id)
-        joined = yield from self._ask(lambda api, done: api.groups.join(asked, done), JOIN_MS)
+        joined = yield from self._ask(lambda api, done: api.groups.join(requested, done), JOIN_MS)
         if not isinstance(joined, Joined):
             self.conclude_unknown("gjoin")
             return None
@@ -170,9 +170,9 @@ class GroupConsumer(Client):
         assignments: tuple[tuple[str, bytes], ...] = ()
         if joined.leader == self.member_id and not joined.skip_assignment:
             assignments = self._assign([member_id for member_id, _, _ in joined.members])
-        asked = Sync(group=self.group, who=self._who, generation=self.generation, assignments=assignments)
+        requested = Sync(group=self.group, who=self._who, generation=self.generation, assignments=assignments)
         self.world.recorder.invoke(self.process, "gsync", g=self.group, m=self.member_id, gen=self.generation)
-        synced = yield from self._ask(lambda api, done: api.groups.sync(asked, done), JOIN_MS)
+        synced = yield from self._ask(lambda api, done: api.groups.sync(requested, done), JOIN_MS)
         if not isinstance(synced, Synced):
             self.conclude_unknown("gsync")
             return False

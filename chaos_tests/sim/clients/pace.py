@@ -48,7 +48,7 @@ class Pace:
         """The storm is over: wakes all thinking clients, so that they notice."""
         self.stopped = True
         self._wave.cancel()
-        self._break(everybody=True)
+        self._wake_clients(all_clients=True)
 
     def rush(self) -> None:
         """A fault strikes, or is about to."""
@@ -81,13 +81,13 @@ class Pace:
         return max(low, min(high, ((self.acked + SLACK) / (due + SLACK)) ** 8))
 
     def _on_wave(self) -> None:
-        self._break(everybody=False)
+        self._wake_clients(all_clients=False)
         self._plan_wave()
 
-    def _break(self, *, everybody: bool) -> None:
+    def _wake_clients(self, *, all_clients: bool) -> None:
         waiting, self._waiting = self._waiting, []
         for chance, wake in waiting:
-            if everybody or self._rng.random() < chance:
+            if all_clients or self._rng.random() < chance:
                 self._scheduler.after_ms(self._rng.random() * JITTER_MS, wake)
             else:
                 self._waiting.append((chance, wake))

@@ -108,7 +108,7 @@ class Producer(Client):
         if isinstance(result, Produced) and result.base_offset >= 0:
             self.ok("send", o=result.base_offset, ts=result.ts_ns, dup=result.duplicate, ep=result.epoch)
             if result.last_offset != result.base_offset + len(values) - 1:
-                self.world.complain(partition.leader or NodeId(0), f"{result} for {len(values)} records")
+                self.world.report_violation(partition.leader or NodeId(0), f"{result} for {len(values)} records")
             if self.acks is Acks.ALL:
                 partition.hwm = max(partition.hwm, result.last_offset + 1)
             self.world.duplicates += result.duplicate

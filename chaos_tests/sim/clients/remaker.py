@@ -19,7 +19,7 @@ from smq.replication.api import NodeApi
 ATTEMPT_MS: Final = 700.0  # the client waits this long for one node
 NODE_MS: Final = 12_000  # the time that the node is given
 ATTEMPTS_MAX: Final = 6
-LOOKS: Final = 4  # at a topic, before it is deleted
+CHECKS: Final = 4  # of a topic, before it is deleted
 
 
 class Remaker(Client):
@@ -50,9 +50,9 @@ class Remaker(Client):
             )
             if not (yield from self._done("create", create)):
                 return
-            for _ in range(LOOKS):
+            for _ in range(CHECKS):
                 yield self.think(self.think_ms)
-                yield from self._look(topic)
+                yield from self._check_exists(topic)
             if not (
                 yield from self._done("drop", DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic))
             ):
@@ -75,7 +75,7 @@ class Remaker(Client):
         self.conclude_unknown(function)
         return False
 
-    def _look(self, topic: str) -> Script:
+    def _check_exists(self, topic: str) -> Script:
         """Looks after a barrier, so that a node that is behind does not count."""
 
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
@@ -84,4 +84,4 @@ class Remaker(Client):
         node = self.any_node()
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_TOPIC:
-            self.world.complain(node, f"topic {topic} is gone, and no client has deleted it")
+            self.world.report_violation(node, f"topic {topic} is gone, and no client has deleted it")

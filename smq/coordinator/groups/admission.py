@@ -52,29 +52,29 @@ class Present:
     member_bytes: int
 
 
-def admission(asked: Join, present: Present, *, may_repeat: bool) -> Admission:
+def admission(request: Join, present: Present, *, may_repeat: bool) -> Admission:
     """`may_repeat`: no round is open, so an unchanged member can have its current generation again."""
-    if not fits(asked, present):
+    if not is_compatible(request, present):
         return _refusal(Outcome.PROTOCOL_MISMATCH)
-    if not has_capacity(asked.member, present):
+    if not has_capacity(request.member, present):
         return _refusal(Outcome.GROUP_FULL)
-    if asked.member.member_id:
-        return _admission_under_id(asked, present, may_repeat=may_repeat)
-    group, instance_id = present.group, asked.member.instance_id
+    if request.member.member_id:
+        return _admission_under_id(request, present, may_repeat=may_repeat)
+    group, instance_id = present.group, request.member.instance_id
     former = group.static_member(instance_id) if group is not None and instance_id else None
     if group is not None and former is not None:
-        knows_protocol = any(name == group.protocol for name, _ in asked.member.protocols)
+        knows_protocol = any(name == group.protocol for name, _ in request.member.protocols)
         return Admission(verdict=Verdict.REPLACE if knows_protocol else Verdict.REMOVE_FORMER, former=former)
-    return _admission_of_new(asked, present)
+    return _admission_of_new(request, present)
 
 
 def _refusal(outcome: Outcome) -> Admission:
     return Admission(verdict=Verdict.REFUSE, outcome=outcome)
 
 
-def _admission_under_id(asked: Join, present: Present, *, may_repeat: bool) -> Admission:
+def _admission_under_id(request: Join, present: Present, *, may_repeat: bool) -> Admission:
     """The id was reserved for the member, is its own since an earlier generation, or waits in this round already."""
-    member = asked.member
+    member = request.member
     if member.member_id in present.reserved_ids:
         return Admission(verdict=Verdict.ENTER)
     who = Identity(member_id=member.member_id, instance_id=member.instance_id)
@@ -93,17 +93,17 @@ def is_unchanged(member: GroupMember, group: GroupState) -> bool:
     return not (group.phase is GroupPhase.STABLE and group.leader == member.member_id)
 
 
-def _admission_of_new(asked: Join, present: Present) -> Admission:
+def _admission_of_new(request: Join, present: Present) -> Admission:
     if len(present.members.keys() | present.joiners.keys()) + len(present.reserved_ids) >= GROUP_MEMBERS_MAX:
         return _refusal(Outcome.GROUP_FULL)
-    takes_id = asked.takes_id_first and not asked.member.instance_id
+    takes_id = request.takes_id_first and not request.member.instance_id
     return Admission(verdict=Verdict.RESERVE_ID if takes_id else Verdict.ENTER_AS_NEW)
 
 
-def fits(asked: Join, present: Present) -> bool:
+def is_compatible(request: Join, present: Present) -> bool:
     """Whether the member shares the type and at least one protocol with all others, waiting ones included."""
-    member, joiners = asked.member, present.joiners
-    if not asked.protocol_type or not member.protocols:
+    member, joiners = request.member, present.joiners
+    if not request.protocol_type or not member.protocols:
         return False
     others = [j.member for name, j in joiners.items() if name != member.member_id]
     others += [m.member for name, m in present.members.items() if name not in joiners and name != member.member_id]
@@ -113,7 +113,7 @@ def fits(asked: Join, present: Present) -> bool:
     types = {j.request.protocol_type for name, j in joiners.items() if name != member.member_id}
     if present.group is not None and present.group.members:
         types.add(present.group.protocol_type)
-    return types == {asked.protocol_type} and bool(known_to_all([member, *others]))
+    return types == {request.protocol_type} and bool(known_to_all([member, *others]))
 
 
 def has_capacity(member: GroupMember, present: Present) -> bool:

@@ -33,7 +33,7 @@ def refuse_unknown(_memory: GroupMemory, request: Pending | Heartbeat) -> None:
 def finish_change(memory: GroupMemory, then: Callable[[], None]) -> None:
     memory.is_changing = False
     memory.refuse_change = None
-    memory.look()
+    memory.refresh()
     then()
     while memory.queue and not memory.is_changing:
         pending = memory.queue.popleft()

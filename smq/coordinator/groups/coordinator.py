@@ -232,7 +232,7 @@ class GroupCoordinator:
         return self._clock.wall_ns() // _NS_PER_MS
 
     def new_member_id(self, prefix: str) -> str:
-        """Random: a group that ended and began anew must not give a new member the id of a former one."""
+        """Random: a group that ended and was formed again must not give a new member the id of a former one."""
         number = self._rng.randbytes(_ID_BYTES).hex()
         return f"{prefix[: MEMBER_ID_CHARS_MAX - len(number) - 1]}-{number}"
 

@@ -31,7 +31,7 @@ def _admit(memory: GroupMemory, pending: PendingJoin, *, may_repeat: bool) -> No
     if not pending.is_waiting:
         return  # withdrawn while it was in the queue
     present = Present(
-        group=memory.look(),
+        group=memory.refresh(),
         members=memory.sessions.members,
         joiners=memory.joiners,
         reserved_ids=memory.sessions.reserved_ids.keys(),
@@ -45,7 +45,7 @@ def drop_join(memory: GroupMemory, pending: PendingJoin) -> None:
     member_id = pending.member.member_id
     if memory.joiners.get(member_id) is pending:
         del memory.joiners[member_id]
-        memory.hear(member_id)
+        memory.renew_session(member_id)
         settle_round(memory)
 
 
@@ -75,14 +75,14 @@ def _enter_as_new(memory: GroupMemory, pending: PendingJoin, _decision: Admissio
 def _enter(memory: GroupMemory, pending: PendingJoin, _decision: Admission) -> None:
     member_id = pending.member.member_id
     memory.sessions.reserved_ids.pop(member_id, None)
-    memory.hear(member_id)
+    memory.renew_session(member_id)
     enter_round(memory, pending)
 
 
 def _repeat(memory: GroupMemory, pending: PendingJoin, _decision: Admission) -> None:
-    group = memory.look()
+    group = memory.refresh()
     assert group is not None, "its member asks again"
-    memory.hear(pending.member.member_id)
+    memory.renew_session(pending.member.member_id)
     pending.answer(joined(group, pending.member.member_id))
 
 
@@ -116,7 +116,7 @@ def _on_replaced(memory: GroupMemory, pending: PendingJoin, former: GroupMember)
     for request in (memory.joiners.pop(former.member_id, None), memory.syncing.pop(former.member_id, None)):
         if request is not None:
             request.refuse(Outcome.FENCED_INSTANCE)
-    group = memory.look()
+    group = memory.refresh()
     answer = None
     if group is not None and memory.round is None:
         answer = joined_as_former(group, pending.member, former, can_skip=pending.request.can_skip_assignment)

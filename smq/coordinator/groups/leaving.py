@@ -14,7 +14,7 @@ from smq.coordinator.groups.types import Identity
 
 
 def remove_leaving(memory: GroupMemory, pending: PendingLeave) -> None:
-    memory.look()
+    memory.refresh()
     outcomes, removed = [], []
     for who in pending.leaving:
         outcome, member_id = _leave(memory, who)

@@ -59,7 +59,7 @@ class LiveGroup:
         self.opened_by = opened_by
         self._memory = GroupMemory(host=host, name=name, epoch=epoch, handle=self._handle)
         self._memory.catch_up()
-        group = self._memory.look()
+        group = self._memory.refresh()
         if group is not None and group.phase is GroupPhase.COMPLETING:
             self._memory.await_syncs(list(group.members))
 
@@ -116,7 +116,7 @@ class LiveGroup:
     @property
     def is_idle(self) -> bool:
         """Nothing would be lost with this object."""
-        self._memory.look()
+        self._memory.refresh()
         return self._memory.phase is Phase.EMPTY and not self._memory.sessions.reserved_ids
 
     @property

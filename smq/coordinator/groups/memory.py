@@ -52,7 +52,7 @@ class GroupHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the command under way came to nothing, or may have. `error` is None if another coordinator overtook it."""
+    """Why the command under way failed, or may have failed. `error` is None if another coordinator overtook it."""
 
     command: str
     outcome: Outcome
@@ -76,7 +76,7 @@ class GroupMemory:
     closed_with: Outcome | None = None
 
     # -------------------------------------------------------------------------------------------------- the state
-    def look(self) -> GroupState | None:
+    def refresh(self) -> GroupState | None:
         """The group as it is replicated now."""
         group = self.host.group_state(self.name)
         members = group.members if group is not None else NO_MEMBERS
@@ -87,7 +87,7 @@ class GroupMemory:
     def catch_up(self) -> None:
         """Opens the round that the replicated state asks for. The state may ask for one that this object did not begin:
         another coordinator's, or that of a removal whose outcome an earlier object never learned."""
-        group = self.look()
+        group = self.refresh()
         if group is not None and group.phase is GroupPhase.PREPARING and self.round is None:
             self.open_round()
 
@@ -110,13 +110,13 @@ class GroupMemory:
         """Ids of the members whose requests wait here."""
         return self.joiners.keys() | self.syncing.keys()
 
-    def hear(self, member_id: str) -> None:
+    def renew_session(self, member_id: str) -> None:
         """Restarts the session of the member if it is of this generation."""
         if member_id in self.sessions.members:
             self.sessions.restart(member_id, self.host.now_ns())
 
-    def reckon_due(self) -> None:
-        self.sessions.reckon_due(self.waiting, self.round.until_ns if self.round is not None else NEVER_NS)
+    def compute_due(self) -> None:
+        self.sessions.compute_due(self.waiting, self.round.until_ns if self.round is not None else NEVER_NS)
 
     # ----------------------------------------------------------------------------------------- rounds, assignments
     def open_round(self, newcomer_timeout_ms: int = 0) -> Round:
@@ -131,7 +131,7 @@ class GroupMemory:
         self.sessions.stop_awaiting_syncs()
         syncing, self.syncing = self.syncing, {}
         for member_id, pending in syncing.items():
-            self.hear(member_id)  # a waiting request is a sign of life
+            self.renew_session(member_id)  # a waiting request is a sign of life
             pending.refuse(Outcome.REBALANCING)
         return self.round
 

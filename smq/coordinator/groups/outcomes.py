@@ -1,4 +1,4 @@
-"""What came of a request to a group, in the group's own terms.
+"""The outcomes of requests to a group, in the group's own terms.
 
 Owns the outcomes, and the one that each failure of a command means. It must never name a protocol's codes:
 `kafka/errors.py` maps each outcome to one. Pure. Everything that asks a coordinator may import it.

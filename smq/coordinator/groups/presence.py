@@ -13,7 +13,7 @@ from smq.coordinator.groups.types import Identity
 
 
 def check_sender(memory: GroupMemory, who: Identity, generation: int) -> Outcome:
-    group = memory.look()
+    group = memory.refresh()
     return check_identity(
         who,
         generation,
@@ -26,17 +26,17 @@ def check_sender(memory: GroupMemory, who: Identity, generation: int) -> Outcome
 def keep_alive(memory: GroupMemory, heartbeat: Heartbeat) -> None:
     heartbeat.outcome = check_sender(memory, heartbeat.who, heartbeat.generation)
     if heartbeat.outcome is Outcome.OK:
-        memory.hear(heartbeat.who.member_id)
+        memory.renew_session(heartbeat.who.member_id)
         if memory.round is not None:
             heartbeat.outcome = Outcome.REBALANCING
 
 
 def grant_time(memory: GroupMemory, _event: None) -> None:
     """All members get a full session, and as long again to join or to ask for their assignment."""
-    memory.look()
+    memory.refresh()
     members = memory.sessions.members
     for member_id in members:
-        memory.hear(member_id)
+        memory.renew_session(member_id)
     if not members:
         return
     until_ns = memory.host.now_ns() + rebalance_timeout_ns([m.member for m in members.values()])
@@ -48,13 +48,13 @@ def grant_time(memory: GroupMemory, _event: None) -> None:
 # -------------------------------------------------------------------------------------------------------- by time
 def expire_ids(memory: GroupMemory, now_ns: int) -> None:
     memory.sessions.expire_ids(now_ns)
-    memory.reckon_due()
+    memory.compute_due()
 
 
 def evict(memory: GroupMemory, now_ns: int) -> None:
     memory.sessions.expire_ids(now_ns)
     silent = memory.sessions.silent(memory.waiting, now_ns)
-    memory.reckon_due()
+    memory.compute_due()
     if silent:
         remove(memory, silent)
 

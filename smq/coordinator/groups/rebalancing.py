@@ -1,4 +1,4 @@
-"""The commands that change who is in a group: a round's end forms a generation, a removal makes the others rebalance.
+"""The commands that change a group's members: a round's end forms a generation, a removal makes the others rebalance.
 
 Owns what is answered once such a command has taken effect. `joining`, `leaving`, `presence` and `changing` import it.
 """
@@ -22,7 +22,7 @@ def settle_round(memory: GroupMemory) -> None:
     round_ = memory.round
     if round_ is None or memory.is_changing:
         return
-    memory.look()
+    memory.refresh()
     members = memory.sessions.members
     if not members and not round_.joiners:
         memory.round = None  # all members have gone
@@ -37,17 +37,17 @@ def settle_round(memory: GroupMemory) -> None:
             memory.round = None
             remove(memory, [m.member_id for m in absent])
         case RoundEnd.FORM:
-            command = generation_of(round_, memory.look(), memory.name, memory.epoch)
+            command = generation_of(round_, memory.refresh(), memory.name, memory.epoch)
             memory.propose(command, partial(_on_formed, memory, round_))
 
 
 def _on_formed(memory: GroupMemory, round_: Round) -> None:
     memory.round = None
-    group = memory.look()
+    group = memory.refresh()
     assert group is not None, "its generation has just been applied"
     memory.await_syncs([name for name in group.members if name in round_.joiners])
     for name, pending in round_.joiners.items():
-        memory.hear(name)
+        memory.renew_session(name)
         pending.answer(joined(group, name))
 
 
@@ -58,7 +58,7 @@ def remove(
     refuse: Callable[[Outcome], None] | None = None,
 ) -> None:
     """Members that are gone for good; the others rebalance."""
-    group = memory.look()
+    group = memory.refresh()
     assert group is not None, "it has members"
     command = RemoveMembers(
         group=memory.name,

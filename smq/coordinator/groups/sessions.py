@@ -1,4 +1,4 @@
-"""How long a group waits for each of its members before it is gone.
+"""How long a group waits for a silent member before evicting it.
 
 Owns the ends of sessions, the ids that are reserved, and the wait for members to ask for their assignment. It changes
 no group: `presence` acts on what it finds.
@@ -15,8 +15,8 @@ NO_MEMBERS: Final[dict[str, MemberState]] = {}
 
 
 def sessions_of(members: Mapping[str, MemberState], before: Mapping[str, int], now_ns: int) -> dict[str, int]:
-    """When each session ends. A member that is new to this coordinator gets a full one: nobody is evicted for what a
-    former coordinator had not heard."""
+    """When each session ends. A member that is new to this coordinator gets a full one: no member is evicted for the
+    heartbeats that a former coordinator missed."""
     return {name: before.get(name, now_ns + m.member.session_timeout_ms * NS_PER_MS) for name, m in members.items()}
 
 
@@ -84,7 +84,7 @@ class Sessions:
         late = self._unsynced if now_ns >= self._sync_until_ns else ()
         return silent_members(self._ends_ns, late=late, waiting=waiting, now_ns=now_ns)
 
-    def reckon_due(self, waiting: Collection[str], round_until_ns: int) -> None:
+    def compute_due(self, waiting: Collection[str], round_until_ns: int) -> None:
         """Sets `due_ns`. A waiting request holds its member's session open; the round, or the syncs, have an end."""
         ends_ns = [at for name, at in self._ends_ns.items() if name not in waiting]
         ends_ns += self.reserved_ids.values()

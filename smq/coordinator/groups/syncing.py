@@ -15,10 +15,10 @@ from smq.raft_state.commands import AssignMembers
 from smq.raft_state.state import GroupState
 
 
-def sync_refusal(asked: Sync, group: GroupState) -> Outcome:
+def sync_refusal(request: Sync, group: GroupState) -> Outcome:
     """A request that names a protocol means the generation of that one."""
-    names_type = asked.protocol_type in (None, group.protocol_type)
-    names_protocol = asked.protocol in (None, group.protocol)
+    names_type = request.protocol_type in (None, group.protocol_type)
+    names_protocol = request.protocol in (None, group.protocol)
     return Outcome.OK if names_type and names_protocol else Outcome.PROTOCOL_MISMATCH
 
 
@@ -29,14 +29,14 @@ def refuse_rebalancing(memory: GroupMemory, pending: PendingSync) -> None:
 
 def _check(memory: GroupMemory, pending: PendingSync) -> GroupState | None:
     """The group, if the request is one of its members'; it is refused otherwise."""
-    group = memory.look()
+    group = memory.refresh()
     outcome = check_sender(memory, pending.request.who, pending.request.generation)
     if outcome is Outcome.OK and group is not None:
         outcome = sync_refusal(pending.request, group)
     if outcome is not Outcome.OK:
         pending.refuse(outcome)
         return None
-    memory.hear(pending.member_id)
+    memory.renew_session(pending.member_id)
     memory.sessions.on_sync(pending.member_id)
     return group
 
@@ -66,16 +66,16 @@ def hold_sync(memory: GroupMemory, pending: PendingSync) -> None:
 
 
 def _on_assigned(memory: GroupMemory) -> None:
-    group = memory.look()
+    group = memory.refresh()
     assert group is not None, "its assignment has just been applied"
     syncing, memory.syncing = memory.syncing, {}
     # The leader first: it asked before anyone else could have an answer, and some clients' tests count on it.
     for member_id, pending in sorted(syncing.items(), key=lambda waiting: waiting[0] != group.leader):
-        memory.hear(member_id)
+        memory.renew_session(member_id)
         pending.answer(synced(group, member_id))
 
 
 def drop_sync(memory: GroupMemory, pending: PendingSync) -> None:
     if memory.syncing.get(pending.member_id) is pending:
         del memory.syncing[pending.member_id]
-        memory.hear(pending.member_id)
+        memory.renew_session(pending.member_id)

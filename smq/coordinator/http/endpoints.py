@@ -85,7 +85,7 @@ class HttpServer:
         body = {
             "ready": ready,
             "node": status.node,
-            "pid": os.getpid(),  # tells a node from another process that took over its port
+            "pid": os.getpid(),  # distinguishes a node from another process that took over its port
             "raft_leader": status.raft_leader,
             "raft_term": status.raft_term,
             "applied_index": status.applied_index,

@@ -69,7 +69,7 @@ def default_replication_factor(state: ClusterState) -> int:
 
 
 async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:
-    """Creates the topic, or finds that somebody was faster. SmqError where it cannot be."""
+    """Creates the topic, unless another client was faster. SmqError if it cannot be created."""
     try:
         reply = await gateway.calls.propose(new_topic(gateway.state, name), timeout_ms)
         assert isinstance(reply, TopicCreated)

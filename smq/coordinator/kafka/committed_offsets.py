@@ -47,14 +47,14 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
     for topic, name in zip(request["topics"], names, strict=True):
         answers: list[Struct] = []
         topics.append({"name": topic["name"], "topic_id": topic["topic_id"], "partitions": answers})
-        for asked in topic["partitions"]:
-            part = gateway.state.partition_of(name, asked["partition_index"]) if name is not None else None
-            code = _commit_refusal(request, asked, name, part)
-            answer: Struct = {"partition_index": asked["partition_index"], "error_code": code}
+        for requested in topic["partitions"]:
+            part = gateway.state.partition_of(name, requested["partition_index"]) if name is not None else None
+            code = _commit_refusal(request, requested, name, part)
+            answer: Struct = {"partition_index": requested["partition_index"], "error_code": code}
             answers.append(answer)
             if part is not None and code is KafkaError.NONE:
                 committed.append(answer)
-                offset, metadata = Offset(asked["committed_offset"]), asked["committed_metadata"] or ""
+                offset, metadata = Offset(requested["committed_offset"]), requested["committed_metadata"] or ""
                 items.append(OffsetCommit(partition=part.pid, offset=offset, metadata=metadata))
     code = await _commit(gateway, request, items)
     for answer in committed:
@@ -69,14 +69,14 @@ def _are_known(state: ClusterState, topics: list[Struct], *, by_id: bool) -> boo
     return True
 
 
-def _commit_refusal(request: Struct, asked: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
+def _commit_refusal(request: Struct, requested: Struct, name: str | None, part: PartitionState | None) -> KafkaError:
     if not is_group(request["group_id"]):
         return KafkaError.INVALID_GROUP_ID
     if name is None:
         return KafkaError.UNKNOWN_TOPIC_ID
-    if len((asked["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
+    if len((requested["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
         return KafkaError.OFFSET_METADATA_TOO_LARGE
-    if asked["committed_offset"] < 0:
+    if requested["committed_offset"] < 0:
         return KafkaError.INVALID_REQUEST
     return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -101,7 +101,7 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
 # ------------------------------------------------------------------------------------------------ OffsetFetch
 async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     if version >= _BATCHED_VERSION:
-        groups = [await _fetch_group(gateway, version, asked) for asked in request["groups"]]
+        groups = [await _fetch_group(gateway, version, requested) for requested in request["groups"]]
         return {"throttle_time_ms": 0, "groups": groups}
     answer = await _fetch_group(gateway, version, request)
     if version < 2:  # only partitions have a field for an error
@@ -111,20 +111,20 @@ async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struc
     return {"throttle_time_ms": 0} | answer
 
 
-async def _fetch_group(gateway: Gateway, version: int, asked: Struct) -> Struct:
+async def _fetch_group(gateway: Gateway, version: int, requested: Struct) -> Struct:
     """`topics` null asks for all that the group has committed."""
-    answer: Struct = {"group_id": asked["group_id"], "error_code": KafkaError.NONE, "topics": []}
+    answer: Struct = {"group_id": requested["group_id"], "error_code": KafkaError.NONE, "topics": []}
     try:  # after a barrier, so what is unknown afterwards is confirmed
-        commits = await gateway.calls.fetch_offsets(PREFIX + asked["group_id"], None, TIMEOUT_MS_DEFAULT)
+        commits = await gateway.calls.fetch_offsets(PREFIX + requested["group_id"], None, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         answer["error_code"] = group_code_of(e)
         commits = {}
-    if asked["topics"] is None:
+    if requested["topics"] is None:
         answer["topics"] = _all_commits(gateway, commits)
         return answer
     code_of_unknown = answer["error_code"] or KafkaError.UNKNOWN_TOPIC_ID
-    names = topic_names(gateway.state, asked["topics"], "name", by_id=version >= BY_ID_VERSION)
-    for topic, name in zip(asked["topics"], names, strict=True):
+    names = topic_names(gateway.state, requested["topics"], "name", by_id=version >= BY_ID_VERSION)
+    for topic, name in zip(requested["topics"], names, strict=True):
         topic_id, partitions = topic.get("topic_id", b""), []
         for index in topic["partition_indexes"]:
             part = gateway.state.partition_of(name, index) if name is not None else None
@@ -192,12 +192,12 @@ def _subscribed(group: GroupState) -> frozenset[str] | None:
 
 
 def _deletable(
-    gateway: Gateway, asked: list[Struct], subscribed: frozenset[str]
+    gateway: Gateway, requested: list[Struct], subscribed: frozenset[str]
 ) -> tuple[list[PartitionId], list[Struct]]:
     """The partitions to delete, and the answers for all."""
     pids: list[PartitionId] = []
     topics = []
-    for topic in asked:
+    for topic in requested:
         answers = []
         for partition in topic["partitions"]:
             index = partition["partition_index"]

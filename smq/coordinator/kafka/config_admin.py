@@ -39,17 +39,17 @@ _ChangesOf: TypeAlias = Callable[[Iterable[Struct]], _Changes]
 
 # -------------------------------------------------------------------------------------------- DescribeConfigs
 async def describe_configs(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    results = [await _describe(gateway, asked, request) for asked in request["resources"]]
+    results = [await _describe(gateway, requested, request) for requested in request["resources"]]
     return {"throttle_time_ms": 0, "results": results}
 
 
-async def _describe(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
-    answer = _answer_to(asked) | {"configs": []}
+async def _describe(gateway: Gateway, requested: Struct, request: Struct) -> Struct:
+    answer = _answer_to(requested) | {"configs": []}
     try:
-        entries = await _entries(gateway, asked["resource_type"], asked["resource_name"])
+        entries = await _entries(gateway, requested["resource_type"], requested["resource_name"])
     except (SmqError, KafkaRefusal) as e:
         return answer | error_fields(e)
-    wanted = asked["configuration_keys"]
+    wanted = requested["configuration_keys"]
     for entry in entries:
         if wanted is not None and entry["name"] not in wanted:
             continue  # an unknown key is left out, as Kafka does
@@ -61,12 +61,12 @@ async def _describe(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
     return answer
 
 
-def _answer_to(asked: Struct) -> Struct:
+def _answer_to(requested: Struct) -> Struct:
     return {
         "error_code": KafkaError.NONE,
         "error_message": None,
-        "resource_type": asked["resource_type"],
-        "resource_name": asked["resource_name"],
+        "resource_type": requested["resource_type"],
+        "resource_name": requested["resource_name"],
     }
 
 
@@ -155,35 +155,35 @@ async def incremental_alter_configs(gateway: Gateway, _version: int, request: St
 
 
 async def _alter_each(gateway: Gateway, request: Struct, changes_of: _ChangesOf) -> Struct:
-    counts = Counter(_resource(asked) for asked in request["resources"])
+    counts = Counter(_resource(requested) for requested in request["resources"])
     responses = []
-    for asked in request["resources"]:
-        answer = _answer_to(asked)
+    for requested in request["resources"]:
+        answer = _answer_to(requested)
         try:
-            if counts[_resource(asked)] > 1:
+            if counts[_resource(requested)] > 1:
                 raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request names this resource twice")
-            await _alter(gateway, asked, changes_of, is_dry=request["validate_only"])
+            await _alter(gateway, requested, changes_of, is_dry=request["validate_only"])
         except (SmqError, KafkaRefusal) as e:
             answer |= error_fields(e)
         responses.append(answer)
     return {"throttle_time_ms": 0, "responses": responses}
 
 
-def _resource(asked: Struct) -> tuple[int, str]:
-    return asked["resource_type"], asked["resource_name"]
+def _resource(requested: Struct) -> tuple[int, str]:
+    return requested["resource_type"], requested["resource_name"]
 
 
-async def _alter(gateway: Gateway, asked: Struct, changes_of: _ChangesOf, *, is_dry: bool) -> None:
-    if asked["resource_type"] == BROKER:
+async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *, is_dry: bool) -> None:
+    if requested["resource_type"] == BROKER:
         message = "a node's settings are in its node.toml: change them there, and restart the node"
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
-    if asked["resource_type"] != TOPIC:
-        raise _unsupported(asked["resource_type"])
-    _check_topic_name(asked["resource_name"])
-    if any(count > 1 for count in Counter(c["name"] for c in asked["configs"]).values()):
+    if requested["resource_type"] != TOPIC:
+        raise _unsupported(requested["resource_type"])
+    _check_topic_name(requested["resource_name"])
+    if any(count > 1 for count in Counter(c["name"] for c in requested["configs"]).values()):
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request gives a configuration key twice")
-    set_, unset = changes_of(asked["configs"])
-    name = (await find_topic(gateway.calls, asked["resource_name"], TIMEOUT_MS_DEFAULT)).name
+    set_, unset = changes_of(requested["configs"])
+    name = (await find_topic(gateway.calls, requested["resource_name"], TIMEOUT_MS_DEFAULT)).name
     if not is_dry:
         command = AlterTopicConfig(
             request_id=NO_REQUEST, name=name, set_=tuple(sorted(set_.items())), unset=tuple(sorted(unset))

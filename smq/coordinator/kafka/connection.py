@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             return  # and it must not be paused any more
         may_read = self._has_capacity
         if not may_read and self._node_inflight.is_full:
-            self._node_inflight.notify_room(self._recheck)
+            self._node_inflight.notify_when_free(self._recheck)
         if may_read == self._is_reading:
             return
         self._is_reading = may_read

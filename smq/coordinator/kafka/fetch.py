@@ -43,23 +43,23 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     for topic, name in zip(request["topics"], names, strict=True):
         partitions: list[Struct] = []
         answers.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
-        for asked in topic["partitions"]:
-            answer = _empty(asked["partition"], request["isolation_level"])
+        for requested in topic["partitions"]:
+            answer = _empty(requested["partition"], request["isolation_level"])
             partitions.append(answer)
             if name is None:
                 answer["error_code"] = code_of_unknown
                 continue
-            code = _refusal(gateway, name, asked)
+            code = _refusal(gateway, name, requested)
             if code is not KafkaError.NONE:
                 answer["error_code"] = code
-                hints.add(answer, code, name, asked["partition"])
+                hints.add(answer, code, name, requested["partition"])
                 continue
-            nearer = _nearer(gateway, name, asked, request["rack_id"])
+            nearer = _nearer(gateway, name, requested, request["rack_id"])
             if nearer is not None:
                 answer["preferred_read_replica"] = nearer
-                _fill_range(answer, gateway.state.partition_of(name, asked["partition"]))
+                _fill_range(answer, gateway.state.partition_of(name, requested["partition"]))
                 continue
-            wanted.append(_wanted(name, asked))
+            wanted.append(_wanted(name, requested))
             places.append(answer)
     has_answers = len(places) < sum(len(topic["partitions"]) for topic in answers)
     outcomes = await _fetch_all(gateway, request, wanted, is_due=has_answers)
@@ -94,12 +94,12 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFe
         return [None] * len(wanted)  # the node is full of answers that clients have not taken: nothing yet
 
 
-def _wanted(name: str, asked: Struct) -> PartitionFetch:
+def _wanted(name: str, requested: Struct) -> PartitionFetch:
     return PartitionFetch(
         topic=name,
-        partition=asked["partition"],
-        offset=asked["fetch_offset"],
-        max_bytes=max(asked["partition_max_bytes"], 1),
+        partition=requested["partition"],
+        offset=requested["fetch_offset"],
+        max_bytes=max(requested["partition_max_bytes"], 1),
     )
 
 
@@ -116,18 +116,18 @@ async def _confirm_unknown(gateway: Gateway, request: Struct) -> KafkaError:
     return KafkaError.UNKNOWN_TOPIC_ID
 
 
-def _refusal(gateway: Gateway, name: str, asked: Struct) -> KafkaError:
-    known = gateway.state.partition_of(name, asked["partition"])
-    return check_epoch(known, asked["current_leader_epoch"]) if known is not None else KafkaError.NONE
+def _refusal(gateway: Gateway, name: str, requested: Struct) -> KafkaError:
+    known = gateway.state.partition_of(name, requested["partition"])
+    return check_epoch(known, requested["current_leader_epoch"]) if known is not None else KafkaError.NONE
 
 
-def _nearer(gateway: Gateway, name: str, asked: Struct, rack: str) -> NodeId | None:
+def _nearer(gateway: Gateway, name: str, requested: Struct, rack: str) -> NodeId | None:
     """The replica in the client's rack that the client should ask instead."""
-    known = gateway.state.partition_of(name, asked["partition"]) if rack else None
+    known = gateway.state.partition_of(name, requested["partition"]) if rack else None
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
     ends = gateway.calls.node.follower_ends(known.pid)
-    return preferred_replica(gateway.state, known, ends, rack=rack, offset=asked["fetch_offset"])
+    return preferred_replica(gateway.state, known, ends, rack=rack, offset=requested["fetch_offset"])
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:

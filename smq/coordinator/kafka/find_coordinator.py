@@ -25,15 +25,15 @@ async def find_coordinator(gateway: Gateway, version: int, request: Struct) -> S
 
 def _coordinator(gateway: Gateway, key: str, key_type: int) -> Struct:
     answer: Struct = {"key": key, "error_code": KafkaError.NONE, "error_message": None}
-    nobody = {"node_id": -1, "host": "", "port": -1}
+    no_node = {"node_id": -1, "host": "", "port": -1}
     if key_type != _KEY_OF_GROUP:
         message = "only groups have coordinators here: there are no transactions"
-        return answer | nobody | {"error_code": KafkaError.INVALID_REQUEST, "error_message": message}
+        return answer | no_node | {"error_code": KafkaError.INVALID_REQUEST, "error_message": message}
     if not is_group(key):
-        return answer | nobody | {"error_code": KafkaError.INVALID_GROUP_ID}
+        return answer | no_node | {"error_code": KafkaError.INVALID_GROUP_ID}
     slot = coordinator_of(gateway.state, PREFIX + key)
     node = gateway.state.nodes.get(slot.node)
     address = endpoint(node) if node is not None and not node.fenced else None
     if address is None:
-        return answer | nobody | {"error_code": KafkaError.COORDINATOR_NOT_AVAILABLE}
+        return answer | no_node | {"error_code": KafkaError.COORDINATOR_NOT_AVAILABLE}
     return answer | {"node_id": slot.node, "host": address[0], "port": address[1]}

@@ -58,7 +58,7 @@ def join_group(gateway: Gateway, version: int, request: Struct, client: Client) 
     code = _refusal(request["group_id"], member)
     if code is not KafkaError.NONE:
         return _refused(_join_response(code, Joined(outcome=Outcome.BAD_MEMBER, member_id=member.member_id), version))
-    asked = Join(
+    requested = Join(
         group=PREFIX + request["group_id"],
         member=member,
         protocol_type=request["protocol_type"],
@@ -66,7 +66,7 @@ def join_group(gateway: Gateway, version: int, request: Struct, client: Client) 
         can_skip_assignment=version >= _SKIP_VERSION,
     )
     answer = Answer[Joined](gateway.calls.timeouts)
-    return _joined(answer, version, rebalance_ms, gateway.groups.join(asked, answer.done))
+    return _joined(answer, version, rebalance_ms, gateway.groups.join(requested, answer.done))
 
 
 async def _refused(response: Struct) -> Struct:
@@ -119,7 +119,7 @@ def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client)
     if not is_group(request["group_id"]):
         return _refused(_sync_response(KafkaError.INVALID_GROUP_ID, Synced(outcome=Outcome.BAD_GROUP)))
     is_named = version >= _NAMED_PROTOCOL_VERSION
-    asked = Sync(
+    requested = Sync(
         group=PREFIX + request["group_id"],
         who=Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or ""),
         generation=request["generation_id"],
@@ -128,7 +128,7 @@ def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client)
         assignments=tuple((a["member_id"], bytes(a["assignment"])) for a in request["assignments"]),
     )
     answer = Answer[Synced](gateway.calls.timeouts)
-    return _synced(answer, gateway.groups.sync(asked, answer.done))
+    return _synced(answer, gateway.groups.sync(requested, answer.done))
 
 
 async def _synced(answer: Answer[Synced], withdraw: Callable[[], None]) -> Struct:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX, KAFKA_ROOM_S_MAX
+from smq.coordinator.limits import KAFKA_BUDGET_WAIT_S_MAX, KAFKA_INFLIGHT_BYTES_PER_NODE_MAX
 from smq.coordinator.service.inflight import ByteBudget, overloaded
 
 
@@ -33,10 +33,10 @@ class InflightBytes(ByteBudget):
         too long: the bytes may be held by answers that wait, on their own connection, behind this very one."""
         if not self.try_acquire(size):
             try:
-                async with asyncio.timeout(KAFKA_ROOM_S_MAX):  # a timer, but only on a full node
+                async with asyncio.timeout(KAFKA_BUDGET_WAIT_S_MAX):  # a timer, but only on a full node
                     await self.acquire(size)
             except TimeoutError:
-                raise overloaded(f"no room for an answer within {KAFKA_ROOM_S_MAX} s") from None
+                raise overloaded(f"no room for an answer within {KAFKA_BUDGET_WAIT_S_MAX} s") from None
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log begins and ends, and what lies between.
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log and its epochs begin and end.
 
 Owns the special timestamps. Every answer is linearizable: one barrier per request, then the replicated state. Look-ups
 by time, which read the log of this node's replica, have barriers of their own.
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from smq.coordinator.kafka.cluster import check_epoch, epoch_at, find_known
+from smq.coordinator.kafka.cluster import check_epoch, epoch_at
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
@@ -31,17 +31,17 @@ _NOWHERE: Final = (-1, -1)  # offset, timestamp
 async def _for_each_partition(
     topics: list[Struct], name_key: str, answer: Callable[[str, Struct], Awaitable[Struct]], out_key: str
 ) -> list[Struct]:
-    """Calls `answer(topic, asked)` for all partitions, a few at a time. Returns the response's topics."""
+    """Calls `answer(topic, requested)` for all partitions, a few at a time. Returns the response's topics."""
     places = asyncio.Semaphore(FETCH_CONCURRENCY)
 
-    async def one(name: str, asked: Struct) -> Struct:
+    async def one(name: str, requested: Struct) -> Struct:
         async with places:
-            return await answer(name, asked)
+            return await answer(name, requested)
 
     out = []
     for topic in topics:
         name = topic[name_key]
-        answers = await asyncio.gather(*(one(name, asked) for asked in topic["partitions"]))
+        answers = await asyncio.gather(*(one(name, requested) for requested in topic["partitions"]))
         out.append({name_key: name, out_key: answers})
     return out
 
@@ -61,9 +61,9 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
     timeout_ms = request["timeout_ms"] or TIMEOUT_MS_DEFAULT
     failure = await _barrier_error(gateway, timeout_ms)
 
-    async def answer(topic: str, asked: Struct) -> Struct:
+    async def answer(topic: str, requested: Struct) -> Struct:
         out: Struct = {
-            "partition_index": asked["partition_index"],
+            "partition_index": requested["partition_index"],
             "error_code": KafkaError.NONE,
             "timestamp": -1,
             "offset": -1,
@@ -72,13 +72,13 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
         try:
             if failure is not None:
                 raise failure
-            part = await find_partition(gateway.calls, topic, asked["partition_index"], timeout_ms)
-            out["error_code"] = check_epoch(part, asked["current_leader_epoch"])
+            part = await find_partition(gateway.calls, topic, requested["partition_index"], timeout_ms)
+            out["error_code"] = check_epoch(part, requested["current_leader_epoch"])
             if out["error_code"] is not KafkaError.NONE:
                 return out
-            offset, timestamp = await _position(gateway, topic, part, asked["timestamp"], is_committed, timeout_ms)
+            offset, timestamp = await _position(gateway, topic, part, requested["timestamp"], is_committed, timeout_ms)
             # The look-up may have read a newer state than the one above. The epoch must be of the same state.
-            part = await find_partition(gateway.calls, topic, asked["partition_index"], timeout_ms)
+            part = await find_partition(gateway.calls, topic, requested["partition_index"], timeout_ms)
         except SmqError as e:
             out["error_code"] = code_of(e)
             return out
@@ -109,23 +109,23 @@ async def _position(
 async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Struct) -> Struct:
     failure = await _barrier_error(gateway, TIMEOUT_MS_DEFAULT)
 
-    async def answer(topic: str, asked: Struct) -> Struct:
+    async def answer(topic: str, requested: Struct) -> Struct:
         out: Struct = {
             "error_code": KafkaError.NONE if failure is None else code_of(failure),
-            "partition": asked["partition"],
+            "partition": requested["partition"],
             "leader_epoch": -1,
             "end_offset": -1,
         }
         if failure is not None:
             return out
         # After the barrier above, a partition that is unknown here does not exist: none needs a barrier of its own.
-        part = find_known(gateway.state, topic, asked["partition"])
+        part = gateway.state.partition_of(topic, requested["partition"])
         if part is None:
             out["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
             return out
-        out["error_code"] = check_epoch(part, asked["current_leader_epoch"])
+        out["error_code"] = check_epoch(part, requested["current_leader_epoch"])
         if out["error_code"] is KafkaError.NONE:
-            out["leader_epoch"], out["end_offset"] = end_of_epoch(part, asked["leader_epoch"])
+            out["leader_epoch"], out["end_offset"] = end_of_epoch(part, requested["leader_epoch"])
         return out
 
     return {
@@ -152,11 +152,15 @@ def end_of_epoch(part: PartitionState, epoch: int) -> tuple[int, int]:
 async def delete_records(gateway: Gateway, _version: int, request: Struct) -> Struct:
     timeout_ms = max(request["timeout_ms"], 1)
 
-    async def answer(topic: str, asked: Struct) -> Struct:
-        out: Struct = {"partition_index": asked["partition_index"], "low_watermark": -1, "error_code": KafkaError.NONE}
+    async def answer(topic: str, requested: Struct) -> Struct:
+        out: Struct = {
+            "partition_index": requested["partition_index"],
+            "low_watermark": -1,
+            "error_code": KafkaError.NONE,
+        }
         try:
             out["low_watermark"] = await _delete_before(
-                gateway, topic, asked["partition_index"], asked["offset"], timeout_ms
+                gateway, topic, requested["partition_index"], requested["offset"], timeout_ms
             )
         except SmqError as e:
             out["error_code"] = code_of(e)

@@ -45,16 +45,16 @@ async def answer_api_versions(_gateway: Gateway, _version: int, _request: Struct
 
 
 async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
-    asked = request["topics"]
-    is_all = asked is None or (version == 0 and not asked)
+    requested = request["topics"]
+    is_all = requested is None or (version == 0 and not requested)
     if is_all:
         known, turns = gateway.state.topics, Turns()
         named = [known[name] for name in sorted(known) if not is_external(known[name].config)]
         topics = [await _topic(gateway.state, topic, turns) for topic in named]
     else:
         may_create = gateway.auto_create and (version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"])
-        await confirm_or_assume_unknown(gateway, lambda state: _are_known(state, asked))
-        topics = [await _named_topic(gateway, topic, may_create=may_create) for topic in asked]
+        await confirm_or_assume_unknown(gateway, lambda state: _are_known(state, requested))
+        topics = [await _named_topic(gateway, topic, may_create=may_create) for topic in requested]
     return {
         "throttle_time_ms": 0,
         "brokers": brokers(gateway.state),
@@ -65,14 +65,14 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
     }
 
 
-def _are_known(state: ClusterState, asked: list[Struct]) -> bool:
+def _are_known(state: ClusterState, requested: list[Struct]) -> bool:
     return all(
-        t["name"] in state.topics if t["name"] is not None else t["topic_id"] in state.topic_names for t in asked
+        t["name"] in state.topics if t["name"] is not None else t["topic_id"] in state.topic_names for t in requested
     )
 
 
-async def _named_topic(gateway: Gateway, asked: Struct, *, may_create: bool) -> Struct:
-    state, name, topic_id = gateway.state, asked["name"], asked["topic_id"]
+async def _named_topic(gateway: Gateway, requested: Struct, *, may_create: bool) -> Struct:
+    state, name, topic_id = gateway.state, requested["name"], requested["topic_id"]
     if name is None or (not name and topic_id != NO_TOPIC_ID):
         name = state.topic_names.get(TopicId(topic_id))
         if name is None:

@@ -28,17 +28,17 @@ async def create_topics(gateway: Gateway, _version: int, request: Struct) -> Str
     return {"throttle_time_ms": 0, "topics": answers}
 
 
-async def _create(gateway: Gateway, asked: Struct, request: Struct, *, is_twice: bool) -> Struct:
+async def _create(gateway: Gateway, requested: Struct, request: Struct, *, is_twice: bool) -> Struct:
     answer: Struct = {
-        "name": asked["name"],
+        "name": requested["name"],
         "topic_id": NO_TOPIC_ID,
         "error_code": KafkaError.NONE,
         "error_message": None,
     }
     try:
         if is_twice:
-            raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"the request names topic {asked['name']!r} twice")
-        command = _creation(gateway, asked)
+            raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"the request names topic {requested['name']!r} twice")
+        command = _creation(gateway, requested)
         if request["validate_only"]:
             await _check_creation(gateway, command)
         else:
@@ -53,19 +53,19 @@ async def _create(gateway: Gateway, asked: Struct, request: Struct, *, is_twice:
     }
 
 
-def _creation(gateway: Gateway, asked: Struct) -> CreateTopic:
-    if asked["assignments"]:
+def _creation(gateway: Gateway, requested: Struct) -> CreateTopic:
+    if requested["assignments"]:
         raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
-    _check_count(asked["num_partitions"], default=-1)
-    config = {c["name"]: c["value"] for c in asked["configs"]}
-    if len(config) < len(asked["configs"]):
+    _check_count(requested["num_partitions"], default=-1)
+    config = {c["name"]: c["value"] for c in requested["configs"]}
+    if len(config) < len(requested["configs"]):
         raise KafkaRefusal(KafkaError.INVALID_CONFIG, "the request gives a configuration key twice")
     kept = sorted((key, value) for key, value in config.items() if value is not None)
     return new_topic(
         gateway.state,
-        asked["name"],
-        partitions=asked["num_partitions"],
-        replicas=asked["replication_factor"],
+        requested["name"],
+        partitions=requested["num_partitions"],
+        replicas=requested["replication_factor"],
         config=tuple(kept),
     )
 
@@ -89,24 +89,24 @@ async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:
 
 # ----------------------------------------------------------------------------------------------- DeleteTopics
 async def delete_topics(gateway: Gateway, version: int, request: Struct) -> Struct:
-    asked = (
+    requested = (
         request["topics"] if version >= 6 else [{"name": n, "topic_id": NO_TOPIC_ID} for n in request["topic_names"]]
     )
     timeout_ms = max(request["timeout_ms"], 1)
-    return {"throttle_time_ms": 0, "responses": [await _delete(gateway, topic, timeout_ms) for topic in asked]}
+    return {"throttle_time_ms": 0, "responses": [await _delete(gateway, topic, timeout_ms) for topic in requested]}
 
 
-async def _delete(gateway: Gateway, asked: Struct, timeout_ms: int) -> Struct:
+async def _delete(gateway: Gateway, requested: Struct, timeout_ms: int) -> Struct:
     answer: Struct = {
-        "name": asked["name"],
-        "topic_id": asked["topic_id"],
+        "name": requested["name"],
+        "topic_id": requested["topic_id"],
         "error_code": KafkaError.NONE,
         "error_message": None,
     }
     try:
-        name = asked["name"]
+        name = requested["name"]
         if name is None:
-            name = await _name_of(gateway, asked["topic_id"], timeout_ms)
+            name = await _name_of(gateway, requested["topic_id"], timeout_ms)
             answer["name"] = name
         else:
             answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
@@ -129,20 +129,20 @@ async def create_partitions(gateway: Gateway, _version: int, request: Struct) ->
     return {"throttle_time_ms": 0, "results": results}
 
 
-async def _grow(gateway: Gateway, asked: Struct, request: Struct) -> Struct:
-    answer: Struct = {"name": asked["name"], "error_code": KafkaError.NONE, "error_message": None}
+async def _grow(gateway: Gateway, requested: Struct, request: Struct) -> Struct:
+    answer: Struct = {"name": requested["name"], "error_code": KafkaError.NONE, "error_message": None}
     timeout_ms = max(request["timeout_ms"], 1)
     try:
-        if asked["assignments"]:
+        if requested["assignments"]:
             raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
-        _check_count(asked["count"])
-        current = len((await find_topic(gateway.calls, asked["name"], timeout_ms)).partitions)
-        if asked["count"] <= current:
+        _check_count(requested["count"])
+        current = len((await find_topic(gateway.calls, requested["name"], timeout_ms)).partitions)
+        if requested["count"] <= current:
             raise KafkaRefusal(
-                KafkaError.INVALID_PARTITIONS, f"topic {asked['name']!r} already has {current} partitions"
+                KafkaError.INVALID_PARTITIONS, f"topic {requested['name']!r} already has {current} partitions"
             )
         if not request["validate_only"]:
-            command = AddPartitions(request_id=NO_REQUEST, name=asked["name"], partition_count=asked["count"])
+            command = AddPartitions(request_id=NO_REQUEST, name=requested["name"], partition_count=requested["count"])
             await gateway.calls.propose(command, timeout_ms)
     except (SmqError, KafkaRefusal) as e:
         return answer | error_fields(e)

@@ -72,7 +72,7 @@ class ByteBudget:
         self._used -= size
         self._grant_soon()
 
-    def notify_room(self, listener: Callable[[], None]) -> None:
+    def notify_when_free(self, listener: Callable[[], None]) -> None:
         """Calls `listener` once, when the budget is no longer full and everything that waits in `acquire` is served."""
         self._listeners[listener] = None
 

@@ -1,4 +1,4 @@
-"""Which nodes hold a new partition, and who leads it first.
+"""Which nodes hold a new partition, and which of them leads it first.
 
 Owns the placement rule. It is deterministic. It balances within the topic first (a topic's load moves together), then
 over the cluster, and uses fenced or drained nodes last. It must never move an existing replica. Only `topics` imports

@@ -228,10 +228,10 @@ class Controller:
         while self._queries and left > 0:
             node, pids = self._queries.popleft()
             rounds = [(pid, self._rounds.get(pid)) for pid in pids]
-            asked = tuple((pid, r.epoch) for pid, r in rounds if r is not None and not r.proposed)
-            left -= len(asked)
-            if asked:
-                self._send_query(node, asked, now_ns)
+            requested = tuple((pid, r.epoch) for pid, r in rounds if r is not None and not r.proposed)
+            left -= len(requested)
+            if requested:
+                self._send_query(node, requested, now_ns)
         if self._queries:
             self._continue_soon()
 

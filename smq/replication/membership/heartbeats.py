@@ -46,7 +46,7 @@ class Heartbeats:
         if beat.mark.node != peer:
             raise wire.WireError(f"node {peer} speaks of itself as node {beat.mark.node}")
         self._liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, is_full=beat.is_full)
-        forgotten = self._host.engine.marks.hear(peer, beat.mark, beat.known)
+        forgotten = self._host.engine.marks.receive(peer, beat.mark, beat.known)
         if forgotten is not None:
             self._registration.replace_old_copy(forgotten)
             self._host.engine.renounce()

@@ -76,7 +76,7 @@ class Registration:
             "them, restore the copies again, and run `smq disk forget` on each)"
         )
         self.is_registered = False
-        self._replace(why, [], self._claim_anew)
+        self._replace(why, [], self._claim_again)
 
     def _replace(self, why: str, ops: list[Op], done: Callable[[], None]) -> None:
         _log.error("rejoining as a replaced disk", node=self._host.node_id, why=why)
@@ -84,7 +84,7 @@ class Registration:
         self._may_register = False
         self._identity.disk = replace_disk_id(self._disk, self._rng, why, ops, done)
 
-    def _claim_anew(self) -> None:
+    def _claim_again(self) -> None:
         """The disk may have had the incarnation of this process before."""
 
         def claimed() -> None:

@@ -207,7 +207,7 @@ class TcpNetwork:
             connection.abort()
             return
         if connection.dialled is None:
-            self._evict_oldest_stranger()
+            self._evict_oldest_unidentified()
         self._pending[connection] = None
         if connection.dialled is not None:
             try:
@@ -217,12 +217,12 @@ class TcpNetwork:
                 return
             self._send_hello(connection, *connection.dialled, connection.serial)
 
-    def _evict_oldest_stranger(self) -> None:
+    def _evict_oldest_unidentified(self) -> None:
         """Makes room for a new connection. A peer sends its hello immediately, so a peer is never refused."""
-        strangers = [c for c in self._pending if c.dialled is None]
-        if len(strangers) >= self._settings.pending_connections_max:
-            self._drop(strangers[0], "no hello yet, and others wait for its slot")
-            self._pending.pop(strangers[0])
+        unidentified = [c for c in self._pending if c.dialled is None]
+        if len(unidentified) >= self._settings.pending_connections_max:
+            self._drop(unidentified[0], "no hello yet, and others wait for its slot")
+            self._pending.pop(unidentified[0])
 
     def on_frame(self, connection: Connection, kind: FrameKind, payload: memoryview) -> None:
         if connection.key is not None:

@@ -57,11 +57,11 @@ class _Repair:
     damage: BatchDamaged
     offset: Offset  # in the batch, and not below log_start: may be asked for
     waiting: list[Callable[[Outcome], None]]
-    unasked: list[NodeId]  # replicas that have not been asked yet, the next one last
+    unasked_peers: list[NodeId]  # replicas that have not been asked yet, the next one last
     request: int = 0
     deadline: Deadline | None = None
     is_uncertain: bool = False  # some replica did not answer
-    asked: NodeId | None = field(default=None)
+    asked_peer: NodeId | None = field(default=None)
 
 
 class Repairs:
@@ -132,32 +132,32 @@ class Repairs:
 
     def _ask_next(self, repair: _Repair) -> None:
         host = self._host
-        while repair.unasked:
-            peer = repair.unasked.pop()
+        while repair.unasked_peers:
+            peer = repair.unasked_peers.pop()
             self._request += 1
-            repair.request, repair.asked = self._request, peer
+            repair.request, repair.asked_peer = self._request, peer
             message = wire.FetchBatch(repair.damage.pid, repair.request, repair.offset)
             if host.links.is_open(peer, Channel.DATA) and host.links.send(peer, Channel.DATA, message):
                 at_ns = host.clock.monotonic_ns() + ANSWER_NS_MAX
                 repair.deadline = host.deadlines.add(at_ns, partial(self._expire, repair, repair.request))
                 return
             repair.is_uncertain = True
-        repair.asked = None
+        repair.asked_peer = None
         self._finish(repair, Outcome.UNKNOWN if repair.is_uncertain else Outcome.NO_REPLICA)
 
     def _expire(self, repair: _Repair, request: int) -> None:
-        if repair.request == request and repair.asked is not None:
+        if repair.request == request and repair.asked_peer is not None:
             repair.is_uncertain = True
             self._ask_next(repair)
 
     def on_found(self, peer: NodeId, message: wire.FoundBatch) -> None:
         """Bytes that fail their CRC, or are of another batch, count as no answer."""
         for repair in self._under_way.values():
-            if repair.asked == peer and repair.request == message.request:
+            if repair.asked_peer == peer and repair.request == message.request:
                 break
         else:
             return
-        repair.asked = None
+        repair.asked_peer = None
         if repair.deadline is not None:
             repair.deadline.cancel()
         value: StoredValue | None = None
@@ -185,7 +185,7 @@ class Repairs:
     def _finish(self, repair: _Repair, outcome: Outcome) -> None:
         if self._under_way.pop((repair.damage.pid, repair.offset), None) is None:
             return
-        repair.asked = None
+        repair.asked_peer = None
         if outcome is not Outcome.REPAIRED:
             self.counts.failed += 1
         for done in repair.waiting:

@@ -46,10 +46,10 @@ class _Waiter:
     answered: bool = False
 
 
-def leader_error(asked: NodeId, state: ClusterState, part: PartitionState) -> SmqError:
+def leader_error(asked_node: NodeId, state: ClusterState, part: PartitionState) -> SmqError:
     """NOT_LEADER with the leader, or LEADER_UNAVAILABLE if the epoch's leader cannot lead."""
     leader = state.nodes.get(part.leader)
-    if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation or leader.node == asked:
+    if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation or leader.node == asked_node:
         details = ErrorDetails(retry_after_ms=100)
         return SmqError(ErrorCode.LEADER_UNAVAILABLE, "the partition has no leader at present", details)
     details = ErrorDetails(leader=leader.node, leader_address=leader.grpc_address)
@@ -203,8 +203,8 @@ class Replica:
 
     def _start_leading(self) -> None:
         start = self.part.history[-1].start
-        is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers
-        if self._judged_end < start or not is_whole:
+        is_complete = self._judged_end == self.log.appended_end and not self._lacks_producers
+        if self._judged_end < start or not is_complete:
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
         damaged = self.log.first_damaged(start)
@@ -255,7 +255,7 @@ class Replica:
                 return
             details = ErrorDetails(retry_after_ms=50)
             raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
-        self._check_has_room()
+        self._check_has_space()
         header = self._validated(batch, limit)
         cached = self.log.producers.check(header)
         if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
@@ -292,7 +292,7 @@ class Replica:
         if self.leading is None or self.leading != self.part.epoch:
             raise self.not_leader()
 
-    def _check_has_room(self) -> None:
+    def _check_has_space(self) -> None:
         over = self._host.disk.queued_bytes > self._host.config.append_inflight_bytes_max
         waiting = len(self._waiters) + len(self._leader_waiters) + len(self._repeated)
         if over or waiting >= WAITERS_MAX:

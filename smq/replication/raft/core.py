@@ -183,7 +183,7 @@ class Core:
         if self.is_leader:
             self.lead.advance_commit()
             self.lead.confirm_reads()
-            if not self.lead.hears_majority():
+            if not self.lead.hears_from_majority():
                 self._step_down()
         elif self._library.is_election_due and (self._connected or not self.peers):
             self._ask_for_election()

@@ -65,7 +65,7 @@ class DiskMarks:
     def session_over(self, peer: NodeId) -> None:
         self._claims.pop(peer, None)
 
-    def hear(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
+    def receive(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
         """Takes a peer's report about itself and about all others. Returns a mark of this node's disk that the disk
         does not remember, if there is one: then this directory is an old copy."""
         self._claims[peer] = claim

@@ -39,7 +39,7 @@ class Progress:
     next_index: int
     heard_at: float
     match_index: int = 0  # durable at the follower, by its answers in the present session
-    asked: int = 0  # the latest question (for reads) of the present session
+    requested: int = 0  # the latest question (for reads) of the present session
     confirmed: int = 0  # the latest question that it has answered
     disk: DiskId | None = None  # that gave these answers
     commit_sent: int = 0
@@ -82,17 +82,17 @@ class Leader:
         self._number = 0
         self._first_index = 0
         self._reads = Reads()
-        self._asked = 0  # the latest question
+        self._requested = 0  # the latest question
         self._heartbeat_at = 0.0
         self._successor: NodeId | None = None
-        self._is_successor_asked = False
+        self._is_successor_notified = False
         self._handover_until = 0.0
 
     def begin(self) -> None:
         """Called before the first entry of the term is added."""
         now, next_index = self._view.now(), self._view.journal.last_index + 1
         self._progress = {peer: Progress(next_index=next_index, heard_at=now) for peer in self._view.peers}
-        self._number = self._asked = 0
+        self._number = self._requested = 0
         self._first_index = next_index
         self._successor = None
 
@@ -105,7 +105,7 @@ class Leader:
         has, because the new session may lead to another disk."""
         if (progress := self._progress.get(peer)) is not None:
             progress.match_index = 0
-            progress.asked = progress.confirmed = 0
+            progress.requested = progress.confirmed = 0
             progress.restart(self._number + 1)
             progress.commit_sent = 0
 
@@ -150,14 +150,14 @@ class Leader:
     def begin_read(self, done: Callable[[int | None], None]) -> None:
         """`done` gets an index that covers everything committed so far; None if the leadership ends first. Entries that
         earlier leaders committed come before this term's first entry."""
-        self._reads.begin(self._asked, max(self._view.commit_index, self._first_index), done)
+        self._reads.begin(self._requested, max(self._view.commit_index, self._first_index), done)
 
     def on_confirmed(self, peer: NodeId, m: Confirmed) -> None:
         """An answer in the present term."""
         progress = self._progress[peer]
         progress.heard_at = self._view.now()
         progress.disk = m.disk
-        progress.confirmed = max(progress.confirmed, min(m.number, progress.asked))
+        progress.confirmed = max(progress.confirmed, min(m.number, progress.requested))
 
     def confirm_reads(self) -> None:
         if self._reads:
@@ -171,7 +171,7 @@ class Leader:
         return numbers[len(numbers) // 2]
 
     # --------------------------------------------------------------------------------------------------- sending
-    def hears_majority(self) -> bool:
+    def hears_from_majority(self) -> bool:
         since = self._view.now() - self._view.timing.leader_fallback_ms / 1000
         heard = 1 + sum(progress.heard_at > since for progress in self._progress.values())
         return 2 * heard > len(self._progress) + 1
@@ -183,8 +183,8 @@ class Leader:
         is_due = is_forced or now >= self._heartbeat_at
         if is_due:
             self._heartbeat_at = now + self._view.timing.heartbeat_ms / 1000
-        if self._reads.last_number == self._asked:
-            self._asked += 1
+        if self._reads.last_number == self._requested:
+            self._requested += 1
         for peer, progress in self._progress.items():
             if self._view.is_connected(peer):
                 self._send_to(peer, progress, is_due=is_due)
@@ -194,9 +194,9 @@ class Leader:
 
     def _ask(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
         """One question at a time, and another with the heartbeat if no answer came: it may have been dropped."""
-        if progress.confirmed < self._asked and (is_due or progress.confirmed == progress.asked):
-            progress.asked = self._asked
-            self._view.send(peer, Confirm(term=self._view.term, number=self._asked), Needs.VOTE)
+        if progress.confirmed < self._requested and (is_due or progress.confirmed == progress.requested):
+            progress.requested = self._requested
+            self._view.send(peer, Confirm(term=self._view.term, number=self._requested), Needs.VOTE)
 
     def _send_to(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
         sent = False
@@ -291,7 +291,7 @@ class Leader:
         if to is None and connected:
             to = max(connected, key=lambda peer: (self._progress[peer].match_index, peer))
         if to in connected:
-            self._successor, self._is_successor_asked = to, False
+            self._successor, self._is_successor_notified = to, False
             self._handover_until = self._view.now() + self._view.timing.election_timeout_min_ms / 1000
 
     def _hand_over(self, now: float) -> None:
@@ -300,8 +300,8 @@ class Leader:
         if now >= self._handover_until:
             self._successor = None
         elif (
-            not self._is_successor_asked
+            not self._is_successor_notified
             and self._progress[self._successor].match_index == self._view.journal.last_index
         ):
-            self._is_successor_asked = True
+            self._is_successor_notified = True
             self._view.send(self._successor, TimeoutNow(term=self._view.term), Needs.VOTE)

@@ -105,7 +105,11 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_postponed(limits, sum(goals[key] - positions[key] for key in positions)):
             return start
         ends = admit(
-            positions, goals, limits, lambda asked: cluster.sized_ends(asked, layout.views, timeout_s), self._turn
+            positions,
+            goals,
+            limits,
+            lambda requested: cluster.sized_ends(requested, layout.views, timeout_s),
+            self._turn,
         )
         ids = {topic: layout.topic_ids[topic] for topic, _ in positions}
         if ends == begin.next_offsets and ids == begin.topic_ids:

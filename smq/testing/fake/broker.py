@@ -48,26 +48,26 @@ class Broker(BrokerServicer):
 
     def _fetched(self, request: pb.FetchRequest) -> pb.FetchResponse:
         answer, left = pb.FetchResponse(), request.max_bytes or BATCH_BYTES_MAX
-        for asked in request.partitions:
-            part = answer.partitions.add(topic=asked.topic, partition=asked.partition)
+        for requested in request.partitions:
+            part = answer.partitions.add(topic=requested.topic, partition=requested.partition)
             try:
-                left -= self._fill(part, asked, left)
+                left -= self._fill(part, requested, left)
             except SmqError as e:
                 part.error.CopyFrom(detail_from_error(e))
         return answer
 
-    def _fill(self, part: pb.FetchedPartition, asked: pb.FetchPartition, left: int) -> int:
+    def _fill(self, part: pb.FetchedPartition, requested: pb.FetchPartition, left: int) -> int:
         """Adds batches to the answer; returns their bytes."""
-        log = self.node.cluster.partition(asked.topic, asked.partition)
+        log = self.node.cluster.partition(requested.topic, requested.partition)
         if self.node.number not in log.replicas:
             raise SmqError(ErrorCode.NOT_REPLICA, "no copy here")
         part.log_start, part.hwm, part.lso = log.log_start, log.hwm, log.hwm
-        if not log.log_start <= asked.offset <= log.hwm:
+        if not log.log_start <= requested.offset <= log.hwm:
             details = ErrorDetails(lo=Offset(log.log_start), hi=Offset(log.hwm))
-            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no offset {asked.offset}", details)
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no offset {requested.offset}", details)
         taken = 0
-        bytes_max = min(asked.max_bytes or BATCH_BYTES_MAX, self.node.cluster.fetch_bytes_max)
-        for stored in log.batches(asked.offset, bytes_max):
+        bytes_max = min(requested.max_bytes or BATCH_BYTES_MAX, self.node.cluster.fetch_bytes_max)
+        for stored in log.batches(requested.offset, bytes_max):
             if taken >= left:
                 break
             part.batches.add(
@@ -79,41 +79,43 @@ class Broker(BrokerServicer):
     @answering
     async def ListOffsets(self, request: pb.ListOffsetsRequest) -> Message:
         answer = pb.ListOffsetsResponse()
-        for asked in request.partitions:
-            listed = answer.offsets.add(topic=asked.topic, partition=asked.partition)
+        for requested in request.partitions:
+            listed = answer.offsets.add(topic=requested.topic, partition=requested.partition)
             try:
-                self._list(listed, asked)
+                self._list(listed, requested)
                 await finished(self.node.on_list(listed))
             except SmqError as e:
                 listed.error.CopyFrom(detail_from_error(e))
         return answer
 
-    def _list(self, listed: pb.ListedOffset, asked: pb.ListOffsetsPartition) -> None:
-        log = self.node.cluster.partition(asked.topic, asked.partition)
+    def _list(self, listed: pb.ListedOffset, requested: pb.ListOffsetsPartition) -> None:
+        log = self.node.cluster.partition(requested.topic, requested.partition)
         listed.lo, listed.hi = log.log_start, log.hwm
-        if asked.HasField("timestamp_ms"):
-            listed.offset = log.offset_at(created_ms=asked.timestamp_ms)
-        elif asked.HasField("max_bytes"):
-            batches = list(log.batches(asked.offset_value, asked.max_bytes))
-            listed.offset = batches[-1].end if batches else asked.offset_value
+        if requested.HasField("timestamp_ms"):
+            listed.offset = log.offset_at(created_ms=requested.timestamp_ms)
+        elif requested.HasField("max_bytes"):
+            batches = list(log.batches(requested.offset_value, requested.max_bytes))
+            listed.offset = batches[-1].end if batches else requested.offset_value
             listed.size_bytes = sum(len(stored.data) for stored in batches)
-        elif asked.offset_type == pb.EXACT_TS_NS:
-            listed.offset = log.offset_at(ts_ns=asked.offset_value)
+        elif requested.offset_type == pb.EXACT_TS_NS:
+            listed.offset = log.offset_at(ts_ns=requested.offset_value)
         else:
-            self._list_position(listed, asked, log)
+            self._list_position(listed, requested, log)
 
-    def _list_position(self, listed: pb.ListedOffset, asked: pb.ListOffsetsPartition, log: FakePartition) -> None:
+    def _list_position(self, listed: pb.ListedOffset, requested: pb.ListOffsetsPartition, log: FakePartition) -> None:
         """The offset types that name a position: clamped, or refused if the type asks for an existing record."""
         lo, hi = log.log_start, log.hwm
-        kind = pb.OffsetType.Name(asked.offset_type)
-        position = {"RESET_TO_EARLIEST": lo, "RESET_TO_LATEST": hi}.get(kind, asked.offset_value)
+        kind = pb.OffsetType.Name(requested.offset_type)
+        position = {"RESET_TO_EARLIEST": lo, "RESET_TO_LATEST": hi}.get(kind, requested.offset_value)
         if kind.startswith("RESUME"):
             start = lo if kind == "RESUME_OR_EARLIEST" else hi
-            position, _ = self.node.cluster.commits.get((asked.group, asked.topic, asked.partition), (start, ""))
+            position, _ = self.node.cluster.commits.get(
+                (requested.group, requested.topic, requested.partition), (start, "")
+            )
         listed.offset = min(max(position, lo), hi)
         listed.clamped = listed.offset != position
         is_refused = not lo <= position < hi if kind == "EXACT_OFFSET" else kind.startswith("RESUME") and listed.clamped
-        if is_refused and not (kind.startswith("RESUME") and asked.reset_if_gone):
+        if is_refused and not (kind.startswith("RESUME") and requested.reset_if_gone):
             details = ErrorDetails(lo=Offset(lo), hi=Offset(hi))
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no record at {position}", details)
 

@@ -1,6 +1,7 @@
-"""Which clients there are, and how each is brought onto this machine: in pinned versions, into the test's directory.
+"""The clients, and how each is installed: in a pinned version, into the test's directory.
 
-Owns the builds. What cannot be had here is `Missing`, with the reason: registries and compilers are not everywhere.
+Owns the builds. A client that is not available here is `Missing`, with the reason: not every machine has the
+registries and compilers.
 """
 
 import shutil
@@ -78,6 +79,6 @@ BUILDS: dict[str, Callable[[Path], list[str]]] = {
 
 
 def start(name: str, servers: str, build: Path) -> Client:
-    """`Missing` where it cannot be had."""
+    """`Missing` if it is not available."""
     command = BUILDS[name](build)
     return Client(name, [*command, servers], build / f"{name.split()[0]}.log")

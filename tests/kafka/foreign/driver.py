@@ -3,7 +3,7 @@
 Owns the protocol. A request is an object with `op` and the arguments of that operation; an answer has its results, or
 `error`. Operations, all on partition 0:
 
-- `hello` -> `version`, and the `codecs` that the client can write; `is_timed` false where it cannot set timestamps;
+- `hello` -> `version`, and the `codecs` that the client can write; `is_timed` is false if it cannot set timestamps;
 - `create` topic, partitions;
 - `produce` topic, codec, records;
 - `read` topic, count -> `records` from the beginning;
@@ -11,7 +11,7 @@ Owns the protocol. A request is an object with `op` and the arguments of that op
 - `time` topic, timestamp -> `records`: the first at or after that time, found by the client's own look-up.
 
 A record has `k`ey and `v`alue (base64 or null), `t`imestamp in milliseconds, `h`eaders (pairs of a name and base64),
-and, where it was read, its `o`ffset.
+and, if it was read, its `o`ffset.
 """
 
 import base64
@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.kafka.faces import Item
 
-ANSWER_S = 90.0  # a group's first join waits for others who might come, on a busy machine for longer
+ANSWER_S = 90.0  # a group's first join waits for more members, on a busy machine for longer
 
 
 def packed(item: Item, offset: int | None = None) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def serve(operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> 
         request = json.loads(line)
         try:
             answer = operations[request["op"]](request)
-        except Exception as e:  # noqa: BLE001 - whatever it was, it is what the test is told
+        except Exception as e:  # noqa: BLE001 - the test gets any error as the answer
             answer = {"error": f"{type(e).__name__}: {e}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
@@ -85,7 +85,7 @@ class Client:
         self.is_timed: bool = hello.get("is_timed", True)
 
     def close(self) -> None:
-        """The end of its input is how a driver is told to stop."""
+        """A driver stops at the end of its input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -122,7 +122,7 @@ class Client:
             self._process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # `_line` tells how it ended
+            pass  # `_line` reports how it ended
         answer: dict[str, Any] = json.loads(self._line(op))
         if "error" in answer:
             raise AssertionError(f"{self.name}: {op}: {answer['error']}\n{self._tail()}")

@@ -1,6 +1,6 @@
-"""kcat behind the drivers' protocol, one process of it an operation. See driver.py for the operations.
+"""kcat behind the drivers' protocol, one kcat process per operation. See driver.py for the operations.
 
-kcat writes a file as a record and cannot give it a timestamp; topics it creates by naming them.
+kcat writes a file as a record and cannot give it a timestamp. It creates topics by naming them.
 """
 
 import json
@@ -50,7 +50,7 @@ def _produce(request: dict[str, Any]) -> dict[str, Any]:
             arguments = ["-P", "-t", request["topic"], "-p", "0", "-z", request["codec"]]
             for name, value in item.headers:
                 arguments += ["-H", f"{name}={value.decode()}"]
-            if item.value is None:  # of an empty file kcat makes no record; of nothing behind a delimiter it does
+            if item.value is None:  # kcat makes no record of an empty file, but one of nothing after a delimiter
                 _kcat(*arguments, "-Z", "-K", ":", stdin=f"{(item.key or b'').decode()}:\n")
             else:
                 _kcat(*arguments, *(["-k", item.key.decode()] if item.key is not None else []), str(file))

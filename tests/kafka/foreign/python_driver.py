@@ -66,8 +66,8 @@ def _confluent_group(request: Request) -> Request:
 
 def _confluent_time(request: Request) -> Request:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": SERVERS, "group.id": "time"})
-    asked = confluent_kafka.TopicPartition(request["topic"], 0, request["timestamp"])
-    consumer.assign(consumer.offsets_for_times([asked], READ_S))
+    requested = confluent_kafka.TopicPartition(request["topic"], 0, request["timestamp"])
+    consumer.assign(consumer.offsets_for_times([requested], READ_S))
     (message,) = consumer.consume(1, READ_S)
     consumer.close()
     return _found([message.offset() or 0])

@@ -287,8 +287,8 @@ class ProducerWorld(RuleBasedStateMachine):
         if self.is_idempotent:
             assert len(log) == len(set(log)), "a record is stored twice"
             places = {value: i for i, value in enumerate(sent)}
-            told = [v for v in log if v in self.acked]
-            assert told == sorted(told, key=lambda v: places[v or b""]), "acknowledged records are out of order"
+            acked = [v for v in log if v in self.acked]
+            assert acked == sorted(acked, key=lambda v: places[v or b""]), "acknowledged records are out of order"
         for value in sent:
             if value in self.acked:
                 where, offset = self.acked[value]

@@ -21,14 +21,14 @@ from smq.raft_state.ids import NodeId, Offset
 
 
 class Failure(grpc.RpcError):
-    def __init__(self, status: grpc.StatusCode, told: str = "", trailers: Any = ()) -> None:
-        self._status, self._told, self._trailers = status, told, trailers
+    def __init__(self, status: grpc.StatusCode, details: str = "", trailers: Any = ()) -> None:
+        self._status, self._details, self._trailers = status, details, trailers
 
     def code(self) -> grpc.StatusCode:
         return self._status
 
     def details(self) -> str:
-        return self._told
+        return self._details
 
     def trailing_metadata(self) -> Any:
         return self._trailers

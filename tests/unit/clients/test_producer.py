@@ -21,8 +21,8 @@ def test_records_are_acknowledged_with_their_offsets() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=2) as cluster, producer_of(cluster) as producer:
             sent = [producer.send("t", b"%d" % i, partition=i % 2) for i in range(10)]
-            told = [await s for s in sent]
-            assert [(r.partition, r.offset) for r in told] == [(i % 2, i // 2) for i in range(10)]
+            results = [await s for s in sent]
+            assert [(r.partition, r.offset) for r in results] == [(i % 2, i // 2) for i in range(10)]
             assert producer.stats.records_acked == 10
             assert cluster.stored_values("t")[1] == [b"1", b"3", b"5", b"7", b"9"]
 

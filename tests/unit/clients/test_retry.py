@@ -30,14 +30,16 @@ def test_pauses_double_up_to_the_maximum() -> None:
 
 
 @given(
-    attempt=st.integers(0, 10_000), random=st.floats(0, 1, exclude_max=True), asked=st.none() | st.integers(0, 5_000)
+    attempt=st.integers(0, 10_000),
+    random=st.floats(0, 1, exclude_max=True),
+    requested=st.none() | st.integers(0, 5_000),
 )
 def test_pause_stays_within_its_jitter_and_never_undercuts_the_server(
-    attempt: int, random: float, asked: int | None
+    attempt: int, random: float, requested: int | None
 ) -> None:
-    delay = Backoff().delay_ms(attempt, lambda: random, asked)
-    assert 0 < delay <= max(Backoff().max_ms * 1.2, asked or 0)
-    assert delay >= (asked or 0)
+    delay = Backoff().delay_ms(attempt, lambda: random, requested)
+    assert 0 < delay <= max(Backoff().max_ms * 1.2, requested or 0)
+    assert delay >= (requested or 0)
 
 
 @pytest.mark.parametrize("code", [c for c in ErrorCode if not c.is_retriable])

@@ -1,4 +1,4 @@
-"""What of a long-lived heap a full pass of the collector looks at."""
+"""Which objects of a long-lived heap a full pass of the collector scans."""
 
 import gc
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeapKeeper]:
 
 
 @pytest.mark.usefixtures("keeper")
-def test_what_has_survived_a_long_pass_is_not_looked_at_again() -> None:
+def test_objects_that_survived_a_complete_scan_are_not_scanned_again() -> None:
     gc.collect()
     before = gc.get_freeze_count()
     kept = [Cycle() for _ in range(10_000)]
@@ -46,7 +46,7 @@ def test_a_state_that_changes_but_does_not_grow_is_never_scanned_completely() ->
         kept[0] = Cycle()
 
 
-def test_cycles_that_fell_out_of_use_are_found_once_they_are_as_many_as_all_else(
+def test_unused_cycles_are_found_once_they_are_as_many_as_all_other_objects(
     keeper: HeapKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "_frozen", 0)  # as though little had been there at first

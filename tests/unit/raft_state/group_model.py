@@ -1,4 +1,4 @@
-"""The groups' part of the random life: rules for members and commits, and the plain dicts that they must agree with.
+"""The groups' part of the random commands: rules for members and commits, and plain dicts that they must agree with.
 
 Owns the expected groups after each command. The whole model (test_model) knows the partitions and their error codes.
 """

@@ -117,7 +117,7 @@ def test_request_that_may_be_a_forgotten_repetition_is_refused(driver: Driver, m
     monkeypatch.setattr(external, "ASSIGNED_MAX", 3)
     for n in range(5):
         ranges(driver, (rid(n), pid(1), 2), not_before=2 * n)
-    # The answers to 0 and 1, offsets 0 to 3, are forgotten: who asks first now says so.
+    # The answers to 0 and 1, offsets 0 to 3, are forgotten: their request ids are refused from now on.
     assert ranges(driver, (rid(0), pid(1), 2), (rid(1), pid(1), 2)) == [ErrorCode.REQUEST_EXPIRED] * 2
     assert ranges(driver, (rid(1), pid(1), 2), not_before=3) == [ErrorCode.REQUEST_EXPIRED]
     assert ranges(driver, (rid(2), pid(1), 2)) == [(4, 5)]
@@ -210,10 +210,10 @@ def test_deleted_topic_leaves_only_its_answers(driver: Driver, monkeypatch: pyte
     assert list(driver.machine.state.assigned_before) == [pid(5)]
 
 
-asked = st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(0, 40))
+requested = st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(0, 40))
 
 
-@given(st.lists(st.lists(asked, min_size=1, max_size=4), max_size=20), st.integers(1, 6))
+@given(st.lists(st.lists(requested, min_size=1, max_size=4), max_size=20), st.integers(1, 6))
 def test_repetitions_at_any_time_assign_no_offset_twice_and_skip_none(
     rounds: list[list[tuple[int, int, int]]], kept: int
 ) -> None:

@@ -244,7 +244,7 @@ def test_generations_begin_again_after_the_largest(driver: Driver) -> None:
 
 BIG = member("b", metadata=bytes(GROUP_BYTES_MAX))
 BAD_GENERATIONS = {
-    "nobody": (form("g", 1, 0), ErrorCode.LIMIT_EXCEEDED),
+    "no member": (form("g", 1, 0), ErrorCode.LIMIT_EXCEEDED),
     "too many": (form("g", 1, 0, *(member(f"m{i}") for i in range(GROUP_MEMBERS_MAX + 1))), ErrorCode.LIMIT_EXCEEDED),
     "a member twice": (form("g", 1, 0, member("a"), member("a")), ErrorCode.INVALID_REQUEST),
     "an instance twice": (
@@ -375,9 +375,9 @@ def test_commit_of_a_generation_that_is_over_is_refused(driver: Driver) -> None:
 
 def test_commit_in_no_generation_is_taken_while_the_group_is_empty(driver: Driver) -> None:
     for offset in (1, 3):  # the first makes the group
-        driver.ok(member_commit("g", -1, "anybody", (pid(1), offset)))
+        driver.ok(member_commit("g", -1, "unknown", (pid(1), offset)))
     stable(driver, "a")
-    driver.refused(member_commit("g", -1, "anybody", (pid(1), 2)), ErrorCode.UNKNOWN_MEMBER)
+    driver.refused(member_commit("g", -1, "unknown", (pid(1), 2)), ErrorCode.UNKNOWN_MEMBER)
 
 
 # ------------------------------------------------------------------------------------------------ deletion
@@ -439,12 +439,12 @@ def test_consumer_finds_its_offsets_after_30_days_but_not_after_the_retention(
 def test_retention_counts_from_the_last_member_or_the_last_commit(driver: Driver) -> None:
     driver.ok(SetOffsetsRetention(retention_ms=100))
     driver.ok(ExpireOffsets(now_ms=1_000))
-    driver.ok(replace(commit("nobody", (pid(1), 1)), committed_ms=1_000))
-    driver.ok(replace(commit("nobody", (pid(1, 1), 1)), committed_ms=1_050))
+    driver.ok(replace(commit("memberless", (pid(1), 1)), committed_ms=1_000))
+    driver.ok(replace(commit("memberless", (pid(1, 1), 1)), committed_ms=1_050))
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=1_000))
     driver.ok(ExpireOffsets(now_ms=1_110))
-    assert list(group(driver, "nobody").offsets) == [pid(1, 1)]
+    assert list(group(driver, "memberless").offsets) == [pid(1, 1)]
     assert list(group(driver).offsets) == [pid(1)]
     driver.ok(remove("g", 1, 1, "a", at_ms=1_110))
     driver.ok(ExpireOffsets(now_ms=1_209))
@@ -472,12 +472,12 @@ def test_one_clock_that_jumps_does_not_delete_the_offsets(driver: Driver) -> Non
 def test_slow_clock_does_not_make_a_fresh_commit_expire(driver: Driver) -> None:
     driver.ok(SetOffsetsRetention(retention_ms=100))
     driver.ok(ExpireOffsets(now_ms=DAY_MS))
-    driver.ok(replace(commit("nobody", (pid(1), 1)), committed_ms=5))
+    driver.ok(replace(commit("memberless", (pid(1), 1)), committed_ms=5))
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=5))
     driver.ok(remove("g", 1, 1, "a", at_ms=5))
     driver.ok(ExpireOffsets(now_ms=DAY_MS + 99))
-    assert sorted(driver.machine.state.groups) == ["g", "nobody"]
+    assert sorted(driver.machine.state.groups) == ["g", "memberless"]
     driver.ok(ExpireOffsets(now_ms=DAY_MS + 100))
     assert driver.machine.state.groups == {}
 

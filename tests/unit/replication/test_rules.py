@@ -450,7 +450,7 @@ def test_rule_13_nothing_is_readable_beyond_the_mark_or_the_own_disk(host: Host)
     assert host.live.readable_end == 1  # on this disk, not committed
 
 
-def test_rule_13_what_waits_unjudged_is_not_readable() -> None:
+def test_rule_13_unverified_batches_are_not_readable() -> None:
     host = behind()
     host.advance(1)
     assert host.live.readable_end == 0

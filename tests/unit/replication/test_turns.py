@@ -1,4 +1,4 @@
-"""What there may be thousands of is done some at a time: how much of it one callback of the loop does has a bound."""
+"""Work on thousands of items is done in slices: each callback of the loop does a bounded amount."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -166,9 +166,9 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
             yield piece
 
     monkeypatch.setattr(world.node.applied.digests, "_make_pieces", counted)
-    asked = Asked(world)
+    requested = Asked(world)
     assert world.most_per_callback(lambda: read, 10) == digests.PIECES_PER_STEP < read
-    assert asked.answers == [of_now(world)]
+    assert requested.answers == [of_now(world)]
     assert world.node.applied.settle()
 
 
@@ -198,11 +198,11 @@ def test_an_entry_that_moves_the_state_restarts_its_digest_and_the_next_entry_wa
 def test_a_node_that_stops_answers_the_callers_of_a_digest() -> None:
     world = World().start()
     world.populate()
-    asked = Asked(world)
+    requested = Asked(world)
     world.node.stop()
     world.scheduler.run_for_ms(10)
-    assert isinstance(asked.answers[0], SmqError)
-    assert len(asked.answers) == 1
+    assert isinstance(requested.answers[0], SmqError)
+    assert len(requested.answers) == 1
 
 
 # --------------------------------------------------------------------------------------------------- start

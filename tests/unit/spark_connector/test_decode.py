@@ -341,13 +341,13 @@ def test_damaged_records_give_the_same_by_field_as_with_the_compiled_reader(
 
 
 def test_partition_of_many_shapes_is_retried_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(record_columns, "stretches", lambda body, count: asked.append(count))
+    requested = []
+    monkeypatch.setattr(record_columns, "stretches", lambda body, count: requested.append(count))
     reader = RecordReader(["value"])
     batch = raw([record(i) for i in range(RECORDS_MIN)])
     for _ in range(33):
         assert reader.read(batch.data, batch.header).rows == RECORDS_MIN
-    assert len(asked) == 3
+    assert len(requested) == 3
     small = raw([record(0)])
     reader.read(small.data, small.header)
-    assert len(asked) == 3
+    assert len(requested) == 3

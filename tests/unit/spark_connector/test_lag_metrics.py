@@ -29,7 +29,7 @@ def progress(name: str | None, end: dict[str, int], latest: dict[str, int], quer
         "processedRowsPerSecond": 30.0,
         "metrics": {},
     }
-    told = {
+    progress = {
         "id": query,
         "runId": str(uuid.uuid4()),
         "name": name,
@@ -46,7 +46,7 @@ def progress(name: str | None, end: dict[str, int], latest: dict[str, int], quer
         "processedRowsPerSecond": 30.0,
         "observedMetrics": {},
     }
-    return QueryProgressEvent(StreamingQueryProgress.fromJson(told))
+    return QueryProgressEvent(StreamingQueryProgress.fromJson(progress))
 
 
 def ended(query: str = QUERY) -> QueryTerminatedEvent:

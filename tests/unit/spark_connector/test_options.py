@@ -309,6 +309,6 @@ CALLS: list[Callable[[SmqDataSource], object]] = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=["writer", "streamWriter"])
-def test_what_is_not_there_yet_says_so(call: Callable[[SmqDataSource], object]) -> None:
+def test_unsupported_operations_say_so(call: Callable[[SmqDataSource], object]) -> None:
     with pytest.raises(OptionError, match="does not support"):
         call(SmqDataSource(dict(BASE)))

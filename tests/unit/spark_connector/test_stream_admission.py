@@ -21,10 +21,10 @@ from smq.spark_connector.stream.admission import Limits, admit, default_limit, l
 BATCH_ROWS, BATCH_BYTES = 10, 1000  # of the partitions below
 
 
-def sized(asked: Mapping[PartitionKey, tuple[int, int]]) -> dict[PartitionKey, tuple[int, int]]:
+def sized(requested: Mapping[PartitionKey, tuple[int, int]]) -> dict[PartitionKey, tuple[int, int]]:
     """Batches of 10 rows and 1000 bytes, as the cluster answers."""
     found = {}
-    for key, (start, bytes_max) in asked.items():
+    for key, (start, bytes_max) in requested.items():
         first = start // BATCH_ROWS
         count = max(1, bytes_max // BATCH_BYTES)
         found[key] = ((first + count) * BATCH_ROWS, count * BATCH_BYTES)
@@ -89,7 +89,9 @@ def test_byte_limit_lets_every_partition_reach_its_end() -> None:
 
 def test_sizes_unknown_to_all_replicas_do_not_stop_a_run() -> None:
     positions, goals = backlog(50, 50)
-    ends = admit(positions, goals, Limits(bytes_max=10), lambda asked: {k: (s, 0) for k, (s, _) in asked.items()}, 1)
+    ends = admit(
+        positions, goals, Limits(bytes_max=10), lambda requested: {k: (s, 0) for k, (s, _) in requested.items()}, 1
+    )
     assert [ends[key] - positions[key] for key in positions] == [0, 1]
 
 

@@ -129,13 +129,13 @@ def test_replay_reads_the_same_records_after_newer_ones(cluster: FakeCluster) ->
 def test_trap_commit_and_stop_may_come_late_or_never(cluster: FakeCluster) -> None:
     """Trap: commit comes with the next plan, and never for the last micro-batch; query.stop() does not call stop."""
     plain = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
-    told = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
+    limited = Query(cluster.servers, startingOffsets="earliest", maxOffsetsPerTrigger="90")
     while plain.batch() >= 0:
-        told.batch()
-        told.reader.commit(json.loads(told.offset_log[0]))
-        told.reader.stop()
-    assert told.offset_log == plain.offset_log
-    assert told.rows == plain.rows
+        limited.batch()
+        limited.reader.commit(json.loads(limited.offset_log[0]))
+        limited.reader.stop()
+    assert limited.offset_log == plain.offset_log
+    assert limited.rows == plain.rows
 
 
 def test_offsets_per_trigger_are_respected(cluster: FakeCluster) -> None:
@@ -144,7 +144,7 @@ def test_offsets_per_trigger_are_respected(cluster: FakeCluster) -> None:
     assert sorted(query.rows) == span(0, 0, 100) + span(1, 0, 100)
 
 
-def test_bytes_per_trigger_are_kept_to(cluster: FakeCluster) -> None:
+def test_bytes_per_trigger_are_respected(cluster: FakeCluster) -> None:
     size = len(cluster.topics["t"][0].stored[0].data)
     query = Query(cluster.servers, startingOffsets="earliest", maxBytesPerTrigger=str(6 * size))
     sizes = query.drain()

@@ -53,7 +53,7 @@ def test_a_directory_from_before_gets_a_kafka_port(tmp_path: Path) -> None:
     assert prepared(tmp_path, 1)[0].kafka_address == ("127.0.0.1", 9092)
 
 
-def test_racks_are_one_a_node_and_stay_until_others_are_named(tmp_path: Path) -> None:
+def test_racks_are_one_per_node_and_stay_until_others_are_named(tmp_path: Path) -> None:
     def racks(*named: str) -> list[str]:
         return [load_config(path).rack for path in prepare_cluster(tmp_path, 3, Ports(), racks=named)]
 
@@ -106,7 +106,7 @@ def test_a_directory_may_be_moved(tmp_path: Path) -> None:
         (3, {"http": 65535}, "--http-port is 65535"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_impossible_requests_are_refused_before_anything_is_written(
     tmp_path: Path, nodes: int, ports: dict[str, int], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):

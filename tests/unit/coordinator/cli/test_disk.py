@@ -77,7 +77,7 @@ def test_forgetting_asks_first(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["renew"], ["forget", "--yes"]])
-def test_what_is_no_directory_of_a_node_or_is_in_use_is_refused_in_a_sentence(
+def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     command: list[str], directory: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""Every test of live groups also checks that their actions lead only where the table of transitions says."""
+"""Every test of live groups also checks that their actions lead only to phases that the table of transitions names."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from smq.coordinator.groups.transitions import LEADS_TO, Action
 
 
 @pytest.fixture(autouse=True)
-def _actions_lead_where_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_phases_after_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     for action, run in live.ACTIONS.items():
 
         def checked(memory: GroupMemory, subject: object, *, action: Action = action, run: live.Run = run) -> None:

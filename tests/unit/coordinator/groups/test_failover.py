@@ -22,7 +22,7 @@ def world() -> World:
 
 
 # ---------------------------------------------------------------------------------------- the coordinator's death
-def test_new_coordinator_goes_on_without_a_rebalance(world: World) -> None:
+def test_new_coordinator_continues_without_a_rebalance(world: World) -> None:
     a, b = client(world, "a", session_ms=3_000), client(world, "b", session_ms=3_000)
     assemble(world, a, b)
     generation = world.group.generation
@@ -220,7 +220,7 @@ def test_requests_during_a_change_wait_for_it_and_too_many_do_not(
 
 
 # ---------------------------------------------------------------------------------------- when a node hears no member
-def test_node_without_a_quorum_refuses_and_evicts_nobody_for_it(world: World) -> None:
+def test_node_without_a_quorum_refuses_and_evicts_no_member_for_it(world: World) -> None:
     a = client(world, "a", session_ms=2_000)
     assemble(world, a)
     node = world.nodes[world.owner]
@@ -254,7 +254,7 @@ def test_stopped_coordinator_sends_all_members_on(world: World) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- the rest
-def test_group_that_is_deleted_while_members_join_begins_anew(world: World) -> None:
+def test_group_that_is_deleted_while_members_join_starts_over(world: World) -> None:
     world.apply(commit(GROUP, (pid(1), 3)))
     a = client(world, "a").ask()
     world.apply(DeleteGroup(group=GROUP))

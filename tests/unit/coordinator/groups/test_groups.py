@@ -178,13 +178,13 @@ def test_groups_max_refuses_a_new_group_and_not_an_existing_one(world: World) ->
 def test_an_address_has_a_bound_of_groups_without_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "GROUPS_NEW_PER_ADDRESS_MAX", 2)
     names = [name for name in map(str, range(50)) if world.coordinator.refusal(name) is OK][:4]
-    asked = client(world, "a").request()
+    requested = client(world, "a").request()
     outcomes: list[Outcome] = []
 
     def ask(name: str, address: str) -> Outcome:
-        member = replace(asked.member, client_host=address)
+        member = replace(requested.member, client_host=address)
         world.coordinator.join(
-            replace(asked, group=name, member=member), lambda joined: outcomes.append(joined.outcome)
+            replace(requested, group=name, member=member), lambda joined: outcomes.append(joined.outcome)
         )
         return outcomes[-1]
 
@@ -267,12 +267,12 @@ def test_sync_of_another_generation_or_protocol_is_refused(world: World) -> None
     a = client(world, "a")
     assemble(world, a)
     answers: list[Synced] = []
-    asked = Sync(group=GROUP, who=a.who, generation=1)
+    requested = Sync(group=GROUP, who=a.who, generation=1)
     for request in (
-        replace(asked, generation=7),
-        replace(asked, protocol="sticky"),
-        replace(asked, protocol_type="connect"),
-        replace(asked, protocol="range", protocol_type="consumer"),
+        replace(requested, generation=7),
+        replace(requested, protocol="sticky"),
+        replace(requested, protocol_type="connect"),
+        replace(requested, protocol="range", protocol_type="consumer"),
     ):
         world.coordinator.sync(request, answers.append)
     assert [s.outcome for s in answers] == [

@@ -1,4 +1,4 @@
-"""The pure rules of live groups, as tables: who may join, who is who, who is gone, whether a round is over."""
+"""The pure rules of live groups, as tables: admission, identities, expired members, and the end of a round."""
 
 from dataclasses import replace
 
@@ -195,20 +195,20 @@ def test_member_is_gone_when_it_is_silent_or_late_and_does_not_wait(
 
 def test_sessions_are_due_at_the_earliest_end() -> None:
     sessions = Sessions()
-    sessions.reckon_due((), NEVER_NS)
+    sessions.compute_due((), NEVER_NS)
     assert sessions.due_ns == NEVER_NS
     sessions.follow(states(A, member("b", session_ms=5_000)), 0)
     assert sessions.due_ns == 5 * SECOND_NS
-    sessions.reckon_due({"b"}, NEVER_NS)
+    sessions.compute_due({"b"}, NEVER_NS)
     assert sessions.due_ns == 10 * SECOND_NS, "a member that waits has no end of its session"
     sessions.await_syncs(["a"], 4 * SECOND_NS)
     sessions.reserve_id("r", 3 * SECOND_NS)
-    sessions.reckon_due((), 2 * SECOND_NS)
+    sessions.compute_due((), 2 * SECOND_NS)
     assert sessions.due_ns == 2 * SECOND_NS
-    sessions.reckon_due((), NEVER_NS)
+    sessions.compute_due((), NEVER_NS)
     assert sessions.due_ns == 3 * SECOND_NS
     sessions.expire_ids(3 * SECOND_NS)
-    sessions.reckon_due((), NEVER_NS)
+    sessions.compute_due((), NEVER_NS)
     assert (sessions.reserved_ids, sessions.due_ns) == ({}, 4 * SECOND_NS)
     assert sessions.silent((), 4 * SECOND_NS) == ["a"]
     sessions.on_sync("a")
@@ -295,8 +295,10 @@ def test_generation_has_the_joiners_and_the_absent_static_members(
 def test_sync_names_the_generations_protocol_or_none(
     protocol_type: str | None, protocol: str | None, outcome: Outcome
 ) -> None:
-    asked = Sync(group=GROUP, who=Identity(member_id="a"), generation=3, protocol_type=protocol_type, protocol=protocol)
-    assert sync_refusal(asked, group(A)) is outcome
+    request = Sync(
+        group=GROUP, who=Identity(member_id="a"), generation=3, protocol_type=protocol_type, protocol=protocol
+    )
+    assert sync_refusal(request, group(A)) is outcome
 
 
 def test_only_the_leader_sees_the_members() -> None:
@@ -318,7 +320,7 @@ def test_static_member_that_is_back_as_the_leader_computes_no_assignment(can_ski
     ("phase", "metadata", "is_answered"),
     [(STABLE, b"m", True), (STABLE, b"other", False), (SYNCING, b"m", False), (JOINING, b"m", False)],
 )
-def test_static_member_that_is_back_goes_on_only_if_nothing_has_changed(
+def test_static_member_that_is_back_continues_only_if_nothing_has_changed(
     phase: GroupPhase, metadata: bytes, is_answered: bool
 ) -> None:
     back = member("s2", instance="i", metadata=metadata)

@@ -31,7 +31,7 @@ def test_assignment_of_a_consumer_names_its_partitions() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_what_is_no_assignment_or_subscription_is_none_and_never_an_error(data: bytes) -> None:
+def test_bytes_that_are_no_assignment_or_subscription_are_none_and_never_an_error(data: bytes) -> None:
     assigned_partitions(consumers(), data)
     subscribed_topics(data)
 

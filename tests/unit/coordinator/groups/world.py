@@ -143,18 +143,18 @@ class Client:
     joined: list[Joined] = field(default_factory=list)
     synced: list[Synced] = field(default_factory=list)
     withdraw: Callable[[], None] = lambda: None
-    asked: int = 0
+    requested: int = 0
 
     @property
     def is_waiting(self) -> bool:
-        return self.asked > len(self.joined)
+        return self.requested > len(self.joined)
 
     def request(self) -> Join:
-        asked = member(self.member_id, instance=self.instance, session_ms=self.session_ms)
-        asked = replace(asked, rebalance_timeout_ms=self.rebalance_ms or self.session_ms)
+        requested = member(self.member_id, instance=self.instance, session_ms=self.session_ms)
+        requested = replace(requested, rebalance_timeout_ms=self.rebalance_ms or self.session_ms)
         return Join(
             group=GROUP,
-            member=replace(asked, protocols=tuple((name, self.metadata) for name in self.protocols)),
+            member=replace(requested, protocols=tuple((name, self.metadata) for name in self.protocols)),
             protocol_type=self.protocol_type,
             takes_id_first=self.takes_id_first,
             can_skip_assignment=self.can_skip,
@@ -169,7 +169,7 @@ class Client:
                 self.member_id = joined.member_id
             self.generation = joined.generation
 
-        self.asked += 1
+        self.requested += 1
         self.withdraw = self.world.coordinators[at or self.world.owner].join(self.request(), done)
         return self
 

@@ -162,7 +162,7 @@ def test_list_offsets_follows_the_table_of_positions(tmp_path: Path) -> None:
         await served.create()
         await served.fill([5, 5])
         await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=5))
-        asked = [
+        requested = [
             (pb.EXACT_OFFSET, 7, (7, False, "")),
             (pb.EXACT_OFFSET, 10, (-1, False, "OFFSET_OUT_OF_RANGE")),
             (pb.RESET_TO_OFFSET, 2, (5, True, "")),
@@ -177,11 +177,11 @@ def test_list_offsets_follows_the_table_of_positions(tmp_path: Path) -> None:
         ]
         request = pb.ListOffsetsRequest(
             partitions=[
-                pb.ListOffsetsPartition(topic="t", offset_type=t, offset_value=v, group="g") for t, v, _ in asked
+                pb.ListOffsetsPartition(topic="t", offset_type=t, offset_value=v, group="g") for t, v, _ in requested
             ]
         )
         listed = (await served.broker.ListOffsets(request)).offsets
-        assert [(o.offset, o.clamped, o.error.name) for o in listed] == [expected for *_, expected in asked]
+        assert [(o.offset, o.clamped, o.error.name) for o in listed] == [expected for *_, expected in requested]
         assert {(o.lo, o.hi) for o in listed if not o.HasField("error")} == {(5, 10)}
         assert (listed[1].error.lo, listed[1].error.hi) == (5, 10)
 
@@ -193,8 +193,8 @@ def test_list_offsets_by_create_time_is_exact_to_the_record(tmp_path: Path) -> N
         await served.create()
         await served.fill([5])  # created at 1000 .. 1004
         for timestamp, expected in [(0, 0), (1000, 0), (1003, 3), (1004, 4), (1005, 5)]:
-            asked = pb.ListOffsetsPartition(topic="t", timestamp_ms=timestamp)
-            listed = await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))
+            requested = pb.ListOffsetsPartition(topic="t", timestamp_ms=timestamp)
+            listed = await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))
             assert listed.offsets[0].offset == expected
 
     serving(tmp_path, body)
@@ -206,18 +206,18 @@ def test_list_offsets_by_size_ends_between_batches_and_after_one_at_least(tmp_pa
         await served.fill([2, 2, 2])
         listed = []
         for start, size in [(0, 1), (0, 1 << 20), (3, 1), (6, 1)]:
-            asked = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
-            listed.append((await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0])
+            requested = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
+            listed.append((await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))).offsets[0])
         assert [o.offset for o in listed] == [2, 6, 4, 6]
         assert {(o.lo, o.hi) for o in listed} == {(0, 6)}
         one, whole, _, none = [o.size_bytes for o in listed]
         assert (whole, none) == (3 * one, 0)
-        asked = pb.ListOffsetsPartition(topic="t", offset_value=0, max_bytes=2 * one)
-        exact = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0]
+        requested = pb.ListOffsetsPartition(topic="t", offset_value=0, max_bytes=2 * one)
+        exact = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))).offsets[0]
         assert (exact.offset, exact.size_bytes) == (4, 2 * one)
         for start, size, error in [(0, 0, "INVALID_REQUEST"), (-1, 1, "OFFSET_OUT_OF_RANGE")]:
-            asked = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
-            bad = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0]
+            requested = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
+            bad = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))).offsets[0]
             assert bad.error.name == error
 
     serving(tmp_path, body)

@@ -182,7 +182,7 @@ def test_an_empty_record_list_is_an_error(tmp_path: Path) -> None:
     serving(tmp_path, body)
 
 
-def test_a_stream_that_names_nothing_learns_what_to_name(tmp_path: Path) -> None:
+def test_a_stream_that_names_nothing_gets_an_error_that_says_what_to_name(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
         (answer,) = await served.publish(pb.PublishRecordRequest(batch=b"x"))

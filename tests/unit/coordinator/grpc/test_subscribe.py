@@ -147,11 +147,11 @@ def test_exact_offset_outside_the_range_carries_the_range(tmp_path: Path, start:
 
 
 @pytest.mark.parametrize(
-    ("asked", "offset", "clamped"), [(-3, 0, True), (7, 7, False), (12, 12, False), (99, 12, True)]
+    ("requested", "offset", "clamped"), [(-3, 0, True), (7, 7, False), (12, 12, False), (99, 12, True)]
 )
-def test_reset_to_offset_clamps_and_says_so(tmp_path: Path, asked: int, offset: int, clamped: bool) -> None:
+def test_reset_to_offset_clamps_and_says_so(tmp_path: Path, requested: int, offset: int, clamped: bool) -> None:
     async def body(served: Served) -> None:
-        async with Reader(served, offset_type=pb.RESET_TO_OFFSET, offset_value=asked) as reader:
+        async with Reader(served, offset_type=pb.RESET_TO_OFFSET, offset_value=requested) as reader:
             started = (await reader.read()).started
         assert (started.offset, started.clamped) == (offset, clamped)
 
@@ -263,7 +263,7 @@ def test_without_acknowledgement_no_more_than_the_window_is_sent(tmp_path: Path)
             for offset in range(4):
                 response = await reader.read()
                 assert [r.offset for r in response.records] == [offset]
-                await served.publish(publish_request([b"more"]))  # the reader is not pushed by what comes
+                await served.publish(publish_request([b"more"]))  # new records do not widen the window
                 await reader.ack(response.next_offset)
             assert [r.offset for r in (await reader.read()).records] == [4]
             for _ in range(3):

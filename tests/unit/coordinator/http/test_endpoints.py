@@ -65,7 +65,7 @@ def test_metrics_show_each_partitions_offsets(tmp_path: Path) -> None:
     serving(tmp_path, body)
 
 
-def test_what_is_no_http_or_does_not_stay_writes_nothing_into_the_log(
+def test_clients_that_speak_no_http_or_do_not_stay_write_nothing_into_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A gRPC client that takes this port for its own, and a scraper that hangs up."""

@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of what strangers send.
+"""Coverage-guided fuzzing of input from clients.
 
     python -m tests.unit.coordinator.kafka.fuzz request|batch CORPUS [options]
 
-Owns the two targets; the options are libFuzzer's, and its exit code tells what was found. Only CodecError may come of a
-request's bytes, and only BatchError, BatchCorrupt or LIMIT_EXCEEDED of a batch's. Run by test_fuzz.py.
+Owns the two targets; the options are libFuzzer's, and its exit code reports the result. A request may raise only
+CodecError; a batch only BatchError, BatchCorrupt or LIMIT_EXCEEDED. Run by test_fuzz.py.
 """
 
 import struct
@@ -46,7 +46,7 @@ def fuzz_request(data: bytes) -> None:
 
 
 def fuzz_batch(data: bytes) -> None:
-    """As it came, then with its length and CRC made right, so that what lies behind them is reached too."""
+    """As it came, then with its length and CRC corrected, so that the code after these checks is reached too."""
     _judge(data)
     if len(data) >= HEADER_BYTES:
         fixed = bytearray(data)

@@ -1,4 +1,4 @@
-"""A connection's bounds: what is not read any more, who is closed, and in which order answers leave."""
+"""A connection's bounds: when reading stops, which connections are closed, and in which order answers leave."""
 
 import asyncio
 import struct
@@ -188,7 +188,7 @@ def test_requests_beyond_the_bound_wait_in_the_socket(monkeypatch: pytest.Monkey
     run(scenario)
 
 
-def test_a_full_node_stops_reading_all_and_goes_on_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_node_stops_reading_all_and_continues_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         shared = InflightBytes(15)
         first, second = Rig(monkeypatch, shared), Rig(monkeypatch, shared)

@@ -23,7 +23,7 @@ def test_every_outcome_of_a_group_has_one_of_kafka() -> None:
 
 
 @pytest.mark.parametrize("code", [c for c in ErrorCode if not c.is_definite])
-def test_what_may_have_happened_is_never_told_as_not_stored(code: ErrorCode) -> None:
+def test_a_write_of_unknown_outcome_is_never_reported_as_not_stored(code: ErrorCode) -> None:
     assert CODES[code] not in _NOT_STORED
 
 
@@ -35,5 +35,5 @@ def test_names_and_numbers_are_kafkas(code: KafkaError) -> None:
 @pytest.mark.parametrize(
     "code", [ErrorCode.NOT_LEADER, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.NO_QUORUM, ErrorCode.TIMED_OUT]
 )
-def test_what_a_retry_may_help_is_retriable_for_kafka_clients(code: ErrorCode) -> None:
+def test_errors_that_a_retry_may_cure_are_retriable_for_kafka_clients(code: ErrorCode) -> None:
     assert KioErrorCode(CODES[code].value).retriable

@@ -1,4 +1,4 @@
-"""ListOffsets where the look-up itself brings a newer state: the epoch it tells is that of the offset it tells."""
+"""ListOffsets if the look-up itself brings a newer state: offset and epoch come from the same state."""
 
 import asyncio
 from types import SimpleNamespace
@@ -61,8 +61,8 @@ class LateCalls(NodeCalls):
 
 def ask(calls: LateCalls, epoch: int) -> dict[str, Any]:
     gateway: Any = SimpleNamespace(calls=calls)
-    asked = {"partition_index": 0, "timestamp": 100, "current_leader_epoch": epoch}
-    request = {"isolation_level": 0, "timeout_ms": 100, "topics": [{"name": "t", "partitions": [asked]}]}
+    requested = {"partition_index": 0, "timestamp": 100, "current_leader_epoch": epoch}
+    request = {"isolation_level": 0, "timeout_ms": 100, "topics": [{"name": "t", "partitions": [requested]}]}
     answer = asyncio.run(log_offsets.list_offsets(gateway, 5, request))
     found: dict[str, Any] = answer["topics"][0]["partitions"][0]
     return found

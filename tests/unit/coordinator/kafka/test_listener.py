@@ -1,4 +1,4 @@
-"""A node's Kafka port under clients that mean ill, or do nothing: what it holds is bounded, and others are served."""
+"""A node's Kafka port under hostile or idle clients: its memory is bounded, and other clients are served."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ LARGE = batch(b"x" * 900_000)
 
 
 class Counted(InflightBytes):
-    """It remembers the most that was ever in flight: who looks now and then sees less."""
+    """It remembers the most that was ever in flight: polling now and then would miss it."""
 
     largest = 0
 
@@ -92,7 +92,7 @@ OnNode = Callable[[Callable[[Port], None]], None]
 
 
 def _send_fetch(raw: RawKafka, *, times: int = 1, offset: int = 0, max_wait_ms: int = 0) -> None:
-    asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 8 * MIB}
+    requested = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 8 * MIB}
     raw.send(
         ApiKey.FETCH,
         12,
@@ -101,7 +101,7 @@ def _send_fetch(raw: RawKafka, *, times: int = 1, offset: int = 0, max_wait_ms: 
         max_wait_ms=max_wait_ms,
         min_bytes=1,
         max_bytes=64 * MIB,
-        topics=[{"topic": "t", "partitions": [asked]}],
+        topics=[{"topic": "t", "partitions": [requested]}],
         forgotten_topics_data=[],
     )
 
@@ -144,7 +144,7 @@ def test_half_open_and_silent_connections_are_closed(on_node: OnNode, monkeypatc
     on_node(scenario)
 
 
-def test_answers_that_nobody_reads_are_bounded_and_then_given_up(
+def test_answers_that_no_client_reads_are_bounded_and_then_given_up(
     on_node: OnNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A client whose answers do not fill the node may take a minute. So each must fill it by itself, however slow the
@@ -221,7 +221,7 @@ def test_fetches_that_wait_for_records_hold_nothing(on_node: OnNode) -> None:
     def scenario(port: Port) -> None:
         waiting = [port.connect() for _ in range(count)]
         for raw in waiting:
-            _send_fetch(raw, max_wait_ms=60_000)  # longer than anybody here has patience
+            _send_fetch(raw, max_wait_ms=60_000)  # longer than this test waits
         port.wait("they wait, and hold their requests alone", lambda: 64 * count < port.inflight.used_bytes < MIB)
         producer = port.connect()
         assert producer.produce("t", LARGE)["base_offset"] == 0  # which a full node would not read
@@ -232,14 +232,14 @@ def test_fetches_that_wait_for_records_hold_nothing(on_node: OnNode) -> None:
     on_node(scenario)
 
 
-def test_answers_behind_one_that_waits_for_records_do_not_lock_the_node(on_node: OnNode) -> None:
+def test_answers_after_one_that_waits_for_records_do_not_lock_the_node(on_node: OnNode) -> None:
     def scenario(port: Port) -> None:
         producer = port.connect()
         for _ in range(8):
             producer.produce("t", LARGE)
         port.inflight._max = 16 * MIB
         clients = [port.connect() for _ in range(3)]
-        for raw in clients:  # the first waits at the end of the log, and the others' 7 MB each lie behind it
+        for raw in clients:  # the first waits at the end of the log, and the others' 7 MB each follow it
             _send_fetch(raw, offset=8, max_wait_ms=2_000)
             _send_fetch(raw)
             _send_fetch(raw)

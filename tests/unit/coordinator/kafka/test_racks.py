@@ -1,4 +1,4 @@
-"""Who reads from which replica, and who is sent back to the leader."""
+"""Which replica a consumer reads from, and when it is sent back to the leader."""
 
 from dataclasses import replace
 
@@ -32,8 +32,8 @@ def _preferred(
     part = state.partition(pid(1))
     assert part is not None
     assert part.leader == 1
-    told = {NodeId(n): Offset(end) for n, end in ends.items()}
-    return preferred_replica(state, part, told, rack=rack, offset=offset)
+    reported = {NodeId(n): Offset(end) for n, end in ends.items()}
+    return preferred_replica(state, part, reported, rack=rack, offset=offset)
 
 
 def test_of_the_followers_in_the_rack_the_one_that_holds_most_is_preferred() -> None:
@@ -53,11 +53,11 @@ def test_without_a_rack_or_a_node_in_it_the_leader_serves(rack: str) -> None:
     assert _preferred(_state(), rack=rack) is None
 
 
-def test_a_node_without_a_rack_is_in_nobodys() -> None:
+def test_a_node_without_a_rack_shares_none() -> None:
     assert _preferred(_state({1: "a", 2: "", 3: ""}, 3), rack="") is None
 
 
-def test_the_leader_serves_its_own_rack_whoever_else_is_in_it() -> None:
+def test_the_leader_serves_its_own_rack_even_if_a_follower_is_in_it() -> None:
     assert _preferred(_state(dict.fromkeys(RACKS, "b"))) is None
 
 
@@ -90,7 +90,7 @@ def test_a_node_that_is_no_replica_is_not_preferred() -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 2, HWM + 1])
-def test_what_is_out_of_range_the_leader_answers_itself(offset: int) -> None:
+def test_the_leader_itself_answers_offsets_out_of_range(offset: int) -> None:
     assert _preferred(_state(), offset=offset) is None
     assert _preferred(_state(), offset=3) == 3
 
@@ -105,7 +105,9 @@ def test_what_is_out_of_range_the_leader_answers_itself(offset: int) -> None:
         (12, False, False),
     ],
 )
-def test_a_follower_sends_back_whom_it_cannot_serve(readable: int, is_ready: bool, expected: bool) -> None:
+def test_a_follower_sends_consumers_that_it_cannot_serve_back_to_the_leader(
+    readable: int, is_ready: bool, expected: bool
+) -> None:
     hwm = Offset(max(readable, HWM))
     found = Fetched([], Offset(3), hwm, hwm, Offset(readable))
     assert is_behind(found, offset=HWM if readable >= HWM else readable, is_ready=is_ready) is expected

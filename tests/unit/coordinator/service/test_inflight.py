@@ -17,7 +17,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_fits_does_not_wait_and_what_does_not_waits_its_turn() -> None:
+def test_a_request_that_fits_does_not_wait_and_another_waits_its_turn() -> None:
     async def test() -> None:
         budget = ByteBudget(10)
         assert budget.try_acquire(6)
@@ -145,7 +145,7 @@ def test_a_listener_is_called_once_and_after_all_that_wait() -> None:
         await settle()
         first, second = partial(calls.append, "first"), partial(calls.append, "second")
         for listener in (first, second):
-            budget.notify_room(listener)
+            budget.notify_when_free(listener)
         budget.forget(second)
         budget.release(10)
         await settle()

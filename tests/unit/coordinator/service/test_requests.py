@@ -8,7 +8,7 @@ from smq.raft_state.errors import SmqError
 
 
 @pytest.mark.parametrize(
-    ("asked", "remaining", "expected"),
+    ("requested", "remaining", "expected"),
     [
         (0, None, TIMEOUT_MS_DEFAULT),
         (5, None, 5),
@@ -18,8 +18,8 @@ from smq.raft_state.errors import SmqError
         (0, -50.0, 1),
     ],
 )
-def test_the_clients_own_deadline_bounds_the_timeout(asked: int, remaining: float | None, expected: int) -> None:
-    assert timeout_of(asked, remaining) == expected
+def test_the_clients_own_deadline_bounds_the_timeout(requested: int, remaining: float | None, expected: int) -> None:
+    assert timeout_of(requested, remaining) == expected
 
 
 def test_a_negative_timeout_is_refused() -> None:

@@ -28,7 +28,7 @@ CASES = {
         history((1, 0), (2, 6)),
         (6, 6),
     ),
-    "batches of the newer epoch behind the right ones": (
+    "batches of the newer epoch after the right ones": (
         runs((1, 0, 6), (2, 6, 8)),
         0,
         history((1, 0), (2, 6)),
@@ -67,8 +67,8 @@ CASES = {
         history((1, 0), (2, 4), (4, 4)),
         (4, 4),
     ),
-    "a hole is wrong from behind it": (runs((1, 0, 4), (1, 6, 8)), 0, history((1, 0)), (4, 6)),
-    "a log that begins behind log_start is wrong": (runs((1, 5, 8)), 3, history((1, 0)), (3, 5)),
+    "everything after a hole is wrong": (runs((1, 0, 4), (1, 6, 8)), 0, history((1, 0)), (4, 6)),
+    "a log that begins after log_start is wrong": (runs((1, 5, 8)), 3, history((1, 0)), (3, 5)),
     "a first batch that contains log_start is right": (runs((1, 5, 8)), 7, history((1, 0)), (8, None)),
     "nothing right before log_start moves the end below it": (runs((2, 5, 8)), 7, history((1, 0), (3, 5)), (7, 5)),
 }

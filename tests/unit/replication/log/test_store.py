@@ -210,17 +210,17 @@ def test_a_damaged_batch_after_the_checkpoint_is_known_by_its_row_and_can_be_rep
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(5)]
     harness.settle()
-    rotten = [stored[which]] if which < 3 else stored[2:4]
-    for value in rotten:
+    damaged = [stored[which]] if which < 3 else stored[2:4]
+    for value in damaged:
         if is_missing:
             harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, value.base), batch_key(PID, value.end))])
         else:
             replace(harness, Table.BATCHES, batch_key(PID, value.base), flipped(value.value, 700))
     recovered = LogStore(harness.reopen()).open_all()[PID]
     assert recovered.tail_damage is None
-    assert (recovered.appended_end, recovered.damaged_batches) == (10, {value.base for value in rotten})
+    assert (recovered.appended_end, recovered.damaged_batches) == (10, {value.base for value in damaged})
     assert (recovered.runs, recovered.producers, recovered.last_ts_ns) == (log.runs, log.producers, log.last_ts_ns)
-    for value in rotten:
+    for value in damaged:
         assert recovered.replace(value, None, nothing)
     harness.settle()
     assert recovered.damaged_batches == set()
@@ -243,7 +243,7 @@ def test_only_the_same_batch_replaces_a_damaged_one(harness: Harness) -> None:
     log.truncate(Offset(2))
     assert not log.replace(stored[1], None, nothing), "it is not part of the log any more"
     new = append(log, 2)
-    assert not log.replace(new, None, nothing), "it is on its own way to the disk"
+    assert not log.replace(new, None, nothing), "its own write is in flight"
     harness.settle()
     assert log.replace(new, None, nothing)
     store.drop(log)

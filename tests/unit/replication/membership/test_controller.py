@@ -217,7 +217,7 @@ def test_a_replica_whose_log_is_short_is_passed_over(world: World) -> None:
     assert part.leader == long
 
 
-def test_rule_20_a_partition_no_log_of_which_reaches_the_mark_stays_leaderless_and_says_why(world: World) -> None:
+def test_rule_20_a_partition_without_a_log_that_reaches_the_mark_stays_leaderless_and_says_why(world: World) -> None:
     led = next(i for i in range(3) if world.part(i).leader == PEER_A)
     world.part(led).hwm = world.part(led).next_offset = Offset(5)
     world.silent.add(PEER_A)
@@ -241,9 +241,9 @@ def test_leadership_returns_to_the_preferred_replica_by_a_hand_over(world: World
     world.run(3_000)
     world.silent.clear()
     world.run(world.config.rebalance_interval_ms + 1_000)
-    asked = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)] + world.transferred
+    requested = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)] + world.transferred
     assert world.part(led).replicas[0] == PEER_A
-    assert set(asked) == {PEER_A}
+    assert set(requested) == {PEER_A}
 
 
 def test_a_restarted_leader_needs_a_new_epoch(world: World) -> None:
@@ -313,15 +313,15 @@ def test_leaderships_leave_a_drained_node_immediately_and_come_back_when_it_is_u
     world.apply(SetNodeDrained(node=PEER_A, drained=True))
     world.controller.rebalance_soon()
     world.run(200)
-    asked = [(to, m.partition, m.target) for to, m in world.sent if isinstance(m, wire.Transfer)]
+    requested = [(to, m.partition, m.target) for to, m in world.sent if isinstance(m, wire.Transfer)]
     led = [world.part(i) for i in range(3) if world.part(i).leader == PEER_A]
-    assert [(to, pid) for to, pid, _ in asked] == [(PEER_A, part.pid) for part in led]
-    assert all(target != PEER_A for _, _, target in asked)
+    assert [(to, pid) for to, pid, _ in requested] == [(PEER_A, part.pid) for part in led]
+    assert all(target != PEER_A for _, _, target in requested)
     for part in led:
-        part.leader = asked[0][2]
+        part.leader = requested[0][2]
     world.apply(SetNodeDrained(node=PEER_A, drained=False))
     world.run(world.config.rebalance_interval_ms + 500)
-    back = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)][len(asked) :] + world.transferred
+    back = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)][len(requested) :] + world.transferred
     assert set(back) == {PEER_A}
 
 
@@ -408,11 +408,11 @@ def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_repor
     node, isolation_ms = world.node, world.node.config.leader_isolation_ms
     node.liveness.on_answer(PEER_A)
     led = node.replicas.led()
-    asked = tuple((replica.pid, replica.part.epoch) for replica in led)
-    assert len(asked) > 100
+    requested = tuple((replica.pid, replica.part.epoch) for replica in led)
+    assert len(requested) > 100
     world.scheduler.run_for_ms(isolation_ms / 2)
     assert node.replicas.led() == led
-    assert {pid for pid, _ in node.replicas.election_ends(asked)} == {pid for pid, _ in asked}
+    assert {pid for pid, _ in node.replicas.election_ends(requested)} == {pid for pid, _ in requested}
     world.scheduler.run_for_ms(isolation_ms)
     assert node.replicas.led() == []
-    assert node.replicas.election_ends(asked) == ()
+    assert node.replicas.election_ends(requested) == ()

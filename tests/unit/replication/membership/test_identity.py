@@ -1,4 +1,4 @@
-"""Who a data directory is: its disk id stays, its incarnation grows, another node's is refused."""
+"""The identity of a data directory: its disk id stays, its incarnation grows, another node's is refused."""
 
 import random
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_rule_18_the_disk_id_is_written_together_with_the_first_incarnation() ->
     assert [DISK_KEY in keys and INCARNATION_KEY in keys for keys in submissions] == [True]
 
 
-def test_the_incarnation_grows_even_where_the_clock_went_back() -> None:
+def test_the_incarnation_grows_even_if_the_clock_went_back() -> None:
     image = DiskImage()
     assert [claim(image, at_least=n).incarnation for n in (5, 3, 9)] == [5, 6, 9]
 

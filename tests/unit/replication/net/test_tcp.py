@@ -389,7 +389,7 @@ def test_one_connection_too_many_without_a_hello_evicts_the_oldest() -> None:
         reader, writer = await _connect(pair)
         writer.write(hello_frame(process=b"z" * 16))
         async with asyncio.timeout(PATIENCE_S):
-            assert await reader.read(1), "who says hello is answered, however many strangers are silent"
+            assert await reader.read(1), "a peer that says hello is answered, however many other connections are silent"
 
     with_pair(body, settings=TcpSettings(pending_connections_max=2, redial_min_ms=1, hello_timeout_ms=60_000))
 

@@ -85,17 +85,17 @@ def test_a_leader_gives_up_damaged_bytes_that_were_never_committed() -> None:
 
 def answer_fetches(host: Host, values: dict[int, bytes], peers: tuple[NodeId, ...] = (PEER_A, PEER_B)) -> list[int]:
     """The others answer requests from `values`. Returns the nodes that were asked, in order."""
-    asked: list[int] = []
+    requested: list[int] = []
     seen: set[int] = set()
     while True:
         new = [(p, m) for p, m in host.sent if isinstance(m, wire.FetchBatch) and m.request not in seen and p in peers]
         if not new:
             host.settle()
-            return asked
+            return requested
         for peer, message in new:
             assert isinstance(message, wire.FetchBatch)
             seen.add(message.request)
-            asked.append(peer)
+            requested.append(peer)
             value = values.get(message.offset, b"")
             host.repairs.on_found(peer, wire.FoundBatch(message.partition, message.request, memoryview(value)))
 
@@ -161,23 +161,23 @@ def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_op
     assert outcomes == [Outcome.UNKNOWN]
 
 
-def test_a_batch_that_is_put_right_in_vain_is_not_fetched_for_ever() -> None:
+def test_a_batch_whose_repair_fails_is_not_fetched_for_ever() -> None:
     """As in a tree that is out of order, in which a written row is not found."""
     host, values = follower_with(3)
     host.advance(3)
     outcomes: list[Outcome] = []
-    asked = 0
+    requested = 0
 
     def again() -> None:
-        nonlocal asked
+        nonlocal requested
         host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "missing"), outcomes.append)
-        asked += len(answer_fetches(host, {1: values[1]}))
+        requested += len(answer_fetches(host, {1: values[1]}))
         host.sent.clear()
 
     for _ in range(REPEATS_MAX + 3):
         again()
     assert outcomes == [Outcome.REPAIRED] * REPEATS_MAX + [Outcome.INEFFECTIVE] * 3
-    assert asked == REPEATS_MAX
+    assert requested == REPEATS_MAX
     assert (
         repair_error(BatchDamaged(host.part.pid, Offset(1), "missing"), Outcome.INEFFECTIVE).code
         is ErrorCode.DATA_DAMAGED
@@ -427,7 +427,7 @@ def test_producers_that_do_not_decode_are_refused() -> None:
         host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), b"\x01"))
 
 
-def test_a_leader_tells_its_producers_to_a_log_that_jumped() -> None:
+def test_a_leader_sends_its_producers_to_a_log_that_jumped() -> None:
     host = Host()
     host.create_partition()
     host.produce(idempotent(0))

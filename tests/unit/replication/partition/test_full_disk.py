@@ -47,7 +47,7 @@ def test_the_disk_is_full_below_the_reserve(free: int, reusable: int, is_full: b
     assert guard(free, reusable)[0].is_full is is_full
 
 
-def test_what_is_on_its_way_to_the_disk_counts_as_written() -> None:
+def test_writes_in_flight_count_as_written() -> None:
     made, disk = guard(RESERVE)
     disk.queued_bytes = 1
     made.refresh()
@@ -180,7 +180,7 @@ def test_a_full_follower_is_sent_nothing_until_it_has_room() -> None:
     assert [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
 
 
-def test_a_follower_with_a_full_disk_takes_nothing_says_so_and_continues_where_it_stopped() -> None:
+def test_a_follower_with_a_full_disk_takes_nothing_reports_it_and_resumes() -> None:
     host = follower()
     append(host, stored(batch(), 0, 1, ts_ns=10))
     host.settle()

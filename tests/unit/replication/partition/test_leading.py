@@ -20,7 +20,7 @@ def host() -> Host:
 
 
 # ------------------------------------------------------------------------------------------------ streams
-def test_a_follower_is_probed_then_sent_what_it_lacks_from_where_its_log_ends(host: Host) -> None:
+def test_a_follower_is_probed_then_sent_the_records_after_its_log_end(host: Host) -> None:
     for value in (b"a", b"b", b"c"):
         host.produce(batch(value))
     host.settle()

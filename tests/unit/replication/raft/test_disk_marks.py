@@ -50,77 +50,77 @@ def second(base: int, writes: int, number: int = 9) -> DiskMarks:
 
 def test_an_old_copy_is_doubted_by_a_node_that_the_disk_had_reported_more_to() -> None:
     marks = third()
-    marks.hear(B, mark_of_b(1, 10, 50), [])
+    marks.receive(B, mark_of_b(1, 10, 50), [])
     assert not marks.doubts(B, DISK)
     marks.session_over(B)
-    marks.hear(B, mark_of_b(2, 49, 49), [])
+    marks.receive(B, mark_of_b(2, 49, 49), [])
     assert marks.doubts(B, DISK)
     assert marks.known == (mark_of_b(1, 10, 50),), "the evidence stays"
-    marks.hear(B, mark_of_b(2, 49, 80), [])
+    marks.receive(B, mark_of_b(2, 49, 80), [])
     assert marks.doubts(B, DISK), "however much it writes"
 
 
 def test_a_restart_that_remembers_everything_is_not_doubted() -> None:
     marks = third()
-    marks.hear(B, mark_of_b(1, 10, 50), [])
+    marks.receive(B, mark_of_b(1, 10, 50), [])
     for number, base in ((2, 50), (3, 53)):
-        marks.hear(B, mark_of_b(number, base, base), [])
+        marks.receive(B, mark_of_b(number, base, base), [])
         assert not marks.doubts(B, DISK)
-        marks.hear(B, mark_of_b(number, base, base + 3), [])
+        marks.receive(B, mark_of_b(number, base, base + 3), [])
         assert not marks.doubts(B, DISK)
     assert marks.known == (mark_of_b(3, 53, 56),)
 
 
 def test_a_third_node_passes_on_the_reports_that_it_got() -> None:
     marks = third()
-    marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
-    marks.hear(B, mark_of_b(2, 20, 21), [])
+    marks.receive(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
+    marks.receive(B, mark_of_b(2, 20, 21), [])
     assert marks.doubts(B, DISK)
 
 
 def test_old_news_of_a_process_that_is_gone_is_no_evidence() -> None:
     marks = third()
-    marks.hear(B, mark_of_b(2, 60, 61), [])
-    marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
+    marks.receive(B, mark_of_b(2, 60, 61), [])
+    marks.receive(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
     assert not marks.doubts(B, DISK)
-    assert second(60, 61).hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)]) is None
+    assert second(60, 61).receive(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)]) is None
 
 
 def test_the_old_copy_learns_what_it_is_from_any_node_that_knows() -> None:
-    assert second(49, 49).hear(C, OF_C, [mark_of_b(1, 10, 50)]) == mark_of_b(1, 10, 50)
-    assert second(50, 50).hear(C, OF_C, [mark_of_b(1, 10, 50)]) is None
-    assert second(49, 49).hear(C, OF_C, [mark_of_b(1, 10, 50, ANOTHER)]) is None
+    assert second(49, 49).receive(C, OF_C, [mark_of_b(1, 10, 50)]) == mark_of_b(1, 10, 50)
+    assert second(50, 50).receive(C, OF_C, [mark_of_b(1, 10, 50)]) is None
+    assert second(49, 49).receive(C, OF_C, [mark_of_b(1, 10, 50, ANOTHER)]) is None
 
 
 def test_a_process_that_went_back_in_time_with_its_machine_learns_it_too() -> None:
-    assert second(10, 49).hear(C, OF_C, [mark_of_b(9, 10, 50)]) == mark_of_b(9, 10, 50)
-    assert second(10, 50).hear(C, OF_C, [mark_of_b(9, 10, 50)]) is None
+    assert second(10, 49).receive(C, OF_C, [mark_of_b(9, 10, 50)]) == mark_of_b(9, 10, 50)
+    assert second(10, 50).receive(C, OF_C, [mark_of_b(9, 10, 50)]) is None
 
 
 def test_a_disk_that_has_been_given_up_does_not_count_though_its_last_words_come_late() -> None:
     marks = third()
-    marks.hear(B, mark_of_b(2, 10, 10, ANOTHER), [])
+    marks.receive(B, mark_of_b(2, 10, 10, ANOTHER), [])
     assert marks.doubts(B, DISK)
     assert not marks.doubts(B, ANOTHER)
 
 
-def test_before_a_session_has_begun_nobody_is_doubted() -> None:
+def test_before_a_session_has_begun_no_node_is_doubted() -> None:
     assert not third().doubts(B, DISK)
 
 
 def test_reports_are_kept_and_read_again_by_the_next_process() -> None:
     kept = Kept()
-    third(kept).hear(B, mark_of_b(1, 10, 50), [])
+    third(kept).receive(B, mark_of_b(1, 10, 50), [])
     later = third(kept)
     later.load()
-    later.hear(B, mark_of_b(2, 30, 31), [])
+    later.receive(B, mark_of_b(2, 30, 31), [])
     assert later.doubts(B, DISK)
 
 
-def test_of_a_node_only_some_disks_are_kept_and_of_strangers_none() -> None:
+def test_only_some_disks_per_node_are_kept_and_none_of_unknown_nodes() -> None:
     marks = third()
     for n in range(DISKS_KEPT_MAX + 2):
-        marks.hear(B, mark_of_b(n, 0, 1, DiskId(bytes([n]) * 16)), [Mark(NodeId(77), DISK, start(1), 0, 1)])
+        marks.receive(B, mark_of_b(n, 0, 1, DiskId(bytes([n]) * 16)), [Mark(NodeId(77), DISK, start(1), 0, 1)])
     assert [mark.disk[0] for mark in marks.known] == list(range(2, DISKS_KEPT_MAX + 2))
 
 
@@ -132,16 +132,16 @@ def test_peers_that_know_other_old_disks_do_not_talk_each_other_out_of_the_prese
     first = DiskMarks(A, (B, C), lambda: ANOTHER, lambda _node: disks[-1], start(1), Kept())
     last = DiskMarks(C, (A, B), lambda: OF_C.disk, lambda _node: disks[-1], OF_C.start, Kept())
     for n, disk in enumerate(disks):
-        first.hear(B, mark_of_b(n, 0, 50, disk), [])
+        first.receive(B, mark_of_b(n, 0, 50, disk), [])
         if disk is not disks[-1]:
-            last.hear(B, mark_of_b(n, 0, 50, disk), [])
-    first.hear(B, present, [])
+            last.receive(B, mark_of_b(n, 0, 50, disk), [])
+    first.receive(B, present, [])
     for _ in range(DISKS_KEPT_MAX + 1):
         of_first, of_last = first.known, last.known
-        first.hear(C, OF_C, of_last)
-        last.hear(A, of_a, of_first)
+        first.receive(C, OF_C, of_last)
+        last.receive(A, of_a, of_first)
     for marks in (first, last):
-        marks.hear(B, mark_of_b(10, 49, 49, disks[-1]), [])
+        marks.receive(B, mark_of_b(10, 49, 49, disks[-1]), [])
         assert marks.doubts(B, disks[-1])
 
 
@@ -157,11 +157,11 @@ def test_no_order_of_news_makes_a_true_disk_doubted_and_an_old_copy_is_found() -
                 writes += rng.randint(0, 3)
         marks = third()
         for mark in rng.sample(news, len(news)):
-            marks.hear(A, Mark(A, ANOTHER, start(1), 0, 0), [mark])
-        marks.hear(B, mark_of_b(99, writes, writes), [])
+            marks.receive(A, Mark(A, ANOTHER, start(1), 0, 0), [mark])
+        marks.receive(B, mark_of_b(99, writes, writes), [])
         assert not marks.doubts(B, DISK)
         copied = max(mark.writes for mark in news) - 1
-        marks.hear(B, mark_of_b(100, copied, copied), [])
+        marks.receive(B, mark_of_b(100, copied, copied), [])
         assert marks.doubts(B, DISK)
 
 

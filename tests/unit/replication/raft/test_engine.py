@@ -282,7 +282,7 @@ def test_a_node_with_damaged_raft_data_refuses_to_start(table: Table) -> None:
 
 
 @pytest.mark.parametrize("payload", [pickle.dumps({"type": "append_entries", "term": 99}), b"", b"\x07", b"\xff" * 99])
-def test_what_is_no_message_is_dropped_and_changes_nothing(payload: bytes) -> None:
+def test_bytes_that_are_no_message_are_dropped_and_change_nothing(payload: bytes) -> None:
     world = calm()
     leader = elected(world)
     follower = followers(world, leader)[0]

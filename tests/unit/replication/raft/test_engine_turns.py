@@ -68,7 +68,7 @@ def test_entries_are_applied_by_size_some_in_a_turn(monkeypatch: pytest.MonkeyPa
     assert 1 < max(turns) <= 9  # of some 110 bytes each
 
 
-def test_of_what_came_while_a_snapshot_was_installed_some_is_taken_a_turn_and_what_comes_then_is_behind_it(
+def test_messages_that_came_during_an_installation_are_taken_in_slices_and_before_newer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(raft_follower, "HELD_ENTRIES_PER_TURN", 10)

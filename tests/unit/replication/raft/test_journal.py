@@ -268,7 +268,7 @@ def test_every_write_of_raft_is_counted_once_it_is_durable() -> None:
     assert (desk.reopened().base_writes, desk.reopened().durable_writes) == (2, 2)
 
 
-def test_the_count_goes_on_over_a_snapshot_and_a_truncation() -> None:
+def test_the_count_continues_over_a_snapshot_and_a_truncation() -> None:
     desk = filled(3)
     desk.journal.install(Snapshot(index=9, term=1, state=b"state at 9"))
     desk.writer.flush()

@@ -77,7 +77,7 @@ def test_a_cut_or_lengthened_message_is_refused_or_another_chunk(message: Messag
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_refused_or_decodes_never_anything_else(noise: bytes) -> None:
+def test_noise_is_refused_or_decodes_and_never_raises_another_error(noise: bytes) -> None:
     try:
         decode(noise)
     except MalformedMessage:

@@ -88,7 +88,7 @@ def test_raft_tables_that_are_suddenly_empty_are_damage_and_no_new_node() -> Non
     assert "empty" in ran.node.status().warnings[0]
 
 
-def test_a_journal_that_met_damage_begins_anew_with_nothing_of_the_old_one() -> None:
+def test_a_damaged_journal_starts_over_with_nothing_of_the_old_one() -> None:
     alone = run(DiskImage(), (ONE,)).image  # it has a term and committed entries
     rot(alone, Table.RAFT_LOG, next(iter(alone.tables[Table.RAFT_LOG])))
     ran = run(alone, (ONE, TWO, THREE))
@@ -106,7 +106,7 @@ def test_a_restart_before_it_was_let_in_remembers_why() -> None:
     assert "raft_meta" in second.node.status().warnings[0]
 
 
-def test_the_only_node_has_nobody_to_ask_and_ends() -> None:
+def test_the_only_node_has_no_peer_to_ask_and_ends() -> None:
     alone = run(DiskImage(), (ONE,))
     assert alone.node.is_ready
     before = alone.image.tables[Table.META][DISK_KEY]

@@ -178,7 +178,7 @@ def test_rule_18_a_replaced_disk_is_brought_up_by_a_snapshot() -> None:
     wait(world, lambda: b.engine.voters.is_admitted)
 
 
-def test_rule_18_restarts_on_the_same_disks_elect_at_once() -> None:
+def test_rule_18_restarts_on_the_same_disks_elect_immediately() -> None:
     world, _, _ = registered()
     for host in world.hosts.values():
         host.crash(silently=True)

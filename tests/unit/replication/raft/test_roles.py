@@ -214,11 +214,11 @@ def test_followers_that_report_nonsense_do_no_harm() -> None:
 
 def test_a_majority_that_is_silent_is_noticed() -> None:
     view, lead = leading(term=1)
-    assert lead.hears_majority()
+    assert lead.hears_from_majority()
     view.time += 0.6
-    assert not lead.hears_majority()
+    assert not lead.hears_from_majority()
     lead.on_reply(A, success(view, 1, 1))
-    assert lead.hears_majority()
+    assert lead.hears_from_majority()
 
 
 def test_a_moved_commit_index_is_reported_immediately_and_only_a_heartbeat_asks_for_an_answer() -> None:
@@ -521,7 +521,7 @@ def alive(view: View) -> AppendReply:
     return AppendReply(term=view.term, number=0, next_index=1, success=False, reset=False, disk=DISK)
 
 
-def test_what_comes_while_a_snapshot_is_installed_is_taken_behind_it() -> None:
+def test_messages_that_come_during_an_installation_are_taken_after_it() -> None:
     """Were it dropped, a busy leader could have compacted it away by the time that it is sent again, for ever."""
     view, follower = installing(SNAPSHOT)
     entries = Append(term=5, number=4, commit=10, prev_index=9, prev_term=4, entries=[(5, bytes([REGULAR]))])

@@ -1,4 +1,4 @@
-"""A large topic that is deleted right behind a node's own registration: its logs go once, slice by slice."""
+"""A large topic that is deleted right after a node's own registration: its logs are deleted once, slice by slice."""
 
 from typing import Any
 

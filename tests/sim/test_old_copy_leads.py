@@ -1,4 +1,4 @@
-"""A node that leads learns that its disk is an old copy: it gives up what it leads and comes back as another disk."""
+"""A leader learns that its disk is an old copy: it gives up its leaderships and comes back as another disk."""
 
 import pytest
 
@@ -12,15 +12,15 @@ from smq.replication.net import wire
 from smq.replication.ports import Table
 
 
-def told_that_it_forgot(simulation: Simulation, host: SimHost, teller: NodeId) -> None:
+def report_old_copy(simulation: Simulation, host: SimHost, reporter: NodeId) -> None:
     """By the heartbeat of a peer that was away until now."""
-    own, peer = host.api.engine.marks.own, simulation.cluster.hosts[teller].api
+    own, peer = host.api.engine.marks.own, simulation.cluster.hosts[reporter].api
     evidence = Mark(host.node, own.disk, b"earlier.", 0, own.writes + 1)
-    host.api.heartbeats.on_heartbeat(teller, wire.Heartbeat(peer.incarnation, peer.engine.marks.own, (evidence,)))
+    host.api.heartbeats.on_heartbeat(reporter, wire.Heartbeat(peer.incarnation, peer.engine.marks.own, (evidence,)))
 
 
 @pytest.mark.parametrize("crashes_before_it_is_durable", [False, True])
-def test_it_leads_nothing_any_more_and_is_let_in_by_the_others(
+def test_it_gives_up_all_leaderships_and_is_readmitted_by_the_others(
     monkeypatch: pytest.MonkeyPatch, crashes_before_it_is_durable: bool
 ) -> None:
     errors: list[BaseException] = []
@@ -29,9 +29,9 @@ def test_it_leads_nothing_any_more_and_is_let_in_by_the_others(
     assert simulation._boot()
     hosts = simulation.cluster.hosts
     (host,) = [host for host in hosts.values() if host.api.engine.is_leader]
-    teller = next(node for node in hosts if node != host.node)
+    reporter = next(node for node in hosts if node != host.node)
     before, incarnation = host.api.identity.disk, host.api.incarnation
-    told_that_it_forgot(simulation, host, teller)
+    report_old_copy(simulation, host, reporter)
     assert not host.api.engine.is_leader
     assert host.api.replicas.led() == []
     assert not host.api.is_ready
@@ -44,7 +44,7 @@ def test_it_leads_nothing_any_more_and_is_let_in_by_the_others(
         simulation.scheduler.run_for_ms(5)
         assert host.image.tables[Table.META][DISK_KEY] == before
         assert simulation.scheduler.run_for_ms(8_000, stop=simulation._are_all_ready)
-        told_that_it_forgot(simulation, host, teller)
+        report_old_copy(simulation, host, reporter)
     assert simulation.scheduler.run_for_ms(8_000, stop=simulation._are_all_ready)
     simulation.scheduler.run_for_ms(1_000)
     disk = host.image.tables[Table.META][DISK_KEY]

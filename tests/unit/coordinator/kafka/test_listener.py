@@ -150,7 +150,7 @@ def test_answers_that_no_client_reads_are_bounded_and_then_given_up(
     # A client whose answers do not fill the node may take a minute. So each must fill it by itself, however slow the
     # machine is: all its fetches arrive together, and none of them gives up and ends empty behind an unread answer.
     monkeypatch.setattr(connection_module, "KAFKA_STUCK_FULL_S_MAX", SOON_S)
-    monkeypatch.setattr(inflight_module, "KAFKA_ROOM_S_MAX", 60)
+    monkeypatch.setattr(inflight_module, "KAFKA_BUDGET_WAIT_S_MAX", 60)
 
     def scenario(port: Port) -> None:
         other = port.connect()

@@ -10,7 +10,7 @@ import time
 from benchmarks.report import Report
 from chaos_tests.live.load.traffic import Traffic
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 
 def measure(cluster: Cluster, report: Report, *, kills: int) -> None:

@@ -17,7 +17,7 @@ from benchmarks import loop
 from benchmarks.report import Report
 from smq.clients import Producer
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 PARTITIONS = 6  # two led by each node
 SETTLE_S = 1.5  # after a signal, pauses count for this long; a failover takes half of it

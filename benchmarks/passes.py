@@ -23,7 +23,7 @@ from benchmarks.snapshot import COMMITS, GROUPS, PARTITIONS, REPLIES, SETTLE_S, 
 from benchmarks.stretches import LONG_NS, Stretch
 from smq.clients import SyncAdmin
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 AIM_MS = 50.0
 KAFKA_GROUPS = 300

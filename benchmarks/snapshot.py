@@ -20,7 +20,7 @@ from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, Re
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 TOPICS, PARTITIONS = 10, 1_000
 GROUPS, COMMITS = 1_000, 100  # each group has committed offsets of this many partitions

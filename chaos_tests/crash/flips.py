@@ -19,7 +19,7 @@ from typing import Final
 
 from smq.replication.ports import DataDamaged, Put, Table
 from smq.replication.storage.disk_lmdb import DATA_FILE, FORMAT_KEY, DiskOpenError, LmdbDisk
-from smq.testing.disk import DiskImage
+from smq.testing.virtual.disk import DiskImage
 
 PAGE_BYTES: Final = 4096
 REFUSED: Final = 3  # exit code: the directory is refused with a message, as by a node

@@ -33,7 +33,7 @@ from smq.raft_state.errors import SmqError
 from smq.spark_connector import session
 from smq.spark_connector.local_session import SHORT_LIVED
 from smq.testing.cluster import Cluster, live_cluster
-from smq.testing.processes import ClusterError
+from smq.testing.node_process import ClusterError
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 6

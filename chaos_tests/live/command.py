@@ -33,7 +33,7 @@ from chaos_tests.live.report.page import REPORT, write_report
 from chaos_tests.live.report.summary import SUMMARY, Summary, new_summary, read_summary
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, tls_from_environment
 from smq.raft_state.errors import SmqError
-from smq.testing.processes import ClusterError
+from smq.testing.node_process import ClusterError
 
 NODES: Final = (1, 3, 5)
 _TLS: Final = (

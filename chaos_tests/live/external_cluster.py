@@ -33,7 +33,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import RawNode, Unanswered
-from smq.testing.processes import ClusterError, Node
+from smq.testing.node_process import ClusterError, Node
 
 _HOOK_S: Final = 120.0
 _KNOWN: Final = {"name", "says", "strike", "undo", "target", "family", "keeps_majority", "hold_s"}

@@ -15,7 +15,7 @@ from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import format_address, load_config
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
-from smq.testing.processes import ASK_S, Node, Nodes
+from smq.testing.node_process import ASK_S, Node, Nodes
 
 
 @dataclass(kw_only=True)

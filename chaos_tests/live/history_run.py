@@ -39,7 +39,7 @@ from chaos_tests.live.report.summary import SUMMARY, Struck, Summary, count, fai
 from chaos_tests.live.watcher import Watcher
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
-from smq.testing.processes import ClusterError, wait_for
+from smq.testing.node_process import ClusterError, wait_for
 
 TOPIC: Final = "chaos"
 SPARK: Final = "spark"  # directory of the streaming query

@@ -8,7 +8,7 @@ from typing import Final
 
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.load.grpc import SharedRecorder
-from smq.testing.processes import tail
+from smq.testing.node_process import tail
 
 _EVERY_S: Final = 0.25
 

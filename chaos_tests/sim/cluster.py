@@ -15,10 +15,10 @@ from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
 from smq.replication.config import NodeConfig
 from smq.replication.ports import Clock, Disk, Network, Rng
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
-from smq.testing.network import SimNetwork, SimPort
-from smq.testing.rng import Streams
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
+from smq.testing.virtual.network import SimNetwork, SimPort
+from smq.testing.virtual.rng import Streams
 
 CLUSTER_ID = "simulated-cluster"
 SUPERVISOR_MS = (50.0, 800.0)  # a process that died by itself restarts after this

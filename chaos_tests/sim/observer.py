@@ -14,7 +14,7 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected
-from smq.replication.applied import AppliedState
+from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node

@@ -458,7 +458,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="snapshot and restore are exact",
         mutations=(
             Mutation(
-                "smq.replication.applied:AppliedState.restore",
+                "smq.replication.applied_state:AppliedState.restore",
                 "self._machine = yield from Machine.restoring(snapshot)",
                 "self._machine = yield from Machine.restoring(snapshot)\n    self._machine.state.groups.clear()",
             ),
@@ -547,7 +547,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="a request for offsets takes effect once, however often it is repeated",
         mutations=(
             Mutation(
-                _HANDLERS + "external:_assign",
+                _HANDLERS + "external_offsets:_assign",
                 "known = state.assigned.get(item.request_id)",
                 "known = None",
             ),

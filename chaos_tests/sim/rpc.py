@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
-from smq.testing.clock import Event, Process, Scheduler
-from smq.testing.rng import Streams
+from smq.testing.virtual.clock import Event, Process, Scheduler
+from smq.testing.virtual.rng import Streams
 
 # A node may answer this long after the deadline that it was given, not longer; pauses of its process do not count:
 # a fetch that must say "out of range" waits up to 5 s for a quorum (smq.replication.partition.reads.BARRIER_MS_MAX).

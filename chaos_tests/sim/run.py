@@ -29,18 +29,18 @@ from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.remaker import Remaker
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
-from chaos_tests.sim.faults import Arena
+from chaos_tests.sim.faults.catalogue import Arena
+from chaos_tests.sim.faults.schedule import Storm, Strike, heal
 from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_truncations
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script
 from chaos_tests.sim.scenario import Scenario
-from chaos_tests.sim.storm import Storm, Strike, heal
 from smq.raft_state.ids import NodeId
 from smq.replication.api import Acks
 from smq.replication.config import NodeConfig
-from smq.testing.clock import NS_PER_MS, Machine, Scheduler
-from smq.testing.disk import DiskImage
-from smq.testing.network import LinkProfile, SimNetwork
-from smq.testing.rng import Streams
+from smq.testing.virtual.clock import NS_PER_MS, Machine, Scheduler
+from smq.testing.virtual.disk import DiskImage
+from smq.testing.virtual.network import LinkProfile, SimNetwork
+from smq.testing.virtual.rng import Streams
 
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row

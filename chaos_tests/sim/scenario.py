@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.sim.faults import FaultSpec
+from chaos_tests.sim.faults.catalogue import FaultSpec
+from chaos_tests.sim.faults.kinds import STRIKES
 from chaos_tests.sim.rpc import ClientProfile
-from chaos_tests.sim.strikes import STRIKES
-from smq.testing.network import LinkProfile
+from smq.testing.virtual.network import LinkProfile
 
 FOLDER = Path(__file__).parent / "scenarios"
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
+from chaos_tests.sim.faults.schedule import Strike
 from chaos_tests.sim.run import Result, simulate
 from chaos_tests.sim.scenario import Scenario
-from chaos_tests.sim.storm import Strike
 
 # The share of a strike that is left, by the number that Hypothesis shrinks: 0 drops the strike, most numbers keep it,
 # so that the first schedules to be tried are nearly complete.

@@ -22,19 +22,19 @@ import uvloop
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
 from smq.coordinator.config import Address, ServerConfig, format_address
-from smq.coordinator.descriptors import ConnectionCaps, take_descriptors
+from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
+from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.connection_limit import ConnectionLimit
 from smq.coordinator.grpc.request_admission import RequestAdmission
-from smq.coordinator.heap import HeapKeeper
 from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
 from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaServer
-from smq.coordinator.logs import configure_logs
+from smq.coordinator.process_log import configure_logs
 from smq.coordinator.tls.contexts import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
 from smq.replication.membership.identity import StartRefused

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from smq.raft_state.binary import Bytes, CodecError, Reader
+from smq.raft_state.command_table import COMMANDS, REPLIES, Row
 from smq.raft_state.commands import Command
 from smq.raft_state.limits import COMMAND_BYTES_MAX
-from smq.raft_state.registry import COMMANDS, REPLIES, Row
 from smq.raft_state.replies import Reply
 
 __all__ = ["VERSION", "CodecError", "decode_command", "decode_reply", "encode_command", "encode_reply"]

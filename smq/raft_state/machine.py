@@ -11,13 +11,13 @@ from hashlib import sha256
 from typing import Final
 
 from smq.raft_state.codec import decode_reply, encode_reply
+from smq.raft_state.command_table import COMMANDS
 from smq.raft_state.commands import Barrier, Command, InitCluster, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
 from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
-from smq.raft_state.registry import COMMANDS
 from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.snapshot import (
     SCHEMA_VERSION,

@@ -14,7 +14,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, TopicId
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn, NodeStatus, ReplicaStatus
-from smq.replication.applied import AppliedState
+from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
@@ -34,7 +34,7 @@ from smq.replication.requests import Requests
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices
-from smq.replication.storage.care import StorageCare
+from smq.replication.storage.maintenance import StorageMaintenance
 from smq.replication.storage.space import SpaceGuard
 
 _log = structlog.get_logger("smq.node")
@@ -131,7 +131,7 @@ class Node:
         self.applied.connect(self._controller, self.replicas, self._proposer)
         self._registration = Registration(host, self.rng, self.replicas.drop_orphans)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas)
-        self._care = StorageCare(host, self.replicas, self._space)
+        self._maintenance = StorageMaintenance(host, self.replicas, self._space)
         self.dispatcher = Dispatcher(
             host,
             heartbeats=self.heartbeats,
@@ -163,7 +163,7 @@ class Node:
     def _open_logs(self) -> Iterator[None]:
         yield from self.replicas.open_logs()
         self._registration.recover()
-        self._care.scrubber.start()
+        self._maintenance.scrubber.start()
 
     def _start_engine(self) -> None:
         self.is_running = True
@@ -201,7 +201,7 @@ class Node:
         self._controller.on_tick(now_ns)
         if now_ns - self._last_beat_ns >= self.config.heartbeat_interval_ms * 1_000_000:
             self._last_beat_ns = now_ns
-            self._care.on_beat()
+            self._maintenance.on_beat()
             self.engine.flush_marks()
             self.heartbeats.send_all()
             self.replicas.on_beat()
@@ -257,8 +257,8 @@ class Node:
             raft_term=self.engine.term,
             applied_index=self.applied.index,
             commit_index=self.engine.commit_index,
-            storage=self._care.status(),
-            warnings=(*self._registration.warnings(), *self._care.warnings()),
+            storage=self._maintenance.status(),
+            warnings=(*self._registration.warnings(), *self._maintenance.warnings()),
         )
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:

@@ -21,7 +21,7 @@ from typing import Any
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
-from smq.testing.processes import CLI, READY_S, ClusterError, Node, Nodes, end, tail, wait_for
+from smq.testing.node_process import CLI, READY_S, ClusterError, Node, Nodes, end, tail, wait_for
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever the environment says
 

@@ -12,7 +12,7 @@ from chaos_tests.demo.publish import Ack, DemoFailure, Kill, Published
 from smq.testing.cluster import Cluster
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_in_thread
-from smq.testing.processes import Node
+from smq.testing.node_process import Node
 from tests.unit.spark_connector.support import records
 
 

@@ -25,7 +25,7 @@ from smq.records import NewRecord, encode_batch
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka
 from smq.testing.node_client import error_of
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 from tests.cluster.slow_reader import SlowReader
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster, bef
     """Requests of 8 MiB on as many streams as one connection may have."""
     most = 0
     streams = limits.PUBLISH_STREAMS_PER_CONNECTION_MAX
-    command = [sys.executable, "-m", "tests.cluster.pour", one.nodes[1].grpc, str(streams)]
+    command = [sys.executable, "-m", "tests.cluster.endless_sender", one.nodes[1].grpc, str(streams)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as pouring:
         try:
             assert pouring.stdout is not None

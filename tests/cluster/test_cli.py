@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smq.testing.cluster import Cluster
-from smq.testing.processes import CLI, end, run_cli, tail, wait_for
+from smq.testing.node_process import CLI, end, run_cli, tail, wait_for
 
 SECONDS = 60  # for a node to be ready on a busy machine
 

@@ -8,7 +8,7 @@ import pytest
 from smq.clients.consumer import Consumer
 from smq.clients.producer import Producer, RecordMetadata
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 PARTITIONS = 3
 RECORDS = 3_000

@@ -12,7 +12,7 @@ import pytest
 from chaos_tests.live.load.traffic import Traffic
 from smq.coordinator.config import load_config, write_config
 from smq.testing.cluster import Cluster
-from smq.testing.processes import SERVE, wait_for
+from smq.testing.node_process import SERVE, wait_for
 
 
 def _serve_to_its_end(config: Path) -> subprocess.CompletedProcess[str]:

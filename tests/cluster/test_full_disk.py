@@ -13,7 +13,7 @@ import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 pytestmark = pytest.mark.full
 

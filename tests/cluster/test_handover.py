@@ -3,7 +3,7 @@
 from chaos_tests.live.load.traffic import Traffic
 from smq.clients import SyncAdmin
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 from tests.cluster.test_external_offsets import bootstrap
 
 PARTITIONS = 3

@@ -12,7 +12,7 @@ import pytest
 
 from chaos_tests.live.load.traffic import Traffic
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 PARTITIONS = 2
 

@@ -13,7 +13,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.records import decode_batch
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, batch_of
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 from tests.cluster.raw import raises
 
 NewTopic = Callable[..., str]

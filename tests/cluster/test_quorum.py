@@ -11,7 +11,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, Unanswered
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 
 ASKED_MS = 1_500
 HANG_S = 12.0  # far beyond what was asked, on whatever machine; a call that is forgotten ends at its own 15 s

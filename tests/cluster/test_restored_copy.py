@@ -5,7 +5,7 @@ import shutil
 import lmdb
 
 from smq.testing.cluster import Cluster
-from smq.testing.processes import Node, wait_for
+from smq.testing.node_process import Node, wait_for
 
 
 def _disk_id(node: Node) -> bytes | None:

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from smq.coordinator.tls.layout import Identity, client_identity, node_identity
 from smq.raft_state.ids import NodeId
 from smq.testing.cluster import Cluster
-from smq.testing.processes import run_cli, wait_for
+from smq.testing.node_process import run_cli, wait_for
 
 Smq = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -12,8 +12,8 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from smq.records import CODECS
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
-from tests.kafka.faces import FACES, READ_S, Face, Item
+from smq.testing.node_process import wait_for
+from tests.kafka.client_adapters import FACES, READ_S, Face, Item
 
 NOW_MS = time.time_ns() // 1_000_000
 ITEMS = [

@@ -13,7 +13,7 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
-from tests.kafka.faces import READ_S
+from tests.kafka.client_adapters import READ_S
 
 Leader = Callable[[str], RawKafka]
 NewTopic = Callable[..., str]

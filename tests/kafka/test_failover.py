@@ -6,7 +6,7 @@ from typing import Any
 import confluent_kafka
 
 from smq.testing.cluster import Cluster
-from tests.kafka.faces import bootstrap
+from tests.kafka.client_adapters import bootstrap
 
 TIMEOUT_S = 60.0
 

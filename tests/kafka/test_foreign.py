@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from smq.testing.cluster import Cluster
-from tests.kafka.faces import Item, bootstrap
+from tests.kafka.client_adapters import Item, bootstrap
 from tests.kafka.foreign.clients import BUILDS, Missing, start
 from tests.kafka.foreign.driver import Client
 

@@ -17,8 +17,8 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka
-from smq.testing.processes import CLI, wait_for
-from tests.kafka.faces import bootstrap as addresses
+from smq.testing.node_process import CLI, wait_for
+from tests.kafka.client_adapters import bootstrap as addresses
 from tests.kafka.members import LIBRARIES, ConfluentMember, Place, drive, share
 
 NewTopic = Callable[..., str]

@@ -12,8 +12,8 @@ from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
-from smq.testing.processes import wait_for
-from tests.kafka.faces import bootstrap
+from smq.testing.node_process import wait_for
+from tests.kafka.client_adapters import bootstrap
 
 RACKS = {1: "a", 2: "b", 3: "c"}
 TOPIC = "t"

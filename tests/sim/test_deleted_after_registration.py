@@ -11,7 +11,7 @@ from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import CreateTopic, DeleteTopic, RegisterNode
 from smq.raft_state.ids import Offset, RequestId, TopicId
 from smq.raft_state.replies import Done, TopicCreated
-from smq.replication.raft.turns import TurnEngine
+from smq.replication.raft.engine import TurnEngine
 
 BIG = CreateTopic(
     request_id=RequestId(b"a" * 16),

@@ -36,7 +36,7 @@ def test_it_gives_up_all_leaderships_and_is_readmitted_by_the_others(
     assert host.api.replicas.led() == []
     assert not host.api.is_ready
     if crashes_before_it_is_durable:
-        monkeypatch.setattr("smq.testing.disk.TORN", 0.0)
+        monkeypatch.setattr("smq.testing.virtual.disk.TORN", 0.0)
         image = host.image.copy()
         simulation.cluster.crash(host.node, power=True, why="test")
         host.image = image

@@ -2,9 +2,9 @@
 
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Channel
-from smq.testing.clock import NS_PER_MS, Machine, Process, Scheduler, SimClock
-from smq.testing.network import LinkProfile, SimNetwork, SimPort
-from smq.testing.rng import Streams
+from smq.testing.virtual.clock import NS_PER_MS, Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
+from smq.testing.virtual.rng import Streams
 
 A, B = NodeId(1), NodeId(2)
 

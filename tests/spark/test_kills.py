@@ -24,7 +24,7 @@ from smq.spark_connector.options import read_options
 from smq.spark_connector.schema import default_schema
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import Unanswered
-from smq.testing.processes import ClusterError, wait_for
+from smq.testing.node_process import ClusterError, wait_for
 from tests.spark.support import SLOW_START
 from tests.unit.spark_connector.stream_query import Query
 

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, Row
 
 from smq.records import CODECS
 from smq.testing.cluster import Cluster
-from tests.kafka.faces import FACES, Item
+from tests.kafka.client_adapters import FACES, Item
 from tests.kafka.test_clients import ITEMS
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]

@@ -11,7 +11,7 @@ from smq.records import NewRecord
 from smq.spark_connector.local_session import SHORT_LIVED
 from smq.spark_connector.shell import banner
 from smq.testing.cluster import Cluster
-from smq.testing.processes import CLI, run_cli
+from smq.testing.node_process import CLI, run_cli
 
 COMMANDS = """\
 frame = spark.read.format("smq").options(servers=servers, subscribe={topic!r}).load()

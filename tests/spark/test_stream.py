@@ -12,7 +12,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.records import encode_batch
 from smq.spark_connector.stream.lag import LagListener, QueryLag
 from smq.testing.cluster import Cluster
-from smq.testing.processes import wait_for
+from smq.testing.node_process import wait_for
 from tests.spark.file_job import Job
 from tests.spark.support import numbered, span
 from tests.unit.spark_connector.stream_query import Query

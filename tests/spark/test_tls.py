@@ -11,7 +11,7 @@ from smq.clients import SyncAdmin, SyncProducer
 from smq.clients.tls import Tls
 from smq.coordinator.tls.layout import client_identity
 from smq.testing.cluster import Cluster
-from smq.testing.processes import run_cli
+from smq.testing.node_process import run_cli
 from tests.spark.file_job import Job
 from tests.spark.support import span
 

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from smq.testing.processes import Nodes
+from smq.testing.node_process import Nodes
 
 _LISTENING: Final = "0A"
 

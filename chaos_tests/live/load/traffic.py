@@ -15,7 +15,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import Unanswered, batch_of
-from smq.testing.processes import Node, wait_for
+from smq.testing.node_process import Node, wait_for
 
 RECORDS_PER_BATCH = 5
 ANSWER_MS = 2_000  # waiting longer for a dead leader would hide the fault

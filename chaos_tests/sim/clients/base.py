@@ -15,8 +15,8 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.records import CRC_START, BatchCorrupt, BatchHeader, check_crc, decode_batch, parse_header
 from smq.replication.api import NodeApi, StoredBatch
-from smq.testing.clock import Scheduler
-from smq.testing.rng import Streams
+from smq.testing.virtual.clock import Scheduler
+from smq.testing.virtual.rng import Streams
 
 RpcResult = Any  # the handler's result, SmqError or Lost
 CORRUPT = -2  # the value of a record in a batch that was served although its CRC fails

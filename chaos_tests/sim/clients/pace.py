@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from chaos_tests.sim.rpc import Sleep, Wait
-from smq.testing.clock import NS_PER_S, Scheduler
+from smq.testing.virtual.clock import NS_PER_S, Scheduler
 
 ACKED_MIN: Final = 200  # acknowledged changes: a run with fewer proves too little and does not count
 ACKED_PLANNED: Final = 195.0  # the clients' aim; the probes at the end are extra

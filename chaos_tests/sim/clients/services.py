@@ -14,7 +14,7 @@ from smq.raft_state.ids import Offset, PartitionIndex, RequestId, TopicId, parti
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.topic_config import EXTERNAL, STORAGE
 from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
-from smq.testing.clock import WALL_EPOCH_NS
+from smq.testing.virtual.clock import WALL_EPOCH_NS
 
 ATTEMPT_MS = 900
 DEADLINE_MS = 3000.0

@@ -26,10 +26,10 @@ from smq.replication.ports import Buffer, Channel, Committed, ProposalLost, Tabl
 from smq.replication.raft import leader as raft_leader
 from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, SnapshotChunk, Vote, decode
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
-from smq.testing.network import LinkProfile, SimNetwork, SimPort
-from smq.testing.rng import Streams
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
+from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
+from smq.testing.virtual.rng import Streams
 
 SETTLE_MS = 15_000  # after the last fault: pending keep-alives (3 s), an election or two, catching up
 

@@ -13,8 +13,8 @@ from smq.coordinator.grpc.publish import PublishStream
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.subscribe import SubscribeStream
 from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX, PUBLISH_STREAMS_PER_CONNECTION_MAX
+from smq.coordinator.service.byte_budget import ByteBudget
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.inflight import ByteBudget
 from smq.coordinator.service.lookup import find_topic
 from smq.coordinator.service.sessions import PublishSession, PublishSessions, StreamCounts, Subscriptions
 from smq.raft_state.commands import AllocateProducerId

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from smq.coordinator.limits import FETCH_INFLIGHT_BYTES_PER_CONNECTION_MAX, FETCH_INFLIGHT_BYTES_PER_NODE_MAX
-from smq.coordinator.service.inflight import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
+from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 
 
 class AnswerBudget:

@@ -21,8 +21,8 @@ from smq.coordinator.limits import (
     PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX,
     PUBLISH_INFLIGHT_PER_STREAM_MAX,
 )
+from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.inflight import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 from smq.coordinator.service.lookup import find_partition
 from smq.coordinator.service.requests import timeout_of
 from smq.coordinator.service.sessions import PublishSession, PublishSessions

@@ -24,7 +24,7 @@ from smq.coordinator.limits import (
     GRPC_LARGE_REQUEST_BYTES,
     GRPC_LARGE_REQUESTS_BYTES_MAX,
 )
-from smq.coordinator.service.inflight import ByteBudget, overloaded
+from smq.coordinator.service.byte_budget import ByteBudget, overloaded
 from smq.raft_state.errors import ErrorCode, SmqError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import grpc
 
 from smq.coordinator.grpc.errors import abort
 from smq.coordinator.limits import DEADLINE_SLACK_MS
-from smq.coordinator.service.faults import internal
+from smq.coordinator.service.internal_errors import internal
 from smq.coordinator.service.requests import timeout_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import RequestId

@@ -13,7 +13,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from smq.coordinator.http.metrics_series import series_pieces
+from smq.coordinator.http.partition_metrics import series_pieces
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from smq.coordinator.limits import KAFKA_BUDGET_WAIT_S_MAX, KAFKA_INFLIGHT_BYTES_PER_NODE_MAX
-from smq.coordinator.service.inflight import ByteBudget, overloaded
+from smq.coordinator.service.byte_budget import ByteBudget, overloaded
 
 
 class InflightBytes(ByteBudget):

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.calls import Answer, NodeCalls
-from smq.coordinator.service.faults import internal
+from smq.coordinator.service.internal_errors import internal
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.api import Cancel, Fetched
 

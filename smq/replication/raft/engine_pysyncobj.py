@@ -28,10 +28,10 @@ from pysyncobj.transport import Transport
 
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Committed, ProposalDone, ProposalLost
+from smq.replication.raft.engine import TurnEngine
 from smq.replication.raft.journal import Entry, RaftJournal
 from smq.replication.raft.messages import NO_OP, REGULAR, RequestVote, Vote
 from smq.replication.raft.ready import AppliedEntry
-from smq.replication.raft.turns import TurnEngine
 from smq.replication.raft.view import Consensus, EngineTiming, Listener, RaftSetup, RaftViolation
 from smq.replication.raft.voters import Voters
 

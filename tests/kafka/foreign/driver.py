@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.kafka.faces import Item
+from tests.kafka.client_adapters import Item
 
 ANSWER_S = 90.0  # a group's first join waits for more members, on a busy machine for longer
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.kafka.faces import READ_S, Item
+from tests.kafka.client_adapters import READ_S, Item
 from tests.kafka.foreign.driver import packed, serve, unpacked
 
 SERVERS = sys.argv[1]

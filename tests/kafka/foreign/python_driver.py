@@ -1,6 +1,6 @@
 """The Python clients behind the drivers' protocol: `python_driver.py CLIENT SERVERS`. See driver.py for the operations.
 
-Writing and reading is that of faces.py, which `make test` holds all of them to.
+Writing and reading is that of client_adapters.py, which `make test` holds all of them to.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from smq.records import CODECS
-from tests.kafka import faces
-from tests.kafka.faces import READ_S, Item
+from tests.kafka import client_adapters as faces
+from tests.kafka.client_adapters import READ_S, Item
 from tests.kafka.foreign.driver import packed, serve, unpacked
 
 NAME, SERVERS = sys.argv[1:]

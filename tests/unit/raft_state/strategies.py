@@ -5,11 +5,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from smq.raft_state.binary import INT16, INT32, INT64, Blob, Fixed, Flag, Group, Kind, Many, Number, Record, Text
+from smq.raft_state.command_table import COMMANDS, REPLIES
 from smq.raft_state.commands import Command, HwmAdvance
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.fields import Code, HwmAdvances, OneOf
 from smq.raft_state.limits import PARTITION_ID_BYTES
-from smq.raft_state.registry import COMMANDS, REPLIES
 from smq.raft_state.replies import Reply
 
 Any_ = st.SearchStrategy[Any]

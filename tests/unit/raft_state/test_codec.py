@@ -20,6 +20,7 @@ from smq.raft_state.codec import (
     encode_command,
     encode_reply,
 )
+from smq.raft_state.command_table import COMMANDS, REPLIES, Row
 from smq.raft_state.commands import (
     UNKNOWN_AGE,
     AdvanceHwms,
@@ -34,7 +35,6 @@ from smq.raft_state.commands import (
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, TsNs
 from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
-from smq.raft_state.registry import COMMANDS, REPLIES, Row
 from smq.raft_state.replies import Done, HwmsAdvanced, Rejected, Reply
 from tests.unit.raft_state import strategies
 from tests.unit.raft_state.support import advance, advances, aged, pid, rid

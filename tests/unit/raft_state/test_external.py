@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from smq.raft_state.commands import AddPartitions, AdvanceLogStart, AlterTopicConfig, DeleteTopic, FenceNode
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers import external
+from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.ids import NO_NODE, Incarnation, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, START_OFFSET_MAX
 from smq.raft_state.machine import Machine

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state.codec import CodecError
-from smq.raft_state.handlers import external
+from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine

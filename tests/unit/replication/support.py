@@ -25,9 +25,9 @@ from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.space import SpaceGuard
-from smq.testing.clock import Machine as Hardware
-from smq.testing.clock import Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.clock import Machine as Hardware
+from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 ME, PEER_A, PEER_B = NodeId(1), NodeId(2), NodeId(3)
 INCARNATION = Incarnation(100)

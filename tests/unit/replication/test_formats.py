@@ -19,8 +19,8 @@ from smq.replication.ports import Channel, Table
 from smq.replication.raft import messages as raft
 from smq.replication.raft.journal import RaftJournal, Snapshot
 from smq.replication.raft.writer import JournalWriter
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import FakeDisk
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import FakeDisk
 
 DUMPS = Path(__file__).parents[2] / "transcripts" / "formats"
 PID = PartitionId(bytes(range(16)) + (5).to_bytes(4, "big"))

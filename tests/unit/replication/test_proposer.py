@@ -16,8 +16,8 @@ from smq.replication.net.links import Links
 from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.clock import Machine as Hardware
-from smq.testing.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Machine as Hardware
+from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from tests.unit.replication.support import RecordedNetwork
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)

@@ -18,8 +18,8 @@ from smq.replication.net import wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.runtime import slices
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 PARTITIONS = 900  # a third of them led by each node

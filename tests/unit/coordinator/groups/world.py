@@ -19,8 +19,8 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, GroupState
 from smq.replication.api import DoneFn, NodeApi
 from smq.replication.proposer import rejection
-from smq.testing.clock import Machine as Hardware
-from smq.testing.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Machine as Hardware
+from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from tests.unit.raft_state.support import Driver, member, pid, register, topic
 
 COMMAND_MS = 2.0

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from smq.coordinator.http import metrics_series
-from smq.coordinator.http.metrics_series import series_pieces
+from smq.coordinator.http import partition_metrics as metrics_series
+from smq.coordinator.http.partition_metrics import series_pieces
 from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
 from smq.raft_state.limits import default_init

@@ -31,9 +31,9 @@ from smq.replication.net.links import Links
 from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.clock import Machine as Hardware
-from smq.testing.clock import Process, Scheduler, SimClock
-from smq.testing.disk import FakeDisk
+from smq.testing.virtual.clock import Machine as Hardware
+from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.disk import FakeDisk
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, register
 from tests.unit.replication.test_proposer import ScriptedEngine
 from tests.unit.replication.test_turns import World as NodeWorld

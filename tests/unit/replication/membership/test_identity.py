@@ -9,8 +9,8 @@ from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
 from smq.replication.membership.identity import DISK_KEY, INCARNATION_KEY, Claim, StartRefused, claim_identity
 from smq.replication.ports import DataDamaged, Op, Table
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
 RNG = random.Random(1)

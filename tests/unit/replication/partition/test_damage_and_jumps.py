@@ -13,7 +13,7 @@ from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.net import wire
 from smq.replication.partition.repair import REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
 from smq.replication.ports import Table
-from smq.testing.disk import DiskImage
+from smq.testing.virtual.disk import DiskImage
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 

@@ -9,8 +9,8 @@ from smq.replication.ports import DataDamaged, Table
 from smq.replication.raft.journal import RaftJournal, Snapshot, set_aside
 from smq.replication.raft.messages import NO_OP, REGULAR
 from smq.replication.raft.writer import JournalWriter
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 LATENCY_MS = 5.0
 

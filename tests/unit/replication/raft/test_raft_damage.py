@@ -11,8 +11,8 @@ from smq.replication.membership.identity import DISK_KEY, REPLACED_KEY
 from smq.replication.node import Node
 from smq.replication.ports import Channel, NetworkHandler, Table
 from smq.replication.raft.journal import RaftDamaged
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 

@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from smq.replication.ports import Disk, Put, Table
 from smq.replication.storage.disk_lmdb import LmdbDisk
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 SETTLE_TIMEOUT_S = 60
 

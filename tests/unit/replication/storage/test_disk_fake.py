@@ -3,7 +3,7 @@
 import random
 
 from smq.replication.ports import Put, Table
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 from tests.unit.replication.storage.support import ManualClock
 
 T = Table.RAFT_LOG

@@ -14,8 +14,8 @@ from smq.replication.raft.journal import RaftJournal, is_whole_row
 from smq.replication.raft.writer import JournalWriter
 from smq.replication.storage import scrub
 from smq.replication.storage.scrub import Scrubber
-from smq.testing.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.disk import DiskImage, FakeDisk
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 from tests.unit.replication.storage.support import make_batch
 
 PID = PartitionId(bytes(range(20)))

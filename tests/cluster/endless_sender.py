@@ -1,5 +1,8 @@
-"""A process that never stops sending: `pour.py ADDRESS STREAMS` publishes 8 MiB of garbage on each of many streams of
-one connection until it is killed. It prints a line per stream whose first request has left, and reads no answers."""
+"""A process that never stops sending: `endless_sender.py ADDRESS STREAMS`.
+
+It publishes 8 MiB of garbage on each of many streams of one connection until it is killed. It prints one line per
+stream whose first request has left, and reads no answers.
+"""
 
 import asyncio
 import os

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 
-from smq.coordinator.service.inflight import ByteBudget, acquire_all, release_all, try_acquire_all
+from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, release_all, try_acquire_all
 
 
 def run(test: Callable[[], Coroutine[None, None, None]]) -> None:

@@ -18,7 +18,7 @@ from smq.replication.storage.space import SpaceGuard
 _log = structlog.get_logger("smq.storage")
 
 
-class StorageCare:
+class StorageMaintenance:
     def __init__(self, host: Host, replicas: Replicas, space: SpaceGuard) -> None:
         self._host = host
         self._replicas = replicas

@@ -14,8 +14,8 @@ from random import Random
 
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Buffer, Channel, NetworkHandler
-from smq.testing.clock import NS_PER_MS, Process, Scheduler
-from smq.testing.rng import Streams
+from smq.testing.virtual.clock import NS_PER_MS, Process, Scheduler
+from smq.testing.virtual.rng import Streams
 
 Trace = Callable[[str], None]
 Pair = tuple[NodeId, NodeId]

@@ -4,7 +4,7 @@ Owns elections on stale reports, high water mark proposals that arrive an epoch 
 behind the log, and leaders that die with an unsynced tail.
 """
 
-from chaos_tests.sim.faults import Fault
+from chaos_tests.sim.faults.catalogue import Fault
 from chaos_tests.sim.rpc import Script, Sleep
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Channel

@@ -7,9 +7,9 @@ lasts a while, and undoes its fault; `heal` of the storm undoes the faults that 
 from collections.abc import Callable
 
 from chaos_tests.crash.flips import flipped
-from chaos_tests.sim import steered
 from chaos_tests.sim.cluster import SimHost
-from chaos_tests.sim.faults import Fault
+from chaos_tests.sim.faults import steered
+from chaos_tests.sim.faults.catalogue import Fault
 from chaos_tests.sim.rpc import Script
 from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
@@ -17,8 +17,8 @@ from smq.replication.marks import Mark, unpack_marks
 from smq.replication.membership.identity import DISK_KEY
 from smq.replication.ports import Channel, Table
 from smq.replication.raft.journal import MARKS_KEY, marks_of
-from smq.testing.clock import NS_PER_MS, Process
-from smq.testing.disk import DiskImage
+from smq.testing.virtual.clock import NS_PER_MS, Process
+from smq.testing.virtual.disk import DiskImage
 
 TERMINATE_MS = 2_000
 COPIES_KEPT = 8  # of the victim's disk

@@ -24,7 +24,8 @@ from smq.raft_state.fields import (
     HwmAdvances,
     OneOf,
 )
-from smq.raft_state.handlers import external, groups, members, nodes, partitions, producer_ids, topics
+from smq.raft_state.handlers import external_offsets as external
+from smq.raft_state.handlers import groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
 

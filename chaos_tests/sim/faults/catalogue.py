@@ -1,7 +1,7 @@
 """The faults that a scenario can name, and the targets of their strikes.
 
-Owns the specification of a fault and the choice of its targets. What the strikes do is in `strikes` and `steered`, and
-when they come in `storm`. A fault knows the cluster and the network from outside.
+Owns the specification of a fault and the choice of its targets. What the strikes do is in `kinds` and `steered`, and
+when they come in `schedule`. A fault knows the cluster and the network from outside.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from chaos_tests.sim.clients.base import World
 from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.rpc import ClientNet, Sleep
 from smq.raft_state.ids import NodeId
-from smq.testing.disk import DiskImage
+from smq.testing.virtual.disk import DiskImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from smq.coordinator import heap
-from smq.coordinator.heap import HeapKeeper
+from smq.coordinator import garbage_collection as heap
+from smq.coordinator.garbage_collection import HeapKeeper
 
 
 class Cycle:

@@ -7,9 +7,9 @@ failing schedule can be cut down to the strikes that it takes.
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from chaos_tests.sim.faults import Arena, Fault, FaultSpec
+from chaos_tests.sim.faults.catalogue import Arena, Fault, FaultSpec
+from chaos_tests.sim.faults.kinds import STRIKES
 from chaos_tests.sim.rpc import Actor, Script, Sleep
-from chaos_tests.sim.strikes import STRIKES
 
 LEAD_MS_MAX: Final = 100.0  # clients speed up this long before a fault strikes, so that it meets work under way
 

@@ -1,0 +1,1 @@
+"""What can go wrong in a simulated cluster: the kinds of faults, their targets and their schedule."""

@@ -36,15 +36,21 @@ class Executor:
         self._is_stopped = False
 
     def execute(self, ready: Ready) -> None:
-        """An exception from a callback ends the engine."""
+        """An exception from a callback ends the engine. The engine may have been stopped within the turn, by the state
+        machine, and any callback may stop it."""
+        if self._is_stopped:
+            return
         if ready.has_more:
             self._wake()
         if ready.changes is not None:
             self._persist(ready.changes)
         self._outbox.put(ready.messages)
-        if self._is_stopped:
-            return
+        self._call_back(ready)
+
+    def _call_back(self, ready: Ready) -> None:
         for answer in ready.answers:
+            if self._is_stopped:
+                return
             answer.done(answer.outcome)
         if ready.leadership is not None and not self._is_stopped:
             self._on_leader_change()
@@ -61,7 +67,7 @@ class Executor:
         self._outbox.drop(peer)
 
     def stop(self) -> None:
-        """From now on nothing is answered or reported, and messages that wait for the disk are not sent."""
+        """From now on nothing is sent, answered or reported, and no turn's changes are persisted."""
         self._is_stopped = True
 
     def _persist(self, changes: Changes) -> None:

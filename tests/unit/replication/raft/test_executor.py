@@ -145,12 +145,33 @@ def test_what_waited_for_a_session_goes_with_it() -> None:
     assert desk.sync_one() == ["durable"]
 
 
+def test_what_waited_for_a_session_does_not_leave_with_the_first_message_of_the_next() -> None:
+    desk = Desk()
+    desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes())
+    desk.executor.drop_session(A)
+    assert desk.execute((TermNotice(term=6), Needs.EVERYTHING)) == []
+    assert desk.sync_one() == ["TermNotice to 2", "durable"]
+
+
+def test_a_message_waits_for_changes_that_were_flushed_outside_a_turn() -> None:
+    desk = Desk()
+    desk.journal.add(b"\x00", 1, 0)
+    desk.executor.flush()
+    assert desk.execute((VOTE, Needs.EVERYTHING)) == []
+    assert desk.sync_one() == ["Vote to 2", "durable"]
+    desk.executor.flush()
+    assert desk.execute((VOTE, Needs.EVERYTHING)) == ["Vote to 2"], "nothing had changed"
+
+
 def test_the_journal_learns_what_is_durable_before_the_engine_does() -> None:
     desk = Desk()
     desk.execute(changes=desk.changes())
     assert desk.journal.durable_index == 0
+    desk.execute(changes=desk.changes())
     desk.sync_one()
-    assert desk.journal.durable_index == 1
+    assert desk.journal.durable_index == 1, "the second is not on disk yet"
+    desk.sync_one()
+    assert desk.journal.durable_index == 2
 
 
 def test_a_stopped_engine_neither_answers_nor_sends_what_waited() -> None:
@@ -162,10 +183,20 @@ def test_a_stopped_engine_neither_answers_nor_sends_what_waited() -> None:
     assert desk.sync_one() == []
 
 
+def test_a_turn_in_which_the_engine_was_stopped_has_no_result() -> None:
+    desk = Desk()
+    changes = desk.changes()
+    desk.executor.stop()
+    happened = desk.execute((ENTRIES, Needs.VOTE), (CONFIRMED, Needs.ALIVE), changes=changes, has_more=True)
+    assert happened == []
+
+
 def test_an_answer_that_stops_the_engine_is_the_last_report() -> None:
     desk = Desk()
-    answers = (Answer(lambda _outcome: desk.executor.stop(), LogIndex(3)),)
-    assert desk.execute(answers=answers, leadership=Leadership(Term(5), A)) == []
+    stopping = Answer(lambda _outcome: desk.executor.stop(), LogIndex(3))
+    assert desk.execute(answers=(stopping,), leadership=Leadership(Term(5), A)) == []
+    desk = Desk()
+    assert desk.execute(answers=(stopping, Answer(desk.answer, LogIndex(4)))) == []
 
 
 def test_a_disk_that_takes_nothing_more_stops_the_result_before_anything_is_sent_or_answered(

@@ -23,6 +23,7 @@ from smq.replication.raft.messages import (
     RequestVote,
     SnapshotChunk,
     TermNotice,
+    TimeoutNow,
     Vote,
 )
 from smq.replication.raft.ready import (
@@ -40,18 +41,18 @@ from smq.replication.raft.view import EngineTiming, RaftSetup
 from smq.replication.raft.voters import Voters
 
 ME, A, B = NodeId(1), NodeId(2), NodeId(3)
-DISK = DiskId(b"d" * 16)
+DISK, OTHER_DISK = DiskId(b"d" * 16), DiskId(b"o" * 16)
 OUTCOME = Applied(reply=Done())
 
 
 class Raft:
     """Node 1 of three, with sessions to all others. What is persisted is what the test says."""
 
-    def __init__(self, peers: tuple[NodeId, ...] = (A, B)) -> None:
+    def __init__(self, peers: tuple[NodeId, ...] = (A, B), *, own_disk: DiskId = DISK) -> None:
         self.time = 100.0
         self.journal = RaftJournal()
         self.answers: list[object] = []
-        voters = Voters(ME, peers, lambda: DISK, lambda _node: DISK, lambda _node, _disk: False)
+        voters = Voters(ME, peers, lambda: own_disk, lambda _node: DISK, lambda _node, _disk: False)
         setup = RaftSetup(
             node_id=ME,
             peers=peers,
@@ -184,6 +185,54 @@ def test_a_vote_that_comes_twice_is_counted_once() -> None:
     assert raft.core.is_leader
 
 
+def test_a_vote_of_an_older_term_does_not_stand_for_the_present_one() -> None:
+    raft = Raft()
+    for term in (1, 2):
+        raft.time_out()
+        raft.turn((A, PreVoteGranted(term=term, disk=DISK)))
+    raft.turn((A, Vote(term=1, disk=DISK)))
+    assert not raft.core.is_leader
+    raft.turn((A, Vote(term=2, disk=DISK)))
+    assert raft.core.is_leader
+
+
+def test_a_replaced_disk_gets_no_vote_and_its_vote_does_not_count() -> None:
+    raft = Raft()
+    pre_vote = PreVote(term=5, last_index=9, last_term=4, disk=OTHER_DISK, is_admitted=False)
+    vote = RequestVote(term=5, last_index=9, last_term=4, disk=OTHER_DISK, is_admitted=False)
+    ready = raft.turn((A, pre_vote), (A, vote))
+    assert ready.messages == ()
+    assert ready.changes is not None
+    assert ready.changes.vote == (5, None)
+    raft.time_out()
+    raft.turn((A, PreVoteGranted(term=6, disk=OTHER_DISK)))
+    assert raft.core.term == 5
+    raft.turn((A, PreVoteGranted(term=6, disk=DISK)))
+    raft.turn((A, Vote(term=6, disk=OTHER_DISK)))
+    assert not raft.core.is_leader
+    raft.turn((A, Vote(term=6, disk=DISK)))
+    assert raft.core.is_leader
+
+
+def test_a_node_on_a_replaced_disk_does_not_stand_even_if_its_leader_asks() -> None:
+    raft = Raft(own_disk=OTHER_DISK)
+    assert raft.time_out().messages == ()
+    ready = raft.turn((A, append(3)), (A, TimeoutNow(term=3)))
+    assert (raft.core.term, sent(ready, RequestVote)) == (3, [])
+
+
+def test_a_node_stands_at_its_leaders_request_once_it_has_applied_everything() -> None:
+    raft = Raft()
+    raft.work((A, append(3, b"x", commit=2)))
+    raft.core.conclude(MachineReport(up_to=LogIndex(1)))
+    raft.turn((A, TimeoutNow(term=3)))
+    assert raft.core.term == 3, "it was behind"
+    raft.turn((B, TimeoutNow(term=3)), (A, TimeoutNow(term=2)))
+    assert raft.core.term == 3, "not its leader, and not the present term"
+    assert {outgoing.peer for outgoing in sent(raft.turn((A, TimeoutNow(term=3))), RequestVote)} == {A, B}
+    assert raft.core.term == 4
+
+
 def test_a_message_of_an_older_term_is_answered_with_the_term_and_changes_nothing() -> None:
     raft = Raft()
     raft.turn((A, request(5)))
@@ -249,6 +298,14 @@ def test_a_state_machine_that_has_not_come_to_the_end_wants_another_turn() -> No
     assert raft.work() == Apply(LogIndex(3))
 
 
+def test_a_snapshot_being_taken_wants_another_turn() -> None:
+    raft = Raft()
+    raft.work((A, append(3, b"x", commit=2)))
+    assert raft.core.conclude(MachineReport(up_to=LogIndex(2), is_taking_snapshot=True)).has_more
+    assert raft.work() == Apply(LogIndex(2))
+    assert not raft.core.conclude(MachineReport(up_to=LogIndex(2))).has_more
+
+
 # -------------------------------------------------------------------------------------------------- leadership
 def test_a_leader_persists_its_first_entry_and_sends_it_meanwhile() -> None:
     ready = Raft().elected()
@@ -274,6 +331,78 @@ def test_a_leader_does_not_count_itself_before_its_own_disk_has_the_entry() -> N
     assert raft.core.commit_index == 1, "one follower and an own disk that is not there yet"
     raft.persist(first)
     raft.turn()
+    assert raft.core.commit_index == raft.journal.commit_index == 2
+
+
+def test_a_cluster_of_one_commits_what_is_on_its_own_disk_and_nothing_before() -> None:
+    raft = Raft(())
+    first = raft.turn()
+    assert first.leadership == Leadership(Term(1), ME)
+    raft.core.propose(b"x", raft.answers.append)
+    proposed = raft.turn()
+    assert (entries_put(proposed), proposed.answers, raft.core.commit_index) == ([3], (), 1)
+    raft.persist(first)
+    raft.turn()
+    assert raft.core.commit_index == 2
+    raft.persist(proposed)
+    assert [answer.outcome for answer in raft.turn().answers] == [Committed(LogIndex(3), OUTCOME)]
+
+
+def test_answers_of_an_earlier_leadership_do_not_count() -> None:
+    """Neither an acknowledgement nor a confirmation: the entry that it names may have been replaced since."""
+    raft = Raft()
+    raft.elected()
+    raft.turn((B, TermNotice(term=4)))
+    raft.time_out()
+    raft.turn((A, PreVoteGranted(term=5, disk=DISK)))
+    raft.persist(raft.turn((A, Vote(term=5, disk=DISK))))
+    raft.core.begin_read(raft.answers.append)
+    (question, _) = sent(raft.turn(), Confirm)
+    assert isinstance(question.message, Confirm)
+    number = question.message.number
+    ready = raft.turn((A, success(1, 3, 9)), (A, Confirmed(term=1, number=number, disk=DISK)))
+    assert (raft.core.commit_index, ready.answers) == (1, ())
+    ready = raft.turn((A, success(5, 3, 1)), (A, Confirmed(term=5, number=number, disk=DISK)))
+    assert (raft.core.commit_index, [answer.outcome for answer in ready.answers]) == (3, [3])
+
+
+def test_an_answer_of_a_newer_term_ends_the_leadership() -> None:
+    raft = Raft()
+    raft.elected()
+    refusal = AppendReply(term=9, number=1, next_index=2, success=False, reset=True, disk=DISK)
+    ready = raft.turn((A, refusal))
+    assert ready.leadership == Leadership(Term(9), None)
+    assert ready.changes is not None
+    assert ready.changes.vote == (9, None)
+
+
+def test_a_leader_that_hears_no_majority_steps_down_and_its_reads_fail() -> None:
+    raft = Raft()
+    raft.elected()
+    raft.core.begin_read(raft.answers.append)
+    ready = raft.time_out()
+    assert ready.leadership == Leadership(Term(1), None)
+    assert [answer.outcome for answer in ready.answers] == [ProposalLost.NOT_LEADER]
+    assert ready.changes is None, "its vote stays cast"
+
+
+def test_a_leader_that_renounces_reports_it_with_its_next_turn() -> None:
+    raft = Raft()
+    raft.elected()
+    raft.core.begin_read(raft.answers.append)
+    raft.core.renounce()
+    ready = raft.turn()
+    assert ready.leadership == Leadership(Term(1), None)
+    assert [answer.outcome for answer in ready.answers] == [ProposalLost.NOT_LEADER]
+
+
+def test_what_a_replaced_disk_acknowledges_does_not_count() -> None:
+    raft = Raft()
+    raft.persist(raft.elected())
+    acknowledged = AppendReply(term=1, number=1, next_index=3, success=True, reset=False, disk=OTHER_DISK)
+    raft.turn((A, acknowledged))
+    assert raft.core.commit_index == 1
+    raft.turn((A, success(1, 2, 1)))
     assert raft.core.commit_index == 2
 
 
@@ -290,6 +419,7 @@ def test_a_proposal_is_answered_in_the_turn_that_applies_it() -> None:
         (raft.answers.append, Committed(LogIndex(3), OUTCOME))
     ]
     assert raft.answers == [], "Raft makes no callbacks"
+    assert raft.turn().answers == (), "once"
 
 
 def test_a_proposal_of_a_leader_that_another_one_follows_is_answered_unknown() -> None:
@@ -307,6 +437,16 @@ def test_a_proposal_that_has_not_entered_the_journal_is_answered_not_leader() ->
     raft.core.propose(b"x", raft.answers.append)
     ready = raft.turn((B, TermNotice(term=9)))
     assert [answer.outcome for answer in ready.answers] == [ProposalLost.NOT_LEADER]
+    assert raft.journal.last_index == 2
+
+
+def test_a_leader_that_hands_over_takes_no_proposal() -> None:
+    raft = Raft()
+    raft.elected()
+    raft.turn((A, success(1, 1, 1)))  # A lags
+    raft.core.hand_over(A)
+    raft.core.propose(b"x", raft.answers.append)
+    assert [answer.outcome for answer in raft.turn().answers] == [ProposalLost.NOT_LEADER]
     assert raft.journal.last_index == 2
 
 
@@ -335,16 +475,16 @@ def test_a_read_of_a_leader_that_steps_down_is_answered_not_leader() -> None:
 SNAPSHOT = Snapshot(index=9, term=2, state=b"state at 9")
 
 
-def chunk(number: int = 5) -> SnapshotChunk:
+def chunk(number: int = 5, snapshot: Snapshot = SNAPSHOT) -> SnapshotChunk:
     return SnapshotChunk(
         term=3,
         number=number,
-        index=SNAPSHOT.index,
-        index_term=SNAPSHOT.term,
-        size=len(SNAPSHOT.state),
-        crc=SNAPSHOT.crc,
+        index=snapshot.index,
+        index_term=snapshot.term,
+        size=len(snapshot.state),
+        crc=snapshot.crc,
         offset=0,
-        data=SNAPSHOT.state,
+        data=snapshot.state,
     )
 
 
@@ -376,6 +516,37 @@ def test_entries_that_come_after_a_snapshot_wait_until_it_is_installed() -> None
     ready = raft.core.conclude(MachineReport(up_to=LogIndex(9)))
     assert entries_put(ready) == [10]
     assert ready.messages == (Outgoing(A, success(3, 10, 6), Needs.EVERYTHING),)
+
+
+def test_a_write_in_flight_does_not_count_for_the_journal_that_a_snapshot_began() -> None:
+    raft = Raft()
+    in_flight = raft.turn((A, append(3, *(b"%d" % n for n in range(20)))))
+    raft.work((A, chunk()))
+    installed = raft.core.conclude(MachineReport(up_to=LogIndex(9), installed=SNAPSHOT))
+    raft.persist(in_flight)
+    assert (raft.journal.last_index, raft.journal.durable_index) == (9, 0)
+    raft.persist(installed)
+    assert raft.journal.durable_index == 9
+
+
+def test_a_node_does_not_stand_while_a_snapshot_is_installed() -> None:
+    raft = Raft()
+    raft.work((A, chunk()))
+    raft.core.conclude(MachineReport(up_to=LogIndex(1)))
+    raft.work((A, TimeoutNow(term=3)))
+    assert raft.core.term == 3
+
+
+def test_a_snapshot_that_waited_for_another_begins_in_a_turn_of_its_own() -> None:
+    raft = Raft()
+    newer = Snapshot(index=20, term=3, state=b"state at 20")
+    raft.work((A, chunk()))
+    raft.core.conclude(MachineReport(up_to=LogIndex(1)))
+    raft.work((A, chunk(6, newer)))
+    raft.core.conclude(MachineReport(up_to=LogIndex(9), installed=SNAPSHOT))
+    assert raft.work() is None
+    assert raft.core.conclude(MachineReport(up_to=LogIndex(9))).has_more
+    assert raft.work() == Install(newer)
 
 
 def test_a_snapshot_of_ones_own_and_the_cut_journal_are_one_change() -> None:

@@ -1,0 +1,135 @@
+"""The engine around its turns: sessions, the end, and changes made outside a turn."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+
+from smq.raft_state.ids import DiskId, NodeId
+from smq.replication.marks import START_BYTES, Mark
+from smq.replication.ports import Buffer, Op, Table
+from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
+from smq.replication.raft.messages import Append, Message, RequestVote, TermNotice, decode, encode
+
+ME, A, B = NodeId(1), NodeId(2), NodeId(3)
+DISK, OTHER_DISK = DiskId(b"d" * 16), DiskId(b"o" * 16)
+REQUEST = RequestVote(term=5, last_index=9, last_term=4, disk=DISK, is_admitted=True)
+
+
+class Desk:
+    """Node 1 of three, its loop and its disk, which a test moves on. Stands for Clock, Disk and StateMachine in turn,
+    with only what the engine uses here."""
+
+    def __init__(self) -> None:
+        self.durable_seq = 0
+        self.sent: list[str] = []
+        self._calls: deque[Callable[[], None]] = deque()
+        self._writes: deque[Callable[[], None] | None] = deque()
+        self.engine = PySyncObjEngine(
+            node_id=ME,
+            peers=[A, B],
+            clock=self,  # type: ignore[arg-type]  # a part of the port
+            rng=Random(1),
+            disk=self,  # type: ignore[arg-type]  # a part of the port
+            machine=self,  # type: ignore[arg-type]  # a part of the port
+            send=self._send,
+            timing=EngineTiming(),
+            disk_id=lambda: DISK,
+            registered_disk=lambda _node: DISK,
+            on_leader_change=lambda: None,
+            on_fatal=self._raise,
+        )
+        for _ in self.engine.start():
+            pass
+        self.engine.on_session_open(A)
+        self.turn()
+        self.sync()
+
+    def monotonic_ns(self) -> int:
+        return 1_000_000_000
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+
+    def get(self, _table: Table, _key: bytes) -> bytes | None:
+        return None
+
+    def scan(self, *_range: object, **_limits: object) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def submit(self, _ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
+        self._writes.append(done)
+        return self.submitted_seq
+
+    @property
+    def submitted_seq(self) -> int:
+        return self.durable_seq + len(self._writes)
+
+    def _send(self, peer: NodeId, parts: Sequence[Buffer]) -> None:
+        self.sent.append(f"{type(decode(memoryview(b''.join(parts)))).__name__} to {peer}")
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
+
+    def receive(self, peer: NodeId, message: Message) -> None:
+        self.engine.on_message(peer, memoryview(b"".join(encode(message))))
+
+    def turn(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
+
+    def sync(self) -> None:
+        while self._writes:
+            self.durable_seq += 1
+            if (done := self._writes.popleft()) is not None:
+                done()
+
+    def reconnect(self, peer: NodeId) -> None:
+        self.engine.on_session_close(peer)
+        self.engine.on_session_open(peer)
+
+
+def test_what_was_not_read_of_a_session_goes_with_it() -> None:
+    desk = Desk()
+    desk.receive(A, REQUEST)
+    desk.receive(B, TermNotice(term=2))
+    desk.reconnect(A)
+    desk.turn()
+    assert desk.engine.term == 2
+
+
+def test_what_a_session_waits_for_goes_with_it() -> None:
+    desk = Desk()
+    desk.receive(A, REQUEST)
+    desk.turn()
+    desk.reconnect(A)
+    desk.turn()
+    desk.sync()
+    assert desk.sent == []
+    desk.receive(A, Append(term=5, number=1, commit=1, prev_index=1, prev_term=0, entries=[]))
+    desk.turn()
+    assert desk.sent == ["AppendReply to 2"]
+
+
+def test_what_a_disk_reported_in_a_session_is_doubted_no_longer_than_that() -> None:
+    desk = Desk()
+    desk.engine.marks.receive(A, Mark(A, OTHER_DISK, b"s" * START_BYTES, 0, 0), ())
+    assert desk.engine.voters.counts(A, DISK) is False
+    desk.reconnect(A)
+    assert desk.engine.voters.counts(A, DISK) is True
+
+
+def test_after_its_end_nothing_leaves() -> None:
+    desk = Desk()
+    desk.receive(A, REQUEST)
+    desk.turn()
+    desk.engine.stop()
+    desk.sync()
+    desk.receive(A, REQUEST)
+    desk.turn()
+    assert desk.sent == []
+
+
+def test_a_row_is_rewritten_immediately() -> None:
+    desk = Desk()
+    desk.engine.rewrite_row(Table.RAFT_LOG, (1).to_bytes(8))
+    assert desk.submitted_seq == desk.durable_seq + 1

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from chaos_tests.sim.mutation import PlantedBug
 from chaos_tests.sim.planted import BUGS
 from chaos_tests.sim.raft import planted as raft_planted
-from chaos_tests.sim.raft.group import run
 from chaos_tests.sim.raft.planted import GroupBug
+from chaos_tests.sim.raft.seeds import run
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import find
 from chaos_tests.sim.shrink import ShrinkError, shrink

@@ -9,8 +9,9 @@ import pytest
 
 from chaos_tests.sim.hunt import GROUP_BUGS, hunt
 from chaos_tests.sim.raft import planted
-from chaos_tests.sim.raft.group import Plan, Violation, World, run
+from chaos_tests.sim.raft.group import Plan, Violation, World
 from chaos_tests.sim.raft.planted import GroupBug
+from chaos_tests.sim.raft.seeds import run
 from smq.replication.ports import DataDamaged
 from tests.unit.replication.raft.test_engine import calm, commands, commit, elected, followers, isolate, propose, wait
 
@@ -35,7 +36,8 @@ def test_nothing_is_lost_in_many_more_seeds(nodes: int, block: int) -> None:
 
 
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:
-    program = "from chaos_tests.sim.raft.group import Plan, run; print(run(Plan(seed=7)).digest.hexdigest())"
+    imports = "from chaos_tests.sim.raft.group import Plan; from chaos_tests.sim.raft.seeds import run"
+    program = f"{imports}; print(run(Plan(seed=7)).digest.hexdigest())"
     outputs = set()
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -4,18 +4,15 @@ Owns the choice of faults and of their end. Every seed draws its own mixture, so
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from chaos_tests.sim.raft.group import Host, World
 from smq.replication.ports import Channel
-
-if TYPE_CHECKING:
-    from chaos_tests.sim.raft.group import Host, World
 
 
 class Faults:
     """Chooses what goes wrong, and when it ends."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.streams.stream("faults")
         self._gap_ms = self._rng.choice([80.0, 200.0, 400.0, 800.0])
@@ -48,7 +45,7 @@ class Faults:
         kind()
         self.schedule()
 
-    def _some(self) -> "Host":
+    def _some(self) -> Host:
         """The leader more often than chance would have it."""
         leader = self._world.leader()
         if leader is not None and self._rng.random() < 0.6:
@@ -62,7 +59,7 @@ class Faults:
 
         self._world.scheduler.after_ms(self._rng.expovariate(1 / mean_ms), run)
 
-    def _restart_later(self, host: "Host", mean_ms: float) -> None:
+    def _restart_later(self, host: Host, mean_ms: float) -> None:
         self._later(lambda: None if host.is_up else host.start(), mean_ms)
 
     def _crash_one(self) -> None:

@@ -14,16 +14,12 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from random import Random
-from unittest.mock import patch
 
-from chaos_tests.sim.raft import faults as raft_faults
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Buffer, Channel, Committed, ProposalLost, Table
-from smq.replication.raft import leader as raft_leader
 from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, SnapshotChunk, Vote, decode
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
@@ -357,11 +353,11 @@ class World:
 
         step()
 
-    def run(self) -> "World":
+    def run(self, schedule_faults: Callable[["World"], None]) -> "World":
         """Faults for a while, then peace; everything that was acknowledged must be everywhere."""
         self.start_client()
         if not self.plan.calm:
-            raft_faults.Faults(self).schedule()
+            schedule_faults(self)
         self.run_ms(self.plan.faults_ms)
         self.is_faulty = False
         self.heal()
@@ -443,17 +439,3 @@ def check_is_durable(host: Host, peer: NodeId, message: Message) -> None:
         first, last = struct.unpack_from(">QQ", meta[b"journal"], 5)
         if last < message.next_index - 1 or len(rows) != last - first + 1:
             raise Violation(f"{host.node} acknowledges {message.next_index - 1}, on its disk are {first}..{last}")
-
-
-def run(plan: Plan) -> World:
-    """One seed, with everything small that is large in production, so that its edges are met."""
-    rng = Random(plan.seed)
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(raft_leader, "APPEND_BYTES_MAX", rng.choice([40, 600, 5000])))
-        stack.enter_context(patch.object(raft_leader, "CHUNK_BYTES_MAX", rng.choice([100, 3000, 100_000])))
-        stack.enter_context(patch.object(raft_leader, "WINDOW_BYTES_MAX", rng.choice([800, 5000, 1 << 20])))
-        try:
-            return World(plan).run()
-        except Exception as e:
-            e.add_note(f"seed {plan.seed}, {plan.nodes} nodes")
-            raise

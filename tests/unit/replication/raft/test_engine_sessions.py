@@ -2,13 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.marks import START_BYTES, Mark
 from smq.replication.ports import Buffer, Op, Table
 from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
-from smq.replication.raft.messages import Append, Message, RequestVote, TermNotice, decode, encode
+from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, TermNotice, decode, encode
+from tests.unit.replication.raft.test_turn_results import Raft, chunk, sent, success
 
 ME, A, B = NodeId(1), NodeId(2), NodeId(3)
 DISK, OTHER_DISK = DiskId(b"d" * 16), DiskId(b"o" * 16)
@@ -133,3 +135,30 @@ def test_a_row_is_rewritten_immediately() -> None:
     desk = Desk()
     desk.engine.rewrite_row(Table.RAFT_LOG, (1).to_bytes(8))
     assert desk.submitted_seq == desk.durable_seq + 1
+
+
+def test_an_acknowledgement_counts_only_in_its_session() -> None:
+    """After the next one there may be another disk."""
+    raft = Raft()
+    first = raft.elected()
+    raft.turn((A, success(1, 2, 1)))
+    raft.core.session_closed(A)
+    raft.core.session_opened(A)
+    raft.persist(first)
+    raft.turn()
+    assert raft.core.commit_index == 1
+    raft.turn((A, success(1, 2, 9)))
+    assert raft.core.commit_index == 2
+
+
+def test_a_snapshot_is_not_assembled_from_two_sessions() -> None:
+    raft = Raft()
+    whole = chunk()
+    raft.turn((A, replace(whole, data=whole.data[:4])))
+    raft.core.session_closed(A)
+    raft.core.session_opened(A)
+    ready = raft.turn((A, replace(whole, offset=4, data=whole.data[4:])))
+    reply = sent(ready, AppendReply)[-1].message
+    assert isinstance(reply, AppendReply)
+    assert reply.reset
+    assert not raft.core.is_installing

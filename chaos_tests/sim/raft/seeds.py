@@ -1,7 +1,7 @@
 """Seeds of the Raft group: `python -m chaos_tests sim --raft-group NODES --seed FIRST --seeds COUNT`.
 
-Owns the run of one seed, with its faults and small limits, and the loop over many seeds and what it prints. Planted bugs
-are hunted by `chaos_tests/sim/hunt.py`.
+Owns the run of one seed, with its faults and small limits, and the loop over many seeds and what it prints. Bugs
+planted in Raft are hunted by `chaos_tests/sim/hunt.py`.
 """
 
 import time

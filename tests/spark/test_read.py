@@ -210,7 +210,7 @@ def test_offsets_past_the_end_are_refused_with_the_range(new_topic: TopicFn, pub
     topic = new_topic(1)
     publish(topic, 0, numbered(5))
     end = json.dumps({topic: {"0": 6}})
-    fails(lambda: read(topic, endingOffsets=end), r"outside of \[0, 5\].*failOnDataLoss")
+    fails(lambda: read(topic, endingOffsets=end), r"outside \[0, 5\].*failOnDataLoss")
     assert read(topic, endingOffsets=end, failOnDataLoss="false").count() == 5
 
 
@@ -222,7 +222,7 @@ def test_offsets_that_retention_has_passed_are_refused_with_the_range(
     leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
     leader.call(leader.admin.DeleteRecords, pb.DeleteRecordsRequest(topic=topic, before_offset=50, timeout_ms=10_000))
     start = json.dumps({topic: {"0": 10}})
-    fails(lambda: read(topic, startingOffsets=start), r"outside of \[50, 100\]")
+    fails(lambda: read(topic, startingOffsets=start), r"outside \[50, 100\]")
     assert offsets(read(topic, startingOffsets=start, failOnDataLoss="false")) == span(0, 50, 100)
     assert offsets(read(topic)) == span(0, 50, 100)
 

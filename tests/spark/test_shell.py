@@ -26,11 +26,10 @@ spark.conf.get("spark.sql.shuffle.partitions"), spark.sparkContext.master
 @pytest.mark.spark
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_piped_commands_read_the_cluster(
-    cluster: Cluster, new_topic: Callable[[int], str], publish: Callable[..., None]
-) -> None:
+def test_piped_commands_read_the_cluster(cluster: Cluster, publish: Callable[..., None]) -> None:
     """It finds a running cluster like other commands: here by its directory."""
-    topic = new_topic(1)
+    topic = "a-shell-topic"  # the banner names the first topics only, and other tests have made many
+    cluster.alive()[0].raw.create_topic(topic, 1)
     publish(topic, 0, [NewRecord(None, b"v%d" % i, 1) for i in range(3)])
     options: tuple[str, ...] = (
         "--cluster-dir",

@@ -110,7 +110,7 @@ class LaggingNode:
         return lambda: None
 
     def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("no test of a lagging node asks for a range")
 
     def offset_for_time(
         self, topic: str, partition: int, _kind: TimeKind, _value: int, timeout_ms: int, done: DoneFn[TimeOffset]

@@ -41,7 +41,7 @@ class SmqReader(DataSourceReader):
         source = self._options.source
         cluster = cluster_of(source)
         layout = cluster.layout()
-        views = {key: layout.views[key] for key in select_partitions(source, layout.views)}
+        views = {key: layout.views[key] for key in select_partitions(source, layout.views, layout.external)}
         return self._resolve(views, lambda unit, times: cluster.offsets_at(unit, times, views))
 
     def _resolve(self, views: Views, look_up: LookUp) -> list[Range]:

@@ -19,6 +19,7 @@ from smq.clients.pb import smq_pb2_grpc as pb_grpc
 from smq.clients.retry import Backoff
 from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.topic_config import is_external
 from smq.spark_connector.errors import ReadError
 from smq.spark_connector.options import TimeUnit
 from smq.spark_connector.positions import PartitionKey, PartitionView
@@ -45,10 +46,11 @@ CHANNEL_OPTIONS: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """All topics: the id of each (a topic that is deleted and created again gets another), and each partition's ends
-    and replicas."""
+    and replicas. Topics with storage=external have no records here, so they are in `external` and have no views."""
 
     topic_ids: dict[str, str]
     views: dict[PartitionKey, PartitionView]
+    external: frozenset[str]
 
 
 class Cluster:
@@ -95,9 +97,14 @@ class Cluster:
                 lo=p.log_start, hi=p.lso, replicas=_addresses(p.replicas, addresses, live)
             )
             for topic in answer.topics
+            if not is_external(topic.config)
             for p in topic.partitions
         }
-        return Layout(topic_ids={t.name: t.topic_id.hex() for t in answer.topics}, views=views)
+        return Layout(
+            topic_ids={t.name: t.topic_id.hex() for t in answer.topics},
+            views=views,
+            external=frozenset(t.name for t in answer.topics if is_external(t.config)),
+        )
 
     def offsets_at(
         self, unit: TimeUnit, times: Mapping[PartitionKey, int], views: Mapping[PartitionKey, PartitionView]

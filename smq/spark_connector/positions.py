@@ -6,10 +6,11 @@ by time. Batch and stream readers import it.
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import OptionError, report_loss
 from smq.spark_connector.options import EARLIEST, LATEST, PositionSpec, SourceOptions, TimeSpec, TimeUnit
 
@@ -34,11 +35,13 @@ LookUp: TypeAlias = Callable[[TimeUnit, Mapping[PartitionKey, int]], Mapping[Par
 
 
 # ------------------------------------------------------------------------------------------------ partitions
-def select_partitions(options: SourceOptions, views: Views) -> list[PartitionKey]:
+def select_partitions(options: SourceOptions, views: Views, external: Set[str]) -> list[PartitionKey]:
     """The partitions that `subscribe`, `subscribePattern` or `assign` name.
 
-    OptionError for a topic or partition that does not exist. A pattern that matches nothing (yet) only logs a warning.
+    OptionError for a topic or partition that does not exist, WRONG_STORAGE for a topic of `external`. A pattern passes
+    over `external`; if it matches nothing (yet), that only logs a warning.
     """
+    check_storage(options, external)
     counts = partition_counts(views)
     if options.pattern is not None:
         return matching_partitions(options, views)
@@ -59,6 +62,16 @@ def select_partitions(options: SourceOptions, views: Views) -> list[PartitionKey
             )
         selected += [(topic, p) for p in partitions or range(counts[topic])]
     return selected
+
+
+def check_storage(options: SourceOptions, external: Set[str]) -> None:
+    """WRONG_STORAGE if `subscribe` or `assign` names a topic of `external`: it has offsets, but no records to read."""
+    named = [topic for topic in options.assigned or options.topics if topic in external]
+    if named:
+        topics = ", ".join(map(repr, named))
+        raise SmqError(
+            ErrorCode.WRONG_STORAGE, f"the records of topic {topics} are stored elsewhere (storage=external)"
+        )
 
 
 def matching_partitions(options: SourceOptions, views: Views) -> list[PartitionKey]:

@@ -22,6 +22,7 @@ from smq.spark_connector.planning import SmqSlice, ranges_between, slices_of
 from smq.spark_connector.positions import (
     PartitionKey,
     PartitionView,
+    check_storage,
     is_named,
     matching_partitions,
     select_partitions,
@@ -59,7 +60,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             source = self._options.source
             cluster = self._cluster()
             layout = cluster.layout()
-            views = {key: layout.views[key] for key in select_partitions(source, layout.views)}
+            views = {key: layout.views[key] for key in select_partitions(source, layout.views, layout.external)}
             starts = starting_offsets(source, views, lambda unit, times: cluster.offsets_at(unit, times, views))
             fresh = StreamOffset(next_offsets=starts, topic_ids=layout.topic_ids, is_fresh=True)
             self._initial = fresh.to_json()
@@ -96,6 +97,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cluster = self._cluster()
         timeout_s = LOOK_UP_TIMEOUT_S if self._target is None else None
         layout = cluster.layout(timeout_s)
+        check_storage(self._options.source, layout.external)  # a restarted query asks for no initial offset
         positions = self._positions(begin, layout)
         self._newest = StreamOffset(
             next_offsets={key: layout.views[key].hi for key in positions}, topic_ids=layout.topic_ids

@@ -22,7 +22,10 @@ class Admin(AdminServicer):
         def change() -> Message:
             if request.name in cluster.topics:
                 raise SmqError(ErrorCode.TOPIC_EXISTS, f"topic {request.name!r} is there")
-            cluster.create(request.name, request.partition_count, start_offset=request.start_offset)
+            is_external = request.config.get("storage") == "external"
+            cluster.create(
+                request.name, request.partition_count, start_offset=request.start_offset, is_external=is_external
+            )
             return pb.CreateTopicResponse(topic_id=cluster.topic_ids[request.name])
 
         return cluster.once(request.request_id, "create", change)
@@ -109,12 +112,18 @@ class Admin(AdminServicer):
             )
         for name in request.topics or cluster.topics:
             cluster.partition(name, 0)
-            topic = answer.topics.add(name=name, topic_id=cluster.topic_ids[name], replication_factor=3)
+            is_external = name in cluster.external
+            topic = answer.topics.add(
+                name=name,
+                topic_id=cluster.topic_ids[name],
+                replication_factor=0 if is_external else 3,
+                config={"storage": "external"} if is_external else {},
+            )
             for index, log in enumerate(cluster.topics[name]):
                 topic.partitions.add(
                     partition=index,
                     leader=log.leader,
-                    leader_available=cluster.nodes[log.leader].is_up,
+                    leader_available=bool(log.leader) and cluster.nodes[log.leader].is_up,
                     epoch=log.epoch,
                     replicas=log.replicas,
                     log_start=log.log_start,

@@ -59,6 +59,8 @@ class Broker(BrokerServicer):
     def _fill(self, part: pb.FetchedPartition, requested: pb.FetchPartition, left: int) -> int:
         """Adds batches to the answer; returns their bytes."""
         log = self.node.cluster.partition(requested.topic, requested.partition)
+        if requested.topic in self.node.cluster.external:
+            raise SmqError(ErrorCode.WRONG_STORAGE, "the records are stored elsewhere")
         if self.node.number not in log.replicas:
             raise SmqError(ErrorCode.NOT_REPLICA, "no copy here")
         part.log_start, part.hwm, part.lso = log.log_start, log.hwm, log.hwm

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from smq.clients.errors import status_of, trailing_metadata_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import NodeId
+from smq.raft_state.ids import NO_NODE, NodeId
 from smq.records import NewRecord, encode_batch
 from smq.testing.fake.log import FakePartition
 
@@ -41,7 +41,8 @@ class FakeCluster:
         self.replies: dict[bytes, Message | SmqError] = {}
         self.applied: list[str] = []  # names of the changes that took effect, in order
         self.next_producer_id = 100
-        self.assigned: dict[tuple[str, int], int] = {}  # next offsets of external storage
+        self.external: set[str] = set()  # topics of external storage
+        self.assigned: dict[tuple[str, int], int] = {}  # their next offsets
         self.drained: set[int] = set()
         self.fenced: set[int] = set()  # nodes reported as fenced although they are up
         self.groups: dict[str, pb.DescribeGroupResponse] = {}
@@ -73,25 +74,28 @@ class FakeCluster:
             raise SmqError(ErrorCode.UNKNOWN_PARTITION, f"{topic!r} has {len(partitions)} partitions")
         return partitions[partition]
 
-    def create(self, name: str, count: int, *, start_offset: int = 0) -> None:
-        """A topic with `count` partitions, which the nodes lead in turn."""
+    def create(self, name: str, count: int, *, start_offset: int = 0, is_external: bool = False) -> None:
+        """A topic with `count` partitions, which the nodes lead in turn; with external storage none does."""
         self._created += 1
+        if is_external:
+            self.external.add(name)
         self.topic_ids[name] = self._created.to_bytes(16, "big")
         self.topics[name] = []
         self.grow(name, count, start_offset=start_offset)
 
     def grow(self, name: str, count: int, *, start_offset: int = 0) -> None:
         """Adds partitions until the topic has `count`."""
-        nodes = sorted(self.nodes)
+        nodes = [] if name in self.external else sorted(self.nodes)
         partitions = self.topics[name]
         for index in range(len(partitions), count):
-            leader = nodes[index % len(nodes)]
+            leader = nodes[index % len(nodes)] if nodes else NO_NODE
             partition = FakePartition(leader=leader, replicas=tuple(nodes), log_start=start_offset, hwm=start_offset)
             partitions.append(partition)
 
     def delete(self, name: str) -> None:
         del self.topics[name]
         del self.topic_ids[name]
+        self.external.discard(name)
 
     def append(self, topic: str, partition: int, records: Sequence[NewRecord], codec: str = "none") -> None:
         """Appends one batch, as a producer without an id would, and commits it unless the partition is held."""

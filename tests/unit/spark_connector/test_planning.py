@@ -156,28 +156,32 @@ def test_time_before_the_log_start_begins_at_the_log_start() -> None:
 
 def test_subscribe_selects_all_partitions_and_assign_some() -> None:
     there = dict.fromkeys((("t", 0), ("t", 1), ("other", 0)), HUNDRED["t", 0])
-    assert select_partitions(options().source, there) == [("t", 0), ("t", 1)]
-    assert select_partitions(options(assign='{"t":[1]}').source, there) == [("t", 1)]
+    assert select_partitions(options().source, there, frozenset()) == [("t", 0), ("t", 1)]
+    assert select_partitions(options(assign='{"t":[1]}').source, there, frozenset()) == [("t", 1)]
 
 
 def test_pattern_selects_whole_names() -> None:
     there = dict.fromkeys((("a1", 0), ("a2", 1), ("a2", 0), ("xa1", 0), ("a11", 0)), HUNDRED["t", 0])
-    assert select_partitions(options(subscribePattern="a.").source, there) == [("a1", 0), ("a2", 0), ("a2", 1)]
+    assert select_partitions(options(subscribePattern="a.").source, there, frozenset()) == [
+        ("a1", 0),
+        ("a2", 0),
+        ("a2", 1),
+    ]
 
 
 def test_pattern_that_matches_nothing_reads_nothing_and_warns(caplog: pytest.LogCaptureFixture) -> None:
-    assert select_partitions(options(subscribePattern="zzz").source, HUNDRED) == []
+    assert select_partitions(options(subscribePattern="zzz").source, HUNDRED, frozenset()) == []
     assert "matches no topic" in caplog.text
 
 
 def test_missing_topic_is_named() -> None:
     with pytest.raises(OptionError, match=r"no topic 'u' \(existing topics: t\).*smq topic create"):
-        select_partitions(options(subscribe="t,u").source, HUNDRED)
+        select_partitions(options(subscribe="t,u").source, HUNDRED, frozenset())
 
 
 def test_missing_partition_is_named() -> None:
     with pytest.raises(OptionError, match=r"topic 't' has 2 partitions, but 'assign' names \[7\]"):
-        select_partitions(options(assign='{"t":[0,7]}').source, HUNDRED)
+        select_partitions(options(assign='{"t":[0,7]}').source, HUNDRED, frozenset())
 
 
 # ------------------------------------------------------------------------------------------------ slices

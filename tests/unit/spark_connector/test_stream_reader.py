@@ -10,13 +10,16 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
+from smq.spark_connector.batch_reader import SmqReader
 from smq.spark_connector.errors import DataLossError, OptionError, ReadError
+from smq.spark_connector.options import read_options, stream_options
 from smq.spark_connector.planning import SmqSlice
 from smq.spark_connector.stream import reader as stream
+from smq.spark_connector.stream.reader import SmqStreamReader
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.log import FakePartition
 from smq.testing.fake.runner import cluster_in_thread
-from tests.unit.spark_connector.stream_query import Query
+from tests.unit.spark_connector.stream_query import SCHEMA, Query
 from tests.unit.spark_connector.support import records
 
 
@@ -313,6 +316,41 @@ def test_restart_with_other_topics_drops_old_and_starts_new_ones(cluster: FakeCl
 def test_missing_topic_is_refused_before_anything_runs(cluster: FakeCluster) -> None:
     with pytest.raises(OptionError, match="no topic 'u'"):
         Query(cluster.servers, subscribe="t,u").start()
+
+
+def wrong_storage() -> "pytest.RaisesExc[SmqError]":
+    return pytest.raises(SmqError, check=lambda error: error.code is ErrorCode.WRONG_STORAGE)
+
+
+@pytest.mark.parametrize("named", [{"subscribe": "t,images"}, {"assign": '{"images":[0]}'}])
+def test_a_topic_of_external_storage_is_refused_on_the_driver(cluster: FakeCluster, named: dict[str, str]) -> None:
+    cluster.create("images", 2, is_external=True)
+    given = {"servers": cluster.servers, **named}
+    with pytest.raises(SmqError, match=r"WRONG_STORAGE: .*'images'.*storage=external"):
+        SmqReader(read_options(given), SCHEMA).partitions()
+    with wrong_storage():
+        SmqStreamReader(stream_options(given), SCHEMA).initialOffset()
+
+
+def test_a_pattern_passes_over_topics_of_external_storage(cluster: FakeCluster) -> None:
+    cluster.create("images", 2, is_external=True)
+    cluster.topics["images"][0].hwm = 5
+    query = Query(cluster.servers, subscribePattern=".*", startingOffsets="earliest")
+    assert query.drain() == [200]
+    given = {"servers": cluster.servers, "subscribepattern": ".*"}
+    (only,) = SmqReader(read_options(given), SCHEMA).partitions()
+    assert isinstance(only, SmqSlice)
+    assert {r.topic for r in only.ranges} == {"t"}
+
+
+def test_a_restarted_query_whose_topic_came_back_with_external_storage_is_refused(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss="false")
+    query.drain()
+    cluster.delete("t")
+    cluster.create("t", 2, is_external=True)
+    query.restart()
+    with wrong_storage():
+        query.batch()
 
 
 # ------------------------------------------------------------------------------------------------ data loss

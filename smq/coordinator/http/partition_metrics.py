@@ -5,8 +5,8 @@ demands. Other tasks run between two pieces, so partitions and groups may come a
 imports it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final
 
 from smq.coordinator.groups.view import positions
@@ -19,12 +19,19 @@ from smq.replication.api import NodeApi, ReplicaStatus
 READ_PER_PIECE: Final = 250  # partitions or commits: less than two milliseconds
 LINES_PER_PIECE: Final = 1_000  # about 60 KB, less than a millisecond
 
+# name, help, reader of the partition's replicated state: all that there is of one with storage=external
+_OFFSET_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState], int]], ...]] = (
+    ("log_start_offset", "First offset in the log.", lambda p: p.log_start),
+    ("high_water_mark", "First offset that readers cannot see yet.", lambda p: p.hwm),
+    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p: p.lso),
+    (
+        "next_offset",
+        "Leader's log end as of the last advance; with storage=external the next offset to assign.",
+        lambda p: p.next_offset,
+    ),
+)
 # name, help, reader of (replicated state of the partition, this node's copy of it)
 _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaStatus], int]], ...]] = (
-    ("log_start_offset", "First offset in the log.", lambda p, r: p.log_start),
-    ("high_water_mark", "First offset that readers cannot see yet.", lambda p, r: p.hwm),
-    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, r: p.lso),
-    ("next_offset", "Leader's log end as of the last advance.", lambda p, r: p.next_offset),
     ("leader_epoch", "Epoch of the partition's leadership.", lambda p, r: p.epoch),
     ("leader", "Node that leads the partition.", lambda p, r: p.leader),
     ("size_bytes", "Size of this node's copy.", lambda p, r: r.size_bytes),
@@ -47,19 +54,36 @@ def series_pieces(node: NodeApi) -> Iterator[bytes]:
 
 
 def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
-    """Series of the partitions that this node holds."""
-    rows: list[tuple[str, tuple[int, ...]]] = []
-    for number, replica in enumerate(islice(node.replica_statuses(), METRICS_PARTITIONS_MAX), 1):
+    """Series of the partitions that this node holds. With storage=external, that is every node and every partition."""
+    offsets: list[tuple[str, tuple[int, ...]]] = []
+    copies: list[tuple[str, tuple[int, ...]]] = []
+    held = ((PartitionId(replica.pid), replica) for replica in node.replica_statuses())
+    external = ((pid, None) for pid in _external_partitions(node.state))
+    for number, (pid, replica) in enumerate(islice(chain(held, external), METRICS_PARTITIONS_MAX), 1):
         state = node.state
-        partition = state.partition(PartitionId(replica.pid))
+        partition = state.partition(pid)
         if partition is not None:
-            values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
-            values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
-            rows.append((_partition_labels(state.topic_names[partition.topic_id], partition), tuple(values)))
+            labels = _partition_labels(state.topic_names[partition.topic_id], partition)
+            offsets.append((labels, tuple(read(partition) for _, _, read in _OFFSET_GAUGES)))
+            if replica is not None:
+                values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
+                values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
+                copies.append((labels, tuple(values)))
         if number % READ_PER_PIECE == 0:
             yield b""
-    families = [(name, text) for name, text, _ in _REPLICA_GAUGES]
-    for column, (name, text) in enumerate((*families, _UNDER_REPLICATED)):
+    yield from _columns([(name, text) for name, text, _ in _OFFSET_GAUGES], offsets)
+    yield from _columns([*((name, text) for name, text, _ in _REPLICA_GAUGES), _UNDER_REPLICATED], copies)
+
+
+def _external_partitions(state: ClusterState) -> Iterator[PartitionId]:
+    """Of the topics at the time of the first call: they may come and go while the caller takes its time."""
+    for topic in [topic for topic in state.topics.values() if topic.partitions[0].is_external]:
+        for partition in list(topic.partitions):
+            yield partition.pid
+
+
+def _columns(families: Sequence[tuple[str, str]], rows: Sequence[tuple[str, tuple[int, ...]]]) -> Iterator[bytes]:
+    for column, (name, text) in enumerate(families):
         yield from _family(f"partition_{name}", text, ((labels, values[column]) for labels, values in rows))
 
 

@@ -7,8 +7,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from smq.coordinator.http import partition_metrics as metrics_series
 from smq.coordinator.http.partition_metrics import series_pieces
-from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
+from smq.raft_state.commands import (
+    AdvanceExternalHwms,
+    Assignment,
+    AssignOffsets,
+    CommitOffsets,
+    CreateTopic,
+    DeleteTopic,
+    ExternalAdvance,
+    OffsetCommit,
+    RegisterNode,
+)
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState
@@ -88,8 +98,65 @@ def test_every_partition_and_commit_has_its_series_once_whatever_the_groups_name
     assert all(family.type == "gauge" and family.documentation for family in families.values())
 
 
+def create_external(node: FakeNode, partitions: int) -> list[PartitionId]:
+    """Of partition i, i + 3 offsets are assigned and i + 1 can be read."""
+    topic = CreateTopic(
+        name="images",
+        topic_id=TopicId(b"i" * 16),
+        partition_count=partitions,
+        replication_factor=0,
+        config=(("storage", "external"),),
+        created_ms=0,
+    )
+    node.machine.apply(LogIndex(4), topic)
+    pids = [p.pid for p in node.state.topics["images"].partitions]
+    assignments = tuple(
+        Assignment(request_id=RequestId(i.to_bytes(16, "big")), partition=pid, count=i + 3, not_before=Offset(0))
+        for i, pid in enumerate(pids)
+    )
+    node.machine.apply(LogIndex(5), AssignOffsets(items=assignments))
+    advances = tuple(ExternalAdvance(partition=pid, offset=Offset(i + 1)) for i, pid in enumerate(pids))
+    node.machine.apply(LogIndex(6), AdvanceExternalHwms(items=advances))
+    return pids
+
+
+def test_topics_of_external_storage_show_their_offsets_and_no_replicas() -> None:
+    node = FakeNode()
+    create_external(node, 2)
+    text = b"".join(scrape(node)).decode()
+    found = {
+        (family.name, sample.labels["partition"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("topic") == "images"
+    }
+    assert found == {
+        ("smq_partition_log_start_offset", "0"): 0,
+        ("smq_partition_log_start_offset", "1"): 0,
+        ("smq_partition_high_water_mark", "0"): 1,
+        ("smq_partition_high_water_mark", "1"): 2,
+        ("smq_partition_last_stable_offset", "0"): 1,
+        ("smq_partition_last_stable_offset", "1"): 2,
+        ("smq_partition_next_offset", "0"): 3,
+        ("smq_partition_next_offset", "1"): 4,
+    }
+
+
+def test_an_external_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() -> None:
+    node = FakeNode()
+    create_external(node, PARTITIONS)
+    api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
+    pieces = series_pieces(api)
+    for _ in range(PARTITIONS // metrics_series.READ_PER_PIECE + 2):  # into the external partitions
+        next(pieces)
+    node.machine.apply(LogIndex(7), DeleteTopic(name="images"))
+    left = b"".join(pieces)
+    assert 0 < left.count(b'smq_partition_next_offset{topic="images"') < PARTITIONS
+
+
 def test_a_piece_of_a_scrape_reads_and_writes_a_bounded_number_of_series() -> None:
     node = FakeNode()
+    create_external(node, PARTITIONS)
     api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
     read, most_read, most_lines = 0, 0, 0
     for piece in series_pieces(api):

@@ -92,6 +92,10 @@ topic, writes it in every codec named, and reads what the others wrote.
 """
 
 _CODES = """
+librdkafka (confluent-kafka, kcat) stops fetching a partition for one second whenever its own queue is full. A consumer
+of many small records should set `fetch.queue.backoff.ms=2`; [performance.md](performance.md#kafka-clients) shows the
+difference.
+
 ## Error codes
 
 The Kafka codes for smq's errors in [errors.md](errors.md). A batch that may have been stored is never reported as "not

@@ -13,6 +13,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import grpc
@@ -37,13 +38,15 @@ from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.process_log import configure_logs
 from smq.coordinator.tls.contexts import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
+from smq.replication.config import NodeConfig
 from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork, bind_listener
 from smq.replication.node import Node
 from smq.replication.ports import DataDamaged
+from smq.replication.raft.view import EngineTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng
-from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk
+from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk, is_used
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +65,17 @@ _GRPC_OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    """What a start has before it opens the data directory."""
+
+    caps: ConnectionCaps
+    peers: socket.socket
+    http: socket.socket
+    kafka: socket.socket | None
+    node_config: NodeConfig
+
+
 class Server:
     """One node's process. `start` raises StartError; `stop` hands over, answers and closes."""
 
@@ -70,44 +84,58 @@ class Server:
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Opens the directory first: a node that is started twice should report that, and not a port in use."""
+        """Opens a used directory first: a node that is started twice should report that, and not a port in use. A new
+        one is made last, so that a refused start leaves nothing behind."""
         clock = AsyncioClock(asyncio.get_running_loop(), on_error=die)
+        disk = self._open_disk(clock) if is_used(self._config.data_dir) else None
         try:
-            self._disk = LmdbDisk(self._config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
-        except DiskOpenError as e:
-            raise StartError(str(e)) from e
-        try:
-            await self._start(clock)
+            ports = self._open_ports()
+            disk = disk or self._open_disk(clock)
+            await self._start(clock, disk, ports)
         except StartError:
-            self._disk.close()
+            if disk is not None:
+                disk.close()
             raise
 
-    async def _start(self, clock: AsyncioClock) -> None:
+    def _open_disk(self, clock: AsyncioClock) -> LmdbDisk:
+        try:
+            return LmdbDisk(self._config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
+        except DiskOpenError as e:
+            raise StartError(str(e)) from e
+
+    def _open_ports(self) -> "_Ports":
+        """Checks what can be checked without the directory, and binds all ports, without serving them yet."""
         config = self._config
         caps = take_descriptors()
         self._tls = load_tls(config.tls, cluster_id=config.cluster_id, node_id=config.node_id)
-        peer_listener = _listener("other nodes", config.peers[config.node_id])
-        http_listener = _listener("HTTP", config.http_address)
-        self.http_address: Address = (config.http_address[0], http_listener.getsockname()[1])
-        kafka_listener = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
-        self.kafka_address = _bound(config.kafka_address, kafka_listener)
+        peers = _listener("other nodes", config.peers[config.node_id])
+        http = _listener("HTTP", config.http_address)
+        self.http_address: Address = (config.http_address[0], http.getsockname()[1])
+        kafka = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
+        self.kafka_address = _bound(config.kafka_address, kafka)
         self.grpc_address = self._open_grpc(caps)
+        node_config = config.node_config(
+            grpc_address=self.grpc_address, http_address=self.http_address, kafka_address=self.kafka_address
+        )
+        try:
+            EngineTiming.of(node_config)
+        except ValueError as e:
+            raise StartError(f"the settings under [tuning] contradict each other: {e}") from e
+        return _Ports(caps=caps, peers=peers, http=http, kafka=kafka, node_config=node_config)
+
+    async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports") -> None:
+        config, caps, kafka_listener = self._config, ports.caps, ports.kafka
+        self._disk = disk
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             peers=config.peers,
-            listener=peer_listener,
+            listener=ports.peers,
             tls=self._tls,
             on_error=die,
         )
-        node_config = config.node_config(
-            grpc_address=self.grpc_address, http_address=self.http_address, kafka_address=self.kafka_address
-        )
-        try:
-            self.node = Node(node_config, clock=clock, rng=SystemRng(), network=network, disk=self._disk, on_fatal=die)
-        except ValueError as e:
-            raise StartError(f"the settings under [tuning] contradict each other: {e}") from e
+        self.node = Node(ports.node_config, clock=clock, rng=SystemRng(), network=network, disk=disk, on_fatal=die)
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
         self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
@@ -117,7 +145,7 @@ class Server:
             connections["kafka"] = self._kafka.acceptor
         self._http = HttpServer(
             self.node,
-            http_listener,
+            ports.http,
             lambda: self._is_stopping,
             make_registry(self.node, ConnectionCollector(connections, self._tls)),
             limits=caps.http_limits,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from smq.coordinator.cli.cluster_dir import free_ports
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import CLI, end, run_cli, tail, wait_for
 
@@ -192,6 +193,52 @@ def test_user_error_is_one_sentence_and_a_failing_exit_code(
     assert expected in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+NODE_TOML = {
+    "node_id": "1",
+    "cluster_id": '"x"',
+    "data_dir": '"deep/data"',
+    "grpc_address": '"127.0.0.1:0"',
+    "kafka_address": '"127.0.0.1:0"',
+    "http_address": '"127.0.0.1:0"',
+}
+
+
+def write_node_toml(path: Path, tables: str = "", **changed: str) -> None:
+    settings = "".join(f"{key} = {value}\n" for key, value in (NODE_TOML | changed).items())
+    peers = "" if "[peers]" in tables else f'[peers]\n1 = "127.0.0.1:{free_ports(1)[0]}"\n'
+    path.write_text(f"{settings}{peers}{tables}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "tables", "says"),
+    [
+        ({"grpc_address": '"127.0.0.1:TAKEN"'}, "", "cannot listen"),
+        ({"http_address": '"127.0.0.1:TAKEN"'}, "", "cannot listen"),
+        ({"kafka_address": '"127.0.0.1:TAKEN"'}, "", "cannot listen"),
+        ({}, '[peers]\n1 = "127.0.0.1:TAKEN"\n', "cannot listen"),
+        ({"kafka_address": '"0.0.0.0:0"'}, "", "not a loopback address"),
+        ({}, '[tls]\nca = "no.pem"\ncertificate = "no.pem"\nkey = "no.pem"\n', "[tls]"),
+        ({}, "[tuning]\nraft_heartbeat_ms = 500\n", "contradict"),
+        ({"request_bytes_max": "1"}, "", "request_bytes_max"),
+    ],
+)
+def test_a_refused_serve_leaves_nothing_behind(
+    tmp_path: Path, taken_port: int, changed: dict[str, str], tables: str, says: str
+) -> None:
+    changed = {key: value.replace("TAKEN", str(taken_port)) for key, value in changed.items()}
+    write_node_toml(tmp_path / "node.toml", tables.replace("TAKEN", str(taken_port)), **changed)
+    result = run_cli("serve", "--config", str(tmp_path / "node.toml"))
+    assert result.returncode != 0
+    assert says in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
 
 
 @pytest.mark.parametrize("line", ["no_such_key = 1", "[tuning]\nno_such_key = 1"])

@@ -93,7 +93,9 @@ def prepare_cluster(
 @contextmanager
 def hold_directory(directory: Path) -> Iterator[None]:
     """Locks the directory against another `smq cluster` or `smq dev`, which would rewrite the ports of running nodes.
-    The lock ends with the process, whatever ends it. Single nodes are protected by the lock on their own data."""
+    The lock ends with the process, whatever ends it. Single nodes are protected by the lock on their own data. After a
+    ConfigError, a directory that was made here and has got no cluster is gone again."""
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (directory / _LOCK_FILE).open("a+") as lock:
         try:
@@ -107,7 +109,14 @@ def hold_directory(directory: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
-        yield
+        try:
+            yield
+        except ConfigError:
+            if made and os.listdir(directory) == [_LOCK_FILE]:
+                (directory / _LOCK_FILE).unlink()
+                for path in made:
+                    path.rmdir()
+            raise
 
 
 def find_nodes(directory: Path) -> list[Path]:

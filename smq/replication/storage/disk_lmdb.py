@@ -367,6 +367,11 @@ def _delete_range(txn: "lmdb.Transaction[bytes]", table: "_Database", start: byt
 
 
 # ---------------------------------------------------------------------------------------------- opening
+def is_used(path: Path) -> bool:
+    """Whether a process has ever opened the directory, so that one may have it open now."""
+    return (path / LOCK_FILE).exists()
+
+
 def _make_directory(path: Path) -> None:
     """Creates the directory (and syncs its name into its parent), or tightens the permissions of an existing one."""
     try:

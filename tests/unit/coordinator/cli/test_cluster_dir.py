@@ -129,6 +129,18 @@ def test_a_directory_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_refusal_takes_a_new_directory_away_again_and_leaves_an_old_one(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for directory in (tmp_path / "new" / "d", tmp_path / "old"):
+        with pytest.raises(ConfigError, match="--grpc-port is -1"), hold_directory(directory):
+            prepared(directory, 3, grpc=-1)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    prepared(tmp_path / "kept")
+    with pytest.raises(ConfigError, match="--nodes 3"), hold_directory(tmp_path / "kept"):
+        prepared(tmp_path / "kept", 1)
+    prepared(tmp_path / "kept")
+
+
 def test_free_ports_are_distinct_and_free() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20

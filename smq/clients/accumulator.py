@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from smq.clients.partition_queue import NO_SEQUENCE, NOT_IDEMPOTENT, Batch, PartitionQueue, append_to
+from smq.clients.errors import check_text
+from smq.clients.partition_queue import (
+    NO_SEQUENCE,
+    NOT_IDEMPOTENT,
+    Batch,
+    PartitionQueue,
+    append_to,
+    check_record,
+)
 from smq.clients.partition_queue import ProducerIdentity as ProducerIdentity
 from smq.clients.partitioner import TopicQueues
 from smq.clients.retry import Backoff, RandomFn, Verdict, judge_batch
@@ -88,8 +96,11 @@ class Accumulator:
     # -- records in
 
     def topic(self, name: str) -> TopicQueues:
+        """INVALID_REQUEST for a name that cannot be sent. Without a look-up of its partitions, its records would wait
+        until they expire, and so would those of the topics that are looked up with it."""
         found = self._topics.get(name)
         if found is None:
+            check_text(name)
             found = self._topics[name] = TopicQueues(name, self._random)
         return found
 
@@ -200,6 +211,7 @@ class Accumulator:
         token: object,
         now_ms: float,
     ) -> None:
+        check_record(timestamp_ms, key, value, headers)  # now, and not when the partitions are known
         counted = len(key or b"") + len(value or b"") + WAITING_OVERHEAD_BYTES
         record = _Waiting(now_ms, counted, timestamp_ms, key, value, headers, partition, token)
         self._waiting.setdefault(topic.topic, deque()).append(record)

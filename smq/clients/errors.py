@@ -57,9 +57,21 @@ def build(kind: Callable[P, M], /, *args: P.args, **fields: P.kwargs) -> M:
     try:
         return kind(*args, **fields)
     except UnicodeError as e:
-        raise SmqError(ErrorCode.INVALID_REQUEST, f"{getattr(e, 'object', None)!r} is no text in UTF-8") from e
+        raise _no_text(getattr(e, "object", None)) from e
     except ValueError as e:
         raise SmqError(ErrorCode.INVALID_REQUEST, _misfit(cast("type[Message]", kind), fields) or str(e)) from e
+
+
+def check_text(name: object) -> None:
+    """INVALID_REQUEST for a name that no message can hold: for callers who would learn it from `build` too late."""
+    try:
+        str.encode(name)  # type: ignore[arg-type]  # whatever the caller passed
+    except (UnicodeError, TypeError) as e:
+        raise _no_text(name) from e
+
+
+def _no_text(name: object) -> SmqError:
+    return SmqError(ErrorCode.INVALID_REQUEST, f"{name!r} is no text in UTF-8")
 
 
 def _misfit(kind: type[Message], fields: dict[str, object]) -> str | None:

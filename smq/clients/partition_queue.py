@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import INT32_MAX, Headers, OpenBatch, restamped
+from smq.records import INT32_MAX, Headers, OpenBatch, open_batch, restamped
 
 NO_SEQUENCE: Final = -1
 
@@ -216,16 +216,26 @@ def append_to(batch: Batch, timestamp_ms: int, key: bytes | None, value: bytes |
     if encoder is None:
         return 0
     before = encoder.size()
-    try:
-        added = encoder.append(
-            batch.count, timestamp_ms, key, value, headers if type(headers) is list else list(headers)
-        )
-    except (TypeError, OverflowError, AttributeError, ValueError) as e:
-        raise SmqError(ErrorCode.INVALID_REQUEST, f"the record cannot be encoded: {_reason(e, key, value)}") from e
-    if added is None:
+    if not _is_appended(encoder, batch.count, timestamp_ms, key, value, headers):
         return 0
     batch.count += 1
     return encoder.size() - before
+
+
+def check_record(timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+    """INVALID_REQUEST if the record cannot be encoded."""
+    _is_appended(open_batch(codec="none", bytes_max=0), 0, timestamp_ms, key, value, headers)
+
+
+def _is_appended(
+    encoder: OpenBatch, index: int, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers
+) -> bool:
+    """False if it does not fit. INVALID_REQUEST if the record cannot be encoded."""
+    try:
+        added = encoder.append(index, timestamp_ms, key, value, headers if type(headers) is list else list(headers))
+    except (TypeError, OverflowError, AttributeError, ValueError) as e:
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"the record cannot be encoded: {_reason(e, key, value)}") from e
+    return added is not None
 
 
 def _reason(failure: Exception, key: object, value: object) -> str:

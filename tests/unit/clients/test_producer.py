@@ -77,6 +77,35 @@ def test_unknown_topic_fails_the_record_definitely() -> None:
     run(scenario())
 
 
+def test_a_name_that_is_no_text_fails_at_once_and_delays_no_other_record() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            with pytest.raises(SmqError, match=r"INVALID_REQUEST: '\\udcff' is no text in UTF-8"):
+                producer.send("\udcff", b"v")
+            with pytest.raises(SmqError, match="is no text in UTF-8"):
+                await producer.send_many("\udcff", [b"v"])
+            cluster.create("late", 1)
+            assert (await producer.send("late", b"v")).offset == 0
+
+    run(scenario())
+
+
+def test_a_record_that_cannot_be_encoded_fails_at_once_although_its_topic_is_not_known_yet() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1) as cluster, producer_of(cluster) as producer:
+            cluster.create("late", 1)
+            wrong: Any = ["\udcff", "text"]
+            for key in wrong:
+                with pytest.raises(SmqError, match=r"INVALID_REQUEST: .*its key must be bytes or None, not str"):
+                    producer.send("late", b"v", key)
+            with pytest.raises(SmqError, match=r"INVALID_REQUEST: .*headers are .*surrogates not allowed"):
+                producer.send("late", b"v", headers=[("\udcff", b"")])
+            assert (await producer.send("late", b"v")).offset == 0
+            assert cluster.stored_values("late") == {0: [b"v"]}
+
+    run(scenario())
+
+
 def test_topic_created_after_the_start_is_found() -> None:
     async def scenario() -> None:
         async with cluster_of(1) as cluster, producer_of(cluster) as producer:

@@ -370,8 +370,16 @@ class SyncOffsetAssigner(_BlockingClient):
     ) -> None:
         self.close()
 
-    def assign(self, topic: str, partition: int, count: int = 1) -> tuple[int, int]:
-        return self._run(self._assigner.assign(topic, partition, count))
+    def assign(
+        self,
+        topic: str,
+        partition: int,
+        count: int = 1,
+        *,
+        request_id: bytes | None = None,
+        not_before: int | None = None,
+    ) -> tuple[int, int]:
+        return self._run(self._assigner.assign(topic, partition, count, request_id=request_id, not_before=not_before))
 
     def advance(self, topic: str, partition: int, offset: int) -> int:
         return self._run(self._assigner.advance(topic, partition, offset))

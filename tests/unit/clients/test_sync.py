@@ -2,10 +2,12 @@
 
 import multiprocessing
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from smq.clients import SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
+from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from smq.testing.fake.runner import cluster_in_thread
 
@@ -58,6 +60,21 @@ def test_offsets_without_records_are_assigned_and_the_mark_advances(address: str
         with pytest.raises(SmqError) as caught:
             assigner.advance("t", 0, 8)
         assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_an_assignment_is_repeated_by_its_id_and_names_its_bound() -> None:
+    with cluster_in_thread(1, t=1) as cluster, SyncOffsetAssigner(cluster.servers) as assigner:
+        seen = list[pb.AssignOffsetsRequest]()
+
+        def keep(name: str, request: Any) -> None:
+            if name == "AssignOffsets":
+                seen.append(request)
+
+        cluster.nodes[1].hook = keep
+        assert assigner.assign("t", 0, 5) == (0, 4)
+        given = [assigner.assign("t", 0, 3, request_id=b"i" * 16, not_before=2) for _ in range(2)]
+        assert given == [(5, 7), (5, 7)]
+        assert [(a.request_id, a.not_before) for a in seen[1:]] == [(b"i" * 16, 2)] * 2
 
 
 def test_errors_arrive_unchanged(address: str) -> None:

@@ -93,6 +93,15 @@ class Accumulator:
     def is_empty(self) -> bool:
         return not self._active and not any(self._waiting.values())
 
+    def oldest(self) -> Batch | None:
+        """Of the batches that are not acknowledged: the one that was opened first."""
+        batches = (next(iter(queue.batches()), None) for queue in self._active)
+        return min((b for b in batches if b is not None), key=lambda b: b.created_ms, default=None)
+
+    def unknown_topic(self) -> str | None:
+        """A topic whose records wait for the number of its partitions."""
+        return next((name for name, waiting in self._waiting.items() if waiting), None)
+
     # -- records in
 
     def topic(self, name: str) -> TopicQueues:

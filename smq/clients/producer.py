@@ -120,6 +120,11 @@ class Producer:
         return self._publisher.stats
 
     @property
+    def waits_for(self) -> str | None:
+        """In words for a person: what start() waits for, then what the oldest records do. None if nothing waits."""
+        return self._publisher.waits_for()
+
+    @property
     def is_full(self) -> bool:
         return self._accumulator.is_full
 

@@ -72,7 +72,9 @@ class Publisher:
         self._refresh_task: asyncio.Task[None] | None = None
         self._refresh_attempts = 0
         self._slow_checked_ms = 0.0
+        self._refresh_error: SmqError | None = None  # of the last look-up; None if it succeeded
         self._identity_task: asyncio.Task[None] | None = None
+        self._identity_error: SmqError | None = None
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,6 +101,26 @@ class Publisher:
         self._stats.identity_resets = self.accumulator.identity_resets
         self._stats.leader_changes = self._cluster.metadata.leader_changes
         return self._stats
+
+    def waits_for(self) -> str | None:
+        """What the producer waits for, with the last error on the way there; None if it is connected and no record
+        waits."""
+        if not self._cluster.metadata.cluster_id:
+            return f"a node of the cluster at {', '.join(self._cluster.any_node())}"
+        batch, topic = self.accumulator.oldest(), self.accumulator.unknown_topic()
+        if topic is not None:
+            return f"the partitions of topic {topic!r}{_because(self._refresh_error)}"
+        if batch is None:
+            return None
+        where = f"{batch.topic}/{batch.partition}"
+        if batch.in_flight:
+            address = next((s.address for s in self._streams.values() if batch in s.unanswered()), "?")
+            return f"the node at {address} to acknowledge records of {where}"
+        if self._identity_task is not None:
+            return f"a producer id{_because(self._identity_error)}"
+        if self._cluster.metadata.leader_address(batch.topic, batch.partition) is None:
+            return f"a leader of {where}{_because(self._refresh_error or batch.last_error)}"
+        return f"the next attempt at {where}{_because(batch.last_error)}"
 
     def wake(self) -> None:
         if self._pump_handle is None and self._loop is not None and not self.is_closing:
@@ -234,8 +256,9 @@ class Publisher:
         self._refresh_attempts += 1
         try:
             missing = await self._cluster.refresh(topics)
-        except SmqError:
-            missing = frozenset()  # no node answered: repeated until the records' delivery timeout
+            self._refresh_error = None
+        except SmqError as e:
+            self._refresh_error, missing = e, frozenset()  # repeated until the records' delivery timeout
         for topic in missing:
             self.accumulator.fail_all(SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}"), topic)
         for topic in topics:
@@ -266,10 +289,12 @@ class Publisher:
         try:
             identity = await self._cluster.call(run, timeout_ms=IDENTITY_TIMEOUT_MS)
         except SmqError as e:
+            self._identity_error = e
             if not e.code.is_retriable:
                 self.accumulator.fail_all(e, topic)
             await asyncio.sleep(PRODUCER_BACKOFF.max_ms / 1000.0)
         else:
+            self._identity_error = None
             self._take_identity(identity, queues)
         self._identity_task = None
         self.wake()
@@ -280,3 +305,7 @@ class Publisher:
             self.accumulator.set_identity(identity)
         for queue in queues if not shared else ():
             self.accumulator.give_identity(queue, identity)
+
+
+def _because(error: SmqError | None) -> str:
+    return "" if error is None else f" ({error.code.name}: {error.message})"

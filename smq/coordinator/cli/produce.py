@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError as FutureCancelled
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from smq.clients import BatchMetadata, Producer, RecordMetadata
 from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, format_of, read_records
+from smq.coordinator.cli.waiting import Waiting
 from smq.records import CODECS
 
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy
@@ -65,8 +67,8 @@ def produce(
 
     async def work() -> int:
         producer = Producer(bootstrap, acks=acks, compression=compression, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-        async with producer:
-            with _progress(fd, source, producer):
+        with _progress(fd, source, producer):
+            async with producer:
                 await _send_all(producer, topic, chunks, partition)
         if not producer.stats.records_acked:
             await _check_topic(bootstrap, topic)  # no record was sent, so nothing has checked the topic yet
@@ -158,19 +160,35 @@ class _ChunkReader:
             yield item
 
 
-async def _watch(progress: Progress, task: TaskID, source: LineSource, producer: Producer) -> None:
-    while True:
-        progress.update(task, completed=source.bytes_read, acked=producer.stats.records_acked)
-        await asyncio.sleep(PROGRESS_INTERVAL_S)
+@contextmanager
+def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]:
+    """Standard error gets a line for what the command waits for and, if it is a terminal, a bar: bytes read of the
+    file, and records acknowledged."""
+    with _bar(fd) as (progress, task):
+        waiting = Waiting(lambda line: progress.console.print(line, markup=False, highlight=False, soft_wrap=True))
+
+        def look() -> None:
+            waiting.look(producer.waits_for, producer.stats.records_acked, time.monotonic())
+
+        async def watch() -> None:
+            while True:
+                look()
+                progress.update(task, completed=source.bytes_read, acked=producer.stats.records_acked)
+                await asyncio.sleep(PROGRESS_INTERVAL_S)
+
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+            look()  # the last wait may have ended since
+        finally:
+            watcher.cancel()
 
 
 @contextmanager
-def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]:
-    """A bar on standard error if that is a terminal: bytes read of the file, and records acknowledged."""
+def _bar(fd: int) -> Iterator[tuple[Progress, TaskID]]:
+    """Hidden if standard error is no terminal, or if the user types the records."""
     console = Console(stderr=True)
-    if not console.is_terminal or (fd == sys.stdin.fileno() and sys.stdin.isatty()):
-        yield
-        return
+    is_hidden = not console.is_terminal or (fd == sys.stdin.fileno() and sys.stdin.isatty())
     about = os.fstat(fd)
     total = about.st_size if stat.S_ISREG(about.st_mode) else None
     columns = (
@@ -179,10 +197,5 @@ def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]
         TextColumn("{task.fields[acked]:,} records stored"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("produce", total=total, acked=0)
-        watcher = asyncio.create_task(_watch(progress, task, source, producer))
-        try:
-            yield
-        finally:
-            watcher.cancel()
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
+        yield progress, progress.add_task("produce", total=total, acked=0)

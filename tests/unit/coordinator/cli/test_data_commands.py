@@ -334,6 +334,57 @@ def test_standard_input_is_sent_as_it_comes(cluster: FakeCluster) -> None:
     assert b"stored 2 records in t" in printed
 
 
+def _hold(cluster: FakeCluster, is_held: bool) -> None:
+    log = cluster.topics["t"][0]
+    log.is_held = is_held
+    log.settle()
+
+
+def _lead_elsewhere(cluster: FakeCluster, is_elsewhere: bool) -> None:
+    cluster.topics["t"][0].leader = 2 if is_elsewhere else 1  # node 2 is down
+
+
+@pytest.mark.parametrize(
+    ("hinder", "says"),
+    [
+        (_hold, "waiting for the node at {address} to acknowledge records of t/0\n"),
+        (_lead_elsewhere, "waiting for a leader of t/0"),
+    ],
+)
+def test_produce_says_what_it_waits_for_and_when_it_goes_on(
+    hinder: Callable[[FakeCluster, bool], None], says: str
+) -> None:
+    with cluster_in_thread(2, t=1) as cluster:
+
+        async def set_hindered(is_hindered: bool) -> None:
+            hinder(cluster, is_hindered)
+
+        cluster.call(cluster.nodes[2].stop())
+        cluster.call(set_hindered(True))
+        command = _process(cluster, "produce", "t", "--partition", "0")
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stdin is not None
+            assert child.stderr is not None
+            child.stdin.write("first\n")
+            child.stdin.close()
+            assert child.stderr.readline().startswith(says.format(address=cluster.nodes[1].address))
+            cluster.call(set_hindered(False))
+            said = child.stderr.read().splitlines()
+            assert child.wait(120) == 0
+    assert said[-2].startswith("going on after ")
+    assert said[-1] == "stored 1 record in t"
+
+
+def test_produce_says_that_no_node_answers_before_it_gives_up(tmp_path: Path) -> None:
+    source = tmp_path / "input.txt"
+    source.write_text("x\n")
+    done = CliRunner().invoke(cli, ["produce", "t", str(source), "--bootstrap", "127.0.0.1:1"])
+    said = done.stderr.splitlines()
+    assert done.exit_code == 1
+    assert said[0] == "waiting for a node of the cluster at 127.0.0.1:1"
+    assert said[-1].startswith("smq: no node answers at 127.0.0.1:1")
+
+
 def test_reader_that_has_seen_enough_is_no_error(smq: Smq, cluster: FakeCluster, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 50_000)
     command = " ".join(_process(cluster, "consume", "t")) + " | head -n 1"

@@ -1,12 +1,15 @@
 """The death of nodes under an idempotent Kafka producer: nothing lost, nothing twice, nothing out of order."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import confluent_kafka
+import pytest
 
 from smq.testing.cluster import Cluster
 from tests.kafka.client_adapters import bootstrap
+from tests.kafka.withholding_proxy import WithholdingProxy
 
 TIMEOUT_S = 60.0
 
@@ -14,7 +17,7 @@ TIMEOUT_S = 60.0
 class NumberingProducer:
     """An idempotent producer with acks=all that numbers its records, and the offset reported for each."""
 
-    def __init__(self, cluster: Cluster, topic: str, partitions: int, **settings: Any) -> None:
+    def __init__(self, cluster: Cluster, servers: str, topic: str, partitions: int, **settings: Any) -> None:
         self._cluster = cluster
         self._topic = topic
         self._partitions = partitions
@@ -23,7 +26,7 @@ class NumberingProducer:
         self._errors: list[str] = []
         self._producer = confluent_kafka.Producer(
             {
-                "bootstrap.servers": bootstrap(cluster),
+                "bootstrap.servers": servers,
                 "enable.idempotence": True,
                 "acks": "all",
                 "linger.ms": 2,
@@ -69,20 +72,46 @@ def _topic(cluster: Cluster, partitions: int) -> str:
     return "t"
 
 
-def test_killed_leaders_cost_an_idempotent_producer_nothing(own_cluster: Cluster) -> None:
-    producer = NumberingProducer(own_cluster, _topic(own_cluster, 1), 1)
+@pytest.fixture
+def proxy(own_cluster: Cluster) -> Iterator[WithholdingProxy]:
+    proxy = WithholdingProxy(own_cluster)
+    yield proxy
+    proxy.close()
+
+
+def test_killed_leaders_cost_an_idempotent_producer_nothing(own_cluster: Cluster, proxy: WithholdingProxy) -> None:
+    """Each leader dies between storing a batch and acknowledging it: the producer sends it to the next one again."""
+    producer = NumberingProducer(own_cluster, proxy.bootstrap, _topic(own_cluster, 1), 1)
     for _ in range(2):
         producer.send(500)
         leader = own_cluster.wait_leader("t", 0)
+        proxy.withhold(leader)
+        producer.send(500)
+        assert proxy.withheld.wait(TIMEOUT_S), "no batch was stored and not acknowledged"
         own_cluster.kill(leader)
+        proxy.pass_on()
         own_cluster.restart(leader, wait=False)
         producer.send(500)
         own_cluster.wait_ready()
     producer.finish()
 
 
+def test_an_acknowledgement_that_is_lost_costs_an_idempotent_producer_nothing(
+    own_cluster: Cluster, proxy: WithholdingProxy
+) -> None:
+    """The leader lives, and gets the batch again from the same producer."""
+    producer = NumberingProducer(own_cluster, proxy.bootstrap, _topic(own_cluster, 1), 1)
+    producer.send(100)
+    leader = own_cluster.wait_leader("t", 0)
+    proxy.withhold(leader)
+    producer.send(100)
+    assert proxy.withheld.wait(TIMEOUT_S), "no batch was stored and not acknowledged"
+    proxy.pass_on()
+    producer.finish()
+
+
 def test_killing_every_node_in_turn_costs_an_idempotent_producer_nothing(own_cluster: Cluster) -> None:
-    producer = NumberingProducer(own_cluster, _topic(own_cluster, 3), 3)
+    producer = NumberingProducer(own_cluster, bootstrap(own_cluster), _topic(own_cluster, 3), 3)
     for node in list(own_cluster.nodes):
         producer.send(200)
         own_cluster.kill(node)

@@ -24,6 +24,9 @@ GRPC_WINDOW_BYTES: Final = 256 << 10
 GRPC_ARRIVALS_MAX: Final = 32  # calls whose request, at most 9 MiB, is arriving; most are a single packet
 GRPC_ARRIVAL_S_MAX: Final = 1.0  # a call that takes longer while others wait loses its place and becomes a slow one
 GRPC_ARRIVALS_SLOW_MAX: Final = 32  # beyond, the oldest slow call is ended: others do not wait for it
+# Unary calls and streams of one address whose first message has not been read. As many as it may have connections; each
+# holds some 25 KB, and its place in the queue delays the calls of others by 10 ms at most.
+GRPC_SILENT_CALLS_PER_ADDRESS_MAX: Final = 2_000
 GRPC_LARGE_REQUEST_BYTES: Final = 64 << 10  # smaller ones are bounded by the number of streams
 # Of all requests being served: each stays in memory while it waits for a commit or for records.
 GRPC_LARGE_REQUESTS_BYTES_MAX: Final = 128 * MIB

@@ -1,16 +1,17 @@
-"""How many unary gRPC requests may be in memory, before and while they are served.
+"""How many unary gRPC requests may be in memory, before and while they are served, and how many calls may be silent.
 
-Owns the places of requests that are arriving, and the byte budget of large ones that have arrived. gRPC reads a whole
-message before a handler sees it, whatever its method, and one connection may have a thousand calls open. Without
-admission, one client could make a node hold gigabytes of requests that nothing serves yet. So every unary method is
-served as a method with a stream of requests (on the wire they are the same), and the first request of that stream is
-read only when there is a place for it. Real streams are not admitted here: they may be open long before their first
-message. Only the composition root makes one.
+Owns the places of requests that are arriving, the byte budget of large ones that have arrived, and the count of calls
+per address that have sent nothing. gRPC reads a whole message before a handler sees it, whatever its method, and one
+connection may have a thousand calls open. Without admission, one client could make a node hold gigabytes of requests
+that nothing serves yet. So every unary method is served as a method with a stream of requests (on the wire they are the
+same), and the first request of that stream is read only when there is a place for it. Real streams need no place: they
+may be open long before their first message, and are only counted until then. Only the composition root makes one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from smq.coordinator.limits import (
     GRPC_ARRIVALS_SLOW_MAX,
     GRPC_LARGE_REQUEST_BYTES,
     GRPC_LARGE_REQUESTS_BYTES_MAX,
+    GRPC_SILENT_CALLS_PER_ADDRESS_MAX,
 )
 from smq.coordinator.service.byte_budget import ByteBudget, overloaded
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -40,7 +42,8 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
     """Admits requests in order of arrival. If a request takes longer than `arrival_s_max` while others wait, its call
     gives up its place and becomes one of the slow ones. If there are too many slow ones, the oldest is ended. The more
     calls wait, the less time each gets: a thousand calls that send nothing delay the others by seconds, not by a
-    thousand times that limit."""
+    thousand times that limit. An address with `silent_max` silent calls, unary or streams, gets no further one: the
+    calls of other addresses wait behind a bounded number of its own."""
 
     def __init__(
         self,
@@ -49,7 +52,9 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         slow_max: int = GRPC_ARRIVALS_SLOW_MAX,
         arrival_s_max: float = GRPC_ARRIVAL_S_MAX,
         large_bytes_max: int = GRPC_LARGE_REQUESTS_BYTES_MAX,
+        silent_max: int = GRPC_SILENT_CALLS_PER_ADDRESS_MAX,
     ) -> None:
+        self._silence: Final = _Silence(silent_max)
         self._arrivals_max: Final = arrivals_max
         self._places: Final = ByteBudget(arrivals_max)  # one per call
         self._large: Final = ByteBudget(large_bytes_max)
@@ -69,17 +74,27 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         admitting = self._handlers.get(handler_call_details.method)
         if admitting is not None:
             return admitting
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.response_streaming:
-            return handler  # None: an unknown method, which gRPC refuses
-        method: Any = handler.unary_unary  # the stubs know only those of threads
-        serve = partial(self._serve, method, handler.request_deserializer)
-        admitting = grpc.stream_unary_rpc_method_handler(serve, None, handler.response_serializer)
+        found: Any = await continuation(handler_call_details)  # the stubs know only threads' methods, and no None
+        if found is None:
+            return found  # type: ignore[return-value] # an unknown method, which gRPC refuses
+        if found.request_streaming:  # and so is its answer: there is no other kind here
+            counted = partial(self._serve_stream, found.stream_stream)
+            admitting = grpc.stream_stream_rpc_method_handler(
+                counted, found.request_deserializer, found.response_serializer
+            )
+        else:
+            serve = partial(self._serve, found.unary_unary, found.request_deserializer)
+            admitting = grpc.stream_unary_rpc_method_handler(serve, None, found.response_serializer)
         self._handlers[handler_call_details.method] = admitting
         return admitting
 
+    async def _serve_stream(self, method: "Method", requests: AsyncIterable[Any], context: "Context") -> None:
+        async with self._silence.begin(context) as on_message:
+            await method(_Noticed(requests, on_message), context)
+
     async def _serve(self, method: "Method", deserialize: "Deserialize", _requests: object, context: "Context") -> Any:
-        data = await self._arrival(context)
+        async with self._silence.begin(context):
+            data = await self._arrival(context)
         if not isinstance(data, bytes):  # gRPC's mark of an end
             await abort(context, SmqError(ErrorCode.INVALID_REQUEST, "the call ended without a request"))
         size = len(data)
@@ -141,6 +156,57 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
             return  # its request arrived before this task ran
         with suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # what abort ends with; or the call has ended by now
             await abort(context, overloaded("the request arrives too slowly, and others wait"))
+
+
+class _Silence:
+    """The calls whose first message has not been read yet, by the address of their client."""
+
+    def __init__(self, calls_max: int) -> None:
+        self._max = calls_max
+        self._silent: Counter[str] = Counter()  # no entry for an address without any
+
+    @asynccontextmanager
+    async def begin(self, context: "Context") -> AsyncIterator[Callable[[], None]]:
+        """The call is silent until it calls what it gets here, or ends. Ends it if its address has too many."""
+        address, _, _port = context.peer().rpartition(":")
+        if self._silent[address] >= self._max:
+            reason = f"{self._max} calls of this address have not sent anything"
+            await abort(context, overloaded(f"{reason}: send the request with each call, or end the idle ones"))
+        self._silent[address] += 1
+        is_silent = True
+
+        def over() -> None:
+            nonlocal is_silent
+            if is_silent:
+                is_silent = False
+                self._silent[address] -= 1
+                if not self._silent[address]:
+                    del self._silent[address]
+
+        try:
+            yield over
+        finally:
+            over()
+
+
+class _Noticed:
+    """A stream of messages that reports its first one. From then on it adds nothing to an iteration."""
+
+    def __init__(self, messages: AsyncIterable[Any], on_first: Callable[[], None]) -> None:
+        self._messages = aiter(messages)
+        self._on_first: Callable[[], None] | None = on_first
+
+    def __aiter__(self) -> "_Noticed":
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        return self._messages.__anext__() if self._on_first is None else self._first(self._on_first)
+
+    async def _first(self, on_first: Callable[[], None]) -> Any:
+        message = await anext(self._messages)
+        self._on_first = None
+        on_first()
+        return message
 
 
 async def _parsed(deserialize: "Deserialize", data: bytes, context: "Context") -> Any:

@@ -176,6 +176,105 @@ def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
     admitting(body, large_bytes_max=LARGE, arrival_s_max=PATIENCE_S)
 
 
+async def count(requests: Any, context: Any) -> None:
+    """Answers each message with the number of messages so far."""
+    number = 0
+    async for _ in requests:
+        number += 1
+        await context.write(b"%d" % number)
+
+
+def at_two_addresses(directory: Path, silent_max: int, body: Callable[[Any, Any], Awaitable[None]]) -> None:
+    """Runs `body` with channels to a server of a unary method and a stream, from loopback's address and another."""
+
+    async def test() -> None:
+        server = grpc.aio.server(interceptors=[RequestAdmission(silent_max=silent_max)])
+        unary: Any = Echo().call  # the stubs know only those of threads
+        stream: Any = count
+        methods: dict[str, Any] = {
+            "Echo": grpc.unary_unary_rpc_method_handler(unary, text),
+            "Count": grpc.stream_stream_rpc_method_handler(stream),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
+        one = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        other = f"unix:{directory}/s"
+        server.add_insecure_port(other)
+        await server.start()
+        try:
+            async with (
+                asyncio.timeout(PATIENCE_S),
+                grpc.aio.insecure_channel(one) as first,
+                grpc.aio.insecure_channel(other) as second,
+            ):
+                await body(first, second)
+        finally:
+            await server.stop(None)
+
+    asyncio.run(test())
+
+
+async def refusal(call: Any) -> pb.ErrorDetail:
+    """Of a stream that has sent nothing: it ends by itself."""
+    return await fails(call.read())
+
+
+@pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
+def test_silent_calls_of_an_address_are_bounded_and_leave_other_addresses_alone(tmp_path: Path, kind: str) -> None:
+    """A unary method is, on the wire, one with a stream of requests."""
+    method = {"stream_unary": "/t/Echo", "stream_stream": "/t/Count"}[kind]
+
+    async def body(one: Any, other: Any) -> None:
+        calls = [getattr(one, kind)(method)() for _ in range(3)]
+        for call in calls:
+            await call.wait_for_connection()
+        for refused in (one.stream_unary("/t/Echo")(silence()), one.unary_unary("/t/Echo")(b"x")):
+            detail = await fails(refused)
+            assert (detail.code, detail.retriable) == (ErrorCode.OVERLOADED.number, True)
+            assert "send the request with each call" in detail.message
+        assert (await refusal(one.stream_stream("/t/Count")())).code == ErrorCode.OVERLOADED.number
+        assert await other.unary_unary("/t/Echo")(b"x") == b"x"
+        calls[0].cancel()
+        await calls[1].write(b"x")  # one has gone, and one is no longer silent
+        if kind == "stream_stream":
+            assert await calls[1].read() == b"1"
+        assert await one.unary_unary("/t/Echo")(b"x") == b"x"
+        for call in calls:
+            call.cancel()
+
+    at_two_addresses(tmp_path, 3, body)
+
+
+def test_a_stream_that_has_spoken_once_may_be_silent_for_ever(tmp_path: Path) -> None:
+    async def body(one: Any, _other: Any) -> None:
+        streams = []
+        for _ in range(6):
+            streams.append(stream := one.stream_stream("/t/Count")())
+            await stream.write(b"x")
+            assert await stream.read() == b"1"
+        for stream in streams:
+            await stream.write(b"x")
+            assert await stream.read() == b"2"
+            await stream.done_writing()
+            assert await stream.code() is grpc.StatusCode.OK
+
+    at_two_addresses(tmp_path, 1, body)
+
+
+def test_a_nodes_silent_streams_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults: Any = RequestAdmission.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "silent_max", 2)
+
+    async def body(served: Served) -> None:
+        streams = [served.agent.SubscribeRecord(), served.agent.PublishRecord()]
+        for stream in streams:
+            await stream.wait_for_connection()
+        assert (await refusal(served.agent.SubscribeRecord())).code == ErrorCode.OVERLOADED.number
+        for stream in streams:
+            stream.cancel()
+
+    serving(tmp_path, body)
+
+
 def test_a_nodes_methods_are_under_admission(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         garbled: Any = served.channel.unary_unary("/smq.v1.Admin/NodeStatus", None, None)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from random import Random
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.marks import START_BYTES, Mark
-from smq.replication.ports import Buffer, Op, Table
+from smq.replication.marks import START_BYTES, Mark, pack_marks
+from smq.replication.ports import Buffer, Op, Put, Table
 from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, TermNotice, decode, encode
 from tests.unit.replication.raft.test_turn_results import Raft, chunk, sent, success
@@ -24,6 +24,7 @@ class Desk:
     def __init__(self) -> None:
         self.durable_seq = 0
         self.sent: list[str] = []
+        self.rows: dict[bytes, Buffer] = {}  # of Raft's meta table, as submitted
         self._calls: deque[Callable[[], None]] = deque()
         self._writes: deque[Callable[[], None] | None] = deque()
         self.engine = PySyncObjEngine(
@@ -58,7 +59,8 @@ class Desk:
     def scan(self, *_range: object, **_limits: object) -> list[tuple[bytes, bytes]]:
         return []
 
-    def submit(self, _ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
+    def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
+        self.rows |= {op.key: op.value for op in ops if isinstance(op, Put) and op.table is Table.RAFT_META}
         self._writes.append(done)
         return self.submitted_seq
 
@@ -135,6 +137,38 @@ def test_a_row_is_rewritten_immediately() -> None:
     desk = Desk()
     desk.engine.rewrite_row(Table.RAFT_LOG, (1).to_bytes(8))
     assert desk.submitted_seq == desk.durable_seq + 1
+
+
+def test_the_row_of_the_vote_is_rewritten_with_the_term_and_the_vote() -> None:
+    desk = Desk()
+    desk.receive(A, REQUEST)
+    desk.turn()
+    desk.sync()
+    voted = desk.rows[b"vote"]
+    desk.rows.clear()
+    desk.engine.rewrite_row(Table.RAFT_META, b"vote")
+    assert desk.submitted_seq == desk.durable_seq + 1
+    assert desk.rows[b"vote"] == voted
+
+
+def test_what_other_disks_reported_is_stored_without_waiting_for_another_write() -> None:
+    desk = Desk()
+    desk.receive(A, REQUEST)
+    desk.turn()
+    desk.sync()
+    desk.rows.clear()
+    desk.engine.marks.receive(A, Mark(A, DISK, b"s" * START_BYTES, 3, 7), ())
+    assert desk.rows == {}
+    desk.engine.flush_marks()
+    assert pack_marks(desk.engine.marks.known) in desk.rows[b"marks"]
+    assert len(desk.engine.marks.known) == 1
+    desk.rows.clear()
+    desk.engine.flush_marks()
+    assert desk.rows == {}, "there is nothing new"
+    desk.engine.marks.receive(A, Mark(A, DISK, b"s" * START_BYTES, 3, 8), ())
+    desk.engine.stop()
+    desk.engine.flush_marks()
+    assert desk.rows == {}, "the engine has ended"
 
 
 def test_an_acknowledgement_counts_only_in_its_session() -> None:

@@ -431,6 +431,17 @@ def test_a_proposal_of_a_leader_that_another_one_follows_is_answered_unknown() -
     assert [answer.outcome for answer in ready.answers] == [ProposalLost.UNKNOWN]
 
 
+def test_a_proposal_is_not_answered_by_the_entry_of_another_term_at_its_index() -> None:
+    raft = Raft()
+    raft.elected()
+    raft.core.propose(b"x", raft.answers.append)
+    assert entries_put(raft.turn())[-1] == 3
+    raft.work()
+    other = AppliedEntry(LogIndex(3), Term(2), OUTCOME)
+    ready = raft.core.conclude(MachineReport(up_to=LogIndex(3), entries=(other,)))
+    assert [answer.outcome for answer in ready.answers] == [ProposalLost.UNKNOWN]
+
+
 def test_a_proposal_that_has_not_entered_the_journal_is_answered_not_leader() -> None:
     raft = Raft()
     raft.elected()

@@ -199,6 +199,7 @@ def test_the_journal_rewrites_its_rows_from_memory() -> None:
     journal = RaftJournal()
     writer = JournalWriter(node.disk, journal, lambda: None)
     assert list(journal.load(node.disk))
+    before = _remembered(journal)
     for table in (Table.RAFT_LOG, Table.RAFT_META):
         for number in range(len(node.disk.image.tables[table])):
             key = flip(node, table, number)
@@ -206,6 +207,29 @@ def test_the_journal_rewrites_its_rows_from_memory() -> None:
             writer.flush()
             node.scheduler.run_for_ms(100)
             assert is_whole_row(key, node.disk.image.tables[table][key])
+    reopened = RaftJournal()
+    assert list(reopened.load(node.disk))
+    assert _remembered(reopened) == before
+
+
+def _remembered(journal: RaftJournal) -> tuple[object, ...]:
+    entries = journal.entries_from(journal.first_index, count_max=len(journal))
+    return journal.term, journal.voted_for, journal.commit_index, journal.snapshot, entries
+
+
+def test_a_row_of_no_entry_is_removed() -> None:
+    """It rotted, and memory has nothing to put there: an entry that was truncated, or a key that flipped."""
+    node = Node()
+    node.fill()
+    journal = RaftJournal()
+    writer = JournalWriter(node.disk, journal, lambda: None)
+    assert list(journal.load(node.disk))
+    key = (journal.last_index + 7).to_bytes(8)
+    node.disk.image.tables[Table.RAFT_LOG][key] = b"rotten"
+    journal.rewrite_row(Table.RAFT_LOG, key)
+    writer.flush()
+    node.scheduler.run_for_ms(100)
+    assert key not in node.disk.image.tables[Table.RAFT_LOG]
     assert list(RaftJournal().load(node.disk))
 
 

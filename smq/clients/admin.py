@@ -5,7 +5,7 @@ effect once. Users, `sync` and the command line import it.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
@@ -16,6 +16,7 @@ from smq.clients.positions import Start, parse_start, resolve_starts
 from smq.clients.tls import Tls
 from smq.clients.types import (
     ClusterDescription,
+    ClusterSetting,
     CommittedOffset,
     GroupDescription,
     GroupSummary,
@@ -223,21 +224,38 @@ class Admin(Lifecycle):
             self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
         )
 
+    # -- settings of the cluster
+
+    async def cluster_config(self) -> list[ClusterSetting]:
+        """All settings of the cluster, under Kafka's names."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterConfigResponse:
+            request = pb.DescribeClusterConfigRequest(timeout_ms=node_ms)
+            return await node.admin.DescribeClusterConfig(request, timeout=call_s)
+
+        return [ClusterSetting(s.key, s.value, s.is_set) for s in (await self._call(run)).settings]
+
+    async def alter_cluster_config(self, *, set: Mapping[str, str] | None = None, unset: Sequence[str] = ()) -> None:
+        """Applies to the whole cluster. Keys in `unset` go back to their defaults. All or none; INVALID_CONFIG."""
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(
+                pb.AlterClusterConfigRequest, set=set or {}, unset=unset, request_id=request_id, timeout_ms=node_ms
+            )
+            await node.admin.AlterClusterConfig(request, timeout=call_s)
+
+        await self._call(run)
+
     # -- groups
 
     async def list_groups(self) -> list[GroupSummary]:
         """All groups, in order of name."""
-        return [group_summary_from_message(g) for g in (await self._list_groups()).groups]
 
-    async def offsets_retention_ms(self) -> int:
-        """How long a group without members keeps its committed offsets; 0 means for ever."""
-        return (await self._list_groups()).offsets_retention_ms
-
-    async def _list_groups(self) -> pb.ListGroupsResponse:
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListGroupsResponse:
             return await node.admin.ListGroups(pb.ListGroupsRequest(timeout_ms=node_ms), timeout=call_s)
 
-        return await self._call(run)
+        return [group_summary_from_message(g) for g in (await self._call(run)).groups]
 
     async def describe_group(self, name: str) -> GroupDescription:
         """UNKNOWN_GROUP if there is none."""
@@ -255,18 +273,6 @@ class Admin(Lifecycle):
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
             request = build(pb.DeleteGroupRequest, group=name, request_id=request_id, timeout_ms=node_ms)
             await node.admin.DeleteGroup(request, timeout=call_s)
-
-        await self._call(run)
-
-    async def set_offsets_retention(self, retention_ms: int) -> None:
-        """Applies to the whole cluster; 0 keeps committed offsets for ever."""
-        request_id = _new_request_id()
-
-        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-            request = build(
-                pb.SetOffsetsRetentionRequest, retention_ms=retention_ms, request_id=request_id, timeout_ms=node_ms
-            )
-            await node.admin.SetOffsetsRetention(request, timeout=call_s)
 
         await self._call(run)
 

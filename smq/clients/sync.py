@@ -22,6 +22,7 @@ from smq.clients.positions import Start
 from smq.clients.producer import Producer, ProducerStats, RecordMetadata
 from smq.clients.types import (
     ClusterDescription,
+    ClusterSetting,
     CommittedOffset,
     ConsumerRecord,
     FetchedRange,
@@ -341,11 +342,11 @@ class SyncAdmin(_BlockingClient):
     def delete_group(self, name: str) -> None:
         self._run(self._admin.delete_group(name))
 
-    def offsets_retention_ms(self) -> int:
-        return self._run(self._admin.offsets_retention_ms())
+    def cluster_config(self) -> list[ClusterSetting]:
+        return self._run(self._admin.cluster_config())
 
-    def set_offsets_retention(self, retention_ms: int) -> None:
-        self._run(self._admin.set_offsets_retention(retention_ms))
+    def alter_cluster_config(self, *, set: Mapping[str, str] | None = None, unset: Sequence[str] = ()) -> None:
+        self._run(self._admin.alter_cluster_config(set=set, unset=unset))
 
     def close(self) -> None:
         self._run(self._admin.close())

@@ -247,6 +247,15 @@ def range_from_message(m: pb.GetPartitionRangeInfoResponse) -> PartitionRange:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterSetting:
+    """A setting of the whole cluster. If it is not set, `value` is the default, which a node.toml may replace."""
+
+    key: str
+    value: str
+    is_set: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
     """`state` is Empty, PreparingRebalance, CompletingRebalance or Stable. A Kafka client's group g is kafka-cg-g."""

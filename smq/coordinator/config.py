@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from smq.coordinator.limits import (
-    GROUP_INITIAL_DELAY_MS_DEFAULT,
-    GROUP_INITIAL_DELAY_MS_MAX,
     MIB,
     REQUEST_BYTES_DEFAULT,
     REQUEST_BYTES_MAX,
 )
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
-from smq.raft_state.limits import RACK_BYTES_MAX
+from smq.raft_state.limits import GROUP_INITIAL_DELAY_MS_DEFAULT, GROUP_INITIAL_DELAY_MS_MAX, RACK_BYTES_MAX
 from smq.replication.config import NodeConfig
 
 Address = tuple[str, int]

@@ -76,7 +76,6 @@ TIMEOUT_GRACE_MS: Final = 2_000  # the node answers by its own deadline; after t
 DEADLINE_SLACK_MS: Final = 100  # our typed error is sent this long before the client's own deadline
 
 DRAIN_MS: Final = 5_000  # after SIGTERM: leaderships not handed over by then are left to the other nodes
-PARTITION_COUNT_MAX: Final = 10_000  # of one topic; a sanity bound before the replicated limit
 METRICS_PARTITIONS_MAX: Final = 10_000  # more series would make a scrape larger than a batch
 
 # One Kafka connection is one thread or loop of a client, with a few requests in flight (5 by default).
@@ -108,8 +107,6 @@ GROUP_SESSION_MS_MAX: Final = 1_800_000  # like Kafka's group.max.session.timeou
 # Groups without a generation yet, per address: a tenth of groups_max, which strangers could otherwise fill by asking
 # for ids under many names. No machine starts that many jobs at the same time.
 GROUPS_NEW_PER_ADDRESS_MAX: Final = 1_000
-GROUP_INITIAL_DELAY_MS_DEFAULT: Final = 3_000  # like Kafka's group.initial.rebalance.delay.ms
-GROUP_INITIAL_DELAY_MS_MAX: Final = 60_000  # beyond it a first consumer would seem to hang
 GROUP_QUEUE_MAX: Final = 4_000  # requests that wait for one command: a few per member of the largest group
 GROUP_ID_GIVEN_MS_MAX: Final = 30_000  # a member joins under its new id immediately, or is gone
 MEMBER_ID_CHARS_MAX: Final = 233  # of an assigned id: the client's name, truncated, and 32 random digits

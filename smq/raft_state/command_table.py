@@ -24,8 +24,8 @@ from smq.raft_state.fields import (
     HwmAdvances,
     OneOf,
 )
+from smq.raft_state.handlers import cluster_config, groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.handlers import external_offsets as external
-from smq.raft_state.handlers import groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
 
@@ -88,6 +88,14 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
     _command(4, commands.FenceNode, nodes.fence_node, *_INCARNATION),
     _command(5, commands.UnfenceNode, nodes.unfence_node, *_INCARNATION),
     _command(6, commands.SetNodeDrained, nodes.set_node_drained, *_REQUEST, ("node", INT32), ("drained", FLAG)),
+    _command(
+        22,
+        commands.AlterClusterConfig,
+        cluster_config.alter_cluster_config,
+        *_REQUEST,
+        ("set_", CONFIG),
+        ("unset", Many(TEXT)),
+    ),
     # topics
     _command(
         7,
@@ -194,7 +202,6 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("partitions", Many(PARTITION)),
     ),
     _command(21, commands.ExpireOffsets, groups.expire_offsets, ("now_ms", INT64)),
-    _command(22, commands.SetOffsetsRetention, groups.set_offsets_retention, *_REQUEST, ("retention_ms", INT64)),
     # groups: their members
     _command(
         23,

@@ -98,6 +98,14 @@ class SetNodeDrained(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlterClusterConfig(Request):
+    """Sets the keys of `set_` for the whole cluster, and resets those of `unset` to their defaults."""
+
+    set_: tuple[tuple[str, str], ...] = ()
+    unset: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic(Request):
     """Creates a topic. The machine places its replicas evenly, on nodes that are neither fenced nor drained if it can.
 
@@ -310,13 +318,6 @@ class ExpireOffsets(Command):
     """Deletes the offsets of groups that have had no members for the retention, as of this time."""
 
     now_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetOffsetsRetention(Request):
-    """For the whole cluster. 0 keeps committed offsets forever."""
-
-    retention_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

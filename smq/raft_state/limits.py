@@ -17,6 +17,7 @@ GROUPS_MAX_DEFAULT: Final = (
     10_000  # one per job; a client with a new group name at each start hits this limit, not memory
 )
 REPLIES_MAX_DEFAULT: Final = 10_000  # at 1,000 commands/s a retry is known for 10 s, longer than any deadline
+TOPIC_PARTITIONS_MAX: Final = 10_000  # of one topic: a sanity bound before the replicated limit
 LIMIT_CAP: Final = 1_000_000  # no limit may be set higher: a snapshot has to fit in memory twice
 REPLIES_CAP: Final = (
     100_000  # dropping the oldest of a dict scans its dead entries: above this, that takes milliseconds
@@ -52,8 +53,10 @@ MEMBER_BYTES_OVERHEAD: Final = 64  # lengths and numbers of one member
 MEMBER_PROTOCOLS_MAX: Final = 32  # assignors of one member: clients have five
 MEMBER_TEXT_BYTES_MAX: Final = 1_024  # a member's or client's id, an instance id (Kafka: 249 characters), a protocol
 SESSION_TIMEOUT_MS_MAX: Final = 2**31 - 1  # the most that the wire can carry; the coordinator allows less
-OFFSETS_RETENTION_MS_DEFAULT: Final = 90 * 86_400_000  # a consumer that was away for 30 days resumes, with a margin
-OFFSETS_RETENTION_MS_MAX: Final = 100 * 365 * 86_400_000
+OFFSETS_RETENTION_MINUTES_DEFAULT: Final = 90 * 1_440  # a consumer that was away for 30 days resumes, with a margin
+OFFSETS_RETENTION_MINUTES_MAX: Final = 100 * 365 * 1_440  # a century: beyond it, 0 (for ever) says what is meant
+GROUP_INITIAL_DELAY_MS_DEFAULT: Final = 3_000  # like Kafka's
+GROUP_INITIAL_DELAY_MS_MAX: Final = 60_000  # beyond it a first consumer would seem to hang
 GENERATION_MAX: Final = 2**31 - 1  # an int32 of Kafka's protocol
 EXPIRY_STEP_MS_MAX: Final = 1_200_000  # per ExpireOffsets, one each 10 minutes: the clock runs at most at double speed
 

@@ -16,6 +16,7 @@ from smq.raft_state.snapshot_parts import (
     ASSIGNED,
     ASSIGNED_BEFORE,
     CLUSTER,
+    CLUSTER_CONFIG,
     COORDINATORS,
     NODES,
     PRODUCER,
@@ -78,6 +79,7 @@ def _parts(state: ClusterState) -> Iterator[bytes]:
     """Small parts: each has at most PIECE_ITEMS of anything."""
     out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.schema_version))
     CLUSTER.write(out, state)
+    CLUSTER_CONFIG.write(out, tuple(sorted(state.config.items())))
     NODES.write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
     COORDINATORS.write(out, tuple(state.coordinators))
     write_count(out, len(state.topics))
@@ -158,6 +160,7 @@ def _read_head(reader: Reader) -> ClusterState:
             f" {SCHEMA_VERSION}: run the smq that wrote it"
         )
     state = ClusterState(schema_version=schema_version, **{name: kind.read(reader) for name, kind in CLUSTER.fields})
+    state.config = dict(CLUSTER_CONFIG.read(reader))
     state.nodes = {node.node: node for node in NODES.read(reader)}
     state.coordinators = list(COORDINATORS.read(reader))
     return state

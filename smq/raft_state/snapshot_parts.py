@@ -26,7 +26,7 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.fields import GROUP_MEMBER
+from smq.raft_state.fields import CONFIG, GROUP_MEMBER
 from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
     DISK_ID_BYTES,
@@ -59,12 +59,12 @@ CLUSTER: Final = Record(
         ("groups_max", INT64),
         ("replies_max", INT64),
         ("next_producer_id", INT64),
-        ("offsets_retention_ms", INT64),
         ("expiry_clock_ms", INT64),
         ("generation_floor", INT32),
         ("replies_counted", INT64),
     ),
 )
+CLUSTER_CONFIG: Final = CONFIG
 NODES: Final = Many(
     Record(
         NodeState,

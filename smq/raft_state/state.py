@@ -25,7 +25,7 @@ from smq.raft_state.ids import (
     TsNs,
     partition_id,
 )
-from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, OFFSETS_RETENTION_MS_DEFAULT
+from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,6 +186,7 @@ class ClusterState:
     partitions_max: int = 0
     groups_max: int = 0
     replies_max: int = 0
+    config: dict[str, str] = field(default_factory=dict)  # the settings that are set: see `cluster_config`
     nodes: dict[NodeId, NodeState] = field(default_factory=dict)
     topics: dict[str, TopicState] = field(default_factory=dict)
     topic_names: dict[TopicId, str] = field(default_factory=dict)
@@ -193,7 +194,6 @@ class ClusterState:
     next_producer_id: ProducerId = ProducerId(0)
     groups: dict[str, GroupState] = field(default_factory=dict)
     coordinators: list[CoordinatorSlot] = field(default_factory=lambda: [_NO_COORDINATOR] * COORDINATOR_SLOTS)
-    offsets_retention_ms: int = OFFSETS_RETENTION_MS_DEFAULT  # 0: forever
     expiry_clock_ms: int = 0  # the current time for expiry; 0 before the first ExpireOffsets
     # The highest generation of any deleted group. New groups continue from it, so that a command for a former group
     # never fits a new group of the same name.

@@ -5,33 +5,13 @@ default must be the present behaviour of topics without the key, since only diff
 Any module may import it.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+from smq.raft_state.config_keys import ConfigKey, ConfigType, between, one_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
 from smq.raft_state.refusal import Refused, quoted
-
-# Not \d or int(): they accept other scripts' digits, signs, blanks and underscores. No key needs more than nineteen
-# digits.
-_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigKey:
-    """`accepts` is true for a valid value; `values` describes the valid values."""
-
-    default: str
-    values: str
-    meaning: str
-    accepts: Callable[[str], bool]
-
-
-def _between(lo: int, hi: int) -> Callable[[str], bool]:
-    return lambda value: _DECIMAL.fullmatch(value) is not None and lo <= int(value) <= hi
-
 
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 STORAGE: Final = "storage"
@@ -42,13 +22,15 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         default=str(MESSAGE_BYTES_DEFAULT),
         values=f"a whole number of bytes from 1 to {MESSAGE_BYTES_CAP} (100 MiB)",
         meaning="the largest record batch that is accepted, in its compressed size",
-        accepts=_between(1, MESSAGE_BYTES_CAP),
+        accepts=between(1, MESSAGE_BYTES_CAP),
+        type=ConfigType.INT,
     ),
     STORAGE: ConfigKey(
         default="log",
         values='"log" (smq stores the records) or "external" (smq assigns offsets only), fixed at creation',
         meaning="where the records are stored",
-        accepts=lambda value: value in ("log", EXTERNAL),
+        accepts=one_of("log", EXTERNAL),
+        type=ConfigType.STRING,
     ),
 }
 

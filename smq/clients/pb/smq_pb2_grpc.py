@@ -625,10 +625,15 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
-        self.SetOffsetsRetention = channel.unary_unary(
-                '/smq.v1.Admin/SetOffsetsRetention',
-                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionRequest.SerializeToString,
-                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionResponse.FromString,
+        self.DescribeClusterConfig = channel.unary_unary(
+                '/smq.v1.Admin/DescribeClusterConfig',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigResponse.FromString,
+                _registered_method=True)
+        self.AlterClusterConfig = channel.unary_unary(
+                '/smq.v1.Admin/AlterClusterConfig',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigResponse.FromString,
                 _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/smq.v1.Admin/DescribeCluster',
@@ -701,7 +706,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetOffsetsRetention(self, request, context):
+    def DescribeClusterConfig(self, request, context):
+        """The settings of the whole cluster, by Kafka's names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterClusterConfig(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -772,10 +784,15 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.SerializeToString,
             ),
-            'SetOffsetsRetention': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetOffsetsRetention,
-                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionRequest.FromString,
-                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionResponse.SerializeToString,
+            'DescribeClusterConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeClusterConfig,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigResponse.SerializeToString,
+            ),
+            'AlterClusterConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterClusterConfig,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -1022,7 +1039,7 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
-    def SetOffsetsRetention(request,
+    def DescribeClusterConfig(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1035,9 +1052,36 @@ class Admin:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/smq.v1.Admin/SetOffsetsRetention',
-            smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionRequest.SerializeToString,
-            smq_dot_clients_dot_pb_dot_smq__pb2.SetOffsetsRetentionResponse.FromString,
+            '/smq.v1.Admin/DescribeClusterConfig',
+            smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterClusterConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/AlterClusterConfig',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

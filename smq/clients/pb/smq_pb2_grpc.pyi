@@ -206,7 +206,9 @@ class AdminStub:
     """Consumer groups, read after a barrier."""
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]
-    SetOffsetsRetention: _grpc.UnaryUnaryMultiCallable[_smq_pb2.SetOffsetsRetentionRequest, _smq_pb2.SetOffsetsRetentionResponse]
+    DescribeClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]
+    """The settings of the whole cluster, by Kafka's names."""
+    AlterClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _grpc.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]
@@ -230,7 +232,9 @@ class AdminAsyncStub(AdminStub):
     """Consumer groups, read after a barrier."""
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]  # type: ignore[assignment]
-    SetOffsetsRetention: _aio.UnaryUnaryMultiCallable[_smq_pb2.SetOffsetsRetentionRequest, _smq_pb2.SetOffsetsRetentionResponse]  # type: ignore[assignment]
+    DescribeClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]  # type: ignore[assignment]
+    """The settings of the whole cluster, by Kafka's names."""
+    AlterClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]  # type: ignore[assignment]
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _aio.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]  # type: ignore[assignment]
@@ -301,11 +305,19 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_smq_pb2.DeleteGroupResponse, _abc.Awaitable[_smq_pb2.DeleteGroupResponse]]: ...
 
     @_abc_1.abstractmethod
-    def SetOffsetsRetention(
+    def DescribeClusterConfig(
         self,
-        request: _smq_pb2.SetOffsetsRetentionRequest,
+        request: _smq_pb2.DescribeClusterConfigRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_smq_pb2.SetOffsetsRetentionResponse, _abc.Awaitable[_smq_pb2.SetOffsetsRetentionResponse]]: ...
+    ) -> _typing.Union[_smq_pb2.DescribeClusterConfigResponse, _abc.Awaitable[_smq_pb2.DescribeClusterConfigResponse]]:
+        """The settings of the whole cluster, by Kafka's names."""
+
+    @_abc_1.abstractmethod
+    def AlterClusterConfig(
+        self,
+        request: _smq_pb2.AlterClusterConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AlterClusterConfigResponse, _abc.Awaitable[_smq_pb2.AlterClusterConfigResponse]]: ...
 
     @_abc_1.abstractmethod
     def DescribeCluster(

@@ -1,12 +1,10 @@
-"""`smq group ...`: consumer groups, their members, their lag, and how long their offsets are kept.
+"""`smq group ...`: consumer groups, their members and their lag.
 
 Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
 """
 
 import json
-import re
 from dataclasses import asdict
-from typing import Final
 
 import click
 from rich.table import Table
@@ -14,9 +12,6 @@ from rich.table import Table
 from smq.clients.types import GroupDescription, GroupMember
 from smq.coordinator.cli.common import json_option, open_admin, print_table, run
 from smq.coordinator.cli.connect import bootstrap_option
-
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_FOREVER: Final = "forever"
 
 
 @click.group()
@@ -101,37 +96,3 @@ def group_delete(name: str, bootstrap: str) -> None:
 
     run(work(), bootstrap)
     click.echo(f"deleted group {name}")
-
-
-@group.command("retention")
-@click.argument("duration", required=False)
-@bootstrap_option
-def group_retention(duration: str | None, bootstrap: str) -> None:
-    """Shows how long groups without members keep their committed offsets, or sets it to DURATION.
-
-    DURATION is 30d, 12h, 90m, 10s, 500ms or forever. The setting applies to the whole cluster."""
-    new_ms = _milliseconds(duration) if duration is not None else None
-
-    async def work() -> int:
-        async with open_admin(bootstrap) as admin:
-            if new_ms is not None:
-                await admin.set_offsets_retention(new_ms)
-            return await admin.offsets_retention_ms()
-
-    click.echo(_duration(run(work(), bootstrap)))
-
-
-def _milliseconds(text: str) -> int:
-    if text == _FOREVER:
-        return 0
-    match = re.fullmatch(r"([1-9][0-9]{0,15})(ms|s|m|h|d)", text)
-    if match is None:
-        raise click.UsageError(f"{text!r} is not a duration: write 30d, 12h, 90m, 10s, 500ms or {_FOREVER}")
-    return int(match[1]) * _UNITS_MS[match[2]]
-
-
-def _duration(ms: int) -> str:
-    if not ms:
-        return _FOREVER
-    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if ms % _UNITS_MS[unit] == 0)
-    return f"{ms // _UNITS_MS[unit]}{unit}"

@@ -27,6 +27,7 @@ from smq.raft_state.errors import SmqError
 _MODULES: Final = {
     "cert": "smq.coordinator.cli.cert",
     "cluster": "smq.coordinator.cli.cluster",
+    "config": "smq.coordinator.cli.config",
     "consume": "smq.coordinator.cli.consume",
     "dev": "smq.coordinator.cli.cluster",
     "disk": "smq.coordinator.cli.disk",

@@ -23,6 +23,7 @@ from smq.coordinator.limits import (
     GROUPS_NEW_PER_ADDRESS_MAX,
     MEMBER_ID_CHARS_MAX,
 )
+from smq.raft_state.cluster_config import offsets_retention_ms
 from smq.raft_state.commands import Command, CommitCoordinatedOffsets, ExpireOffsets, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import SmqError
@@ -276,11 +277,12 @@ class GroupCoordinator:
     def _expire_offsets(self, now_ns: int) -> None:
         """One node at a time does this, the coordinator of the first slot. Two would do no harm."""
         state = self._node.state
-        interval_ms = min(GROUP_EXPIRY_MS, max(1_000, state.offsets_retention_ms // 4))
+        retention_ms = offsets_retention_ms(state.config)
+        interval_ms = min(GROUP_EXPIRY_MS, max(1_000, retention_ms // 4))
         if now_ns - self._expired_ns < interval_ms * _NS_PER_MS or not self._owns(state.coordinators[0]):
             return
         self._expired_ns = now_ns
-        if state.groups and state.offsets_retention_ms:
+        if state.groups and retention_ms:
             self.propose(ExpireOffsets(now_ms=self.wall_ms()), _ignore)
 
 

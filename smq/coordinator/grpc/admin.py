@@ -1,4 +1,4 @@
-"""The Admin service: topics, DeleteRecords, and views of the cluster and of this node.
+"""The Admin service: topics, DeleteRecords, settings of the cluster, and views of the cluster and of this node.
 
 Owns no state: changes are proposed as commands, and views are read from what the node has applied. Only the composition
 root imports it.
@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
-from smq.coordinator.limits import PARTITION_COUNT_MAX
 from smq.coordinator.service.lookup import find_partition, find_topic
 from smq.coordinator.service.turns import Turns
 from smq.coordinator.tls.contexts import NodeTls
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, cluster_value
 from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
+    AlterClusterConfig,
     AlterTopicConfig,
     CreateTopic,
     DeleteTopic,
@@ -25,6 +26,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, TopicId, split_partition_id
+from smq.raft_state.limits import TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
 from smq.raft_state.topic_config import is_external
@@ -45,10 +47,10 @@ class AdminService(GroupAdmin):
     # ------------------------------------------------------------------------------------------------- topics
     @guarded
     async def CreateTopic(self, request: pb.CreateTopicRequest, context: Context) -> pb.CreateTopicResponse:
-        if not 1 <= request.partition_count <= PARTITION_COUNT_MAX:
+        if not 1 <= request.partition_count <= TOPIC_PARTITIONS_MAX:
             raise SmqError(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"partition_count is {request.partition_count}: it must be 1 to {PARTITION_COUNT_MAX}",
+                f"partition_count is {request.partition_count}: it must be 1 to {TOPIC_PARTITIONS_MAX}",
             )
         if request.start_offset < 0:
             raise SmqError(ErrorCode.INVALID_OFFSET, f"start_offset is {request.start_offset}: it must be >= 0")
@@ -78,10 +80,10 @@ class AdminService(GroupAdmin):
 
     @guarded
     async def AddPartitions(self, request: pb.AddPartitionsRequest, context: Context) -> pb.AddPartitionsResponse:
-        if not 1 <= request.partition_count <= PARTITION_COUNT_MAX:
+        if not 1 <= request.partition_count <= TOPIC_PARTITIONS_MAX:
             raise SmqError(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"partition_count is {request.partition_count}: it must be 1 to {PARTITION_COUNT_MAX}",
+                f"partition_count is {request.partition_count}: it must be 1 to {TOPIC_PARTITIONS_MAX}",
             )
         command = AddPartitions(
             request_id=request_id_of(request.request_id), name=request.name, partition_count=request.partition_count
@@ -127,6 +129,30 @@ class AdminService(GroupAdmin):
         )
         await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
         return pb.SetNodeDrainedResponse()
+
+    # ----------------------------------------------------------------------------------------------- settings
+    @guarded
+    async def DescribeClusterConfig(
+        self, request: pb.DescribeClusterConfigRequest, context: Context
+    ) -> pb.DescribeClusterConfigResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        config = self._state.config
+        settings = [
+            pb.ClusterSetting(key=key, value=cluster_value(config, key), is_set=key in config) for key in CLUSTER_CONFIG
+        ]
+        return pb.DescribeClusterConfigResponse(settings=settings)
+
+    @guarded
+    async def AlterClusterConfig(
+        self, request: pb.AlterClusterConfigRequest, context: Context
+    ) -> pb.AlterClusterConfigResponse:
+        command = AlterClusterConfig(
+            request_id=request_id_of(request.request_id),
+            set_=_sorted_items(request.set),
+            unset=tuple(sorted(set(request.unset))),
+        )
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.AlterClusterConfigResponse()
 
     # -------------------------------------------------------------------------------------------------- views
     @guarded

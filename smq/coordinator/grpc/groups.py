@@ -1,4 +1,4 @@
-"""The group part of the Admin service: list, describe, delete, and how long offsets are kept.
+"""The group part of the Admin service: list, describe, delete.
 
 Owns no state: each answer is read from the replicated state after a barrier. `grpc.admin` extends it.
 """
@@ -10,7 +10,7 @@ from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_group
 from smq.coordinator.service.turns import Turns
-from smq.raft_state.commands import DeleteGroup, SetOffsetsRetention
+from smq.raft_state.commands import DeleteGroup
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
 from smq.replication.api import NodeApi
@@ -23,11 +23,8 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
     @guarded
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Context) -> pb.ListGroupsResponse:
         await self._calls.barrier(deadline_ms(request.timeout_ms, context))
-        state = self._calls.node.state
-        return pb.ListGroupsResponse(
-            groups=[_summary(group) for _, group in sorted(state.groups.items())],
-            offsets_retention_ms=state.offsets_retention_ms,
-        )
+        groups = self._calls.node.state.groups
+        return pb.ListGroupsResponse(groups=[_summary(group) for _, group in sorted(groups.items())])
 
     @guarded
     async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Context) -> pb.DescribeGroupResponse:
@@ -71,15 +68,6 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
         command = DeleteGroup(request_id=request_id_of(request.request_id), group=request.group)
         await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
         return pb.DeleteGroupResponse()
-
-    @guarded
-    async def SetOffsetsRetention(
-        self, request: pb.SetOffsetsRetentionRequest, context: Context
-    ) -> pb.SetOffsetsRetentionResponse:
-        request_id = request_id_of(request.request_id)
-        command = SetOffsetsRetention(request_id=request_id, retention_ms=request.retention_ms)
-        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
-        return pb.SetOffsetsRetentionResponse()
 
 
 def _summary(group: GroupState) -> pb.GroupSummary:

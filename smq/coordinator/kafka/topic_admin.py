@@ -11,11 +11,12 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.config_admin import described
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.limits import PARTITION_COUNT_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic, find_topic_name
 from smq.raft_state.commands import AddPartitions, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, TopicId
+from smq.raft_state.limits import TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
 
 
@@ -71,8 +72,8 @@ def _creation(gateway: Gateway, requested: Struct) -> CreateTopic:
 
 
 def _check_count(count: int, *, default: int | None = None) -> None:
-    if count != default and not 1 <= count <= PARTITION_COUNT_MAX:
-        raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, f"{count} partitions: it must be 1 to {PARTITION_COUNT_MAX}")
+    if count != default and not 1 <= count <= TOPIC_PARTITIONS_MAX:
+        raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, f"{count} partitions: it must be 1 to {TOPIC_PARTITIONS_MAX}")
 
 
 async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:

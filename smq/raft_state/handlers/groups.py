@@ -4,14 +4,8 @@ Owns the committed offsets, and when a group exists: while it has offsets or mem
 `registry`, `members` and `topics` import it.
 """
 
-from smq.raft_state.commands import (
-    CommitOffsets,
-    DeleteGroup,
-    DeleteOffsets,
-    ExpireOffsets,
-    OffsetCommit,
-    SetOffsetsRetention,
-)
+from smq.raft_state.cluster_config import offsets_retention_ms
+from smq.raft_state.commands import CommitOffsets, DeleteGroup, DeleteOffsets, ExpireOffsets, OffsetCommit
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Generation, PartitionId, TopicId
 from smq.raft_state.limits import (
@@ -21,7 +15,6 @@ from smq.raft_state.limits import (
     GROUP_NAME_BYTES_MAX,
     METADATA_BYTES_MAX,
     OFFSET_MAX,
-    OFFSETS_RETENTION_MS_MAX,
     TOPIC_ID_BYTES,
 )
 from smq.raft_state.refusal import Refused, find_partition, quoted
@@ -174,9 +167,10 @@ def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
         _start_clock(state, command.now_ms)
         return _DONE
     state.expiry_clock_ms = max(before, min(command.now_ms, before + EXPIRY_STEP_MS_MAX))
-    if not state.offsets_retention_ms:
+    retention_ms = offsets_retention_ms(state.config)
+    if not retention_ms:
         return _DONE
-    horizon_ms = state.expiry_clock_ms - state.offsets_retention_ms
+    horizon_ms = state.expiry_clock_ms - retention_ms
     for group in list(state.groups.values()):
         if group.members or group.emptied_ms > horizon_ms:
             continue
@@ -191,15 +185,3 @@ def _start_clock(state: ClusterState, now_ms: int) -> None:
     for group in state.groups.values():
         for committed in group.offsets.values():
             committed.committed_ms = max(committed.committed_ms, state.expiry_clock_ms)
-
-
-def set_offsets_retention(state: ClusterState, command: SetOffsetsRetention) -> Applied:
-    """How long a group without members keeps its offsets; 0 is forever."""
-    if not 0 <= command.retention_ms <= OFFSETS_RETENTION_MS_MAX:
-        raise Refused(
-            ErrorCode.INVALID_CONFIG,
-            f"the retention of offsets must be from 1 to {OFFSETS_RETENTION_MS_MAX} ms, or 0 (forever),"
-            f" not {command.retention_ms}",
-        )
-    state.offsets_retention_ms = command.retention_ms
-    return _DONE

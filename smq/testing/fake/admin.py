@@ -72,7 +72,7 @@ class Admin(AdminServicer):
     async def ListGroups(self, request: pb.ListGroupsRequest) -> Message:
         cluster = self.node.cluster
         groups = [cluster.groups[name].group for name in sorted(cluster.groups)]
-        return pb.ListGroupsResponse(groups=groups, offsets_retention_ms=cluster.offsets_retention_ms)
+        return pb.ListGroupsResponse(groups=groups)
 
     @answering
     async def DescribeGroup(self, request: pb.DescribeGroupRequest) -> Message:
@@ -92,12 +92,20 @@ class Admin(AdminServicer):
         return self.node.cluster.once(request.request_id, "delete group", change)
 
     @answering
-    async def SetOffsetsRetention(self, request: pb.SetOffsetsRetentionRequest) -> Message:
-        def change() -> Message:
-            self.node.cluster.offsets_retention_ms = request.retention_ms
-            return pb.SetOffsetsRetentionResponse()
+    async def DescribeClusterConfig(self, request: pb.DescribeClusterConfigRequest) -> Message:
+        config = self.node.cluster.config.items()
+        settings = [pb.ClusterSetting(key=key, value=value, is_set=True) for key, value in config]
+        return pb.DescribeClusterConfigResponse(settings=settings)
 
-        return self.node.cluster.once(request.request_id, "set retention", change)
+    @answering
+    async def AlterClusterConfig(self, request: pb.AlterClusterConfigRequest) -> Message:
+        def change() -> Message:
+            self.node.cluster.config |= dict(request.set)
+            for key in request.unset:
+                self.node.cluster.config.pop(key, None)
+            return pb.AlterClusterConfigResponse()
+
+        return self.node.cluster.once(request.request_id, "alter the cluster's settings", change)
 
     @answering
     async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> Message:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from smq.raft_state.commands import Command, DeleteGroup, DeleteOffsets, ExpireOffsets, SetOffsetsRetention
+from smq.raft_state.cluster_config import offsets_retention_ms
+from smq.raft_state.commands import Command, DeleteGroup, DeleteOffsets, ExpireOffsets
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Generation, PartitionId, TopicId
-from smq.raft_state.limits import EXPIRY_STEP_MS_MAX, OFFSETS_RETENTION_MS_DEFAULT
+from smq.raft_state.limits import EXPIRY_STEP_MS_MAX, OFFSETS_RETENTION_MINUTES_DEFAULT
 from smq.raft_state.replies import Applied, GenerationFormed
 from smq.raft_state.state import ClusterState, GroupPhase
 from tests.unit.raft_state.support import (
@@ -21,6 +22,7 @@ from tests.unit.raft_state.support import (
     assign_members,
     commit,
     form,
+    kept_minutes,
     member,
     member_commit,
     remove,
@@ -76,7 +78,7 @@ class GroupRules(RuleBasedStateMachine):
         self.teams: dict[str, Team] = {}
         self.floor = 0
         self.clock_ms = 0
-        self.retention_ms = OFFSETS_RETENTION_MS_DEFAULT
+        self.retention_ms = OFFSETS_RETENTION_MINUTES_DEFAULT * 60_000
 
     # -------------------------------------------------------------------------------------------- helpers
     def epoch(self, name: str) -> int:
@@ -239,12 +241,12 @@ class GroupRules(RuleBasedStateMachine):
             self.drop_bare(name)
 
     # -------------------------------------------------------------------------------------------- expiry
-    @rule(retention_ms=st.sampled_from([0, 1, 1_000, 10_000]))
-    def set_retention(self, retention_ms: int) -> None:
-        self.expect(SetOffsetsRetention(retention_ms=retention_ms), None)
-        self.retention_ms = retention_ms
+    @rule(minutes=st.sampled_from([0, 1, 2, 10]))
+    def set_retention(self, minutes: int) -> None:
+        self.expect(kept_minutes(minutes), None)
+        self.retention_ms = minutes * 60_000
 
-    @rule(step_ms=st.sampled_from([-5_000, 0, 1, 900, 5_000, 20_000, 10 * EXPIRY_STEP_MS_MAX]))
+    @rule(step_ms=st.sampled_from([-5_000, 0, 1, 900, 59_999, 100_000, 10 * EXPIRY_STEP_MS_MAX]))
     def expire(self, step_ms: int) -> None:
         now_ms = max(self.clock_ms + step_ms, 1)
         self.expect(ExpireOffsets(now_ms=now_ms), None)
@@ -266,7 +268,7 @@ class GroupRules(RuleBasedStateMachine):
         for name, team in self.teams.items():
             assert list(state.groups[name].members) == list(team.members), "the order of joining"
         assert (state.generation_floor, state.expiry_clock_ms) == (self.floor, self.clock_ms)
-        assert state.offsets_retention_ms == self.retention_ms
+        assert offsets_retention_ms(state.config) == self.retention_ms
 
 
 def _seen(state: ClusterState, name: str) -> Team:

@@ -11,6 +11,7 @@ from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
     AllocateProducerId,
+    AlterClusterConfig,
     AlterTopicConfig,
     Barrier,
     Command,
@@ -22,7 +23,6 @@ from smq.raft_state.commands import (
     FenceNode,
     OffsetCommit,
     SetNodeDrained,
-    SetOffsetsRetention,
     UnfenceNode,
 )
 from smq.raft_state.coordinators import slot_of
@@ -93,7 +93,11 @@ def _groups_with_members() -> list[Command]:
         DeleteOffsets(group="short", generation=Generation(0), partitions=(pid(2, 1),)),
         commit("deleted", (pid(2, 0), 1)),
         DeleteGroup(group="deleted", request_id=rid(40)),
-        SetOffsetsRetention(retention_ms=1_000_000, request_id=rid(41)),
+        AlterClusterConfig(
+            set_=(("num.partitions", "4"), ("offsets.retention.minutes", "17"), ("default.replication.factor", "1")),
+            request_id=rid(41),
+        ),
+        AlterClusterConfig(unset=("default.replication.factor",)),
         ExpireOffsets(now_ms=500_000),
         form("left", _epoch("left"), 0, member("d")),
         remove("left", _epoch("left"), 1, "d"),

@@ -6,6 +6,7 @@ from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
+    AlterClusterConfig,
     AssignMembers,
     Assignment,
     AssignOffsets,
@@ -88,6 +89,17 @@ def topic(n: int, name: str = "", partitions: int = 1, replicas: int = 3, start:
         start_offset=Offset(start),
         created_ms=1_700_000_000_000,
     )
+
+
+def settings(*unset: str, **set_: object) -> AlterClusterConfig:
+    """`settings("a.b", c_d=1)` resets a.b and sets c.d."""
+    changes = tuple(sorted((key.replace("_", "."), str(value)) for key, value in set_.items()))
+    return AlterClusterConfig(set_=changes, unset=unset)
+
+
+def kept_minutes(minutes: int) -> AlterClusterConfig:
+    """Groups without members keep their offsets so long."""
+    return settings(offsets_retention_minutes=minutes)
 
 
 def elect(partition: PartitionId, epoch: int, candidate: int, end: int, incarnation: int = 1) -> ElectLeader:

@@ -12,7 +12,6 @@ from smq.raft_state.commands import (
     ExpireOffsets,
     FenceNode,
     SetNodeDrained,
-    SetOffsetsRetention,
     UnfenceNode,
 )
 from smq.raft_state.coordinators import coordinator_of
@@ -27,7 +26,8 @@ from smq.raft_state.limits import (
     GROUP_MEMBERS_MAX,
     MEMBER_PROTOCOLS_MAX,
     MEMBER_TEXT_BYTES_MAX,
-    OFFSETS_RETENTION_MS_DEFAULT,
+    OFFSETS_RETENTION_MINUTES_DEFAULT,
+    OFFSETS_RETENTION_MINUTES_MAX,
     default_init,
 )
 from smq.raft_state.machine import Machine
@@ -39,6 +39,7 @@ from tests.unit.raft_state.support import (
     cluster,
     commit,
     form,
+    kept_minutes,
     member,
     member_commit,
     pid,
@@ -50,6 +51,7 @@ from tests.unit.raft_state.support import (
 )
 
 DAY_MS = 86_400_000
+RETENTION_MS = OFFSETS_RETENTION_MINUTES_DEFAULT * 60_000
 
 
 @pytest.fixture
@@ -211,11 +213,11 @@ GONE: dict[str, list[Command]] = {
         DeleteTopic(name="t1"),
     ],
     "expired": [
-        SetOffsetsRetention(retention_ms=1),
+        kept_minutes(1),
         ExpireOffsets(now_ms=1),
         member_commit("g", 1, "a", (pid(1), 1)),
         remove("g", 1, 1, "a"),
-        ExpireOffsets(now_ms=2_000),
+        ExpireOffsets(now_ms=62_000),
     ],
 }
 
@@ -430,31 +432,31 @@ def test_consumer_finds_its_offsets_after_30_days_but_not_after_the_retention(
     driver.index = 1_000_000
     expire_daily(driver, 16 * DAY_MS, 31 * DAY_MS)
     assert group(driver).offsets[pid(1)].offset == 1_001
-    expire_daily(driver, 31 * DAY_MS, DAY_MS + OFFSETS_RETENTION_MS_DEFAULT - 1)
+    expire_daily(driver, 31 * DAY_MS, DAY_MS + RETENTION_MS - 1)
     assert "g" in driver.machine.state.groups
-    expire_daily(driver, DAY_MS + OFFSETS_RETENTION_MS_DEFAULT - 1, DAY_MS + OFFSETS_RETENTION_MS_DEFAULT + DAY_MS)
+    expire_daily(driver, DAY_MS + RETENTION_MS - 1, DAY_MS + RETENTION_MS + DAY_MS)
     assert driver.machine.state.groups == {}
 
 
 def test_retention_counts_from_the_last_member_or_the_last_commit(driver: Driver) -> None:
-    driver.ok(SetOffsetsRetention(retention_ms=100))
+    driver.ok(kept_minutes(1))
     driver.ok(ExpireOffsets(now_ms=1_000))
     driver.ok(replace(commit("memberless", (pid(1), 1)), committed_ms=1_000))
     driver.ok(replace(commit("memberless", (pid(1, 1), 1)), committed_ms=1_050))
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=1_000))
-    driver.ok(ExpireOffsets(now_ms=1_110))
+    driver.ok(ExpireOffsets(now_ms=61_010))
     assert list(group(driver, "memberless").offsets) == [pid(1, 1)]
     assert list(group(driver).offsets) == [pid(1)]
-    driver.ok(remove("g", 1, 1, "a", at_ms=1_110))
-    driver.ok(ExpireOffsets(now_ms=1_209))
+    driver.ok(remove("g", 1, 1, "a", at_ms=61_110))
+    driver.ok(ExpireOffsets(now_ms=121_109))
     assert list(driver.machine.state.groups) == ["g"]
-    driver.ok(ExpireOffsets(now_ms=1_210))
+    driver.ok(ExpireOffsets(now_ms=121_110))
     assert driver.machine.state.groups == {}
 
 
 def test_retention_of_0_keeps_offsets_forever(driver: Driver) -> None:
-    driver.ok(SetOffsetsRetention(retention_ms=0))
+    driver.ok(kept_minutes(0))
     driver.ok(commit("g", (pid(1), 1)))
     driver.ok(ExpireOffsets(now_ms=2**60))
     assert "g" in driver.machine.state.groups
@@ -470,15 +472,15 @@ def test_one_clock_that_jumps_does_not_delete_the_offsets(driver: Driver) -> Non
 
 
 def test_slow_clock_does_not_make_a_fresh_commit_expire(driver: Driver) -> None:
-    driver.ok(SetOffsetsRetention(retention_ms=100))
+    driver.ok(kept_minutes(1))
     driver.ok(ExpireOffsets(now_ms=DAY_MS))
     driver.ok(replace(commit("memberless", (pid(1), 1)), committed_ms=5))
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=5))
     driver.ok(remove("g", 1, 1, "a", at_ms=5))
-    driver.ok(ExpireOffsets(now_ms=DAY_MS + 99))
+    driver.ok(ExpireOffsets(now_ms=DAY_MS + 59_999))
     assert sorted(driver.machine.state.groups) == ["g", "memberless"]
-    driver.ok(ExpireOffsets(now_ms=DAY_MS + 100))
+    driver.ok(ExpireOffsets(now_ms=DAY_MS + 60_000))
     assert driver.machine.state.groups == {}
 
 
@@ -495,6 +497,6 @@ def test_first_clock_that_is_years_ahead_deletes_nothing_now_or_later(driver: Dr
     assert list(driver.machine.state.groups) == ["before", "after", "g"]
 
 
-@pytest.mark.parametrize("retention_ms", [-1, 2**62])
-def test_invalid_retention_is_refused(driver: Driver, retention_ms: int) -> None:
-    driver.refused(SetOffsetsRetention(retention_ms=retention_ms), ErrorCode.INVALID_CONFIG)
+@pytest.mark.parametrize("minutes", [-1, OFFSETS_RETENTION_MINUTES_MAX + 1])
+def test_invalid_retention_is_refused(driver: Driver, minutes: int) -> None:
+    driver.refused(kept_minutes(minutes), ErrorCode.INVALID_CONFIG)

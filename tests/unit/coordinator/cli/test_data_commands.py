@@ -70,10 +70,19 @@ def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluste
     assert "`smq group list`" in unknown
 
 
-def test_retention_of_offsets_is_shown_and_set(smq: Smq) -> None:
-    printed = [lines(smq("group", "retention", *wanted)) for wanted in ((), ("36h",), ("forever",), ())]
-    assert printed == [["90d"], ["36h"], ["forever"], ["forever"]]
-    assert "is not a duration" in smq("group", "retention", "1.5d").stderr
+def test_settings_of_the_cluster_are_shown_set_and_reset(smq: Smq) -> None:
+    def values() -> dict[str, str]:
+        return {s["key"]: s["value"] for s in json.loads(smq("config", "list", "--json").stdout) if s["is_set"]}
+
+    assert values() == {}
+    assert lines(smq("config", "set", "num.partitions=4", "offsets.retention.minutes=10")) == [
+        "set num.partitions, offsets.retention.minutes"
+    ]
+    assert values() == {"num.partitions": "4", "offsets.retention.minutes": "10"}
+    assert "the cluster" in smq("config", "list").stdout
+    assert lines(smq("config", "unset", "num.partitions")) == ["reset num.partitions"]
+    assert values() == {"offsets.retention.minutes": "10"}
+    assert "write KEY=VALUE" in smq("config", "set", "num.partitions").stderr
 
 
 def test_lines_go_in_and_come_out(smq: Smq, tmp_path: Path) -> None:
@@ -252,7 +261,6 @@ OVER_INT32, OVER_INT64 = str(1 << 31), str(1 << 63)
         (("topic", "delete-records", "t", "--partition", "0", "--before", OVER_INT64), "before_offset"),
         (("consume", "t", "--partition", OVER_INT32), "partition"),
         (("consume", "t", "--offset-type", "EXACT_TS_NS", "--offset-value", OVER_INT64), "offset_value"),
-        (("group", "retention", "999999999999d"), "retention_ms"),
         (("node", "drain", OVER_INT32), "node"),
         (("offsets", "assign", "t", OVER_INT32), "partition"),
         (("offsets", "assign", "t", "0", "--count", OVER_INT64), "count"),

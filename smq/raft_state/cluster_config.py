@@ -1,0 +1,84 @@
+"""The settings of the whole cluster: their keys, defaults, valid values and meanings.
+
+Owns the table CLUSTER_CONFIG. The replicated state holds the keys that an administrator has set, under Kafka's names. A
+new key is a new row. A key that changes the outcome of commands has this value or its default on every node. The keys
+of IN_NODE_TOML only fill in what a request leaves open, before it becomes a command. For them a node.toml can replace
+the default, as Kafka's server.properties does, and a value that is set for the cluster takes precedence over both. Any
+module may import it.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from smq.raft_state.config_keys import ConfigKey, ConfigType, between, one_of
+from smq.raft_state.limits import (
+    GROUP_INITIAL_DELAY_MS_DEFAULT,
+    GROUP_INITIAL_DELAY_MS_MAX,
+    NODES_MAX,
+    OFFSETS_RETENTION_MINUTES_DEFAULT,
+    OFFSETS_RETENTION_MINUTES_MAX,
+    TOPIC_PARTITIONS_MAX,
+)
+
+NUM_PARTITIONS: Final = "num.partitions"
+REPLICATION_FACTOR: Final = "default.replication.factor"
+AUTO_CREATE: Final = "auto.create.topics.enable"
+GROUP_INITIAL_DELAY_MS: Final = "group.initial.rebalance.delay.ms"
+OFFSETS_RETENTION_MINUTES: Final = "offsets.retention.minutes"
+IN_NODE_TOML: Final = (NUM_PARTITIONS, REPLICATION_FACTOR, AUTO_CREATE, GROUP_INITIAL_DELAY_MS)
+
+REPLICAS_BY_NODES: Final = "-1"
+REPLICAS_BY_NODES_MAX: Final = 3  # the loss of one node loses nothing, and each record is written three times at most
+
+CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
+    NUM_PARTITIONS: ConfigKey(
+        default="1",
+        values=f"a whole number from 1 to {TOPIC_PARTITIONS_MAX}",
+        meaning="the partitions of a topic whose creator names no number",
+        accepts=between(1, TOPIC_PARTITIONS_MAX),
+        type=ConfigType.INT,
+    ),
+    REPLICATION_FACTOR: ConfigKey(
+        default=REPLICAS_BY_NODES,
+        values=f"a whole number from 1 to {NODES_MAX}, or -1 (one for each node, at most {REPLICAS_BY_NODES_MAX})",
+        meaning="the replicas of a topic whose creator names no number",
+        accepts=lambda value: value == REPLICAS_BY_NODES or between(1, NODES_MAX)(value),
+        type=ConfigType.INT,
+    ),
+    AUTO_CREATE: ConfigKey(
+        default="false",
+        values="true or false",
+        meaning="whether a Kafka client that names an unknown topic creates it",
+        accepts=one_of("true", "false"),
+        type=ConfigType.BOOLEAN,
+    ),
+    GROUP_INITIAL_DELAY_MS: ConfigKey(
+        default=str(GROUP_INITIAL_DELAY_MS_DEFAULT),
+        values=f"a whole number of milliseconds from 0 to {GROUP_INITIAL_DELAY_MS_MAX}",
+        meaning="how long an empty group waits for more members before its first generation",
+        accepts=between(0, GROUP_INITIAL_DELAY_MS_MAX),
+        type=ConfigType.INT,
+    ),
+    OFFSETS_RETENTION_MINUTES: ConfigKey(
+        default=str(OFFSETS_RETENTION_MINUTES_DEFAULT),
+        values=f"a whole number of minutes from 1 to {OFFSETS_RETENTION_MINUTES_MAX}, or 0 (for ever)",
+        meaning="how long a group without members keeps its committed offsets",
+        accepts=between(0, OFFSETS_RETENTION_MINUTES_MAX),
+        type=ConfigType.INT,
+    ),
+}
+
+
+def cluster_value(config: Mapping[str, str], key: str) -> str:
+    """The cluster's value: the one that is set, otherwise the default."""
+    return config.get(key, CLUSTER_CONFIG[key].default)
+
+
+def offsets_retention_ms(config: Mapping[str, str]) -> int:
+    """How long a group without members keeps its offsets; 0 is for ever."""
+    return int(cluster_value(config, OFFSETS_RETENTION_MINUTES)) * 60_000
+
+
+def known_cluster_keys() -> str:
+    """All keys, for a message."""
+    return ", ".join(CLUSTER_CONFIG)

@@ -1,0 +1,46 @@
+"""What a row of a configuration table is: a key's default, its valid values, its meaning and its type.
+
+Owns the row and the usual checks of a value. `topic_config` and `cluster_config` have the tables. It must never know a
+single key. Any module may import it.
+"""
+
+import enum
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+# Not \d or int(): they accept other scripts' digits, signs, blanks and underscores. No key needs more than nineteen
+# digits.
+_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+class ConfigType(enum.IntEnum):
+    """Kafka's numbers of the types."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    LIST = 7
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """`accepts` is true for a valid value; `values` describes the valid values."""
+
+    default: str
+    values: str
+    meaning: str
+    accepts: Callable[[str], bool]
+    type: ConfigType
+
+
+def between(lo: int, hi: int) -> Callable[[str], bool]:
+    """A whole number in this range."""
+    return lambda value: _DECIMAL.fullmatch(value) is not None and lo <= int(value) <= hi
+
+
+def one_of(*values: str) -> Callable[[str], bool]:
+    """One of these words."""
+    return lambda value: value in values

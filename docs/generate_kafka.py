@@ -10,6 +10,8 @@ from typing import Any
 
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.errors import CODES
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
+from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.topic_config import TOPIC_CONFIG
 
@@ -27,11 +29,9 @@ mapping and no translation. gRPC and Spark read byte for byte what a Kafka clien
     smq dev                                             # Kafka on 127.0.0.1:9092
     smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file and the output name them
 
-In `node.toml`, `kafka_address` opens the listener (without it, `smq serve` has none), and `kafka_auto_create = true`
-lets clients create an unknown topic by naming it, with one partition. `smq dev` and `smq cluster` set both. `rack` is
-the node's location (`smq cluster --racks a,b,c`);  it can change when the node restarts. `request_bytes_max` bounds a
-request and the records of a response. `kafka_group_initial_delay_ms` is how long an empty group waits for more members
-before its first generation.
+In `node.toml`, `kafka_address` opens the listener; without it, `smq serve` has none. `smq dev` and `smq cluster` open
+one. `rack` is the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts.
+`request_bytes_max` bounds a request and the records of a response.
 
 ```python
 from confluent_kafka import Producer
@@ -58,6 +58,8 @@ producer.flush()
   so neither the coordinator's death nor a rolling restart of all nodes causes a rebalance.
 - A commit is a Raft commit, fenced by the member's generation and the coordinator's epoch. In a group without members
   any client may commit, but likewise only at the coordinator.
+- CreateTopics and CreatePartitions place replicas as the client assigns them; the first one is the preferred leader.
+- There are no ACLs: authorized operations name everything, and DescribeAcls answers SECURITY_DISABLED.
 - Group `g` is group `kafka-cg-g` for gRPC and the command line, with the same offsets.
 
 ## What is not there yet
@@ -67,8 +69,35 @@ one closes the connection.
 
 ## Configuration
 
-CreateTopics, AlterConfigs and IncrementalAlterConfigs set a topic's configuration; other keys are refused with
-INVALID_CONFIG. A node's own settings can be described, not altered: they come from its node.toml.
+CreateTopics, AlterConfigs and IncrementalAlterConfigs set a topic's configuration. Keys below that are marked "fixed"
+say what smq does for every topic. They are accepted with the values named, so that tools can set them; nothing is
+stored, and DescribeConfigs shows them as read-only. Every other key or value is refused with INVALID_CONFIG. The value
+of `min.insync.replicas` is the majority of the topic's replicas. `storage` is a key of smq's own: Kafka clients see
+only topics with `storage=log`.
+
+### Topics
+
+| key | default | |
+|---|---|---|
+"""
+
+_CLUSTER = """
+### The cluster and its nodes
+
+Kafka's names, in three places. The first that has a value wins:
+
+1. The cluster's own value, replicated, in effect at every node without a restart: `smq config set num.partitions=4`, or
+   IncrementalAlterConfigs of the resource BROKER without a name (`kafka-configs.sh --entity-type brokers
+   --entity-default`; the Python clients refuse the empty name).
+2. The node's `[settings]` in `node.toml`: `num.partitions = 4`. `smq cluster --set num.partitions=4` (also `smq dev`)
+   writes it there for all nodes, and `smq serve --set` overrides it for one run. A new directory of `smq cluster` or
+   `smq dev` begins with `auto.create.topics.enable = true` and `group.initial.rebalance.delay.ms = 0`.
+3. The default.
+
+A key that is the same on all nodes cannot be in a `node.toml`, because it changes what commands do. DescribeConfigs of
+a node shows all of these with their sources, and read-only what else Kafka's tools ask for: `broker.rack`,
+`log.retention.ms`, `message.max.bytes`, `group.max.session.timeout.ms` and others. A group has no configuration: each
+member brings its `session.timeout.ms`. `smq topic create` and gRPC name the number of partitions themselves.
 
 | key | default | |
 |---|---|---|
@@ -116,12 +145,17 @@ def render() -> str:
         f"| `{code.name}` | {CODES[code].value} `{CODES[code].name}` |\n"
         for code in sorted(ErrorCode, key=lambda code: code.number)
     )
-    configuration = "".join(
-        f"| `{key}` | {row.default} | {row.meaning}: {row.values} |\n" for key, row in TOPIC_CONFIG.items()
+    topics = "".join(_key(key, row, "fixed; " if row.is_fixed else "") for key, row in TOPIC_CONFIG.items())
+    cluster = "".join(
+        _key(key, row, "" if key in IN_NODE_TOML else "the same on all nodes; ") for key, row in CLUSTER_CONFIG.items()
     )
     rows = json.loads(CLIENTS.read_text(encoding="utf-8"))
     clients = "".join(_client(name, row, list(rows)) for name, row in rows.items())
-    return _HEAD + configuration + _KEYS + keys + _CLIENTS + clients + _CODES + codes
+    return _HEAD + topics + _CLUSTER + cluster + _KEYS + keys + _CLIENTS + clients + _CODES + codes
+
+
+def _key(key: str, row: ConfigKey, remark: str) -> str:
+    return f"| `{key}` | {row.default} | {remark}{row.meaning}: {row.values} |\n"
 
 
 def _client(name: str, row: dict[str, Any], names: list[str]) -> str:

@@ -220,7 +220,7 @@ class WatchedNode(Node):
         """Starts a coordinator of groups too if the scenario has members of groups."""
         super().start()
         if self.config.kafka_address:
-            self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=GROUP_DELAY_MS)
+            self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
             self.groups.start()
 
     def replica_status(self, pid: Any) -> Any:

@@ -9,7 +9,7 @@ import dataclasses
 import ipaddress
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +20,9 @@ from smq.coordinator.limits import (
     REQUEST_BYTES_MAX,
 )
 from smq.coordinator.user_errors import ConfigError
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
 from smq.raft_state.ids import NodeId
-from smq.raft_state.limits import GROUP_INITIAL_DELAY_MS_DEFAULT, GROUP_INITIAL_DELAY_MS_MAX, RACK_BYTES_MAX
+from smq.raft_state.limits import RACK_BYTES_MAX
 from smq.replication.config import NodeConfig
 
 Address = tuple[str, int]
@@ -56,11 +57,10 @@ class ServerConfig:
     http_address: Address = ("127.0.0.1", 0)
     kafka_address: Address | None = None
     rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
-    kafka_auto_create: bool = False  # whether a Kafka client that names an unknown topic creates it
-    kafka_group_initial_delay_ms: int = GROUP_INITIAL_DELAY_MS_DEFAULT  # how long an empty group waits for more members
     insecure: bool = False
     tls: TlsConfig | None = None
     request_bytes_max: int = REQUEST_BYTES_DEFAULT
+    settings: dict[str, str] = field(default_factory=dict)  # own defaults of settings of the cluster, by Kafka's names
     tuning: dict[str, int] = field(default_factory=dict)
 
     def node_config(
@@ -119,14 +119,10 @@ def parse_config(text: str, *, base_dir: Path, insecure: bool = False) -> Server
         http_address=parse_address("http_address", raw.get("http_address", "127.0.0.1:0")),
         kafka_address=parse_address("kafka_address", raw["kafka_address"]) if "kafka_address" in raw else None,
         rack=_string("rack", raw.get("rack", "")),
-        kafka_auto_create=_bool("kafka_auto_create", raw.get("kafka_auto_create", False)),
-        kafka_group_initial_delay_ms=_integer(
-            "kafka_group_initial_delay_ms",
-            raw.get("kafka_group_initial_delay_ms", defaults["kafka_group_initial_delay_ms"]),
-        ),
         insecure=_bool("insecure", raw.get("insecure", False)) or insecure,
         tls=_tls(_table(raw, "tls"), base_dir) if "tls" in raw else None,
         request_bytes_max=_integer("request_bytes_max", raw.get("request_bytes_max", defaults["request_bytes_max"])),
+        settings=dict(_settings("", _table(raw, "settings"))),
         tuning={k: _integer(f"tuning.{k}", v) for k, v in _table(raw, "tuning").items()},
     )
     check_config(config)
@@ -141,11 +137,7 @@ def check_config(config: ServerConfig) -> None:
     check_rack(config.rack)
     if not MIB <= config.request_bytes_max <= REQUEST_BYTES_MAX:
         raise ConfigError(f"request_bytes_max is {config.request_bytes_max}: it must be {MIB} to {REQUEST_BYTES_MAX}")
-    if config.kafka_group_initial_delay_ms > GROUP_INITIAL_DELAY_MS_MAX:
-        raise ConfigError(
-            f"kafka_group_initial_delay_ms is {config.kafka_group_initial_delay_ms}:"
-            f" it must be 0 to {GROUP_INITIAL_DELAY_MS_MAX}"
-        )
+    check_settings(config.settings)
     if config.peers[config.node_id][1] == 0:
         raise ConfigError(f"peers.{config.node_id} needs a fixed port: the other nodes must know it")
     listens = {
@@ -174,6 +166,17 @@ def check_rack(rack: str) -> None:
         raise ConfigError(f"rack is {rack!a}: it must be valid Unicode") from None
     if size > RACK_BYTES_MAX:
         raise ConfigError(f"rack has {size} bytes: it must have at most {RACK_BYTES_MAX}")
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """ConfigError for settings that a node cannot have of its own, or for their values."""
+    for key, value in settings.items():
+        if key in CLUSTER_CONFIG and key not in IN_NODE_TOML:
+            raise ConfigError(f"{key} is the same on all nodes: set it with `smq config set {key}=...`")
+        if key not in CLUSTER_CONFIG:
+            raise ConfigError(f"unknown setting {key!r}: known are {', '.join(IN_NODE_TOML)}")
+        if not CLUSTER_CONFIG[key].accepts(value):
+            raise ConfigError(f"{key} is {value!r}: it must be {CLUSTER_CONFIG[key].values}")
 
 
 def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None) -> None:
@@ -207,8 +210,6 @@ def dump_config(config: ServerConfig) -> str:
         f"http_address = {_quoted(format_address(config.http_address))}",
         *([f"kafka_address = {_quoted(format_address(config.kafka_address))}"] if config.kafka_address else []),
         *([f"rack = {_quoted(config.rack)}"] if config.rack else []),
-        f"kafka_auto_create = {str(config.kafka_auto_create).lower()}",
-        f"kafka_group_initial_delay_ms = {config.kafka_group_initial_delay_ms}",
         f"insecure = {str(config.insecure).lower()}",
         f"request_bytes_max = {config.request_bytes_max}",
         "",
@@ -222,6 +223,9 @@ def dump_config(config: ServerConfig) -> str:
             *tls_table(config.tls.ca, config.tls.certificate, config.tls.key),
             f"client_certificates = {str(config.tls.client_certificates).lower()}",
         ]
+    if config.settings:
+        # Without quotes: every value is a number or a boolean (see CLUSTER_CONFIG), and TOML reads dots as tables.
+        lines += ["", "[settings]", *(f"{key} = {value}" for key, value in sorted(config.settings.items()))]
     if config.tuning:
         lines += ["", "[tuning]", *(f"{key} = {value}" for key, value in sorted(config.tuning.items()))]
     return "\n".join(lines) + "\n"
@@ -289,6 +293,15 @@ def _tls(table: Mapping[str, Any], base_dir: Path) -> TlsConfig:
     return TlsConfig(
         **files, client_certificates=_bool("tls.client_certificates", table.get("client_certificates", True))
     )
+
+
+def _settings(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The pairs of a table as texts. Dots in keys have made tables of it, unless they are quoted."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _settings(f"{prefix}{key}.", value)
+        else:
+            yield prefix + key, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _string(key: str, value: object) -> str:

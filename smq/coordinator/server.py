@@ -36,6 +36,7 @@ from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.process_log import configure_logs
+from smq.coordinator.service.settings import Settings
 from smq.coordinator.tls.contexts import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
 from smq.replication.config import NodeConfig
@@ -81,6 +82,7 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._settings = Settings(config.settings)
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -202,10 +204,12 @@ class Server:
         broker = BrokerService(self.node, response_bytes_max=self._config.request_bytes_max)
         smq_pb2_grpc.add_AgentServicer_to_server(agent, self._grpc)
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
-        smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node, self._tls), self._grpc)
+        smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node, self._settings, self._tls), self._grpc)
 
     def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
-        delay_ms = self._config.kafka_group_initial_delay_ms
+        def delay_ms() -> int:
+            return self._settings.group_initial_delay_ms(self.node.state)
+
         return GroupCoordinator(self.node, clock, SystemRng(), initial_delay_ms=delay_ms)
 
     def _kafka_server(
@@ -218,7 +222,7 @@ class Server:
             self.node,
             self._groups,
             listener,
-            auto_create=self._config.kafka_auto_create,
+            settings=self._settings,
             request_bytes_max=self._config.request_bytes_max,
             response_bytes_max=self._config.request_bytes_max,
             limits=accept,

@@ -15,6 +15,7 @@ from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Kind, Many, R
 from smq.raft_state.commands import Command
 from smq.raft_state.fields import (
     ANY_ID,
+    ASSIGNMENTS,
     CONFIG,
     GROUP_MEMBER,
     NAMED_BLOBS,
@@ -107,11 +108,20 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("partition_count", INT64),
         ("replication_factor", INT64),
         ("config", CONFIG),
+        ("assignments", ASSIGNMENTS),
         ("start_offset", INT64),
         ("created_ms", INT64),
     ),
     _command(8, commands.DeleteTopic, topics.delete_topic, *_REQUEST, ("name", TEXT)),
-    _command(9, commands.AddPartitions, topics.add_partitions, *_REQUEST, ("name", TEXT), ("partition_count", INT64)),
+    _command(
+        9,
+        commands.AddPartitions,
+        topics.add_partitions,
+        *_REQUEST,
+        ("name", TEXT),
+        ("partition_count", INT64),
+        ("assignments", ASSIGNMENTS),
+    ),
     _command(
         10,
         commands.AlterTopicConfig,

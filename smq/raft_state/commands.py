@@ -107,7 +107,8 @@ class AlterClusterConfig(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic(Request):
-    """Creates a topic. The machine places its replicas evenly, on nodes that are neither fenced nor drained if it can.
+    """Creates a topic. Without `assignments` the machine places its replicas evenly, on nodes that are neither fenced
+    nor drained if it can. An assignment names the nodes of one partition; the first is the preferred leader.
 
     With storage=external its replication factor is 0: Raft holds all of its state, on every node."""
 
@@ -116,6 +117,7 @@ class CreateTopic(Request):
     partition_count: int
     replication_factor: int
     config: tuple[tuple[str, str], ...] = ()  # sorted by key
+    assignments: tuple[tuple[NodeId, ...], ...] = ()
     start_offset: Offset = Offset(0)  # log start of every partition (migration; tests of large offsets)
     created_ms: int
 
@@ -129,6 +131,7 @@ class DeleteTopic(Request):
 class AddPartitions(Request):
     name: str
     partition_count: int  # the new total
+    assignments: tuple[tuple[NodeId, ...], ...] = ()  # of the new partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

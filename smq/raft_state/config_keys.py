@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+INT64_MAX: Final = 2**63 - 1  # Kafka's way to write "without a limit"
 # Not \d or int(): they accept other scripts' digits, signs, blanks and underscores. No key needs more than nineteen
 # digits.
 _DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -34,6 +35,12 @@ class ConfigKey:
     meaning: str
     accepts: Callable[[str], bool]
     type: ConfigType
+    is_fixed: bool = False  # every accepted value asks for what smq does anyway
+    is_fixed_at_creation: bool = False
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.is_fixed or self.is_fixed_at_creation
 
 
 def between(lo: int, hi: int) -> Callable[[str], bool]:

@@ -85,6 +85,13 @@ class ErrorCode(enum.Enum):
         59, True, False, "publish to and read from topics of storage=log; assign offsets in those of storage=external"
     )
 
+    INVALID_REPLICA_ASSIGNMENT = _Traits(
+        70,
+        True,
+        False,
+        "name registered nodes, each once, for every new partition; or none, and the cluster chooses",
+    )
+
     @property
     def number(self) -> int:
         return self.value.number

@@ -33,6 +33,7 @@ from smq.raft_state.limits import COMMAND_BYTES_MAX, PARTITION_ID_BYTES
 # otherwise the proposer would meet an exception.
 ANY_ID: Final = Blob(U8, 255)
 PARTITION: Final = Fixed(PARTITION_ID_BYTES)
+ASSIGNMENTS: Final = Many(Many(INT32))
 CONFIG: Final = Many(Group((TEXT, TEXT)))
 NAMED_BLOBS: Final = Many(Group((TEXT, Blob(U32, COMMAND_BYTES_MAX))))
 OFFSET_COMMITS: Final = Many(Record(OffsetCommit, (("partition", PARTITION), ("offset", INT64), ("metadata", TEXT))))

@@ -2,7 +2,7 @@
 
 Owns the one way to refuse a bad request: raise Refused before any change; the machine turns it into a Rejected reply.
 It must never change the state. Messages are part of the outcome (the reply cache is replicated), so a changed text is a
-changed state machine. Only handlers and `topic_config` import it.
+changed state machine. Handlers, `topic_config`, `topic_rules` and the server import it.
 """
 
 from smq.raft_state.errors import ErrorCode

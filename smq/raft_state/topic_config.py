@@ -1,21 +1,30 @@
 """The configuration keys of a topic: their defaults, what values they take, what they mean.
 
 Owns the table TOPIC_CONFIG, the source of validation, error messages and documentation. A new key is a new row. Its
-default must be the present behaviour of topics without the key, since only differences from the defaults are stored.
-Any module may import it.
+default must be the present behaviour of topics without the key, since only differences from the defaults are stored. A
+fixed key says what smq does for every topic: it takes only values that demand no more, and none of them is stored. Any
+module may import it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from smq.raft_state.config_keys import ConfigKey, ConfigType, between, one_of
+from smq.raft_state.config_keys import INT64_MAX, ConfigKey, ConfigType, between, one_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
 from smq.raft_state.refusal import Refused, quoted
 
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 STORAGE: Final = "storage"
 EXTERNAL: Final = "external"
+
+
+def _fixed(
+    default: str, type_: ConfigType, meaning: str, values: str, accepts: Callable[[str], bool] | None = None
+) -> ConfigKey:
+    return ConfigKey(default, values, meaning, accepts or one_of(default), type_, is_fixed=True)
+
 
 TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     MAX_MESSAGE_BYTES: ConfigKey(
@@ -28,9 +37,57 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     STORAGE: ConfigKey(
         default="log",
         values='"log" (smq stores the records) or "external" (smq assigns offsets only), fixed at creation',
-        meaning="where the records are stored",
+        meaning="where the records are stored (a key of smq's own, which Kafka does not have)",
         accepts=one_of("log", EXTERNAL),
         type=ConfigType.STRING,
+        is_fixed_at_creation=True,
+    ),
+    "cleanup.policy": _fixed(
+        "delete", ConfigType.LIST, "how old records go", '"delete" (there is no compaction; DeleteRecords deletes)'
+    ),
+    "compression.type": _fixed(
+        "producer", ConfigType.STRING, "how records are compressed", '"producer" (batches are stored as they were sent)'
+    ),
+    "flush.messages": _fixed(
+        "1",
+        ConfigType.LONG,
+        "the records between two syncs to the disk",
+        f"a whole number from 1 to {INT64_MAX} (each batch is synced before it is acknowledged)",
+        between(1, INT64_MAX),
+    ),
+    "flush.ms": _fixed(
+        "0",
+        ConfigType.LONG,
+        "the time between two syncs to the disk",
+        f"a whole number of milliseconds from 0 to {INT64_MAX} (each batch is synced before it is acknowledged)",
+        between(0, INT64_MAX),
+    ),
+    "message.timestamp.after.max.ms": _fixed(
+        str(INT64_MAX), ConfigType.LONG, "how far ahead of the clock a record may be", f"{INT64_MAX} (without a limit)"
+    ),
+    "message.timestamp.before.max.ms": _fixed(
+        str(INT64_MAX), ConfigType.LONG, "how far behind the clock a record may be", f"{INT64_MAX} (without a limit)"
+    ),
+    "message.timestamp.type": _fixed(
+        "CreateTime", ConfigType.STRING, "which timestamp a record has", '"CreateTime" (the producer\'s)'
+    ),
+    MIN_INSYNC_REPLICAS: _fixed(
+        "1",
+        ConfigType.INT,
+        "how many replicas have a record on disk before acks=all is answered",
+        "a whole number from 1 to the majority of the replicas (which smq always waits for)",
+        between(1, INT64_MAX),
+    ),
+    "preallocate": _fixed("false", ConfigType.BOOLEAN, "whether files are allocated in advance", "false"),
+    "remote.storage.enable": _fixed("false", ConfigType.BOOLEAN, "whether old records move to other storage", "false"),
+    "retention.bytes": _fixed(
+        "-1", ConfigType.LONG, "the size beyond which old records are deleted", "-1 (for ever; DeleteRecords deletes)"
+    ),
+    "retention.ms": _fixed(
+        "-1", ConfigType.LONG, "the age beyond which records are deleted", "-1 (for ever; DeleteRecords deletes)"
+    ),
+    "unclean.leader.election.enable": _fixed(
+        "false", ConfigType.BOOLEAN, "whether a replica that lacks committed records may lead", "false"
     ),
 }
 
@@ -48,27 +105,49 @@ def check_key(key: str) -> None:
         )
 
 
-def checked_config(items: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The pairs as a dict. INVALID_CONFIG for an unknown key, a repeated key, or an invalid value."""
+def check_value(key: str, value: str) -> None:
+    """INVALID_CONFIG for an unknown key, or for a value that no topic takes."""
+    check_key(key)
+    if not TOPIC_CONFIG[key].accepts(value):
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {TOPIC_CONFIG[key].values}, not {quoted(value)}")
+
+
+def checked_config(items: Iterable[tuple[str, str]], replicas: int) -> dict[str, str]:
+    """The pairs as a dict. INVALID_CONFIG for an unknown key, a repeated key, or a value that a topic with so many
+    replicas does not take."""
     config: dict[str, str] = {}
     for key, value in items:
-        check_key(key)
+        check_value(key, value)
         if key in config:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
-        if not TOPIC_CONFIG[key].accepts(value):
-            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {TOPIC_CONFIG[key].values}, not {quoted(value)}")
+        if key == MIN_INSYNC_REPLICAS and int(value) > majority(replicas):
+            raise Refused(
+                ErrorCode.INVALID_CONFIG,
+                f"{key} must be from 1 to {majority(replicas)}, the majority of {replicas} replicas, not {value}",
+            )
         config[key] = value
     return config
 
 
 def differing(config: Mapping[str, str]) -> dict[str, str]:
     """The entries of a checked configuration that differ from the defaults, in the order of the keys."""
-    return {key: config[key] for key in sorted(config) if config[key] != TOPIC_CONFIG[key].default}
+    rows = TOPIC_CONFIG
+    return {key: config[key] for key in sorted(config) if not rows[key].is_fixed and config[key] != rows[key].default}
 
 
 def config_value(config: Mapping[str, str], key: str) -> str:
     """The effective value: the topic's own or the default."""
     return config.get(key, TOPIC_CONFIG[key].default)
+
+
+def shown_value(config: Mapping[str, str], key: str, replicas: int) -> str:
+    """As `config_value`, of a topic with so many replicas."""
+    return str(majority(replicas)) if key == MIN_INSYNC_REPLICAS else config_value(config, key)
+
+
+def majority(replicas: int) -> int:
+    """How many of a topic's replicas acknowledge a record. 1 without replicas, where no record is stored."""
+    return replicas // 2 + 1
 
 
 def max_message_bytes(config: Mapping[str, str]) -> int:

@@ -1,15 +1,17 @@
 """The configuration of topics and nodes, as Kafka's admin clients see and change it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
+from smq.clients import SyncAdmin
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.config_admin import BROKER, TOPIC
+from smq.coordinator.kafka.config_admin import BROKER, GROUP, TOPIC
 from smq.coordinator.kafka.errors import KafkaError
+from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
@@ -29,7 +31,7 @@ def _described(raw: RawKafka, name: str, *, kind: int = TOPIC, version: int = 4,
     return answer
 
 
-def _values(answer: Struct) -> dict[str, str]:
+def _values(answer: Struct) -> dict[str, str | None]:
     assert answer["error_code"] == KafkaError.NONE, answer["error_message"]
     return {config["name"]: config["value"] for config in answer["configs"]}
 
@@ -46,12 +48,13 @@ def _altered(raw: RawKafka, name: str, *operations: tuple[str, int, str | None],
 def test_every_version_describes_every_key_of_a_topic(leader: Leader, new_topic: NewTopic, version: int) -> None:
     topic = new_topic(config={MAX_MESSAGE_BYTES: "5000"})
     answer = _described(leader(topic), topic, version=version)
-    assert _values(answer) == {key: row.default for key, row in TOPIC_CONFIG.items()} | {MAX_MESSAGE_BYTES: "5000"}
+    values = {key: row.default for key, row in TOPIC_CONFIG.items()}
+    assert _values(answer) == values | {MAX_MESSAGE_BYTES: "5000", "min.insync.replicas": "2"}
     (found,) = [config for config in answer["configs"] if config["name"] == MAX_MESSAGE_BYTES]
     assert found["config_source"] == 1
-    assert [(s["value"], s["source"]) for s in found["synonyms"]] == [
-        ("5000", 1),
-        (TOPIC_CONFIG[MAX_MESSAGE_BYTES].default, 5),
+    assert [(s["name"], s["value"], s["source"]) for s in found["synonyms"]] == [
+        (MAX_MESSAGE_BYTES, "5000", 1),
+        ("message.max.bytes", TOPIC_CONFIG[MAX_MESSAGE_BYTES].default, 5),
     ]
 
 
@@ -90,6 +93,7 @@ def test_the_old_way_of_altering_puts_back_what_it_does_not_name(
         return code
 
     assert alter(("storage", "log"), validate_only=True) == KafkaError.NONE
+    assert alter(("min.insync.replicas", "3"), validate_only=True) == KafkaError.INVALID_CONFIG
     assert _values(_described(raw, topic))[MAX_MESSAGE_BYTES] == "5000"
     assert alter((MAX_MESSAGE_BYTES, None)) == KafkaError.INVALID_REQUEST
     assert alter(("storage", "log")) == KafkaError.NONE
@@ -143,14 +147,161 @@ def test_resources_that_do_not_exist_are_refused(cluster: Cluster, leader: Leade
     assert _altered(raw, "x", setting, resource_type=77) == KafkaError.INVALID_REQUEST
     assert _described(raw, "99", kind=BROKER)["error_code"] == KafkaError.INVALID_REQUEST
     assert _altered(raw, "1", setting, resource_type=BROKER) == KafkaError.INVALID_REQUEST
+    assert _altered(raw, "", setting, resource_type=BROKER) == KafkaError.INVALID_CONFIG
+    assert _described(raw, "", kind=GROUP)["error_code"] == KafkaError.INVALID_REQUEST
 
 
-def test_a_node_reports_its_own_settings_and_refuses_to_change_them(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "other"),
+    [
+        ("cleanup.policy", "delete", "compact"),
+        ("compression.type", "producer", "lz4"),
+        ("flush.messages", "1000", "0"),
+        ("flush.ms", "1000", "-1"),
+        ("message.timestamp.type", "CreateTime", "LogAppendTime"),
+        ("min.insync.replicas", "2", "3"),
+        ("preallocate", "false", "true"),
+        ("retention.bytes", "-1", "1000000"),
+        ("retention.ms", "-1", "86400000"),
+        ("unclean.leader.election.enable", "false", "true"),
+    ],
+)
+def test_a_setting_is_accepted_if_it_says_what_smq_does_anyway(
+    cluster: Cluster, leader: Leader, new_topic: NewTopic, key: str, value: str, other: str
+) -> None:
+    topic = new_topic()
+    raw = leader(topic)
+    assert _altered(raw, topic, (key, SET, value)) == KafkaError.NONE
+    assert _altered(raw, topic, (key, SET, other)) == KafkaError.INVALID_CONFIG
+    creation = {"name": f"{topic}-{key}", "num_partitions": 1, "replication_factor": 3}
+    for given, code in ((other, KafkaError.INVALID_CONFIG), (value, KafkaError.NONE)):
+        requested = creation | {"configs": [{"name": key, "value": given}]}
+        (answer,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000)["topics"]
+        assert answer["error_code"] == code, answer["error_message"]
+    (found,) = [config for config in _described(raw, topic)["configs"] if config["name"] == key]
+    assert (found["read_only"], found["config_source"]) == (True, 5)
+    assert cluster.nodes[1].raw.describe(topic, linearizable=True).topics[0].config == {}
+
+
+def test_the_key_of_smqs_own_says_so(leader: Leader, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    (found,) = _described(leader(topic), topic, configuration_keys=["storage"])["configs"]
+    assert (found["value"], found["config_type"], found["read_only"]) == ("log", 2, True)
+    assert [(s["name"], s["value"], s["source"]) for s in found["synonyms"]] == [("storage", "log", 5)]
+    assert "smq's own" in found["documentation"]
+
+
+def test_a_node_describes_what_tools_ask_for(cluster: Cluster) -> None:
     raw = RawKafka(cluster.nodes[2].kafka)
     answer = _described(raw, "2", kind=BROKER)
-    assert _values(answer)["auto.create.topics.enable"] == "true"
-    assert all(config["read_only"] for config in answer["configs"])
-    assert _values(_described(raw, "", kind=BROKER)) == _values(answer)
+    values = _values(answer)
+    raw.close()
+    assert (values["auto.create.topics.enable"], values["group.initial.rebalance.delay.ms"]) == ("true", "0")
+    assert (values["num.partitions"], values["default.replication.factor"]) == ("1", "3")
+    assert (values["offsets.retention.minutes"], values["min.insync.replicas"]) == ("129600", "2")
+    assert (values["broker.id"], values["log.retention.ms"]) == ("2", "-1")
+    assert values["broker.rack"] is None  # test_racks.py has nodes with racks
+    assert (values["log.cleanup.policy"], values["message.max.bytes"]) == ("delete", "1048588")
+    found = {config["name"]: config for config in answer["configs"]}
+    assert (found["num.partitions"]["read_only"], found["num.partitions"]["config_source"]) == (False, 5)
+    assert found["auto.create.topics.enable"]["config_source"] == 4
+    assert found["log.retention.ms"]["read_only"]
+
+
+def test_a_group_has_no_configuration(leader: Leader, new_topic: NewTopic) -> None:
+    raw = leader(new_topic())
+    assert _values(_described(raw, "g", kind=GROUP)) == {}
+    change = ("consumer.session.timeout.ms", SET, "45000")
+    assert _altered(raw, "g", change, resource_type=GROUP) == KafkaError.INVALID_CONFIG
+
+
+@pytest.fixture
+def settings(cluster: Cluster) -> Iterator[Callable[..., int]]:
+    """Changes settings of the whole cluster, which are reset afterwards; the error code."""
+    raw = RawKafka(cluster.nodes[1].kafka)
+
+    def change(*operations: tuple[str, int, str | None]) -> int:
+        return _altered(raw, "", *operations, resource_type=BROKER)
+
+    yield change
+    for key in CLUSTER_CONFIG:
+        assert change((key, DELETE, None)) == KafkaError.NONE
+    raw.close()
+
+
+def test_settings_of_the_cluster_take_effect_at_every_node(
+    cluster: Cluster, settings: Callable[..., int], new_topic: NewTopic
+) -> None:
+    prefix = new_topic()
+    changes = {"num.partitions": "4", "default.replication.factor": "2", "group.initial.rebalance.delay.ms": "7"}
+    assert settings(*((key, SET, value) for key, value in changes.items())) == KafkaError.NONE
+    for number, node in cluster.nodes.items():
+        raw = RawKafka(node.kafka)
+        assert _values(_described(raw, "", kind=BROKER)) == changes
+        answer = _described(raw, str(number), kind=BROKER)
+        assert changes.items() <= _values(answer).items()
+        (found,) = [config for config in answer["configs"] if config["name"] == "group.initial.rebalance.delay.ms"]
+        assert [(s["value"], s["source"]) for s in found["synonyms"]] == [("7", 3), ("0", 4), ("3000", 5)]
+        requested = {"name": f"{prefix}-{number}", "num_partitions": -1, "replication_factor": -1}
+        (created,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000)["topics"]
+        assert (created["num_partitions"], created["replication_factor"]) == (4, 2), created["error_message"]
+        raw.close()
+    assert settings(("num.partitions", DELETE, None)) == KafkaError.NONE
+    raw = RawKafka(cluster.nodes[3].kafka)
+    assert "num.partitions" not in _values(_described(raw, "", kind=BROKER))
+    assert _values(_described(raw, "3", kind=BROKER))["num.partitions"] == "1"
+    raw.close()
+
+
+def test_topics_are_created_by_naming_them_only_while_the_cluster_allows_it(
+    cluster: Cluster, settings: Callable[..., int], new_topic: NewTopic
+) -> None:
+    prefix = new_topic()
+    assert settings(("auto.create.topics.enable", SET, "false"), ("num.partitions", SET, "3")) == KafkaError.NONE
+    for number, node in cluster.nodes.items():
+        raw = RawKafka(node.kafka)
+        _described(raw, "", kind=BROKER)  # waits until this node has the change
+        (found,) = _named(raw, f"{prefix}-{number}")["topics"]
+        assert found["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        raw.close()
+    assert settings(("auto.create.topics.enable", SET, "true")) == KafkaError.NONE
+    raw = RawKafka(cluster.nodes[1].kafka)
+    assert len(_named(raw, f"{prefix}-made")["topics"][0]["partitions"]) == 3
+    raw.close()
+
+
+def _named(raw: RawKafka, topic: str) -> Struct:
+    return raw.call(ApiKey.METADATA, 9, topics=[{"name": topic}], allow_auto_topic_creation=True)
+
+
+@pytest.mark.parametrize(
+    ("operations", "code"),
+    [
+        ([("num.partitions", SET, "0")], KafkaError.INVALID_CONFIG),
+        ([("auto.create.topics.enable", SET, "maybe")], KafkaError.INVALID_CONFIG),
+        ([("no.such.key", SET, "1")], KafkaError.INVALID_CONFIG),
+        ([("log.retention.ms", SET, "1")], KafkaError.INVALID_CONFIG),
+        ([("num.partitions", APPEND, "1")], KafkaError.INVALID_CONFIG),
+        ([("num.partitions", SET, "2"), ("num.partitions", SET, "3")], KafkaError.INVALID_REQUEST),
+        ([("num.partitions", SET, "2"), ("no.such.key", SET, "1")], KafkaError.INVALID_CONFIG),
+    ],
+)
+def test_a_change_of_the_cluster_that_cannot_be_made_changes_nothing(
+    cluster: Cluster, settings: Callable[..., int], operations: list[tuple[str, int, str | None]], code: KafkaError
+) -> None:
+    assert settings(*operations) == code
+    raw = RawKafka(cluster.nodes[1].kafka)
+    assert _values(_described(raw, "", kind=BROKER)) == {}
+    raw.close()
+
+
+def test_what_smqs_own_admin_sets_is_what_kafka_clients_see(cluster: Cluster, settings: Callable[..., int]) -> None:
+    assert settings() == KafkaError.NONE
+    with SyncAdmin(cluster.nodes[1].grpc) as admin:
+        admin.alter_cluster_config(set={"num.partitions": "6"})
+        assert {s.key: s.value for s in admin.cluster_config() if s.is_set} == {"num.partitions": "6"}
+    raw = RawKafka(cluster.nodes[2].kafka)
+    assert _values(_described(raw, "", kind=BROKER)) == {"num.partitions": "6"}
     raw.close()
 
 

@@ -22,6 +22,7 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.server import Server
 from smq.coordinator.service.calls import NodeCalls
+from smq.raft_state.cluster_config import GROUP_INITIAL_DELAY_MS
 from smq.raft_state.commands import ExpireOffsets
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import EXPIRY_STEP_MS_MAX
@@ -67,7 +68,7 @@ async def three_nodes(path: Path, ports: Sequence[int]) -> AsyncIterator[list[Se
                 peers=peers,
                 data_dir=path / str(node),
                 kafka_address=("127.0.0.1", 0),
-                kafka_group_initial_delay_ms=0,
+                settings={GROUP_INITIAL_DELAY_MS: "0"},
                 tuning={},
             )
         )

@@ -11,18 +11,20 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import click
 
 from smq.coordinator.cli.cluster_dir import NODES_MAX, Ports, find_nodes, hold_directory, prepare_cluster
-from smq.coordinator.cli.common import counted
+from smq.coordinator.cli.common import counted, parse_settings
 from smq.coordinator.cli.supervisor import Supervisor, describe_node
-from smq.coordinator.config import ServerConfig, format_address, load_config
+from smq.coordinator.config import ServerConfig, check_config, format_address, load_config
 from smq.coordinator.server import Server, run_server
 from smq.coordinator.tls.certificates import secure_cluster
 from smq.coordinator.user_errors import PortTaken
+from smq.raft_state.cluster_config import IN_NODE_TOML
 
 _START_ATTEMPTS: Final = 3  # a free port may be taken between its choice and its use, but hardly three times in a row
 _READY_POLL_S: Final = 0.02
@@ -34,6 +36,13 @@ http_port = click.option("--http-port", type=int, help="HTTP port " + _PORT_HELP
 kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_HELP.format(9092))
 tls_option = click.option(
     "--tls", is_flag=True, help="Create certificates under D/tls and use them. A directory that has TLS keeps it."
+)
+settings_option = click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help=f"A setting under [settings] of node.toml; may be repeated. Keys: {', '.join(IN_NODE_TOML)}.",
 )
 ready_file = click.option(
     "--ready-file",
@@ -55,6 +64,7 @@ ready_file = click.option(
 @grpc_port
 @http_port
 @kafka_port
+@settings_option
 @tls_option
 @ready_file
 def dev(
@@ -64,6 +74,7 @@ def dev(
     grpc_port: int | None,
     http_port: int | None,
     kafka_port: int | None,
+    settings: tuple[str, ...],
     tls: bool,
     ready_file: Path | None,
 ) -> None:
@@ -76,14 +87,23 @@ def dev(
         remove_ready_file(ready_file)
         code = _with_other_ports(
             lambda is_retry: _dev(
-                data_dir, ports, is_retry, tls, ready_file, logging.INFO if verbose else logging.WARNING
+                prepare_cluster(
+                    data_dir,
+                    1,
+                    ports,
+                    new_peer_ports=is_retry,
+                    settings=parse_settings(settings),
+                    secure=secure_cluster if tls else None,
+                )[0],
+                data_dir,
+                ready_file,
+                logging.INFO if verbose else logging.WARNING,
             )
         )
     raise SystemExit(code)
 
 
-def _dev(data_dir: Path, ports: Ports, is_retry: bool, tls: bool, ready_file: Path | None, log_level: int) -> int:
-    path = prepare_cluster(data_dir, 1, ports, new_peer_ports=is_retry, secure=secure_cluster if tls else None)[0]
+def _dev(path: Path, data_dir: Path, ready_file: Path | None, log_level: int) -> int:
     config = load_config(path)
 
     async def announce(server: Server) -> None:
@@ -111,6 +131,7 @@ def _dev(data_dir: Path, ports: Ports, is_retry: bool, tls: bool, ready_file: Pa
 @http_port
 @kafka_port
 @click.option("--racks", default="", help="One per node, such as a,b,c. Kafka clients read in their own rack.")
+@settings_option
 @tls_option
 @ready_file
 def cluster(
@@ -120,6 +141,7 @@ def cluster(
     http_port: int | None,
     kafka_port: int | None,
     racks: str,
+    settings: tuple[str, ...],
     tls: bool,
     ready_file: Path | None,
 ) -> None:
@@ -132,7 +154,15 @@ def cluster(
         def start(is_retry: bool) -> int:
             secure = secure_cluster if tls else None
             named = racks.split(",") if racks else []
-            paths = prepare_cluster(data_dir, count, ports, new_peer_ports=is_retry, racks=named, secure=secure)
+            paths = prepare_cluster(
+                data_dir,
+                count,
+                ports,
+                new_peer_ports=is_retry,
+                racks=named,
+                settings=parse_settings(settings),
+                secure=secure,
+            )
             return asyncio.run(_cluster(paths, data_dir, ready_file))
 
         code = _with_other_ports(start)
@@ -179,10 +209,13 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
     help="The node's node.toml.",
 )
 @click.option("--insecure", is_flag=True, help="Allow addresses that other machines can reach, without TLS.")
+@settings_option
 @click.option("--child", is_flag=True, hidden=True, help="Stop when stdin ends: the parent holds its other end.")
-def serve(config_path: Path, insecure: bool, child: bool) -> None:
-    """Runs one node in the foreground from its node.toml."""
+def serve(config_path: Path, insecure: bool, settings: tuple[str, ...], child: bool) -> None:
+    """Runs one node in the foreground from its node.toml. What --set gives takes precedence over the file."""
     config = load_config(config_path, insecure=insecure)
+    config = replace(config, settings=config.settings | parse_settings(settings))
+    check_config(config)
     raise SystemExit(run_server(config, is_child=child))
 
 

@@ -9,7 +9,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +20,14 @@ from smq.coordinator.config import (
     ServerConfig,
     TlsConfig,
     check_rack,
+    check_settings,
     format_address,
     load_config,
     write_config,
 )
 from smq.coordinator.tls.layout import Identity, client_identity, tls_dir
 from smq.coordinator.user_errors import ConfigError
+from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 from smq.raft_state.ids import NodeId
 
 GRPC_PORT_DEFAULT: Final = 7401
@@ -64,12 +66,14 @@ def prepare_cluster(
     *,
     new_peer_ports: bool = False,
     racks: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
     secure: Secure | None = None,
 ) -> list[Path]:
     """Creates or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError if the directory
     holds another cluster than the requested one. The user does not choose the ports between nodes: they are free ports,
     and stay the same unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of the nodes, in
-    order; if it is empty, they stay as they are. `secure` gives TLS to nodes that have none."""
+    order; if it is empty, they stay as they are. So do the settings that `settings` does not name. `secure` gives TLS
+    to nodes that have none."""
     found = find_nodes(directory)
     configs = [load_config(path) for path in found] if found else _new_cluster(node_count)
     if node_count != len(configs):
@@ -81,6 +85,9 @@ def prepare_cluster(
     configs = _with_kafka(configs, is_free=ports.are_free)
     configs = _with_ports(configs, ports, new_peer_ports)
     configs = _with_racks(configs, racks)
+    if settings:
+        check_settings(settings)
+        configs = [replace(c, settings={**c.settings, **settings}) for c in configs]
     if secure is not None:
         configs = secure(directory, configs)
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
@@ -189,8 +196,8 @@ def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[Serve
         else replace(
             c,
             kafka_address=(_HOST, 0 if is_free else KAFKA_PORT_DEFAULT + PORT_STEP * i),
-            kafka_auto_create=True,
-            kafka_group_initial_delay_ms=0,  # on a developer's machine no other consumer is about to join
+            # On a developer's machine no other consumer is about to join.
+            settings={AUTO_CREATE: "true", GROUP_INITIAL_DELAY_MS: "0"} | c.settings,
         )
         for i, c in enumerate(configs)
     ]

@@ -48,8 +48,8 @@ def _nothing() -> None:
 class GroupCoordinator:
     """`start` once the node runs, `stop` before it ends. All on the node's loop."""
 
-    def __init__(self, node: NodeApi, clock: Clock, rng: Rng, *, initial_delay_ms: int) -> None:
-        self.initial_delay_ms = initial_delay_ms
+    def __init__(self, node: NodeApi, clock: Clock, rng: Rng, *, initial_delay_ms: Callable[[], int]) -> None:
+        self._initial_delay_ms = initial_delay_ms
         self._node = node
         self._clock = clock
         self._rng = rng
@@ -72,6 +72,11 @@ class GroupCoordinator:
         live, self._live = self._live, {}
         for group in live.values():
             group.close(Outcome.NOT_COORDINATOR)
+
+    @property
+    def initial_delay_ms(self) -> int:
+        """How long an empty group waits for more members."""
+        return self._initial_delay_ms()
 
     # -------------------------------------------------------------------------------------------------- ownership
     def refusal(self, name: str) -> Outcome:

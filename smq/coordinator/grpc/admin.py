@@ -12,6 +12,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.service.lookup import find_partition, find_topic
+from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
 from smq.coordinator.tls.contexts import NodeTls
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, cluster_value
@@ -32,12 +33,11 @@ from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicS
 from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi
 
-_REPLICATION_FACTOR_DEFAULT = 3
-
 
 class AdminService(GroupAdmin):
-    def __init__(self, node: NodeApi, tls: NodeTls | None) -> None:
+    def __init__(self, node: NodeApi, settings: Settings, tls: NodeTls | None) -> None:
         super().__init__(node)
+        self._settings = settings
         self._tls = tls
 
     @property
@@ -57,7 +57,7 @@ class AdminService(GroupAdmin):
         timeout_ms = deadline_ms(request.timeout_ms, context)
         factor = request.replication_factor
         if not factor and not is_external(request.config):
-            factor = min(_REPLICATION_FACTOR_DEFAULT, max(1, len(self._state.nodes)))
+            factor = self._settings.replication_factor(self._state)
         command = CreateTopic(
             request_id=request_id_of(request.request_id),
             name=request.name,

@@ -34,6 +34,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.INVALID_PARTITION_COUNT: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_REPLICATION_FACTOR: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_CONFIG: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_BATCH: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_OFFSET: grpc.StatusCode.INVALID_ARGUMENT,

@@ -36,6 +36,7 @@ class ApiKey(enum.IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_ACLS = 29
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     CREATE_PARTITIONS = 37
@@ -75,6 +76,7 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         # Version 6 is for two-phase commits with other systems, which smq does not have.
         ApiKey.INIT_PRODUCER_ID: Served("InitProducerId", Versions(0, 5)),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: Served("OffsetForLeaderEpoch", Versions(2, 4)),
+        ApiKey.DESCRIBE_ACLS: Served("DescribeAcls", Versions(1, 3)),
         ApiKey.DESCRIBE_CONFIGS: Served("DescribeConfigs", Versions(1, 4)),
         ApiKey.ALTER_CONFIGS: Served("AlterConfigs", Versions(0, 2)),
         ApiKey.CREATE_PARTITIONS: Served("CreatePartitions", Versions(0, 3)),

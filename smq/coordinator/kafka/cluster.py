@@ -7,7 +7,7 @@ itself: `service.lookup` asks the node, which first waits for a barrier.
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from smq.coordinator.config import parse_address
@@ -18,60 +18,63 @@ from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NO_REQUEST, Offset, TopicId
+from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId
 from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
+from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
-from smq.raft_state.topic_config import TOPIC_CONFIG, known_keys
+from smq.raft_state.topic_config import check_value
+from smq.replication.proposer import rejection
 
-PARTITIONS_DEFAULT: Final = 1  # as Kafka's num.partitions, if the client names no number
-_REPLICATION_FACTOR_DEFAULT: Final = 3
 NO_TOPIC_ID: Final = bytes(16)
+# Kafka's own topics, which clients take for internal ones. smq has neither: it keeps offsets in the replicated state.
+INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 
 
 def new_topic(
-    state: ClusterState,
+    gateway: Gateway,
     name: str,
     *,
     partitions: int = -1,
     replicas: int = -1,
     config: tuple[tuple[str, str], ...] = (),
+    assignments: tuple[tuple[NodeId, ...], ...] = (),
 ) -> CreateTopic:
     """-1 leaves a number to the cluster. SmqError for a name or a configuration that can be refused without Raft: a
     request may hold megabytes of either."""
     if len(name) > TOPIC_NAME_CHARS_MAX:
         raise SmqError(ErrorCode.INVALID_TOPIC_NAME, f"the name has {len(name)} characters")
-    for key, value in config:
-        check_setting(key, value)
+    if assignments:
+        partitions, replicas = len(assignments), len(assignments[0])
+    with refusals_as_errors():
+        for key, value in config:
+            check_value(key, value)
     return CreateTopic(
         request_id=NO_REQUEST,
         name=name,
         topic_id=TopicId(secrets.token_bytes(16)),
-        partition_count=PARTITIONS_DEFAULT if partitions == -1 else partitions,
-        replication_factor=default_replication_factor(state) if replicas == -1 else replicas,
+        partition_count=gateway.settings.num_partitions(gateway.state) if partitions == -1 else partitions,
+        replication_factor=gateway.settings.replication_factor(gateway.state) if replicas == -1 else replicas,
         config=config,
+        assignments=assignments,
         start_offset=Offset(0),
         created_ms=time.time_ns() // 1_000_000,
     )
 
 
-def check_setting(key: str, value: str | None = None) -> None:
-    """SmqError for a key that topics do not have, or a value that the key does not take. None skips the value."""
-    if key not in TOPIC_CONFIG:
-        raise SmqError(ErrorCode.INVALID_CONFIG, f"topics have no configuration {key[:80]!r}: known are {known_keys()}")
-    if value is not None and not TOPIC_CONFIG[key].accepts(value):
-        raise SmqError(ErrorCode.INVALID_CONFIG, f"{key} is {TOPIC_CONFIG[key].values}; not {value[:80]!r}")
-
-
-def default_replication_factor(state: ClusterState) -> int:
-    """Of a topic whose creator leaves it to the cluster."""
-    return min(_REPLICATION_FACTOR_DEFAULT, max(1, len(state.nodes)))
+@contextlib.contextmanager
+def refusals_as_errors() -> Iterator[None]:
+    """The state machine's own checks, made before a command or instead of one, fail as the command would."""
+    try:
+        yield
+    except Refused as e:
+        raise rejection(e.rejected) from None
 
 
 async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:
     """Creates the topic, unless another client was faster. SmqError if it cannot be created."""
     try:
-        reply = await gateway.calls.propose(new_topic(gateway.state, name), timeout_ms)
+        reply = await gateway.calls.propose(new_topic(gateway, name), timeout_ms)
         assert isinstance(reply, TopicCreated)
     except SmqError as e:
         if e.code is not ErrorCode.TOPIC_EXISTS:

@@ -1,40 +1,38 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the settings of topics, and a view of a node's own.
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the settings of topics, of the cluster, and of a node.
 
-Owns how the rows of `raft_state.topic_config` look to Kafka's admin clients. Each resource is a command of its own, for
-all of its keys or none. A node reads its settings from node.toml when it starts. Clients can see those that Kafka has a
-name for, and cannot change them.
+Owns the checks and the commands of alterations; `config_view` has what clients see. Each resource is a command of its
+own, for all of its keys or none. The resource BROKER without a name is the whole cluster, as Kafka's dynamic defaults
+of all brokers. A node reads its own settings from node.toml when it starts. Clients can see them, and cannot change
+them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from smq.coordinator.kafka.cluster import PARTITIONS_DEFAULT, check_setting, default_replication_factor
+from smq.coordinator.kafka.cluster import refusals_as_errors
 from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.config_view import cluster_entries, node_entries, topic_entries
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic
-from smq.raft_state.commands import AlterTopicConfig
+from smq.raft_state.cluster_config import CLUSTER_CONFIG
+from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig
+from smq.raft_state.config_keys import ConfigKey, ConfigType
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.names import is_topic_name
-from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG, config_value
+from smq.raft_state.topic_config import TOPIC_CONFIG, checked_config
 
 TOPIC: Final = 2
 BROKER: Final = 4
+GROUP: Final = 32  # Kafka's keys of groups concern the group protocol of KIP-848, so a group here has none
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
-# Kafka's ConfigSource and ConfigType.
-_SOURCE_TOPIC: Final = 1
-_SOURCE_NODE: Final = 4
-_SOURCE_DEFAULT: Final = 5
-_TYPE_BOOLEAN: Final = 1
-_TYPE_STRING: Final = 2
-_TYPE_LONG: Final = 5
-
+_Table: TypeAlias = Mapping[str, ConfigKey]
 _Changes: TypeAlias = tuple[dict[str, str], list[str]]  # the keys to set, and those that go back to their defaults
-_ChangesOf: TypeAlias = Callable[[Iterable[Struct]], _Changes]
+_ChangesOf: TypeAlias = Callable[[Iterable[Struct], _Table], _Changes]
 
 
 # -------------------------------------------------------------------------------------------- DescribeConfigs
@@ -71,18 +69,21 @@ def _answer_to(requested: Struct) -> Struct:
 
 
 async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
-    """A topic's are read after a barrier: a change through another node shows here."""
+    """After a barrier: a change through another node shows here."""
+    if kind not in (TOPIC, BROKER, GROUP):
+        raise _unsupported(kind)
     if kind == TOPIC:
         _check_topic_name(name)
-        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
-        return described((await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)).config)
-    if kind == BROKER:
-        me = str(gateway.calls.node.node_id)
-        if name not in ("", me):
-            message = f"this is node {me}: ask node {name} itself, which alone knows its settings"
-            raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
-        return _described_node(gateway)
-    raise _unsupported(kind)
+    elif kind == GROUP:
+        _check_group_name(name)
+        return []
+    else:
+        _check_node_name(gateway, name)
+    await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+    if kind == TOPIC:
+        topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)
+        return topic_entries(topic.config, topic.replication_factor)
+    return node_entries(gateway) if name else cluster_entries(gateway)
 
 
 def _check_topic_name(name: str) -> None:
@@ -90,57 +91,24 @@ def _check_topic_name(name: str) -> None:
         raise KafkaRefusal(KafkaError.INVALID_TOPIC_EXCEPTION, f"{name[:80]!r} is not a topic name")
 
 
+def _check_group_name(name: str) -> None:
+    if not name:
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, "name the group whose configuration is wanted")
+
+
+def _check_node_name(gateway: Gateway, name: str) -> None:
+    me = str(gateway.calls.node.node_id)
+    if name not in ("", me):
+        message = f"this is node {me}: ask node {name[:80]} itself, which alone knows its settings"
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+
+
 def _unsupported(kind: int) -> KafkaRefusal:
-    message = f"resource type {kind} has no configuration: only topics ({TOPIC}) and nodes ({BROKER}) have one"
+    message = (
+        f"resource type {kind} has no configuration: only topics ({TOPIC}), nodes and the cluster ({BROKER}) and"
+        f" groups ({GROUP}) have one"
+    )
     return KafkaRefusal(KafkaError.INVALID_REQUEST, message)
-
-
-def described(config: Mapping[str, str]) -> list[Struct]:
-    """All keys of a topic, for DescribeConfigs and CreateTopics."""
-    return [_described_key(key, config) for key in TOPIC_CONFIG]
-
-
-def _described_key(key: str, config: Mapping[str, str]) -> Struct:
-    row = TOPIC_CONFIG[key]
-    own = [{"name": key, "value": config[key], "source": _SOURCE_TOPIC}] if key in config else []
-    return {
-        "name": key,
-        "value": config_value(config, key),
-        "read_only": False,
-        "config_source": _SOURCE_TOPIC if own else _SOURCE_DEFAULT,
-        "is_sensitive": False,
-        "synonyms": [*own, {"name": key, "value": row.default, "source": _SOURCE_DEFAULT}],
-        "config_type": _type_of(row.default),
-        "documentation": f"{row.meaning}: {row.values}",
-    }
-
-
-def _type_of(value: str) -> int:
-    if value in ("true", "false"):
-        return _TYPE_BOOLEAN
-    return _TYPE_LONG if value.removeprefix("-").isdigit() else _TYPE_STRING
-
-
-def _described_node(gateway: Gateway) -> list[Struct]:
-    settings = {
-        "auto.create.topics.enable": (str(gateway.auto_create).lower(), "clients may create topics by naming them"),
-        "default.replication.factor": (str(default_replication_factor(gateway.state)), "of topics that name none"),
-        "message.max.bytes": (TOPIC_CONFIG[MAX_MESSAGE_BYTES].default, "of topics without a max.message.bytes"),
-        "num.partitions": (str(PARTITIONS_DEFAULT), "of topics that name no number"),
-    }
-    return [
-        {
-            "name": key,
-            "value": value,
-            "read_only": True,
-            "config_source": _SOURCE_NODE,
-            "is_sensitive": False,
-            "synonyms": [{"name": key, "value": value, "source": _SOURCE_NODE}],
-            "config_type": _type_of(value),
-            "documentation": meaning,
-        }
-        for key, (value, meaning) in settings.items()
-    ]
 
 
 # ------------------------------------------------------------------------------------------------- alteration
@@ -174,50 +142,86 @@ def _resource(requested: Struct) -> tuple[int, str]:
 
 
 async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *, is_dry: bool) -> None:
-    if requested["resource_type"] == BROKER:
-        message = "a node's settings are in its node.toml: change them there, and restart the node"
-        raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
-    if requested["resource_type"] != TOPIC:
-        raise _unsupported(requested["resource_type"])
-    _check_topic_name(requested["resource_name"])
+    kind, name = requested["resource_type"], requested["resource_name"]
     if any(count > 1 for count in Counter(c["name"] for c in requested["configs"]).values()):
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request gives a configuration key twice")
-    set_, unset = changes_of(requested["configs"])
-    name = (await find_topic(gateway.calls, requested["resource_name"], TIMEOUT_MS_DEFAULT)).name
-    if not is_dry:
-        command = AlterTopicConfig(
-            request_id=NO_REQUEST, name=name, set_=tuple(sorted(set_.items())), unset=tuple(sorted(unset))
+    if kind == TOPIC:
+        await _alter_topic(gateway, name, changes_of(requested["configs"], TOPIC_CONFIG), is_dry=is_dry)
+    elif kind == BROKER and not name:
+        set_, unset = changes_of(requested["configs"], CLUSTER_CONFIG)
+        if not is_dry:
+            command = AlterClusterConfig(set_=_sorted(set_), unset=tuple(sorted(unset)))
+            await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+    elif kind == BROKER:
+        message = (
+            "a node's own settings are in its node.toml: change them there and restart the node. Or set the key for the"
+            ' whole cluster: the resource is then BROKER "" (--entity-default), or use `smq config set`'
         )
-        await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+    elif kind == GROUP:
+        _check_group_name(name)
+        if requested["configs"]:
+            message = "groups have no configuration: each member brings its session.timeout.ms when it joins"
+            raise KafkaRefusal(KafkaError.INVALID_CONFIG, message)
+    else:
+        raise _unsupported(kind)
 
 
-def _replacement(configs: Iterable[Struct]) -> _Changes:
-    set_ = {config["name"]: _checked(config) for config in configs}
-    return set_, [key for key in TOPIC_CONFIG if key not in set_]
+async def _alter_topic(gateway: Gateway, name: str, changes: _Changes, *, is_dry: bool) -> None:
+    _check_topic_name(name)
+    topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)
+    set_, unset = changes
+    if is_dry:
+        with refusals_as_errors():
+            checked_config(set_.items(), topic.replication_factor)
+        return
+    command = AlterTopicConfig(request_id=NO_REQUEST, name=name, set_=_sorted(set_), unset=tuple(sorted(unset)))
+    await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
 
 
-def _increment(configs: Iterable[Struct]) -> _Changes:
+def _sorted(changes: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(changes.items()))
+
+
+def _replacement(configs: Iterable[Struct], table: _Table) -> _Changes:
+    set_ = {config["name"]: _checked(config, table) for config in configs}
+    return set_, [key for key, row in table.items() if key not in set_ and not row.is_read_only]
+
+
+def _increment(configs: Iterable[Struct], table: _Table) -> _Changes:
     set_: dict[str, str] = {}
     unset = []
     for config in configs:
         key, operation = config["name"], config["config_operation"]
         if operation == _SET:
-            set_[key] = _checked(config)
+            set_[key] = _checked(config, table)
         elif operation == _DELETE:
-            check_setting(key)
+            _row_of(key, table)
             unset.append(key)
         elif operation in (_APPEND, _SUBTRACT):
-            check_setting(key)
-            raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} is not a list: it can only be set or deleted")
+            if _row_of(key, table).type is not ConfigType.LIST:
+                raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} is not a list: it can only be set or deleted")
+            raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} must be {table[key].values}: nothing can be added")
         else:
             raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"unknown operation {operation}: 0 sets, 1 deletes")
     return set_, unset
 
 
-def _checked(config: Struct) -> str:
-    if config["value"] is None:
-        message = f"{config['name'][:80]} has no value: delete the key (IncrementalAlterConfigs) for its default"
+def _checked(config: Struct, table: _Table) -> str:
+    """The value. Refused before Raft, since a request may hold megabytes of keys and values."""
+    key, value = config["name"], config["value"]
+    if value is None:
+        message = f"{key[:80]} has no value: delete the key (IncrementalAlterConfigs) for its default"
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
-    value: str = config["value"]
-    check_setting(config["name"], value)
-    return value
+    row = _row_of(key, table)
+    if not row.accepts(value):
+        raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} must be {row.values}, not {value[:80]!r}")
+    text: str = value
+    return text
+
+
+def _row_of(key: str, table: _Table) -> ConfigKey:
+    if key not in table:
+        message = f"there is no configuration {key[:80]!r} here: known are {', '.join(table)}"
+        raise KafkaRefusal(KafkaError.INVALID_CONFIG, message)
+    return table[key]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from smq.coordinator.kafka import (
+    authorization,
     committed_offsets,
     config_admin,
     group_admin,
@@ -53,6 +54,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_RECORDS: log_offsets.delete_records,
     ApiKey.INIT_PRODUCER_ID: init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
+    ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
     ApiKey.DESCRIBE_CONFIGS: config_admin.describe_configs,
     ApiKey.ALTER_CONFIGS: config_admin.alter_configs,
     ApiKey.CREATE_PARTITIONS: topic_admin.create_partitions,

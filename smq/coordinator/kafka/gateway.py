@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.settings import Settings
 from smq.raft_state.state import ClusterState
 
 
@@ -15,7 +16,8 @@ from smq.raft_state.state import ClusterState
 class Gateway:
     calls: NodeCalls
     groups: GroupCoordinator
-    auto_create: bool  # clients may create topics by naming them
+    settings: Settings
+    request_bytes_max: int
     response_bytes_max: int
     inflight: InflightBytes
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from smq.coordinator.groups.protocols import metadata_of
 from smq.coordinator.groups.view import PHASES
+from smq.coordinator.kafka.authorization import on_group
 from smq.coordinator.kafka.cluster import barrier_failure, coordinator_refusal
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
@@ -20,7 +21,6 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.state import GroupPhase, GroupState
 
-_NO_OPERATIONS: Final = -(2**31)
 _NOT_FOUND_VERSION: Final = 6  # of DescribeGroups: an unknown group is an error (KIP-1043)
 _TYPE: Final = "classic"
 
@@ -35,11 +35,11 @@ async def describe_groups(gateway: Gateway, version: int, request: Struct) -> St
     failure = await barrier_failure(gateway)
     return {
         "throttle_time_ms": 0,
-        "groups": [_described(gateway, version, name, failure) for name in request["groups"]],
+        "groups": [_described(gateway, version, name, request, failure) for name in request["groups"]],
     }
 
 
-def _described(gateway: Gateway, version: int, name: str, failure: KafkaError) -> Struct:
+def _described(gateway: Gateway, version: int, name: str, request: Struct, failure: KafkaError) -> Struct:
     answer: Struct = {
         "error_code": failure or (coordinator_refusal(gateway, PREFIX + name) if is_group(name) else KafkaError.NONE),
         "error_message": None,
@@ -48,7 +48,7 @@ def _described(gateway: Gateway, version: int, name: str, failure: KafkaError) -
         "protocol_type": "",
         "protocol_data": "",
         "members": [],
-        "authorized_operations": _NO_OPERATIONS,
+        "authorized_operations": on_group(is_asked=request["include_authorized_operations"]),
     }
     if answer["error_code"] is not KafkaError.NONE:
         return answer

@@ -15,6 +15,7 @@ from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.settings import Settings
 from smq.replication.api import NodeApi
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
@@ -30,7 +31,7 @@ class KafkaServer:
         groups: GroupCoordinator,
         listener: socket.socket,
         *,
-        auto_create: bool,
+        settings: Settings,
         request_bytes_max: int,
         response_bytes_max: int,
         limits: AcceptLimits,
@@ -40,7 +41,8 @@ class KafkaServer:
         self._gateway = Gateway(
             calls=NodeCalls(node),
             groups=groups,
-            auto_create=auto_create,
+            settings=settings,
+            request_bytes_max=request_bytes_max,
             response_bytes_max=response_bytes_max,
             inflight=self._inflight,
         )

@@ -6,7 +6,9 @@ Owns the description of the node and the cluster that clients get, and when a to
 from typing import Final
 
 from smq.coordinator.kafka.api_keys import SERVED
+from smq.coordinator.kafka.authorization import on_cluster, on_topic
 from smq.coordinator.kafka.cluster import (
+    INTERNAL_TOPICS,
     NO_TOPIC_ID,
     brokers,
     confirm_or_assume_unknown,
@@ -52,15 +54,20 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
         named = [known[name] for name in sorted(known) if not is_external(known[name].config)]
         topics = [await _topic(gateway.state, topic, turns) for topic in named]
     else:
-        may_create = gateway.auto_create and (version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"])
+        is_asked = version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"]
+        may_create = is_asked and gateway.settings.auto_create(gateway.state)
         await confirm_or_assume_unknown(gateway, lambda state: _are_known(state, requested))
         topics = [await _named_topic(gateway, topic, may_create=may_create) for topic in requested]
+    for topic in topics:
+        is_asked = request["include_topic_authorized_operations"] and topic["error_code"] is KafkaError.NONE
+        topic["topic_authorized_operations"] = on_topic(is_asked=is_asked)
     return {
         "throttle_time_ms": 0,
         "brokers": brokers(gateway.state),
         "cluster_id": gateway.state.cluster_id,
         "controller_id": controller(gateway),
         "topics": topics,
+        "cluster_authorized_operations": on_cluster(is_asked=request["include_cluster_authorized_operations"]),
         "error_code": KafkaError.NONE,
     }
 
@@ -77,7 +84,7 @@ async def _named_topic(gateway: Gateway, requested: Struct, *, may_create: bool)
         name = state.topic_names.get(TopicId(topic_id))
         if name is None:
             return _unknown(None, topic_id, KafkaError.UNKNOWN_TOPIC_ID)
-    if name not in state.topics and may_create:
+    if name not in state.topics and may_create and name not in INTERNAL_TOPICS:
         try:
             await create_on_use(gateway, name, TIMEOUT_MS_DEFAULT)
         except SmqError as e:
@@ -101,7 +108,7 @@ def _unknown(name: str | None, topic_id: bytes, code: KafkaError) -> Struct:
         "error_code": code,
         "name": name if name is not None else "",
         "topic_id": topic_id,
-        "is_internal": False,
+        "is_internal": name in INTERNAL_TOPICS,
         "partitions": [],
     }
 
@@ -111,7 +118,7 @@ async def _topic(state: ClusterState, topic: TopicState, turns: Turns) -> Struct
         "error_code": KafkaError.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
-        "is_internal": False,
+        "is_internal": topic.name in INTERNAL_TOPICS,
         "partitions": [_partition(state, partition) async for partition in turns.over(topic.partitions)],
     }
 
@@ -138,6 +145,7 @@ async def describe_cluster(gateway: Gateway, _version: int, request: Struct) -> 
         "cluster_id": gateway.state.cluster_id,
         "controller_id": controller(gateway),
         "brokers": [],
+        "cluster_authorized_operations": on_cluster(is_asked=request["include_cluster_authorized_operations"]),
     }
     if request["endpoint_type"] != _ENDPOINTS_OF_BROKERS:
         out["error_code"] = KafkaError.UNSUPPORTED_ENDPOINT_TYPE

@@ -6,18 +6,20 @@ hold up the others.
 
 from collections import Counter
 
-from smq.coordinator.kafka.cluster import NO_TOPIC_ID, new_topic
+from smq.coordinator.kafka.cluster import NO_TOPIC_ID, new_topic, refusals_as_errors
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.config_admin import described
+from smq.coordinator.kafka.config_view import topic_entries
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic, find_topic_name
 from smq.raft_state.commands import AddPartitions, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NO_REQUEST, TopicId
-from smq.raft_state.limits import TOPIC_PARTITIONS_MAX
+from smq.raft_state.ids import NO_REQUEST, NodeId, TopicId
+from smq.raft_state.limits import NODES_MAX, TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
+from smq.raft_state.topic_config import differing
+from smq.raft_state.topic_rules import check_creation, check_growth
 
 
 # ----------------------------------------------------------------------------------------------- CreateTopics
@@ -39,9 +41,11 @@ async def _create(gateway: Gateway, requested: Struct, request: Struct, *, is_tw
     try:
         if is_twice:
             raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"the request names topic {requested['name']!r} twice")
-        command = _creation(gateway, requested)
+        command = await _creation(gateway, requested)
         if request["validate_only"]:
-            await _check_creation(gateway, command)
+            await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+            with refusals_as_errors():
+                check_creation(gateway.state, command)
         else:
             reply = await gateway.calls.propose(command, max(request["timeout_ms"], 1))
             answer["topic_id"] = reply.topic_id if isinstance(reply, TopicCreated) else NO_TOPIC_ID
@@ -50,42 +54,67 @@ async def _create(gateway: Gateway, requested: Struct, request: Struct, *, is_tw
     return answer | {
         "num_partitions": command.partition_count,
         "replication_factor": command.replication_factor,
-        "configs": described(dict(command.config)),
+        "configs": topic_entries(differing(dict(command.config)), command.replication_factor),
     }
 
 
-def _creation(gateway: Gateway, requested: Struct) -> CreateTopic:
-    if requested["assignments"]:
-        raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
-    _check_count(requested["num_partitions"], default=-1)
+async def _creation(gateway: Gateway, requested: Struct) -> CreateTopic:
+    """The command. If it cannot be made, the topic may exist: then that is the reason, as clients rely on it."""
+    try:
+        return _requested_creation(gateway, requested)
+    except (SmqError, KafkaRefusal):
+        name = requested["name"]
+        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+        if name in gateway.state.topics:
+            raise SmqError(ErrorCode.TOPIC_EXISTS, f"topic {name!r} exists") from None
+        raise
+
+
+def _requested_creation(gateway: Gateway, requested: Struct) -> CreateTopic:
+    partitions, replicas = requested["num_partitions"], requested["replication_factor"]
+    assignments = requested["assignments"]
+    if assignments and (partitions, replicas) != (-1, -1):
+        message = "with a replica assignment, the numbers of partitions and of replicas must be -1"
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+    _check_count(partitions, default=-1)
     config = {c["name"]: c["value"] for c in requested["configs"]}
     if len(config) < len(requested["configs"]):
         raise KafkaRefusal(KafkaError.INVALID_CONFIG, "the request gives a configuration key twice")
     kept = sorted((key, value) for key, value in config.items() if value is not None)
     return new_topic(
-        gateway.state,
+        gateway,
         requested["name"],
-        partitions=requested["num_partitions"],
-        replicas=requested["replication_factor"],
+        partitions=partitions,
+        replicas=replicas,
         config=tuple(kept),
+        assignments=_assignments_by_index(assignments),
     )
+
+
+def _assignments_by_index(requested: list[Struct]) -> tuple[tuple[NodeId, ...], ...]:
+    """In the order of the partitions, whatever the order of the request."""
+    _check_assignment_count(len(requested))
+    by_index = {a["partition_index"]: a["broker_ids"] for a in requested}
+    if sorted(by_index) != list(range(len(requested))):
+        message = "the assigned partitions must be 0, 1, 2 and so on, each once"
+        raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, message)
+    return tuple(_replicas(by_index[index]) for index in range(len(requested)))
+
+
+def _check_assignment_count(count: int) -> None:
+    if count > TOPIC_PARTITIONS_MAX:
+        message = f"{count} partitions: a topic has at most {TOPIC_PARTITIONS_MAX}"
+        raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, message)
+
+
+def _replicas(broker_ids: list[int]) -> tuple[NodeId, ...]:
+    """As many as there can be nodes: a longer list is refused as it is, so the command stays small."""
+    return tuple(NodeId(broker) for broker in broker_ids[: NODES_MAX + 1])
 
 
 def _check_count(count: int, *, default: int | None = None) -> None:
     if count != default and not 1 <= count <= TOPIC_PARTITIONS_MAX:
         raise KafkaRefusal(KafkaError.INVALID_PARTITIONS, f"{count} partitions: it must be 1 to {TOPIC_PARTITIONS_MAX}")
-
-
-async def _check_creation(gateway: Gateway, command: CreateTopic) -> None:
-    """As far as it can be checked without creating the topic."""
-    await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
-    if command.name in gateway.state.topics:
-        raise SmqError(ErrorCode.TOPIC_EXISTS, f"topic {command.name!r} exists")
-    if not 1 <= command.replication_factor <= len(gateway.state.nodes):
-        raise SmqError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"replication_factor must be from 1 to the {len(gateway.state.nodes)} nodes there are",
-        )
 
 
 # ----------------------------------------------------------------------------------------------- DeleteTopics
@@ -134,16 +163,24 @@ async def _grow(gateway: Gateway, requested: Struct, request: Struct) -> Struct:
     answer: Struct = {"name": requested["name"], "error_code": KafkaError.NONE, "error_message": None}
     timeout_ms = max(request["timeout_ms"], 1)
     try:
-        if requested["assignments"]:
-            raise KafkaRefusal(KafkaError.INVALID_REPLICA_ASSIGNMENT, "the cluster places replicas itself: name none")
         _check_count(requested["count"])
         current = len((await find_topic(gateway.calls, requested["name"], timeout_ms)).partitions)
         if requested["count"] <= current:
             raise KafkaRefusal(
                 KafkaError.INVALID_PARTITIONS, f"topic {requested['name']!r} already has {current} partitions"
             )
-        if not request["validate_only"]:
-            command = AddPartitions(request_id=NO_REQUEST, name=requested["name"], partition_count=requested["count"])
+        assignments = requested["assignments"] or []
+        _check_assignment_count(len(assignments))
+        command = AddPartitions(
+            request_id=NO_REQUEST,
+            name=requested["name"],
+            partition_count=requested["count"],
+            assignments=tuple(_replicas(assignment["broker_ids"]) for assignment in assignments),
+        )
+        if request["validate_only"]:
+            with refusals_as_errors():
+                check_growth(gateway.state, command)
+        else:
             await gateway.calls.propose(command, timeout_ms)
     except (SmqError, KafkaRefusal) as e:
         return answer | error_fields(e)

@@ -40,7 +40,7 @@ def test_a_minimal_file_gets_loopback_addresses_and_defaults() -> None:
 
 def test_without_a_kafka_address_there_is_no_listener_and_topics_are_not_created_on_use() -> None:
     config = parse(GOOD)
-    assert (config.kafka_address, config.kafka_auto_create) == (None, False)
+    assert (config.kafka_address, config.settings) == (None, {})
     assert config.node_config(grpc_address=("a", 1), http_address=("a", 2)).kafka_address == ""
 
 
@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         grpc_address=("127.0.0.1", 7401),
         kafka_address=("::1", 9092),
         rack='a "quoted" place',
-        kafka_auto_create=True,
+        settings={"num.partitions": "4", "auto.create.topics.enable": "true", "default.replication.factor": "-1"},
         request_bytes_max=2 << 20,
         tuning={"session_timeout_ms": 900},
     )
@@ -61,6 +61,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write_config(config, path)
     assert load_config(path) == config
     assert parse_config(dump_config(config), base_dir=tmp_path) == config
+
+
+def test_settings_have_kafkas_names_with_or_without_quotes() -> None:
+    expected = {"num.partitions": "4", "auto.create.topics.enable": "true"}
+    assert parse(GOOD + "[settings]\nnum.partitions = 4\nauto.create.topics.enable = true\n").settings == expected
+    quoted = '[settings]\n"num.partitions" = 4\n"auto.create.topics.enable" = true\n'
+    assert parse(GOOD + quoted).settings == expected
+    assert parse(GOOD + '[settings]\nnum.partitions = "4"\n').settings == {"num.partitions": "4"}
 
 
 def test_rack_reaches_the_node() -> None:
@@ -101,6 +109,10 @@ def test_tuning_reaches_the_node() -> None:
         (f'rack = "{"x" * 256}"\n' + GOOD, "rack has 256 bytes: it must have at most 255"),
         ("this is not toml", "not valid TOML"),
         ("peers = 3\n" + GOOD.split("[peers]")[0], "must be a table"),
+        (GOOD + "[settings]\nnum.partitions = 0\n", "num.partitions is '0': it must be a whole number from 1"),
+        (GOOD + "[settings]\nauto.create.topics.enable = 1\n", "it must be true or false"),
+        (GOOD + "[settings]\nno.such = 1\n", "unknown setting 'no.such': known are num.partitions"),
+        (GOOD + "[settings]\noffsets.retention.minutes = 1\n", "the same on all nodes: set it with `smq config set"),
     ],
 )
 def test_wrong_settings_are_refused_and_named(text: str, says: str) -> None:

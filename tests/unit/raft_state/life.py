@@ -120,6 +120,7 @@ def _nodes_and_topics() -> list[Command]:
         topic(3, "gone", replicas=1),
         UnfenceNode(node=NodeId(4), incarnation=Incarnation(1)),
         AddPartitions(name="ant", partition_count=6, request_id=rid(3)),
+        AddPartitions(name="ant", partition_count=7, assignments=((NodeId(4), NodeId(1)),)),
         advances(
             advance(pid(2, 0), 0, 10, 12, 1_000), advance(pid(2, 1), 0, 7, 7, 2_000), advance(pid(1), 0, 2**40 + 1)
         ),

@@ -12,7 +12,7 @@ from smq.raft_state.ids import Incarnation, NodeId, Offset, TopicId
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT, START_OFFSET_MAX, default_init
 from smq.raft_state.replies import Done, TopicCreated
 from smq.raft_state.state import EpochStart
-from smq.raft_state.topic_config import TOPIC_CONFIG, config_value, max_message_bytes
+from smq.raft_state.topic_config import TOPIC_CONFIG, config_value, max_message_bytes, shown_value
 from tests.unit.raft_state.support import Driver, advance, advances, cluster, commit, pid, register, tid, topic
 
 
@@ -259,8 +259,8 @@ def test_only_values_that_differ_from_the_default_are_stored() -> None:
 
 
 def test_unknown_key_is_refused_and_the_known_ones_are_named() -> None:
-    reply = cluster().refused(with_config(("retention.ms", "1")), ErrorCode.INVALID_CONFIG)
-    assert "retention.ms" in reply.message
+    reply = cluster().refused(with_config(("segment.ms", "1")), ErrorCode.INVALID_CONFIG)
+    assert "segment.ms" in reply.message
     assert all(key in reply.message for key in TOPIC_CONFIG)
 
 
@@ -314,3 +314,95 @@ def test_alteration_with_one_bad_key_changes_nothing(change: dict[str, Any]) -> 
     driver.ok(with_config(("max.message.bytes", "7")))
     driver.refused(AlterTopicConfig(name="t1", **change), ErrorCode.INVALID_CONFIG)
     assert config_of(driver) == {"max.message.bytes": "7"}
+
+
+def test_every_row_accepts_its_default_and_says_what_it_takes() -> None:
+    for key, row in TOPIC_CONFIG.items():
+        assert row.accepts(row.default), key
+        assert not row.accepts(""), key
+        assert row.meaning, key
+        assert row.values, key
+
+
+FIXED = tuple((key, row.default) for key, row in TOPIC_CONFIG.items() if row.is_fixed)
+
+
+def test_what_smq_does_anyway_is_accepted_and_not_stored() -> None:
+    driver = cluster()
+    driver.ok(with_config(*FIXED))
+    assert config_of(driver) == {}
+    driver.ok(AlterTopicConfig(name="t1", set_=(("flush.messages", "9000"), ("max.message.bytes", "5"))))
+    assert config_of(driver) == {"max.message.bytes": "5"}
+
+
+@pytest.mark.parametrize(("replicas", "majority"), [(1, 1), (2, 2), (3, 2)])
+def test_replicas_in_sync_may_be_demanded_up_to_the_majority(replicas: int, majority: int) -> None:
+    driver = cluster()
+    driver.ok(replace(topic(1, replicas=replicas), config=(("min.insync.replicas", str(majority)),)))
+    assert shown_value(config_of(driver), "min.insync.replicas", replicas) == str(majority)
+    too_many = ("min.insync.replicas", str(majority + 1))
+    reply = driver.refused(AlterTopicConfig(name="t1", set_=(too_many,)), ErrorCode.INVALID_CONFIG)
+    assert f"from 1 to {majority}" in reply.message
+    driver.refused(replace(topic(2, replicas=replicas), config=(too_many,)), ErrorCode.INVALID_CONFIG)
+
+
+# ------------------------------------------------------------------------------------------- replica assignments
+def assigned(*assignments: tuple[int, ...], replicas: int = 2) -> CreateTopic:
+    nodes = tuple(tuple(map(NodeId, assignment)) for assignment in assignments)
+    return replace(topic(1, partitions=len(nodes), replicas=replicas), assignments=nodes)
+
+
+def grown(count: int, *assignments: tuple[int, ...]) -> AddPartitions:
+    nodes = tuple(tuple(map(NodeId, assignment)) for assignment in assignments)
+    return AddPartitions(name="t1", partition_count=count, assignments=nodes)
+
+
+def test_replicas_are_where_the_command_assigns_them_and_the_first_one_leads() -> None:
+    driver = cluster()
+    driver.ok(assigned((3, 1), (2, 3)))
+    driver.ok(grown(4, (2, 1), (2, 3)))
+    driver.ok(add("t1", 5))
+    found = [driver.partition(pid(1, index)) for index in range(5)]
+    assert [p.replicas for p in found[:4]] == [(3, 1), (2, 3), (2, 1), (2, 3)]
+    assert [p.leader for p in found[:4]] == [3, 2, 2, 2]
+    assert len(found[4].replicas) == 2
+
+
+def test_a_fenced_preferred_leader_does_not_lead_at_first() -> None:
+    driver = cluster()
+    driver.ok(FenceNode(node=NodeId(3), incarnation=Incarnation(1)))
+    driver.ok(assigned((3, 1)))
+    assert (driver.partition(pid(1)).replicas, driver.partition(pid(1)).leader) == ((3, 1), 1)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        assigned((1, 1)),
+        assigned((1, 9)),
+        assigned((1, 2), (3,)),
+        assigned((), replicas=0),
+        replace(assigned((1, 2)), partition_count=2),
+        replace(assigned((1, 2), (2, 3)), partition_count=1),
+    ],
+    ids=["twice", "unknown", "lengths", "none", "too few", "too many"],
+)
+def test_an_assignment_that_cannot_be_made_is_refused(command: CreateTopic) -> None:
+    cluster().refused(command, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [grown(3, (1, 2)), grown(2, (1, 2), (2, 3)), grown(2, (1, 1)), grown(2, (1, 9)), grown(2, (1,)), grown(1, (1, 2))],
+    ids=["too few", "too many", "twice", "unknown", "length", "no new partition"],
+)
+def test_new_partitions_need_valid_assignments(command: AddPartitions) -> None:
+    driver = cluster()
+    driver.ok(assigned((1, 2)))
+    driver.refused(command, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+    assert len(driver.machine.state.topics["t1"].partitions) == 1
+
+
+def test_offsets_without_records_have_no_replicas_to_assign() -> None:
+    external = replace(assigned((1, 2)), config=(("storage", "external"),))
+    cluster().refused(external, ErrorCode.INVALID_REPLICATION_FACTOR)

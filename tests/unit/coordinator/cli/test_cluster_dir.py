@@ -13,6 +13,7 @@ from smq.coordinator.cli.cluster_dir import Ports, find_nodes, free_ports, hold_
 from smq.coordinator.cli.main import cli
 from smq.coordinator.config import ServerConfig, load_config
 from smq.coordinator.user_errors import ConfigError
+from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 
 
 def prepared(directory: Path, nodes: int = 3, **ports: int) -> list[ServerConfig]:
@@ -34,9 +35,26 @@ def test_a_new_cluster_gets_one_id_and_default_ports_ten_apart(tmp_path: Path) -
 def test_every_node_gets_a_kafka_port_and_creates_topics_on_first_use(tmp_path: Path) -> None:
     configs = prepared(tmp_path / "default")
     assert [c.kafka_address for c in configs] == [("127.0.0.1", port) for port in (9092, 9102, 9112)]
-    assert all(c.kafka_auto_create for c in configs)
+    assert all(c.settings == {AUTO_CREATE: "true", GROUP_INITIAL_DELAY_MS: "0"} for c in configs)
     moved = prepared(tmp_path / "default", kafka=9500)
     assert [c.kafka_address for c in moved] == [("127.0.0.1", port) for port in (9500, 9510, 9520)]
+
+
+def test_settings_given_once_stay_and_others_can_follow(tmp_path: Path) -> None:
+    def settings(**given: str) -> dict[str, str]:
+        changes = {key.replace("_", "."): value for key, value in given.items()}
+        (path,) = prepare_cluster(tmp_path, 1, Ports(), settings=changes)
+        return load_config(path).settings
+
+    first = settings(num_partitions="4", group_initial_rebalance_delay_ms="3000")
+    assert first == {AUTO_CREATE: "true", GROUP_INITIAL_DELAY_MS: "3000", "num.partitions": "4"}
+    assert settings() == first
+    assert settings(num_partitions="2") == first | {"num.partitions": "2"}
+    with pytest.raises(ConfigError, match=r"num\.partitions is '0'"):
+        settings(num_partitions="0")
+    with pytest.raises(ConfigError, match="the same on all nodes"):
+        settings(offsets_retention_minutes="1")
+    assert settings() == first | {"num.partitions": "2"}
 
 
 def test_kafka_ports_are_free_ones_if_the_others_are(tmp_path: Path) -> None:

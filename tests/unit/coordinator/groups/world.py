@@ -85,7 +85,7 @@ class World:
         self.nodes = {n: FakeNode(self, n) for n in (1, 2, 3)}
         rng = Rng()
         self.coordinators = {
-            n: GroupCoordinator(cast(NodeApi, node), self.clock, rng, initial_delay_ms=initial_delay_ms)
+            n: GroupCoordinator(cast(NodeApi, node), self.clock, rng, initial_delay_ms=lambda: initial_delay_ms)
             for n, node in self.nodes.items()
         }
         for coordinator in self.coordinators.values():

@@ -23,6 +23,7 @@ from smq.coordinator.limits import (
     KAFKA_STUCK_S_MAX,
     MIB,
 )
+from smq.coordinator.service.settings import Settings
 
 NOTHING_FETCHED: Struct = {"throttle_time_ms": 0, "responses": []}
 REQUEST = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, -1)
@@ -92,7 +93,8 @@ class Rig:
         gateway = Gateway(
             calls=cast(Any, None),
             groups=cast(Any, None),
-            auto_create=False,
+            settings=Settings({}),
+            request_bytes_max=8 * MIB,
             response_bytes_max=8 * MIB,
             inflight=inflight,
         )

@@ -18,6 +18,7 @@ from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.settings import Settings
 from smq.raft_state.ids import TopicId
 from smq.testing.kafka_client import batch
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
@@ -40,7 +41,8 @@ def gateway_of(node: LaggingNode) -> Gateway:
     return Gateway(
         calls=NodeCalls(node.api),
         groups=cast(GroupCoordinator, Groups()),
-        auto_create=False,
+        settings=Settings({}),
+        request_bytes_max=MIB,
         response_bytes_max=MIB,
         inflight=InflightBytes(),
     )
@@ -97,7 +99,8 @@ def _fetch(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
 
 def _metadata(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
     topics = [{"name": name or None, "topic_id": topic_id}]
-    return ApiKey.METADATA, 12, {"topics": topics, "allow_auto_topic_creation": False}
+    fields = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+    return ApiKey.METADATA, 12, {"topics": topics, "include_cluster_authorized_operations": False} | fields
 
 
 def _offset_commit(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:

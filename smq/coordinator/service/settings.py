@@ -1,0 +1,65 @@
+"""The settings that are in effect at a node: the cluster's, then its node.toml's, then the defaults.
+
+Owns the precedence. Values are read at each use, so a change of the cluster's settings takes effect as soon as the node
+has applied it. The ports import it.
+"""
+
+import enum
+from collections.abc import Mapping
+
+from smq.raft_state.cluster_config import (
+    AUTO_CREATE,
+    CLUSTER_CONFIG,
+    GROUP_INITIAL_DELAY_MS,
+    NUM_PARTITIONS,
+    REPLICAS_BY_NODES,
+    REPLICAS_BY_NODES_MAX,
+    REPLICATION_FACTOR,
+)
+from smq.raft_state.state import ClusterState
+
+
+class Source(enum.IntEnum):
+    """Where a value comes from, by Kafka's numbers."""
+
+    CLUSTER = 3
+    NODE_TOML = 4
+    DEFAULT = 5
+
+
+class Settings:
+    """Those of one node; `own` are the ones of its node.toml."""
+
+    def __init__(self, own: Mapping[str, str]) -> None:
+        self._own = dict(own)
+
+    def layers(self, state: ClusterState, key: str) -> list[tuple[str, Source]]:
+        """All values of a key, the one in effect first."""
+        found = [(state.config[key], Source.CLUSTER)] if key in state.config else []
+        if key in self._own:
+            found.append((self._own[key], Source.NODE_TOML))
+        return [*found, (CLUSTER_CONFIG[key].default, Source.DEFAULT)]
+
+    def value(self, state: ClusterState, key: str) -> str:
+        return self.layers(state, key)[0][0]
+
+    def num_partitions(self, state: ClusterState) -> int:
+        """Of a topic whose creator names no number."""
+        return int(self.value(state, NUM_PARTITIONS))
+
+    def replication_factor(self, state: ClusterState) -> int:
+        """Of a topic whose creator names no number."""
+        return int(replicas_meant(state, self.value(state, REPLICATION_FACTOR)))
+
+    def auto_create(self, state: ClusterState) -> bool:
+        """Whether a Kafka client that names an unknown topic creates it."""
+        return self.value(state, AUTO_CREATE) == "true"
+
+    def group_initial_delay_ms(self, state: ClusterState) -> int:
+        """How long an empty group waits for more members."""
+        return int(self.value(state, GROUP_INITIAL_DELAY_MS))
+
+
+def replicas_meant(state: ClusterState, value: str) -> str:
+    """A default replication factor as a number, also if it depends on the number of nodes."""
+    return str(min(REPLICAS_BY_NODES_MAX, max(1, len(state.nodes)))) if value == REPLICAS_BY_NODES else value

@@ -45,6 +45,9 @@ producer.flush()
 
 - `acks=all` is answered when a majority of replicas has the batch on disk and Raft has committed the high water mark;
   `acks=1` when the leader has it on disk; `acks=0` never, and a refused batch then closes the connection.
+- With one replica, an answered record of `acks=1` lies below the high water mark, too: ListOffsets(latest) and
+  Fetch show it. With more replicas, as in Kafka, both may not show it until a majority has it, and
+  it may go with the leader before that.
 - An idempotent producer's retry is stored once, even after the death of a leader or a restart of all nodes.
 - Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
 - A consumer reads in its own rack (KIP-392). If `client.rack` is the `rack` of a node with a replica, and the leader is
@@ -64,8 +67,8 @@ producer.flush()
 
 ## What is not there yet
 
-Transactions, the new group protocol of KIP-848, SASL and ACLs. Keys not in the table below are not advertised; using
-one closes the connection.
+Transactions (a batch with the transactional flag is refused with INVALID_RECORD), the new group protocol of KIP-848,
+SASL and ACLs. Keys not in the table below are not advertised; using one closes the connection.
 
 ## Configuration
 

@@ -128,6 +128,8 @@ def validate_produced(batch: Buffer) -> BatchHeader:
         raise BatchError(f"compression codec {header.codec} is unknown")
     if header.is_control:
         raise BatchError("control batches are written by the log itself")
+    if header.is_transactional:
+        raise BatchError("there are no transactions yet: send the batch without the transactional flag")
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise BatchError("an idempotent batch needs a producer epoch and a sequence >= 0")
     bytes_max = (header.size - HEADER_BYTES) * _EXPANSION_MAX[header.codec]

@@ -12,7 +12,7 @@ import pytest
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
-from smq.records import MAGIC, restamped, validate_produced
+from smq.records import CONTROL_MASK, CRC_START, MAGIC, TRANSACTIONAL_MASK, restamped, validate_produced
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 
@@ -295,6 +295,12 @@ def _broken(position: int) -> bytes:
     return bytes(data)
 
 
+def _flagged(flag: int) -> bytes:
+    data = bytearray(batch(b"v"))
+    data[CRC_START + 1] |= flag
+    return restamped(data, producer_id=-1, producer_epoch=-1, base_sequence=-1)  # with a new CRC
+
+
 @pytest.mark.parametrize(
     ("records", "code"),
     [
@@ -308,8 +314,10 @@ def _broken(position: int) -> bytes:
         (batch(b"v")[:-1], KafkaError.CORRUPT_MESSAGE),
         (batch(b"v") + batch(b"w"), KafkaError.CORRUPT_MESSAGE),
         (batch(b"x" * (1 << 20) + b"and more"), KafkaError.MESSAGE_TOO_LARGE),
+        (_flagged(TRANSACTIONAL_MASK), KafkaError.INVALID_RECORD),
+        (_flagged(CONTROL_MASK), KafkaError.INVALID_RECORD),
     ],
-    ids=["null", "empty", "short", "magic", "crc", "record", "length", "cut", "two", "too large"],
+    ids=["null", "empty", "short", "magic", "crc", "record", "length", "cut", "two", "too large", "txn", "control"],
 )
 def test_a_batch_that_is_none_is_refused_and_nothing_else(
     leader: Leader, new_topic: NewTopic, records: bytes | None, code: KafkaError

@@ -183,6 +183,7 @@ REFUSED: dict[str, tuple[bytes, type[BatchError], str]] = {
     ),
     "an unknown codec": (batch(attributes=5), BatchError, "codec 5 is unknown"),
     "a control batch": (batch(attributes=0x20), BatchError, "control batches"),
+    "a batch of a transaction": (batch(attributes=0x10), BatchError, "no transactions yet"),
     "a producer without epoch": (batch(producer_id=1, base_sequence=0), BatchError, "needs a producer epoch"),
     "a producer without sequence": (batch(producer_id=1, producer_epoch=0), BatchError, "needs a producer epoch"),
 }

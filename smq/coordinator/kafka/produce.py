@@ -15,7 +15,6 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.errors import SmqError
-from smq.records import HEADER_BYTES, MAGIC, parse_header
 from smq.replication.api import Acks, Produced
 
 log = structlog.get_logger(__name__)
@@ -99,10 +98,6 @@ class ProduceCall:
             return KafkaError.INVALID_RECORD
         if request["transactional_id"] is not None:
             return KafkaError.INVALID_TXN_STATE
-        if len(records) >= HEADER_BYTES:
-            header = parse_header(records)
-            if header.magic == MAGIC and header.is_transactional:
-                return KafkaError.INVALID_TXN_STATE  # there are no transactions here: it would never be committed
         return KafkaError.NONE
 
     def _on_done(self, name: str, answer: Struct, result: Produced | SmqError) -> None:

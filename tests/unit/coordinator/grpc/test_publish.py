@@ -8,7 +8,7 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
-from smq.records import NewRecord, decode_batch, encode_batch
+from smq.records import CONTROL_MASK, CRC_START, TRANSACTIONAL_MASK, NewRecord, decode_batch, encode_batch, restamped
 from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
 
 
@@ -121,6 +121,22 @@ def test_a_gap_in_the_sequence_is_refused(tmp_path: Path) -> None:
             records(b"b", session_id="s", correlation_id=2, base_sequence=5),
         )
         assert codes(answers) == ["", "OUT_OF_ORDER_SEQUENCE"]
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("flag", [TRANSACTIONAL_MASK, CONTROL_MASK], ids=["transactional", "control"])
+def test_a_batch_of_a_transaction_or_of_the_log_itself_is_refused(tmp_path: Path, flag: int) -> None:
+    data = bytearray(encode_batch([NewRecord(key=None, value=b"v", timestamp_ms=1)]))
+    data[CRC_START + 1] |= flag
+    flagged = restamped(data, producer_id=-1, producer_epoch=-1, base_sequence=-1)  # with a new CRC
+
+    async def body(served: Served) -> None:
+        await served.create()
+        answers = await served.publish(pb.PublishRecordRequest(topic="t", batch=flagged))
+        assert codes(answers) == ["INVALID_BATCH"]
+        info = await served.broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t"))
+        assert info.next_offset == 0
 
     serving(tmp_path, body)
 

@@ -343,7 +343,9 @@ class Replica:
             if waiter.epoch < self.part.history[0].epoch:
                 return SmqError(ErrorCode.TIMED_OUT, "the epoch of the append has been forgotten")
             return SmqError(ErrorCode.APPEND_LOST, f"epoch {waiter.epoch} ended at {epoch_end}")
-        is_acked = waiter.acks is Acks.LEADER and waiter.end <= self.durable_verified_end
+        # With one replica, as in Kafka, the producer then finds its record below the high water mark.
+        may_precede_mark = waiter.acks is Acks.LEADER and len(self.part.replicas) > 1
+        is_acked = may_precede_mark and waiter.end <= self.durable_verified_end
         if is_acked or waiter.end <= self.part.hwm:
             last = Offset(waiter.end - 1)
             return Produced(waiter.base, last, waiter.ts_ns, waiter.epoch, waiter.duplicate)

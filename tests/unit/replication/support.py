@@ -158,13 +158,13 @@ class Host:
         self.deadlines.run(self.clock.monotonic_ns())
         self.scheduler.run_for_ms(1)
 
-    def create_partition(self, start: int = 0) -> Replica:
+    def create_partition(self, start: int = 0, replication: int = 3) -> Replica:
         self.apply(
             CreateTopic(
                 name="t",
                 topic_id=TOPIC,
                 partition_count=1,
-                replication_factor=3,
+                replication_factor=replication,
                 start_offset=Offset(start),
                 created_ms=0,
             )

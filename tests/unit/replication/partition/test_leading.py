@@ -51,6 +51,18 @@ def test_acks_leader_is_answered_by_the_own_disk_and_acks_none_immediately(host:
     assert every.result is None
 
 
+def test_acks_leader_of_a_sole_replica_is_answered_once_the_mark_has_passed_the_record() -> None:
+    host = Host()
+    host.create_partition(replication=1)
+    answer = host.produce(acks=Acks.LEADER)
+    host.settle()
+    assert host.live.durable_verified_end == 1
+    assert answer.result is None, "a client that asks for the latest offset now would not see the record"
+    host.advance(1)
+    host.settle(0)
+    assert answer.offsets == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [

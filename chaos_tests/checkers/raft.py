@@ -1,4 +1,4 @@
-"""Observations from inside the nodes: two-leaders-in-term, log-mismatch, digest-mismatch, hwm-regression, process-died.
+"""Observations from inside the nodes: states, Raft logs and leaders agree, no node dies, queues are bounded.
 
 Owns the judgement of the nodes' state machines against each other at equal Raft indexes.
 """
@@ -16,6 +16,11 @@ def check(facts: Facts) -> list[Violation]:
     _check_local_marks(history.noted("local"), findings)
     for event in history.noted("died"):
         findings.add("process-died", f"node {event['n']}: {event['err']}", event)
+    for event in history.noted("queue"):
+        detail = (
+            f"node {event['n']}: {event['size']} bytes of records waited for its disk, the bound is {event['bound']}"
+        )
+        findings.add("queue-over-bound", detail, event)
     return findings.found
 
 

@@ -22,6 +22,7 @@ from smq.replication.ports import Clock, Disk, Network, Rng
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
 SAMPLE_MS = 200.0
+BATCHES_ABOVE_BOUND = 600  # bytes: each half of a node's queue ends at most one batch above its bound
 GROUP_DELAY_MS = 200  # an empty group waits this long for more members
 
 RARE = (
@@ -50,6 +51,7 @@ class Observer:
         self._marks: dict[str, dict[int, tuple[int, int, int]]] = {}
         self._elected_index: set[int] = set()
         self._dead_advances: set[int] = set()
+        self._over_bound: set[tuple[NodeId, int]] = set()  # processes
         self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows found damaged by each process
 
     # ------------------------------------------------------------------------------------------ nodes
@@ -106,6 +108,7 @@ class Observer:
 
     def _sample_node(self, host: SimHost) -> None:
         node = host.api
+        self._check_queue(host)
         if damage := node.replicas.repairs.counts.found:
             self._damage[host.node, host.starts] = damage
             self.counts["damage_met"] = sum(self._damage.values())
@@ -131,6 +134,16 @@ class Observer:
                         lo=part.log_start,
                         epoch=part.epoch,
                     )
+
+    def _check_queue(self, host: SimHost) -> None:
+        """The records that wait for a disk are bounded, whatever the node leads and follows."""
+        assert host.disk is not None
+        config = host.api.config
+        bound = config.append_inflight_bytes_max + config.replica_inflight_bytes_max + BATCHES_ABOVE_BOUND
+        size = host.disk.queued_record_bytes_peak
+        if size > bound and (host.node, host.starts) not in self._over_bound:
+            self._over_bound.add((host.node, host.starts))
+            self.recorder.note("queue", n=host.node, size=size, bound=bound)
 
     # ------------------------------------------------------------------------------------------ leaders
     def freshest(self) -> Any:

@@ -1,10 +1,12 @@
 """Planted bugs: changes of production code, one bug at a time, to prove that the simulation notices them.
 
 Owns the list: for each bug the rule that it breaks, the scenario that must find it, and the anomalies that reveal it.
-Bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`.
+Bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`, those of overloaded nodes in
+`chaos_tests/sim/planted_overload.py`.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
+from chaos_tests.sim.planted_overload import OVERLOAD_BUGS
 from chaos_tests.sim.raft.planted import COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER, UNCONFIRMED_READS
 
 _LINEAGE = "smq.replication.log.lineage:"
@@ -137,8 +139,8 @@ BUGS: tuple[PlantedBug, ...] = (
             ),
             Mutation(
                 _REPLICA + "on_append",
-                "self.log.append_stored(value, self.on_durable)",
-                "self.log.append_stored(value, self.on_durable)\n        self.on_durable()",
+                "intake.append(self.log, value, self.on_durable)",
+                "intake.append(self.log, value, self.on_durable)\n        self.on_durable()",
             ),
         ),
         scenario="power",
@@ -281,8 +283,8 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _REPLICA + "_verdict",
-                "is_acked = waiter.acks is Acks.LEADER and",
-                "is_acked = waiter.duplicate or waiter.acks is Acks.LEADER and",
+                "is_acked = may_precede_mark and",
+                "is_acked = waiter.duplicate or may_precede_mark and",
             ),
         ),
         scenario="churn",
@@ -437,14 +439,7 @@ BUGS: tuple[PlantedBug, ...] = (
         anomalies=frozenset({"duplicate-sequence", "sequence-gap", "inconsistent-offsets"}),
         seeds=25,
     ),
-    PlantedBug(
-        name="stuck-behind-a-busy-link",
-        rule="4: a follower is served on, also where its link was busy with others when its last answer came",
-        mutations=(Mutation("smq.replication.partition.streams:FollowerStream.on_tick", "self.pump()", "pass"),),
-        scenario="full_disk",
-        anomalies=frozenset({"no-progress"}),
-        seeds=20,
-    ),
+    *OVERLOAD_BUGS,
     PlantedBug(
         name="index-rows-taken-for-batches",
         rule="5: a look-up by time reads the batch that its index row names",

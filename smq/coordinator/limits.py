@@ -46,9 +46,9 @@ PUBLISH_STREAMS_PER_CONNECTION_MAX: Final = 16
 
 # Half of the bound at which the node refuses. If the other replicas' disks are faster than this node's,
 # acknowledgements do not slow a stream down, so this disk's own queue must.
-PUBLISH_DISK_QUEUE_BYTES_MAX: Final = 32 * MIB
-PUBLISH_DISK_POLL_MS: Final = 2  # a disk takes much longer for 32 MiB; only a congested stream waits for this
-OVERLOADED_RETRY_AFTER_MS: Final = 100  # a disk queue of 32 MiB is shorter by then
+PUBLISH_DISK_QUEUE_BYTES_MAX: Final = 16 * MIB
+PUBLISH_DISK_POLL_MS: Final = 2  # a disk takes much longer for 16 MiB; only a congested stream waits for this
+OVERLOADED_RETRY_AFTER_MS: Final = 100  # a disk queue of 16 MiB is shorter by then
 
 PUBLISH_SESSIONS_MAX: Final = 10_000  # a few hundred bytes each; one more evicts the least recently used
 SUBSCRIPTIONS_MAX: Final = 10_000  # each is a stream with at most one response in memory

@@ -175,8 +175,9 @@ class NodeApi(Protocol):
         """Of each replica that this node had when this was called; made one by one, as there may be thousands."""
 
     def queued_bytes(self) -> int:
-        """Bytes submitted to this node's disk and not yet durable. Beyond append_inflight_bytes_max, produce answers
-        OVERLOADED; a caller that can wait holds back long before."""
+        """Bytes submitted to this node's disk and not yet durable, without the appends of partitions that it follows.
+        Beyond half of append_inflight_bytes_max, produce answers OVERLOADED; a caller that can wait holds back long
+        before."""
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         """Runs a command through Raft, from any node: forwards it to the Raft leader, and retries it until the deadline

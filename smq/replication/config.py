@@ -34,7 +34,9 @@ class NodeConfig:
 
     replies_max: int = REPLIES_MAX_DEFAULT  # of a cluster that this node founds; kept in the replicated state
 
-    append_inflight_bytes_max: int = 64 << 20  # a node's appends not yet durable: beyond it OVERLOADED
+    # A node's appends not yet durable: half of it for partitions that it leads (beyond it OVERLOADED), half of it for
+    # those that it follows (beyond it their leaders wait).
+    append_inflight_bytes_max: int = 64 << 20
     # Below it no records are appended. Twice the bytes that may be in flight, and their pages, must fit into it.
     disk_reserve_bytes: int = 256 << 20
     scrub_period_s: int = 7 * 24 * 3600  # everything on disk is read and checked once per period; 0: never

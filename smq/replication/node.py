@@ -272,4 +272,4 @@ class Node:
         self.applied.digests.request(done)
 
     def queued_bytes(self) -> int:
-        return self._host.disk.queued_bytes
+        return self.replicas.intake.led_bytes

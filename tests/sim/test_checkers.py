@@ -377,6 +377,10 @@ def probe_fails(s: Story) -> None:
     s.note("settled", ok=True, why="after the probes", took_ms=5)
 
 
+def queue_grows(s: Story) -> None:
+    s.recorder.note("queue", n=1, size=11, bound=10)
+
+
 def died(s: Story) -> None:
     s.note("died", n=1, err="AssertionError")
 
@@ -437,6 +441,7 @@ def died(s: Story) -> None:
         (fails_after_the_heal, "no-progress"),
         (probe_fails, "no-progress"),
         (died, "process-died"),
+        (queue_grows, "queue-over-bound"),
     ],
 )
 def test_anomaly_is_found(tell: Callable[[Story], None], anomaly: str) -> None:

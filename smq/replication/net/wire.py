@@ -123,7 +123,8 @@ class Ack:
     `end` is the durable verified end; `expect` is where the next append must start. `resync` answers a probe, or an
     append of `stream` that did not fit: the leader starts again at `expect`. `needs_producers` asks the leader to send
     its producer state at `expect` first: this log jumped over batches that others had (rule 16). `is_full` asks the
-    leader to send nothing until a later Ack says otherwise.
+    leader to send nothing until a later Ack says otherwise: the disk takes no records. `is_held` asks for the same
+    because too much waits for the disk already; what was sent meanwhile has been dropped.
     """
 
     partition: PartitionId
@@ -135,6 +136,7 @@ class Ack:
     resync: bool
     needs_producers: bool = False
     is_full: bool = False
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ _PID_END: Final = struct.Struct(">20sq")
 _TRANSFER: Final = struct.Struct(">B20sii")
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
-_ACK: Final = struct.Struct(">B20siqqqI???")
+_ACK: Final = struct.Struct(">B20siqqqI????")
 _PRODUCERS: Final = struct.Struct(">B20siIq")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
 _FOUND_BATCH: Final = struct.Struct(">B20sQ")
@@ -220,8 +222,9 @@ def encode(message: Message) -> list[Buffer]:
         case Append(pid, epoch, stream, values):
             lengths = b"".join(_LENGTH.pack(len(v)) for v in values)
             return [_APPEND.pack(18, pid, epoch, stream, len(values)) + lengths, *values]
-        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full):
-            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full)]
+        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
+            flags = (resync, needs_producers, is_full, is_held)
+            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags)]
         case Producers(pid, epoch, stream, at, table):
             return [_PRODUCERS.pack(20, pid, epoch, stream, at), table]
         case FetchBatch(pid, request, offset):
@@ -327,7 +330,7 @@ def _probe(payload: memoryview) -> Message:
 
 
 def _ack(payload: memoryview) -> Message:
-    _, pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full = _ACK.unpack(payload)
+    _, pid, epoch, incarnation, end, expect, stream, *flags = _ACK.unpack(payload)
     return Ack(
         PartitionId(pid),
         Epoch(epoch),
@@ -335,9 +338,7 @@ def _ack(payload: memoryview) -> Message:
         Offset(end),
         Offset(expect),
         stream,
-        resync,
-        needs_producers,
-        is_full,
+        *flags,
     )
 
 

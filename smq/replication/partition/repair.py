@@ -19,6 +19,7 @@ from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.net import wire
+from smq.replication.partition.intake import Intake
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Channel, DataDamaged
 from smq.replication.runtime.deadlines import Deadline
@@ -65,8 +66,9 @@ class _Repair:
 
 
 class Repairs:
-    def __init__(self, host: Host, mark_durable: Callable[[PartitionId], None]) -> None:
+    def __init__(self, host: Host, intake: Intake, mark_durable: Callable[[PartitionId], None]) -> None:
         self._host = host
+        self._intake = intake
         self._mark_durable = mark_durable
         self._under_way: dict[tuple[PartitionId, Offset], _Repair] = {}
         self._request = 0
@@ -81,7 +83,7 @@ class Repairs:
         if repair is not None:
             repair.waiting.append(done)
             return
-        if len(self._under_way) >= REPAIRS_MAX:
+        if len(self._under_way) >= REPAIRS_MAX or not self._intake.has_room:
             self._host.deliver(partial(done, Outcome.UNKNOWN))
             return
         if self._is_ineffective(key):
@@ -160,6 +162,9 @@ class Repairs:
         repair.asked_peer = None
         if repair.deadline is not None:
             repair.deadline.cancel()
+        if not self._intake.has_room:
+            self._finish(repair, Outcome.UNKNOWN)  # the reader or the next visit asks again
+            return
         value: StoredValue | None = None
         if message.value:
             try:

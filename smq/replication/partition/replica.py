@@ -24,6 +24,7 @@ from smq.replication.log.lineage import verified_end
 from smq.replication.log.store import PartitionLog
 from smq.replication.net import wire
 from smq.replication.partition.handover import HandOver
+from smq.replication.partition.intake import Intake
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer, Channel
 from smq.replication.runtime.deadlines import Deadline
@@ -81,6 +82,9 @@ class ReplicaOwner(Protocol):
 
     @property
     def space(self) -> RecordSpace: ...
+
+    @property
+    def intake(self) -> Intake: ...
 
     def mark_due(self, replica: "Replica") -> None:
         """The partition's high water mark may move."""
@@ -293,9 +297,8 @@ class Replica:
             raise self.not_leader()
 
     def _check_has_space(self) -> None:
-        over = self._host.disk.queued_bytes > self._host.config.append_inflight_bytes_max
         waiting = len(self._waiters) + len(self._leader_waiters) + len(self._repeated)
-        if over or waiting >= WAITERS_MAX:
+        if not self._owner.intake.has_room or waiting >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
     def _check_space(self, size: int) -> None:
@@ -483,7 +486,13 @@ class Replica:
         if self._judged_end != self.log.appended_end:
             return  # the log holds epochs that are not applied here yet: wait for them
         self._stream_seen = append.stream
-        if not self._owner.space.admits(sum(len(value) for value in append.values)):
+        intake, size = self._owner.intake, sum(len(value) for value in append.values)
+        was_waiting = intake.is_waiting(self.pid)
+        if not intake.admits(self.pid, size):
+            if not was_waiting:
+                self._send_ack(resync=True)
+            return
+        if not self._owner.space.admits(size):
             self._send_ack(resync=True)
             return
         for raw in append.values:
@@ -496,8 +505,13 @@ class Replica:
             if self.log.tail_damage is not None:
                 # The leader has everything that follows, so the damaged bytes may go: they are fetched again.
                 self.log.truncate(self.log.appended_end)
-            self.log.append_stored(value, self.on_durable)
+            intake.append(self.log, value, self.on_durable)
             self._judged_end = self.log.appended_end
+
+    def on_turn(self) -> None:
+        """This node's disk has room again: the leader may send what it was refused."""
+        if self.part.leader != self._host.node_id:
+            self._send_ack(resync=True)
 
     def on_producers(self, peer: NodeId, message: wire.Producers) -> None:
         """Rule 16. A table that no longer fits is requested again, after the next append or probe."""
@@ -536,6 +550,7 @@ class Replica:
             resync,
             self._lacks_producers,
             self._owner.space.is_full,
+            self._owner.intake.is_waiting(self.pid),
         )
         self._host.links.send(self.part.leader, Channel.DATA, ack)
 

@@ -16,6 +16,7 @@ from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.partition.advancer import Advancer
+from smq.replication.partition.intake import Intake
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import RecordSpace, Replica
@@ -51,7 +52,8 @@ class Replicas:
         self._to_greet: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
         self.space = space
         self.resign = resign
-        self.repairs = Repairs(host, self.mark_durable)
+        self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
+        self.repairs = Repairs(host, self.intake, self.mark_durable)
         self.reads = Reads(host, barriers, self.repairs)
         self.mark_due = Advancer(host.clock, host.propose).mark_due
 
@@ -168,7 +170,10 @@ class Replicas:
             self._to_visit = deque(self._by_pid)
 
     def visit(self, now_ns: int) -> None:
-        """Visits the next few replicas of the round."""
+        """Gives followed partitions their turn at the disk, and visits the next few replicas of the round."""
+        for pid in self.intake.next_turns():
+            if (waiting := self._by_pid.get(pid)) is not None:
+                waiting.on_turn()
         due = [self._to_visit.popleft() for _ in range(min(VISITS_MAX, len(self._to_visit)))]
         reachable = self._reachable() if due else frozenset()
         for pid in due:

@@ -48,6 +48,7 @@ class FollowerStream:
         self._probed_ns = 0
         self._lacks_producers = False  # by its last report
         self.is_full = False  # the follower's disk takes no records, by its last report
+        self._is_held = False  # the follower's disk is behind, and this partition waits for its turn there
         self.is_unreadable = False  # the batch that the follower needs next fails its CRC here
 
     def probe(self) -> None:
@@ -69,7 +70,7 @@ class FollowerStream:
         """Repeats messages that may have been lost: probes, and unanswered appends. Continues if the link was busy with
         other streams when the last answer came."""
         self.pump()
-        waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full
+        waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full or self._is_held
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
         interval_ns = PROBE_INTERVAL_NS if self._next is None else 5 * PROBE_INTERVAL_NS
         if waits and quiet_ns > interval_ns and self._host.links.is_open(self.peer, Channel.DATA):
@@ -84,6 +85,7 @@ class FollowerStream:
             self.acked_end = None
         self._heard_ns = self._host.clock.monotonic_ns()
         self.is_full = ack.is_full
+        self._is_held = ack.is_held
         self.acked_end = Offset(min(ack.end, self._log.appended_end))
         if ack.resync and ack.stream == self._stream:
             fits = self._log.log_start <= ack.expect <= self._log.appended_end
@@ -124,14 +126,17 @@ class FollowerStream:
     def pump(self) -> None:
         """Sends what the follower lacks, within the window."""
         window = self._host.config.replica_inflight_bytes_max
-        while self._next is not None and self._next < self._log.appended_end and not self.is_full:
+        if self.is_full or self._is_held:
+            return
+        while self._next is not None and self._next < self._log.appended_end:
             if self._in_flight_bytes >= window or self._host.links.backlog_bytes(self.peer, Channel.DATA) >= window:
                 return
             if self._next < self._log.log_start:
                 self._restart(None)  # the follower learns the new log start from Raft; a probe then finds it there
                 return
+            size_max = min(APPEND_BYTES_MAX, window)
             try:
-                values = self._log.read(self._next, self._log.appended_end, APPEND_BYTES_MAX, durable_only=False)
+                values = self._log.read(self._next, self._log.appended_end, size_max, durable_only=False)
             except BatchDamaged as e:
                 self._restart(None)  # producers must not suffer for it: the probe after the repair continues from here
                 self._repair(e, self._on_repair)

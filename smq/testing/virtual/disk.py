@@ -65,6 +65,7 @@ class _Submission:
     seq: int
     ops: Sequence[Op]
     size: int
+    record_bytes: int
     done: Callable[[], None] | None
 
 
@@ -95,6 +96,8 @@ class FakeDisk:
         self._submitted_seq = 0
         self._durable_seq = 0
         self._queued_bytes = 0
+        self._queued_record_bytes = 0
+        self.queued_record_bytes_peak = 0  # the most that stored batches have ever taken of the queue
         self._is_dead = False  # crashed or failed: nothing is committed or reported any more
         self._is_closed = False
         self.commits = 0
@@ -122,9 +125,13 @@ class FakeDisk:
         self._submitted_seq += 1
         if self._is_dead:
             return self._submitted_seq
-        size = sum(len(op.value) for op in ops if isinstance(op, Put))
+        puts = [op for op in ops if isinstance(op, Put)]
+        size = sum(len(op.value) for op in puts)
+        record_bytes = sum(len(op.value) for op in puts if op.table is Table.BATCHES)
         self._queued_bytes += size
-        self._queue.append(_Submission(self._submitted_seq, tuple(ops), size, done))
+        self._queued_record_bytes += record_bytes
+        self.queued_record_bytes_peak = max(self.queued_record_bytes_peak, self._queued_record_bytes)
+        self._queue.append(_Submission(self._submitted_seq, tuple(ops), size, record_bytes, done))
         if not self._in_flight:
             self._begin_commit()
         return self._submitted_seq
@@ -247,6 +254,7 @@ class FakeDisk:
             submission = self._unreported.popleft()
             self._durable_seq = submission.seq
             self._queued_bytes -= submission.size
+            self._queued_record_bytes -= submission.record_bytes
             if submission.done is not None:
                 submission.done()
 

@@ -19,6 +19,7 @@ from smq.replication.host import Identity
 from smq.replication.log.store import BatchDamaged, LogStore
 from smq.replication.net import wire
 from smq.replication.net.links import Links
+from smq.replication.partition.intake import Intake
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
@@ -89,7 +90,8 @@ class Host:
         self.network = RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))
         self.machine = Machine()
         self.store = LogStore(self.disk)
-        self.repairs = Repairs(self.node_host(), self.mark_durable)
+        self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
+        self.repairs = Repairs(self.node_host(), self.intake, self.mark_durable)
         self.space = SpaceGuard(self.disk, 0)
         self.due: list[PartitionId] = []
         self.resigned: list[tuple[PartitionId, Epoch]] = []
@@ -180,6 +182,7 @@ class Host:
         self.disk = FakeDisk(self.clock, random.Random(2), image=image, on_fatal=self._fatal)
         self.identity = Identity(Incarnation(incarnation), DiskId(b""))
         self.store = LogStore(self.disk)
+        self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
         log = self.store.open_all()[self.part.pid]
         self.replica = Replica(self.node_host(), self, self.part, log)
         self.replica.on_applied()

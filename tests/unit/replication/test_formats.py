@@ -37,7 +37,7 @@ WIRE: list[wire.Message] = [
     wire.Transfer(PID, Epoch(1), NodeId(3)),
     wire.ReadIndex(12),
     wire.Probe(PID, Epoch(1), 13),
-    wire.Ack(PID, Epoch(1), Incarnation(7), Offset(14), Offset(15), 13, True, needs_producers=False, is_full=True),
+    wire.Ack(PID, Epoch(1), Incarnation(7), Offset(14), Offset(15), 13, True, is_full=True, is_held=True),
     wire.Append(PID, Epoch(1), 13, [b"one", b"two"]),
     wire.Ping(16, True),
     wire.Producers(PID, Epoch(1), 13, Offset(14), b"table"),

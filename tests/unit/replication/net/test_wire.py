@@ -37,7 +37,7 @@ MESSAGES = st.one_of(
     st.builds(wire.Transfer, PIDS, EPOCHS, st.integers(0, 2**31 - 1).map(NodeId)),
     st.builds(wire.Ping, UINT64, st.booleans()),
     st.builds(wire.Probe, PIDS, EPOCHS, UINT32),
-    st.builds(wire.Ack, PIDS, EPOCHS, INT64.map(Incarnation), OFFSETS, OFFSETS, UINT32, st.booleans()),
+    st.builds(wire.Ack, PIDS, EPOCHS, INT64.map(Incarnation), OFFSETS, OFFSETS, UINT32, *[st.booleans()] * 4),
     st.builds(wire.Append, PIDS, EPOCHS, UINT32, st.lists(st.binary())),
 )
 

@@ -1,0 +1,39 @@
+"""Planted bugs of overloaded nodes: bounds on queues, and the order of batches that were refused.
+
+Owns the part of the list in `planted` that the scenario `overload` must find. Only `planted` imports it.
+"""
+
+from chaos_tests.sim.mutation import Mutation, PlantedBug
+
+_INTAKE = "smq.replication.partition.intake:Intake."
+
+OVERLOAD_BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        name="stuck-behind-a-busy-link",
+        rule="4: a follower is served on, also where its link was busy with others when its last answer came",
+        mutations=(Mutation("smq.replication.partition.streams:FollowerStream.on_tick", "self.pump()", "pass"),),
+        scenario="overload",
+        anomalies=frozenset({"no-progress"}),
+        seeds=40,
+    ),
+    PlantedBug(
+        name="followers-queue-unbounded",
+        rule="the records that wait for a disk are bounded: a follower takes appends while it has room",
+        mutations=(
+            Mutation(
+                _INTAKE + "admits", "if pid not in self._waiting and self.followed_bytes < self._half:", "if True:"
+            ),
+        ),
+        scenario="overload",
+        anomalies=frozenset({"queue-over-bound"}),
+        seeds=5,
+    ),
+    PlantedBug(
+        name="held-for-ever",
+        rule="a follower that was refused by its disk's queue gets its turn",
+        mutations=(Mutation(_INTAKE + "next_turns", "while self._waiting and room > 0:", "while False:"),),
+        scenario="overload",
+        anomalies=frozenset({"no-progress"}),
+        seeds=5,
+    ),
+)

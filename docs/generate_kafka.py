@@ -48,6 +48,9 @@ producer.flush()
 - With one replica, an answered record of `acks=1` lies below the high water mark, too: ListOffsets(latest) and
   Fetch show it. With more replicas, as in Kafka, both may not show it until a majority has it, and
   it may go with the leader before that.
+- If a batch of an idempotent producer is refused so that it comes again (too much waits for the disk:
+  NOT_ENOUGH_REPLICAS), the batches that the producer sent after it are refused with the same code until it has come.
+  So no batch overtakes another for good. Other producers keep their order with one request in flight, as in Kafka.
 - An idempotent producer's retry is stored once, even after the death of a leader or a restart of all nodes.
 - Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
 - A consumer reads in its own rack (KIP-392). If `client.rack` is the `rack` of a node with a replica, and the leader is

@@ -16,6 +16,8 @@ def check(facts: Facts) -> list[Violation]:
     _check_local_marks(history.noted("local"), findings)
     for event in history.noted("died"):
         findings.add("process-died", f"node {event['n']}: {event['err']}", event)
+    for event in history.noted("overtaken"):
+        findings.add("overtaken", f"a batch whose predecessors are all stored: {event['err']}", event)
     for event in history.noted("queue"):
         detail = (
             f"node {event['n']}: {event['size']} bytes of records waited for its disk, the bound is {event['bound']}"

@@ -272,7 +272,13 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="no-duplicate-check",
         rule="16: a duplicate is answered from the log",
-        mutations=(Mutation(_REPLICA + "produce", "cached = self.log.producers.check(header)", "cached = None"),),
+        mutations=(
+            Mutation(
+                _REPLICA + "produce",
+                "cached = self._owner.send_order.check(self.pid, header, self.log.producers)",
+                "cached = None",
+            ),
+        ),
         scenario="partitions",
         anomalies=frozenset({"duplicate-sequence"}),
         seeds=8,

@@ -6,6 +6,7 @@ Owns the part of the list in `planted` that the scenario `overload` must find. O
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 
 _INTAKE = "smq.replication.partition.intake:Intake."
+_ORDER = "smq.replication.partition.send_order:SendOrder."
 
 OVERLOAD_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
@@ -14,7 +15,7 @@ OVERLOAD_BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation("smq.replication.partition.streams:FollowerStream.on_tick", "self.pump()", "pass"),),
         scenario="overload",
         anomalies=frozenset({"no-progress"}),
-        seeds=40,
+        seeds=10,
     ),
     PlantedBug(
         name="followers-queue-unbounded",
@@ -26,6 +27,14 @@ OVERLOAD_BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="overload",
         anomalies=frozenset({"queue-over-bound"}),
+        seeds=5,
+    ),
+    PlantedBug(
+        name="refused-first-batch-overtaken",
+        rule="a batch that was refused for load makes the later ones of its producer wait until it has come again",
+        mutations=(Mutation(_ORDER + "check", "if is_next and is_before(", "if False and is_before("),),
+        scenario="overload",
+        anomalies=frozenset({"overtaken"}),
         seeds=5,
     ),
     PlantedBug(

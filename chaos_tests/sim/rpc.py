@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
-from smq.testing.virtual.clock import Event, Process, Scheduler
+from smq.testing.virtual.clock import NS_PER_MS, Event, Process, Scheduler
 from smq.testing.virtual.rng import Streams
 
 # A node may answer this long after the deadline that it was given, not longer; pauses of its process do not count:
@@ -41,6 +41,15 @@ class Wait:
     register: Callable[[Callable[[], None]], None]
 
 
+@dataclass(slots=True)
+class Connection:
+    """One client's connection to one process: requests arrive in order, and after one that is lost none arrives."""
+
+    last_ns: int = 0  # when the latest request arrives
+    process: Process | None = None  # that took the first request
+    is_broken: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request to one node. `request` calls the node's handler with the given `done`."""
@@ -50,6 +59,7 @@ class Call:
     timeout_ms: float  # after which the client gives up
     deadline_ms: float  # the time that the node is given
     is_tied: bool = False  # to a connection that the client closes when it gives up: it arrives before that, or never
+    connection: Connection | None = None  # None: its own
 
 
 Script = Generator[Sleep | Wait | Call, Any, None]
@@ -121,12 +131,26 @@ class ClientNet:
         if self._rng.random() < self.profile.straggler:
             delay += self._rng.random() * self.profile.straggler_ms_max
         is_lost = self._rng.random() < self.profile.loss or self.links[call.node].requests_cut
+        if call.connection is not None:
+            delay, is_lost = self._follow(call.connection, delay, is_lost=is_lost)
         if not is_lost and not (call.is_tied and delay >= call.timeout_ms):
             self.scheduler.after_ms(delay, partial(self._arrive, call, conclude))
+
+    def _follow(self, connection: Connection, delay_ms: float, *, is_lost: bool) -> tuple[float, bool]:
+        """A request never overtakes an earlier one of its connection."""
+        connection.is_broken |= is_lost
+        now_ns = self.scheduler.now_ns
+        connection.last_ns = max(connection.last_ns + 1, now_ns + int(delay_ms * NS_PER_MS))
+        return (connection.last_ns - now_ns) / NS_PER_MS, connection.is_broken
 
     def _arrive(self, call: Call, conclude: Callable[[Any], None]) -> None:
         host = self._hosts[call.node]
         process, api = host.process, host.api
+        if call.connection is not None:
+            if call.connection.process is None:
+                call.connection.process = process
+            if call.connection.process is not process:
+                return  # the connection ended with its process
         if process is None or api is None:
             if host.has_power:
                 self.scheduler.after_ms(self._delay_ms(), partial(conclude, Lost.REFUSED))

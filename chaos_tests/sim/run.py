@@ -21,6 +21,7 @@ from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
+from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
@@ -273,6 +274,7 @@ class Simulation:
                 for i in range(count)
             ]
         made += [Pipeline(world, f"pipeline-{i}", think_ms=think * 1.5).run() for i in range(mix.pipelines)]
+        made += [Connected(world, f"connected-{i}", think_ms=think).run() for i in range(mix.connected)]
         made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]
         made += [RangeReader(world, f"ranges-{i}", think_ms=think * 2).run() for i in range(mix.ranges)]
         made += [GroupMember(world, f"member-{i}", "g", think_ms=think * 2).run() for i in range(mix.groups)]

@@ -39,6 +39,7 @@ class ClientMix:
     idempotent: int = 2  # acks=all, with retries
     plain: int = 1  # acks=all, one attempt
     pipelines: int = 2  # acks=all, idempotent, up to five batches in flight
+    connected: int = 0  # acks=all, idempotent, up to five batches in flight down one connection
     leader_acks: int = 1  # acks=1, idempotent
     no_acks: int = 1
     consumers: int = 2

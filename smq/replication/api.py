@@ -195,7 +195,13 @@ class NodeApi(Protocol):
     def produce(
         self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
-        """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader)."""
+        """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader). After a
+        batch of an idempotent producer has been refused so that it comes again, the later ones of that producer get
+        OVERLOADED until it has come."""
+
+    def expect(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
+        """A service holds this batch back or refuses it, before `produce`: the later ones of its producer must not
+        overtake it. For requests that want an answer."""
 
     def fetch(
         self,

@@ -142,7 +142,7 @@ class Node:
         self._external = ExternalOffsets(host, self._proposer.late)
         requests = Requests(host, self.replicas, self.liveness, barriers, self._external)
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
-        self.produce, self.fetch = requests.produce, requests.fetch
+        self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch
         self.partition_range, self.offset_for_time = requests.partition_range, requests.offset_for_time
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
         self.commit_offsets, self.fetch_offsets = requests.commit_offsets, requests.fetch_offsets

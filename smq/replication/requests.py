@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from smq.raft_state.commands import Assignment, Command, CommitOffsets, ExternalAdvance, OffsetCommit
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionIndex, RequestId
+from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionIndex, RequestId, TopicId, partition_id
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import PartitionState
@@ -35,6 +35,7 @@ from smq.replication.partition.reads import Poll, find_sized_run, find_time, rea
 from smq.replication.partition.repair import Outcome, repair_error
 from smq.replication.partition.replica import leader_error
 from smq.replication.partition.replicas import Replicas
+from smq.replication.partition.send_order import comes_again
 from smq.replication.ports import Buffer
 from smq.replication.proposer import Barriers
 
@@ -65,7 +66,9 @@ class Requests:
     def produce(
         self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
-        def use(part: PartitionState) -> None:
+        order = self._replicas.send_order
+
+        def append(part: PartitionState) -> None:
             replica = self._replicas.get(part.pid)
             if replica is None:
                 check_has_records(part, topic)
@@ -73,7 +76,29 @@ class Requests:
             limit = max_message_bytes(self._host.state.topics[topic].config)
             replica.produce(batch, acks, clipped(timeout_ms), limit, done)
 
+        def use(part: PartitionState) -> None:
+            order.place(topic, partition, part.pid)
+            try:
+                append(part)
+            except SmqError as e:
+                if acks is not Acks.NONE and comes_again(e.code):
+                    order.expect(part.pid, batch)
+                raise
+
+        if acks is not Acks.NONE and self._host.state.partition_of(topic, partition) is None:
+            order.expect_by_name(topic, partition, batch)  # one that comes after the look-up must not overtake it
         self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def expect(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
+        state, order = self._host.state, self._replicas.send_order
+        if partition < 0:
+            return  # there is none: nothing of it comes again
+        if isinstance(topic, bytes):
+            order.expect(partition_id(topic, PartitionIndex(partition)), batch)
+        elif (part := state.partition_of(topic, partition)) is not None:
+            order.expect(part.pid, batch)
+        else:
+            order.expect_by_name(topic, partition, batch)
 
     def fetch(
         self,

@@ -377,6 +377,10 @@ def probe_fails(s: Story) -> None:
     s.note("settled", ok=True, why="after the probes", took_ms=5)
 
 
+def later_batch_is_stored_first(s: Story) -> None:
+    s.recorder.note("overtaken", err="OUT_OF_ORDER_SEQUENCE")
+
+
 def queue_grows(s: Story) -> None:
     s.recorder.note("queue", n=1, size=11, bound=10)
 
@@ -442,6 +446,7 @@ def died(s: Story) -> None:
         (probe_fails, "no-progress"),
         (died, "process-died"),
         (queue_grows, "queue-over-bound"),
+        (later_batch_is_stored_first, "overtaken"),
     ],
 )
 def test_anomaly_is_found(tell: Callable[[Story], None], anomaly: str) -> None:

@@ -78,13 +78,19 @@ class PublishStream:
     async def _take(self, request: pb.PublishRecordRequest) -> None:
         try:
             self._check_size(request)
-            topic, session = await self._target(request)
+            topic, session = self._target(request)
             timeout_ms = timeout_of(request.timeout_ms)
             acks = _ACKS.get(request.acks)
             if acks is None:
                 raise SmqError(ErrorCode.INVALID_REQUEST, f"acks {request.acks} is unknown")
             batch = self._batch(request, session)
-            await self._admit(len(batch), timeout_ms)
+            try:
+                await find_partition(self._calls, topic, request.partition, timeout_ms)
+                await self._admit(len(batch), timeout_ms)
+            except SmqError:
+                if acks is not Acks.NONE:
+                    self._calls.node.expect(topic, request.partition, batch)
+                raise
         except SmqError as e:
             self._answer_error(request.correlation_id, request.partition, e)
             return
@@ -119,7 +125,7 @@ class PublishStream:
         return self._calls.node.queued_bytes() > PUBLISH_DISK_QUEUE_BYTES_MAX
 
     # ----------------------------------------------------------------------------------------------- requests
-    async def _target(self, request: pb.PublishRecordRequest) -> tuple[str, PublishSession | None]:
+    def _target(self, request: pb.PublishRecordRequest) -> tuple[str, PublishSession | None]:
         """The topic and the session, if there is one. Both stay in force for the requests that follow."""
         if request.topic:
             self._topic, self._session_id = request.topic, ""
@@ -131,7 +137,6 @@ class PublishStream:
             raise SmqError(
                 ErrorCode.INVALID_REQUEST, "the first request of a stream must name a session_id, or a topic"
             )
-        await find_partition(self._calls, topic, request.partition, timeout_of(request.timeout_ms))
         return topic, session
 
     def _batch(self, request: pb.PublishRecordRequest, session: PublishSession | None) -> bytes:

@@ -15,6 +15,7 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import TopicId
 from smq.replication.api import Acks, Produced
 
 log = structlog.get_logger(__name__)
@@ -46,9 +47,18 @@ class ProduceCall:
         if None not in names:
             self._start_topics(request, names, KafkaError.NONE)
             return
+        if self._acks is not None and self._acks is not Acks.NONE:
+            self._expect_all(request)
         are_known = are_ids_known(request["topic_data"])
         done = partial(self._on_confirmed, request)
         self._gateway.calls.node.find(lambda state: are_known(state) or None, request["timeout_ms"], done)
+
+    def _expect_all(self, request: Struct) -> None:
+        """While the names are looked up, requests that come later find them known: they must not overtake this one."""
+        for topic in request["topic_data"]:
+            for data in topic["partition_data"]:
+                if data["records"]:
+                    self._gateway.calls.node.expect(TopicId(topic["topic_id"]), data["index"], data["records"])
 
     def _names_known_here(self, request: Struct) -> list[str | None]:
         by_id = self._version >= BY_ID_VERSION

@@ -80,6 +80,14 @@ class ProducerTable:
             )
         return None
 
+    def next_sequence(self, header: BatchHeader) -> int | None:
+        """The sequence that must follow in the log under the producer and epoch of `header`; None if the table knows
+        none of it."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None or producer.producer_epoch != header.producer_epoch:
+            return None
+        return (producer.batches[-1].last_seq + 1) & INT32_MAX
+
     def fold(self, header: BatchHeader, ts_ns: TsNs) -> None:
         """Records an appended batch; `header` carries its base offset and epoch."""
         if header.producer_id >= 0:

@@ -42,6 +42,8 @@ class Leading(Protocol):
 
     def not_leader(self) -> SmqError: ...
 
+    def expect(self, batch: Buffer) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
@@ -116,7 +118,7 @@ class HandOver:
             try:
                 self._replica.produce(parked.batch, parked.acks, parked.timeout_ms, parked.limit, parked.done)
             except SmqError as e:
-                self._refuse(parked.done, e)
+                self._refuse(parked, e)
 
     def park(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> bool:
         """Keeps a producer waiting. False if the bounds are reached."""
@@ -131,7 +133,7 @@ class HandOver:
         self._target = None
         self._is_proposed = False
         for parked in self._drain_parked():
-            self._refuse(parked.done, (error or self._replica.not_leader)())
+            self._refuse(parked, (error or self._replica.not_leader)())
 
     def _drain_parked(self) -> list[_Parked]:
         parked = list(self._parked)
@@ -139,5 +141,7 @@ class HandOver:
         self._parked_bytes = 0
         return parked
 
-    def _refuse(self, done: DoneFn[Produced], error: SmqError) -> None:
-        self._host.deliver(lambda: done(error))
+    def _refuse(self, parked: _Parked, error: SmqError) -> None:
+        if parked.acks is not Acks.NONE:
+            self._replica.expect(parked.batch)
+        self._host.deliver(lambda: parked.done(error))

@@ -25,6 +25,7 @@ from smq.replication.log.store import PartitionLog
 from smq.replication.net import wire
 from smq.replication.partition.handover import HandOver
 from smq.replication.partition.intake import Intake
+from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer, Channel
 from smq.replication.runtime.deadlines import Deadline
@@ -42,6 +43,7 @@ class _Waiter:
     ts_ns: TsNs
     acks: Acks
     duplicate: bool
+    header: BatchHeader
     done: DoneFn[Produced]
     deadline: Deadline | None = None
     answered: bool = False
@@ -85,6 +87,9 @@ class ReplicaOwner(Protocol):
 
     @property
     def intake(self) -> Intake: ...
+
+    @property
+    def send_order(self) -> SendOrder: ...
 
     def mark_due(self, replica: "Replica") -> None:
         """The partition's high water mark may move."""
@@ -261,23 +266,24 @@ class Replica:
             raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
         self._check_has_space()
         header = self._validated(batch, limit)
-        cached = self.log.producers.check(header)
+        cached = self._owner.send_order.check(self.pid, header, self.log.producers)
         if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
             # This whole log is valid, so a batch that it remembers below the mark is committed, however old its epoch.
             found = Produced(cached.base_offset, Offset(cached.end - 1), cached.ts_ns, cached.epoch, True)
             self._host.deliver(lambda: done(found))
             return
         if cached is not None:
-            waiter = _Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, done)
+            waiter = _Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, header, done)
         else:
             self._check_space(len(batch))
             ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
             epoch = self.part.epoch
             stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
             self._judged_end = self.log.appended_end
-            waiter = _Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, done)
+            waiter = _Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, header, done)
             for stream in self._streams.values():
                 stream.pump()
+        self._owner.send_order.came(self.pid, header)
         if acks is Acks.NONE:
             nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
             self._host.deliver(lambda: done(nothing))
@@ -373,8 +379,14 @@ class Replica:
         waiter.answered = True
         if waiter.deadline is not None:
             waiter.deadline.cancel()
+        if isinstance(result, SmqError):
+            self.expect(waiter.header)
         done = waiter.done
         self._host.deliver(lambda: done(result))
+
+    def expect(self, batch: Buffer | BatchHeader) -> None:
+        """The batch was not appended, or is not known to stay: its producer sends it again."""
+        self._owner.send_order.expect(self.pid, batch)
 
     # -------------------------------------------------------------------------------------- leading
     def on_durable(self) -> None:

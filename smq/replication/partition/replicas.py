@@ -20,6 +20,7 @@ from smq.replication.partition.intake import Intake
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import RecordSpace, Replica
+from smq.replication.partition.send_order import SendOrder
 from smq.replication.proposer import Barriers
 from smq.replication.runtime.slices import Slices
 
@@ -52,6 +53,7 @@ class Replicas:
         self._to_greet: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
         self.space = space
         self.resign = resign
+        self.send_order = SendOrder(host.clock)
         self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
         self.repairs = Repairs(host, self.intake, self.mark_durable)
         self.reads = Reads(host, barriers, self.repairs)

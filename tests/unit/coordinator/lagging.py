@@ -63,6 +63,7 @@ class LaggingNode:
         self.is_ready = True
         self.state = state_with()
         self.barriers = 0
+        self.expected: list[tuple[object, int]] = []  # batches that were held back
         self._failure = failure
         waits = cast(Barriers, SimpleNamespace(wait=self.barrier))
         self._lookup = Lookup(cast(Host, self), waits)
@@ -99,6 +100,10 @@ class LaggingNode:
             done(Produced(ZERO, ZERO, TsNs(1), Epoch(1), duplicate=False))
 
         self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def expect(self, topic: object, partition: int, _batch: object) -> None:
+        assert self.barriers == 0, "before the look-up, during which others may come"
+        self.expected.append((topic, partition))
 
     def fetch(
         self, topic: str, partition: int, _offset: int, *, max_bytes: int, max_wait_ms: int, done: DoneFn[Fetched]

@@ -22,6 +22,7 @@ from smq.replication.net.links import Links
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
+from smq.replication.partition.send_order import SendOrder
 from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadlines
@@ -90,6 +91,7 @@ class Host:
         self.network = RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))
         self.machine = Machine()
         self.store = LogStore(self.disk)
+        self.send_order = SendOrder(self.clock)
         self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
         self.repairs = Repairs(self.node_host(), self.intake, self.mark_durable)
         self.space = SpaceGuard(self.disk, 0)

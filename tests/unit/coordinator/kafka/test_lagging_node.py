@@ -198,6 +198,16 @@ def test_an_id_that_is_unknown_after_a_barrier_is_refused(named: Named) -> None:
     assert node.barriers == 1
 
 
+def test_a_batch_is_not_overtaken_while_the_id_of_its_topic_is_looked_up() -> None:
+    node = LaggingNode()
+    key, version, request = _produce("", TOPIC_ID)
+    assert set(ask(node, key, version, request)) == {KafkaError.NONE}
+    assert node.expected == [(TOPIC_ID, 0)]
+    node = LaggingNode()
+    ProduceCall(gateway_of(node), version, lambda _answer: None, pytest.fail).start(request | {"acks": 0})
+    assert node.expected == [], "nothing comes again"
+
+
 @pytest.mark.parametrize("named", [_produce, _fetch, _offset_fetch, _delete_topics])
 def test_an_id_is_not_called_unknown_without_a_barrier(named: Named) -> None:
     codes = ask(LaggingNode(failure=NO_QUORUM), *named("", TOPIC_ID))

@@ -103,7 +103,7 @@ def test_a_follower_at_its_bound_drops_reports_it_once_and_resumes_at_its_turn()
     host.settle(1_000)
     assert acks(host)[-1].is_held, "it still waits"
     append(host, values[5])
-    assert host.live.log.appended_end == 3, "what comes late must not leave a gap"
+    assert host.live.log.appended_end == 3, "a late append must not leave a gap"
     assert host.intake.next_turns() == [host.part.pid]
     host.live.on_turn()
     assert (acks(host)[-1].is_held, acks(host)[-1].expect) == (False, 3)

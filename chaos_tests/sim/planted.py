@@ -322,6 +322,20 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
+        name="epochs-with-records-dropped",
+        rule="20: an epoch leaves the history only if its range is empty or below the log start",
+        mutations=(
+            Mutation(
+                _HANDLERS + "partitions:_begin_epoch",
+                "if len(history) > 1 and history[-1].start == beginning.start:",
+                "if len(history) > 1:",
+            ),
+        ),
+        scenario="churn",
+        anomalies=BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
         name="empty-log-ends-at-zero",
         rule="14: an empty log's end is log_start",
         mutations=(

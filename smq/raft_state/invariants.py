@@ -112,6 +112,8 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
     _require(bool(history) and history[-1].epoch == partition.epoch, f"{where}: the history's last epoch")
     for a, b in pairwise(history):
         _require(a.epoch < b.epoch and a.start <= b.start, f"{where}: the history does not ascend")
+    for a, b in pairwise(history[1:]):
+        _require(a.start < b.start, f"{where}: the history holds an epoch without records")
     _require(history[0].start <= partition.log_start, f"{where}: the history begins above the log start")
     _require(history[-1].start <= partition.hwm, f"{where}: the epoch starts above the hwm")
     # Equal is valid: an epoch that starts at the log start ends its predecessor there, until the next prune.

@@ -49,7 +49,8 @@ class EpochStart:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionState:
-    """`history` ascends in epoch, its last entry is the current epoch; starts never descend and may be equal.
+    """`history` ascends in epoch, its last entry is the current epoch. It lacks epochs without records, but for the
+    oldest known and the current one, so starts ascend, and only the first two may be equal.
 
     A partition of external storage has no records here: no replicas, no leader, always epoch 0 (rule 19)."""
 
@@ -79,7 +80,8 @@ class PartitionState:
         return self.hwm
 
     def epoch_range(self, epoch: Epoch) -> tuple[Offset, Offset | None] | None:
-        """[start, end) of an epoch, end None for the current epoch; None if it is unknown, pruned or in the future."""
+        """[start, end) of an epoch, end None for the current epoch; None if it is pruned, had no records, or is in the
+        future."""
         for i in range(len(self.history) - 1, -1, -1):
             entry = self.history[i]
             if entry.epoch == epoch:

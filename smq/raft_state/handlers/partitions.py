@@ -35,10 +35,19 @@ def elect_leader(state: ClusterState, command: ElectLeader) -> Applied:
     partition.epoch = Epoch(partition.epoch + 1)
     partition.leader = command.candidate
     partition.leader_incarnation = command.incarnation
-    partition.history.append(EpochStart(partition.epoch, partition.hwm))
+    _begin_epoch(partition.history, EpochStart(partition.epoch, partition.hwm))
     partition.next_offset = partition.hwm
     check_offsets(partition)
     return Applied(reply=LeaderElected(epoch=partition.epoch, start=partition.hwm), touched=(command.partition,))
+
+
+def _begin_epoch(history: list[EpochStart], beginning: EpochStart) -> None:
+    """Rule 20: an epoch that ends where it started holds nothing, so nothing is right in it and it is dropped. Then the
+    history has one entry per epoch with records, however many elections there are. The oldest entry stays, empty or
+    not: a log can tell by it which epochs the log start has passed."""
+    if len(history) > 1 and history[-1].start == beginning.start:
+        history.pop()
+    history.append(beginning)
 
 
 def advance_hwms(state: ClusterState, command: AdvanceHwms) -> Applied:

@@ -68,4 +68,4 @@ def _valid_end(run: EpochRun, history: Sequence[EpochStart]) -> Offset:
                 return run.start
             stop = history[i + 1].start if i + 1 < len(history) else run.end
             return max(run.start, min(run.end, stop))
-    return run.start  # the history skips this epoch: it never led
+    return run.start  # the history skips this epoch: its range was empty

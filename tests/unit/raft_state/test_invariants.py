@@ -100,6 +100,10 @@ DAMAGES: dict[str, Damage] = {
     "history's starts descend": lambda s: setattr(first(s), "history", epochs((0, 0), (0, 4), (1, 3))),
     "history begins late": lambda s: setattr(first(s), "history", epochs((1, 5))),
     "epoch starts above the hwm": lambda s: setattr(first(s), "history", epochs((0, 0), (1, 6))),
+    "history with an epoch without records": both(
+        lambda s: setattr(first(s), "history", epochs((-3, 0), (-2, 4), (-1, 4), (1, 5))),
+        lambda s: setattr(first(s), "log_start", Offset(0)),
+    ),
     "history not pruned": both(
         lambda s: setattr(first(s), "log_start", Offset(4)),
         lambda s: setattr(first(s), "history", epochs((-1, 0), (0, 3), (1, 5))),

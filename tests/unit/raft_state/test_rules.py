@@ -145,8 +145,8 @@ def test_rule_11_epochs_may_start_at_the_same_offset(driver: Driver) -> None:
     for epoch, candidate in enumerate([2, 3, 1]):
         driver.ok(elect(pid(1), epoch, candidate, end=4))
     p = driver.partition(pid(1))
-    assert [(e.epoch, e.start) for e in p.history] == [(0, 0), (1, 4), (2, 4), (3, 4)]
-    assert p.epoch_range(Epoch(2)) == (4, 4)
+    assert [(e.epoch, e.start) for e in p.history] == [(0, 0), (3, 4)]
+    assert (p.epoch_range(Epoch(2)), p.epoch_range(Epoch(3))) == (None, (4, None))
 
 
 # ------------------------------------------------------------------------------------------------ rule 14
@@ -198,6 +198,23 @@ def test_rule_14_partition_emptied_to_its_hwm_can_still_elect(driver: Driver) ->
     driver.ok(elect(pid(1), 0, candidate=3, end=10))
 
 
+def test_rule_20_the_history_of_an_idle_partition_does_not_grow(driver: Driver) -> None:
+    """Two entries, the oldest and the current one, after any number of elections without a record in between."""
+    for epoch in range(50):
+        driver.ok(elect(pid(1), epoch, candidate=epoch % 3 + 1, end=0))
+    assert [(e.epoch, e.start) for e in driver.partition(pid(1)).history] == [(0, 0), (50, 0)]
+
+
+def test_rule_20_the_history_has_one_entry_per_epoch_with_records(driver: Driver) -> None:
+    """The log start never moves; three of every four epochs commit nothing."""
+    for epoch in range(40):
+        if epoch % 4 == 0:
+            driver.ok(advances(advance(pid(1), epoch, hwm=epoch + 1)))
+        driver.ok(elect(pid(1), epoch, candidate=epoch % 3 + 1, end=epoch + 1))
+    kept = [(e.epoch, e.start) for e in driver.partition(pid(1)).history]
+    assert kept == [(0, 0), *((epoch, epoch - 3) for epoch in range(4, 40, 4)), (40, 37)]
+
+
 def test_rule_20_epochs_are_pruned_only_when_they_end_at_or_below_the_log_start(driver: Driver) -> None:
     for epoch, (hwm, candidate) in enumerate([(5, 2), (8, 3), (8, 1)]):
         driver.ok(advances(advance(pid(1), epoch, hwm=hwm)))
@@ -208,9 +225,9 @@ def test_rule_20_epochs_are_pruned_only_when_they_end_at_or_below_the_log_start(
         driver.ok(log_start(offset))
         epochs.append([(e.epoch, e.start) for e in driver.partition(pid(1)).history])
     assert epochs == [
-        [(0, 0), (1, 5), (2, 8), (3, 8)],
-        [(1, 5), (2, 8), (3, 8)],
-        [(1, 5), (2, 8), (3, 8)],
+        [(0, 0), (1, 5), (3, 8)],
+        [(1, 5), (3, 8)],
+        [(1, 5), (3, 8)],
         [(3, 8)],
         [(3, 8)],
     ]

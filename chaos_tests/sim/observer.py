@@ -36,6 +36,7 @@ RARE = (
     "duplicates_answered",
     "hwm_of_a_dead_epoch_rejected",
     "log_starts_moved",
+    "damaged_messages_refused",
 )
 
 

@@ -1,11 +1,11 @@
 """Planted bugs: changes of production code, one bug at a time, to prove that the simulation notices them.
 
 Owns the list: for each bug the rule that it breaks, the scenario that must find it, and the anomalies that reveal it.
-Bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`, those of overloaded nodes in
-`chaos_tests/sim/planted_overload.py`.
+Some are in modules beside this one; bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
+from chaos_tests.sim.planted_agreement import AGREEMENT_BUGS
 from chaos_tests.sim.planted_overload import OVERLOAD_BUGS
 from chaos_tests.sim.raft.planted import COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER, UNCONFIRMED_READS
 
@@ -322,20 +322,6 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
-        name="epochs-with-records-dropped",
-        rule="20: an epoch leaves the history only if its range is empty or below the log start",
-        mutations=(
-            Mutation(
-                _HANDLERS + "partitions:_begin_epoch",
-                "if len(history) > 1 and history[-1].start == beginning.start:",
-                "if len(history) > 1:",
-            ),
-        ),
-        scenario="churn",
-        anomalies=BROKEN,
-        seeds=8,
-    ),
-    PlantedBug(
         name="empty-log-ends-at-zero",
         rule="14: an empty log's end is log_start",
         mutations=(
@@ -591,6 +577,7 @@ BUGS: tuple[PlantedBug, ...] = (
         anomalies=BROKEN,
         seeds=40,
     ),
+    *AGREEMENT_BUGS,
 )
 
 

@@ -399,6 +399,7 @@ class Simulation:
     def _result(self) -> Result:
         violations = judge(self.recorder.events)
         counts = self.observer.counts
+        counts["damaged_messages_refused"] = self.cluster.network.damage_refused
         counts["duplicates_answered"] = self.world.duplicates
         counts["log_starts_moved"] = sum(1 for e in self.recorder.events if e["f"] == "trim" and e["ty"] == "ok")
         return Result(

@@ -149,7 +149,7 @@ class Server:
             self.node,
             ports.http,
             lambda: self._is_stopping,
-            make_registry(self.node, ConnectionCollector(connections, self._tls)),
+            make_registry(self.node, ConnectionCollector(connections, network.damaged_frames, self._tls)),
             limits=caps.http_limits,
             tls=context,
         )

@@ -85,6 +85,14 @@ def test_a_cut_direction_is_silent_and_delivers_after_the_heal(link: Any) -> Non
     assert far.recv(10) == b"held"
 
 
+def test_a_damaged_link_flips_a_bit_and_keeps_the_length(link: Any) -> None:
+    network, near, far = link
+    network.impose(Links.all_of([1, 2], Link(damage=1.0)))
+    near.sendall(bytes(50))
+    got = far.recv(50, socket.MSG_WAITALL)
+    assert sum(byte.bit_count() for byte in got) >= 1  # one per chunk, and there may be several chunks
+
+
 def test_a_slow_link_delays_and_keeps_the_order(link: Any) -> None:
     network, near, far = link
     network.impose(Links.all_of([1, 2], Link(delay_ms=200, jitter_ms=50)))

@@ -22,6 +22,7 @@ class Link:
     jitter_ms: float = 0.0
     loss: float = 0.0
     duplicate: float = 0.0
+    damage: float = 0.0  # chance of a chunk of bytes to arrive with a flipped bit
 
 
 GOOD = Link()
@@ -57,7 +58,7 @@ class Network(Protocol):
     """The network of a run's nodes."""
 
     name: str
-    can: frozenset[str]  # of "block", "delay", "reset", "loss"
+    can: frozenset[str]  # of "block", "delay", "reset", "damage", "loss"
 
     def prepare(self, configs: list[Path]) -> None:
         """Rewrites the node.toml files so that nodes connect through this network. Called before any node starts."""

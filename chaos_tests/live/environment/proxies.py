@@ -1,4 +1,4 @@
-"""A network on loopback: every pair of nodes connects through our proxy, which can block, delay and reset.
+"""A network on loopback: every pair of nodes connects through our proxy, which can block, delay, reset and damage.
 
 Owns the proxies and the thread they run in. Works anywhere and needs no rights. What it cannot do is what happens
 below TCP (loss, reordering, duplicates): `namespaces` does. A blocked direction keeps its bytes and delivers them
@@ -39,7 +39,7 @@ class ProxyNetwork:
     """Implements network.Network."""
 
     name = "loopback proxies"
-    can = frozenset({"block", "delay", "reset"})
+    can = frozenset({"block", "delay", "reset", "damage"})
 
     def __init__(self, seed: int) -> None:
         self._links = Links()
@@ -143,6 +143,13 @@ class ProxyNetwork:
             for end in tunnel.writers:
                 end.transport.abort()
 
+    def _flipped(self, data: bytes) -> bytes:
+        """As a bad cable or switch does where TCP's checksum does not notice."""
+        flipped = bytearray(data)
+        bit = self._rng.randrange(8 * len(flipped))
+        flipped[bit // 8] ^= 1 << bit % 8
+        return bytes(flipped)
+
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sender: int, receiver: int
     ) -> None:
@@ -154,6 +161,8 @@ class ProxyNetwork:
             while data := await reader.read(_CHUNK_BYTES):
                 link = self._links.of(sender, receiver)
                 wait_ms = link.delay_ms + self._rng.random() * link.jitter_ms
+                if link.damage and self._rng.random() < link.damage:
+                    data = self._flipped(data)
                 due = max(due, self._loop.time() + wait_ms / 1000)  # a stream never overtakes itself
                 await held.put((due, data))
             await held.put((due, b""))

@@ -14,6 +14,7 @@ NEEDS: Final = {
     "block": "a network of ours between the nodes",
     "delay": "a network of ours between the nodes",
     "reset": "proxies between the nodes",
+    "damage": "proxies between the nodes",
     "loss": "network namespaces",
     "power": "disk images",
     "clock": "the clock shim",
@@ -128,6 +129,14 @@ CATALOGUE: Final = {
             net.reset,
             do.nothing,
             frozenset({"reset"}),
+        ),
+        Fault(
+            "damaged-bytes",
+            "network",
+            "a bit flipped in 2 % of the chunks between all nodes",
+            net.links(Link(damage=0.02)),
+            net.healed,
+            frozenset({"damage"}),
         ),
         Fault("wipe", "disk", "a node killed and restarted with an empty disk", do.wiped, do.started),
         Fault(

@@ -182,6 +182,19 @@ def slow_link(fault: Fault) -> Script:
         network.slow(src, dst, 1.0)
 
 
+def damaged_link(fault: Fault) -> Script:
+    """A cable or a switch flips bits that TCP's checksum does not notice."""
+    network, chance = fault.arena.cluster.network, fault.rng.uniform(*fault.spec.options["chance"])
+    pairs = [(node, peer) for node in fault.targets() for peer in fault.others(node)]
+    pairs = [pair if fault.rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs]
+    fault.note("damaged-link", pairs=pairs, chance=chance)
+    for src, dst in pairs:
+        network.damage(src, dst, chance)
+    yield fault.duration()
+    for src, dst in pairs:
+        network.damage(src, dst, 0.0)
+
+
 def stall(fault: Fault) -> Script:
     """Holds back one channel of some links: elections see stale reports, HWM proposals arrive an epoch late, a
     restarted node's applied state stays behind its log."""
@@ -331,6 +344,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         partition,
         reset,
         slow_link,
+        damaged_link,
         stall,
         slow_disk,
         disk_error,

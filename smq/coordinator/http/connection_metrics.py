@@ -1,4 +1,4 @@
-"""Metrics of the node's connections and certificates.
+"""Metrics of the node's connections and certificates, and of damage on the links between nodes.
 
 Owns names and labels. Only the composition root makes one.
 """
@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from smq.coordinator.tls.contexts import NodeTls
+from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptCounts
 
 
@@ -23,10 +24,14 @@ class PortConnections(Protocol):
 
 
 class ConnectionCollector(Collector):
-    """`ports` maps a port's name to its connections."""
+    """`ports` maps a port's name to its connections, `damaged_frames` a peer to the frames of it that failed their
+    CRC."""
 
-    def __init__(self, ports: Mapping[str, PortConnections], tls: NodeTls | None) -> None:
+    def __init__(
+        self, ports: Mapping[str, PortConnections], damaged_frames: Mapping[NodeId, int], tls: NodeTls | None
+    ) -> None:
         self._ports = ports
+        self._damaged_frames = damaged_frames
         self._tls = tls
 
     def describe(self) -> Iterable[Metric]:
@@ -41,7 +46,14 @@ class ConnectionCollector(Collector):
             opened.add_metric((port,), connections.open)
             refused.add_metric((port,), connections.counts.refused)
             failed.add_metric((port,), connections.counts.handshakes_failed)
-        yield from (opened, refused, failed)
+        damaged = CounterMetricFamily(
+            "smq_peer_frames_damaged",
+            "Frames from a peer that failed their CRC; each ended a session.",
+            labels=("peer",),
+        )
+        for peer, count in self._damaged_frames.items():
+            damaged.add_metric((str(peer),), count)
+        yield from (opened, refused, failed, damaged)
         if self._tls is not None:
             yield from _tls_metrics(self._tls)
 

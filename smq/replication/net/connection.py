@@ -13,7 +13,7 @@ from typing import Final, Protocol, cast
 
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import Ticket
-from smq.replication.net.frames import HEADER, FrameError, FrameKind, FrameReader
+from smq.replication.net.frames import FrameError, FrameKind, FrameReader, frame_header
 from smq.replication.net.tls import uris_of
 from smq.replication.ports import Buffer, Channel
 
@@ -49,7 +49,7 @@ class ConnectionOwner(Protocol):
 
     def on_frame(self, connection: "Connection", kind: FrameKind, payload: memoryview) -> None: ...
 
-    def on_bad_frame(self, connection: "Connection", reason: str) -> None: ...
+    def on_bad_frame(self, connection: "Connection", error: FrameError) -> None: ...
 
     def on_lost(self, connection: "Connection") -> None: ...
 
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
                 self._frames = None
         except FrameError as e:
             if self.is_alive:
-                self._owner.on_bad_frame(self, str(e))
+                self._owner.on_bad_frame(self, e)
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -146,10 +146,9 @@ class Connection(asyncio.Protocol):
         """Queues one frame. Large parts go to the operating system as they are, never joined."""
         if self._transport is None or not self.is_alive:
             return
-        size = sum(map(len, parts))
-        head = HEADER.pack(size, kind)
+        head = frame_header(kind, parts)
         self.sent_s = self._loop.time()
-        if size <= _JOIN_BYTES_MAX:
+        if sum(map(len, parts)) <= _JOIN_BYTES_MAX:
             self._transport.write(b"".join((head, *parts)))
         else:
             self._transport.writelines((head, *parts))

@@ -1,21 +1,27 @@
 """The bytes between nodes: frames, and the hello that opens a session.
 
-Owns the framing only: no sockets, no clock, no sessions. Everything read is bounded before it is stored. Only this
-package imports it.
+Owns the framing only: no sockets, no clock, no sessions. Everything read is bounded before it is stored, and checked
+before it is used. This package imports it, and so does the simulated network.
 
-A frame is be32 length of the payload, u8 kind, payload. The first frame of each side is HELLO.
+A frame is be32 length of the payload, u8 kind, be32 CRC-32C of the payload, be32 CRC-32C of these nine bytes, payload.
+The header has a CRC of its own, because a reader that believed a damaged length would wait for bytes that never come.
+The first frame of each side is HELLO.
 """
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from smq.raft_state.ids import NodeId
-from smq.replication.ports import Channel
+from crc32c import crc32c
 
-HEADER: Final = struct.Struct(">IB")
+from smq.raft_state.ids import NodeId
+from smq.replication.ports import Buffer, Channel
+
+HEADER_BYTES: Final = 13
+_FIELDS: Final = struct.Struct(">IBI")  # length, kind, CRC of the payload
+_CRC: Final = struct.Struct(">I")  # of those
 PROTOCOL_VERSION: Final = 1
 HELLO_BYTES_MAX: Final = 512  # the most that an unknown peer can make us hold
 _MAGIC: Final = b"SMQP"
@@ -30,6 +36,20 @@ class FrameKind(enum.IntEnum):
 
 class FrameError(ValueError):
     """The peer does not speak this protocol; its connection must be closed."""
+
+
+class FrameDamaged(FrameError):
+    """The bytes are not those that a peer sent. Nothing after them on this connection can be trusted."""
+
+
+def frame_header(kind: FrameKind, parts: Sequence[Buffer]) -> bytes:
+    """The bytes before the payload that `parts` make up."""
+    size = crc = 0
+    for part in parts:
+        size += len(part)
+        crc = crc32c(part, crc)
+    fields = _FIELDS.pack(size, kind, crc)
+    return fields + _CRC.pack(crc32c(fields))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +108,7 @@ class FrameReader:
         self._body: bytearray | None = None
         self._filled = 0
         self._kind = FrameKind.HELLO
+        self._crc = 0  # of the payload that comes next
 
     def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, memoryview]]:
         """The frames that `chunk` completes, in order. FrameError for an invalid frame."""
@@ -97,14 +118,14 @@ class FrameReader:
                 view = self._fill(self._body, view)
                 if self._filled == len(self._body):
                     body, self._body = self._body, None
-                    yield self._kind, memoryview(body).toreadonly()
+                    yield self._kind, self._checked(memoryview(body).toreadonly())
                 continue
             parsed = self._header(view)
             if parsed is None:
                 return
             length, view = parsed
             if len(view) >= length:
-                yield self._kind, view[:length]
+                yield self._kind, self._checked(view[:length])
                 view = view[length:]
             else:
                 self._body, self._filled = bytearray(length), 0
@@ -115,18 +136,23 @@ class FrameReader:
         self._filled += take
         return view[take:]
 
+    def _checked(self, payload: memoryview) -> memoryview:
+        if crc32c(payload) != self._crc:
+            raise FrameDamaged(f"a frame of {len(payload)} bytes fails its CRC: they were damaged on the way")
+        return payload
+
     def _header(self, view: memoryview) -> tuple[int, memoryview] | None:
         """(payload length, what follows the header), or None while the header is incomplete."""
-        if not self._head and len(view) >= HEADER.size:
-            length, kind = HEADER.unpack_from(view)
-            view = view[HEADER.size :]
+        if not self._head and len(view) >= HEADER_BYTES:
+            length, kind = self._fields(view)
+            view = view[HEADER_BYTES:]
         else:
-            take = HEADER.size - len(self._head)
+            take = HEADER_BYTES - len(self._head)
             self._head += view[:take]
             view = view[take:]
-            if len(self._head) < HEADER.size:
+            if len(self._head) < HEADER_BYTES:
                 return None
-            length, kind = HEADER.unpack(self._head)
+            length, kind = self._fields(self._head)
             self._head.clear()
         if length > self.payload_bytes_max:
             raise FrameError(f"a frame of {length} bytes exceeds the limit of {self.payload_bytes_max}")
@@ -135,3 +161,12 @@ class FrameReader:
         except ValueError as e:
             raise FrameError(f"unknown frame kind {kind}") from e
         return length, view
+
+    def _fields(self, head: Buffer) -> tuple[int, int]:
+        length, kind, self._crc = _FIELDS.unpack_from(head)
+        (crc,) = _CRC.unpack_from(head, _FIELDS.size)
+        if crc32c(bytes(head[: _FIELDS.size])) != crc:
+            raise FrameDamaged(
+                "a frame's header fails its CRC: it was damaged on the way, or this port is meant for something else"
+            )
+        return length, kind

@@ -20,7 +20,7 @@ import structlog
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptLimits, Acceptor
 from smq.replication.net.connection import Connection, Turn
-from smq.replication.net.frames import FrameError, FrameKind, Hello, decode_hello, encode_hello
+from smq.replication.net.frames import FrameDamaged, FrameError, FrameKind, Hello, decode_hello, encode_hello
 from smq.replication.net.tls import PeerContexts, node_uri
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 
@@ -104,6 +104,7 @@ class TcpNetwork:
             limits=self._accept_limits(),
             tls=(lambda: tls.listening) if tls is not None else None,
         )
+        self.damaged_frames = dict.fromkeys(self._peers, 0)  # by sender; each has cost its session
         self.turn = Turn(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._swept_s = 0.0
@@ -235,8 +236,10 @@ class TcpNetwork:
         else:
             raise FrameError("the first frame is not a hello")
 
-    def on_bad_frame(self, connection: Connection, reason: str) -> None:
-        self._drop(connection, reason)
+    def on_bad_frame(self, connection: Connection, error: FrameError) -> None:
+        if connection.key is not None and isinstance(error, FrameDamaged):
+            self.damaged_frames[connection.key[0]] += 1
+        self._drop(connection, str(error))
 
     def on_lost(self, connection: Connection) -> None:
         self._pending.pop(connection, None)

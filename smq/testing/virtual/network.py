@@ -2,7 +2,8 @@
 
 Owns sessions and the messages in flight. As with TCP, messages of one session keep their order and arrive at most once;
 nothing is promised between sessions. A cut link holds messages back. They are retransmitted when it heals, or dropped
-when the keep-alive time-out ends the session. It must never look into a message.
+when the keep-alive time-out ends the session. A damaged link flips bits of frames, which the production reader of
+frames then judges. It must never look into a message.
 """
 
 from collections import deque
@@ -11,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import log
 from random import Random
+from typing import Final
 
 from smq.raft_state.ids import NodeId
+from smq.replication.net.frames import FrameError, FrameKind, FrameReader, frame_header
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.testing.virtual.clock import NS_PER_MS, Process, Scheduler
 from smq.testing.virtual.rng import Streams
@@ -20,6 +23,8 @@ from smq.testing.virtual.rng import Streams
 Trace = Callable[[str], None]
 Pair = tuple[NodeId, NodeId]
 Key = tuple[NodeId, NodeId, Channel]  # of a session; the lower node first
+FLIPS_MAX: Final = 3  # bits of one damaged frame; a CRC-32C notices any three
+_MESSAGES: Final = ("message", "damaged")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +50,7 @@ class Link:
     cut: bool = False
     cut_version: int = 0
     slowdown: float = 1.0
+    damage: float = 0.0  # chance of a message to arrive with flipped bits
     stalled: set[Channel] = field(default_factory=set)
 
 
@@ -97,6 +103,8 @@ class SimNetwork:
         self.nodes = tuple(nodes)
         self._trace = trace
         self._rng = streams.stream("network/sessions")
+        self._damage_rng = streams.stream("network/damage")
+        self.damage_refused = 0  # messages with flipped bits that their receiver did not take
         self._links = {(a, b): Link(streams.stream(f"network/link/{a}-{b}")) for a in nodes for b in nodes if a != b}
         self._endpoints: dict[NodeId, Endpoint] = {}
         self._sessions: dict[Key, Session] = {}
@@ -177,6 +185,8 @@ class SimNetwork:
             self._trace(f"net {kind} {side.peer}>{side.node} {channel.name} {len(payload)}")
         if kind == "message":
             endpoint.handler.on_message(side.peer, channel, memoryview(payload))
+        elif kind == "damaged":
+            self._take_damaged(session, side, payload)
         elif kind == "open":
             side.state = "open"
             endpoint.sessions[side.peer, channel] = session
@@ -188,6 +198,21 @@ class SimNetwork:
             self._forget_if_closed(session)
             if was_open:
                 endpoint.handler.on_session_close(side.peer, channel)
+
+    def _take_damaged(self, session: Session, side: Side, stream: bytes) -> None:
+        """The production reader of frames judges them. If it refuses, or waits for more, the session ends there."""
+        reader, found = FrameReader(), list[tuple[FrameKind, memoryview]]()
+        reader.payload_bytes_max = len(stream)
+        try:
+            found += reader.feed(stream)
+        except FrameError:
+            self.damage_refused += 1
+        if not found or any(kind is FrameKind.HELLO for kind, _ in found):
+            self._end(session, drop_in_flight=True)
+            return
+        for kind, payload in found:
+            if kind is FrameKind.MESSAGE:
+                side.endpoint.handler.on_message(side.peer, session.key[2], payload)
 
     def _forget_if_closed(self, session: Session) -> None:
         if any(side.state != "closed" for side in session.sides.values()):
@@ -222,7 +247,7 @@ class SimNetwork:
             return
         side.stalled.clear()
         if drop_in_flight:
-            side.inbox = deque(("drop" if kind == "message" else kind, b"") for kind, _ in side.inbox)
+            side.inbox = deque(("drop" if kind in _MESSAGES else kind, b"") for kind, _ in side.inbox)
         self._enqueue(side, "close", b"", self.scheduler.now_ns + self._delay_ns(side.link))
 
     # ------------------------------------------------------------------------------------------ messages
@@ -256,7 +281,18 @@ class SimNetwork:
         while departures and departures[0][0] <= now:
             departures.popleft()
         departures.append((free_at_ns, size))
-        self._enqueue(side, "message", payload, free_at_ns + self._delay_ns(side.link))
+        kind = "message"
+        if side.link.damage and self._damage_rng.random() < side.link.damage:
+            kind, payload = "damaged", self._damaged(payload)
+        self._enqueue(side, kind, payload, free_at_ns + self._delay_ns(side.link))
+
+    def _damaged(self, payload: bytes) -> bytes:
+        """The frame of a message with a few bits flipped, anywhere in it."""
+        frame = bytearray(frame_header(FrameKind.MESSAGE, (payload,)) + payload)
+        for _ in range(self._damage_rng.randint(1, FLIPS_MAX)):
+            bit = self._damage_rng.randrange(8 * len(frame))
+            frame[bit // 8] ^= 1 << bit % 8
+        return bytes(frame)
 
     def backlog_bytes(self, src: NodeId, dst: NodeId, channel: Channel) -> int:
         endpoint = self._endpoints.get(src)
@@ -308,6 +344,11 @@ class SimNetwork:
     def slow(self, src: NodeId, dst: NodeId, factor: float) -> None:
         self._links[src, dst].slowdown = factor
 
+    def damage(self, src: NodeId, dst: NodeId, chance: float) -> None:
+        """Flips bits of this share of the messages in one direction, as a bad cable or switch does where TCP's checksum
+        does not notice."""
+        self._links[src, dst].damage = chance
+
     def resumed(self, node: NodeId) -> None:
         """A paused process runs again: sessions that could not open during the pause are retried."""
         for key in self._keys_of(node):
@@ -317,6 +358,7 @@ class SimNetwork:
         for (src, dst), link in self._links.items():
             self.heal(src, dst)
             link.slowdown = 1.0
+            link.damage = 0.0
             for channel in Channel:
                 self.unstall(src, dst, channel)
         for session in self._sessions.values():

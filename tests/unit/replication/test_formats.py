@@ -14,7 +14,7 @@ import pytest
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
 from smq.replication.marks import Mark, pack_marks
 from smq.replication.net import wire
-from smq.replication.net.frames import Hello, encode_hello
+from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
 from smq.replication.ports import Channel, Table
 from smq.replication.raft import messages as raft
 from smq.replication.raft.journal import RaftJournal, Snapshot
@@ -66,6 +66,7 @@ def wire_lines() -> Iterator[str]:
         sender=NodeId(1), receiver=NodeId(2), channel=Channel.CONTROL, process=b"p" * 16, serial=3, cluster_id="c"
     )
     yield f"Hello {encode_hello(hello).hex()}"
+    yield f"Frame {frame_header(FrameKind.MESSAGE, (b'pay', b'load')).hex()}{b'payload'.hex()}"
     for message in WIRE:
         yield f"{type(message).__name__} {b''.join(wire.encode(message)).hex()}"
 

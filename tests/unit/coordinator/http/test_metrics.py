@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from smq.coordinator.http import partition_metrics as metrics_series
+from smq.coordinator.http.connection_metrics import ConnectionCollector
 from smq.coordinator.http.partition_metrics import series_pieces
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
@@ -181,3 +183,10 @@ def test_no_more_partitions_than_the_limit_have_series(monkeypatch: pytest.Monke
     text = b"".join(scrape(FakeNode())).decode()
     assert text.count("smq_partition_leader{") == limit
     assert text.count("smq_group_lag{") == limit
+
+
+def test_frames_that_a_peer_sent_damaged_are_counted_by_peer() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ConnectionCollector({}, {NodeId(2): 0, NodeId(3): 4}, None))
+    counted = [registry.get_sample_value("smq_peer_frames_damaged_total", {"peer": peer}) for peer in ("2", "3")]
+    assert counted == [0, 4]

@@ -19,11 +19,10 @@ from smq.coordinator.config import parse_config
 from smq.coordinator.tls.contexts import NodeTls, TlsError
 from smq.coordinator.tls.layout import Identity, client_identity, node_identity
 from smq.raft_state.ids import NodeId
-from smq.replication.net.frames import HEADER, FrameKind
 from smq.replication.net.tcp import TcpNetwork, TcpSettings, bind_listener
 from smq.replication.net.tls import node_uri
 from tests.unit.coordinator.tls.authorities import CLUSTER_ID, Authorities, authorities, config_of, dialling, node_tls
-from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, hello_frame, run
+from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, run
 
 __all__ = ("authorities",)  # a fixture
 QUICK = TcpSettings(redial_min_ms=1, redial_max_ms=10)
@@ -132,7 +131,7 @@ def test_no_peer_speaks_as_node_1_without_its_certificate(authorities: Authoriti
     """A hello of node 1, right to the last byte, and what pysyncobj would have unpickled."""
     hello = hello_frame()
     pickled = pickle.dumps(("os.system", "true"))
-    payload = hello + HEADER.pack(len(pickled), FrameKind.MESSAGE) + pickled
+    payload = hello + frame(pickled)
 
     async def body(pair: SecurePair) -> None:
         handler = pair.start(TWO, node_tls(authorities.node(2), 2))
@@ -156,7 +155,7 @@ def test_a_pickle_from_a_peer_is_bytes_to_the_network_and_nothing_runs(
 
     async def body(pair: SecurePair) -> None:
         handler = pair.start(TWO, node_tls(authorities.node(2), 2))
-        payload = hello_frame() + HEADER.pack(len(pickled), FrameKind.MESSAGE) + pickled
+        payload = hello_frame() + frame(pickled)
         assert await pair.read_answer(dialling(authorities.node(1)), payload) != b""
         await handler.wait_count("message", 1)
         assert handler.messages() == [pickled]

@@ -1,6 +1,7 @@
-"""Once the faults are healed, the cluster works again within its bound: no-progress.
+"""The cluster works again within its bound, once the faults are healed or while they last: no-progress.
 
-Owns the judgement of the `settled` observation and of every operation that began after it.
+Owns the judgement of the `settled` observation, of every operation that began after it, and of each `progress` that a
+fault demanded while it lasted.
 """
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
@@ -11,6 +12,9 @@ ANSWERED = ("time",)  # these may be refused: they ask one replica, which may be
 
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
+    for event in facts.history.noted("progress"):
+        if not event["ok"]:
+            findings.add("no-progress", f"during a fault: {event['why']}", event)
     settled_ns: int | None = None
     for event in facts.history.noted("settled"):
         settled_ns = event["t"] if settled_ns is None else settled_ns  # the probes are between the first and the next

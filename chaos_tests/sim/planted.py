@@ -6,6 +6,7 @@ Some are in modules beside this one; bugs that Raft alone must notice are in `ch
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 from chaos_tests.sim.planted_agreement import AGREEMENT_BUGS
+from chaos_tests.sim.planted_disks import DISK_BUGS
 from chaos_tests.sim.planted_overload import OVERLOAD_BUGS
 from chaos_tests.sim.raft.planted import COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER, UNCONFIRMED_READS
 
@@ -134,9 +135,7 @@ BUGS: tuple[PlantedBug, ...] = (
         name="ack-before-fsync",
         rule="7: an acknowledgement is the verified end of the durable log",
         mutations=(
-            Mutation(
-                _REPLICA + "durable_verified_end", "min(self._judged_end, self.log.durable_end)", "self._judged_end"
-            ),
+            Mutation(_REPLICA + "durable_verified_end", "self.log.durable_end", "self._judged_end"),
             Mutation(
                 _REPLICA + "on_append",
                 "intake.append(self.log, value, self.on_durable)",
@@ -217,8 +216,8 @@ BUGS: tuple[PlantedBug, ...] = (
             Mutation(_REPLICA + "judge", "self.log.truncate(wrong)", "pass"),
             Mutation(
                 _REPLICA + "readable_end",
-                "min(self.durable_verified_end, self.part.hwm)",
-                "min(self.log.durable_end, self.part.hwm)",
+                "self._verified(self.log.appended_end)",
+                "self.log.appended_end",
             ),
         ),
         scenario="churn",
@@ -231,7 +230,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _REPLICA + "readable_end",
-                "min(self.durable_verified_end, self.part.hwm)",
+                "min(self._verified(self.log.appended_end), self.part.hwm)",
                 "self.durable_verified_end",
             ),
         ),
@@ -578,6 +577,7 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=40,
     ),
     *AGREEMENT_BUGS,
+    *DISK_BUGS,
 )
 
 

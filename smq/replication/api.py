@@ -120,6 +120,7 @@ class StorageStatus:
     free_bytes: int  # on its file system
     reusable_bytes: int  # freed inside its file
     is_full: bool  # down to the reserve: no records are appended
+    is_hung: bool  # it has written nothing for a while, without an error
     damage_found: int  # batches and index rows
     damage_repaired: int
     damage_unrepaired: int  # repairs that ended without the batch

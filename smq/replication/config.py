@@ -28,6 +28,7 @@ class NodeConfig:
     election_timeout_max_ms: int = 600
     raft_heartbeat_ms: int = 50
     leader_isolation_ms: int = 2000  # rule 20: a leader without a majority of followers for this long resigns
+    disk_hang_ms: int = 2000  # a disk that has written nothing for this long hangs: its node gives up leading
     rebalance_interval_ms: int = 5000  # how long a node must be healthy before it gets its leaderships back
     raft_snapshot_entries: int = 5000  # journal entries between two snapshots
     settle_work_max: int = 300  # units of 10 us: how long replicas may follow the applied state without a pause

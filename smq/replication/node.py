@@ -24,6 +24,7 @@ from smq.replication.membership.heartbeats import Heartbeats
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import Registration
 from smq.replication.net.links import Links
+from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Clock, DataDamaged, Disk, Engine, Network, Rng
@@ -34,6 +35,7 @@ from smq.replication.requests import Requests
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices
+from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.maintenance import StorageMaintenance
 from smq.replication.storage.space import SpaceGuard
 
@@ -69,9 +71,10 @@ class Node:
         self.identity = Identity(Incarnation(0), DiskId(b""))
         self.applied = applied if applied is not None else AppliedState(clock)
         self.engine = self._make_engine(disk)
-        self._space = space = SpaceGuard(disk, config.disk_reserve_bytes)
+        self._space = SpaceGuard(disk, config.disk_reserve_bytes)
+        self._hang = HangGuard(disk, config.disk_hang_ms)
         self.liveness = Liveness(
-            config, clock=clock, applied=self.applied, engine=self.engine, is_full=lambda: space.is_full
+            config, clock=clock, applied=self.applied, engine=self.engine, own_disk=self._disk_condition
         )
         self._proposer = Proposer(
             node_id=config.node_id,
@@ -122,6 +125,7 @@ class Node:
         self.replicas = Replicas(
             host,
             space=self._space,
+            hang=self._hang,
             barriers=barriers,
             slices=self._slices,
             reachable=self.liveness.reachable,
@@ -131,7 +135,7 @@ class Node:
         self.applied.connect(self._controller, self.replicas, self._proposer)
         self._registration = Registration(host, self.rng, self.replicas.drop_orphans)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas)
-        self._maintenance = StorageMaintenance(host, self.replicas, self._space)
+        self._maintenance = StorageMaintenance(host, self.replicas, self._space, self._hang)
         self.dispatcher = Dispatcher(
             host,
             heartbeats=self.heartbeats,
@@ -147,6 +151,11 @@ class Node:
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
         self.commit_offsets, self.fetch_offsets = requests.commit_offsets, requests.fetch_offsets
         self.assign_offsets, self.advance_external_hwm = requests.assign_offsets, requests.advance_external_hwm
+
+    def _disk_condition(self) -> DiskCondition:
+        if self._hang.hangs:
+            return DiskCondition.HANGS
+        return DiskCondition.FULL if self._space.is_full else DiskCondition.FINE
 
     def _on_leader_change(self) -> None:
         self._controller.on_leader_change()
@@ -196,6 +205,7 @@ class Node:
         if not self.is_running:
             return
         now_ns = self.clock.monotonic_ns()
+        self._maintenance.on_tick(now_ns)
         self.engine.tick()
         self._deadlines.run(now_ns)
         self._controller.on_tick(now_ns)

@@ -1,14 +1,15 @@
 """Strikes on processes, network, disks and clocks.
 
-Owns the plain strikes and the table of all strikes, the steered ones included. Each is a script that strikes once,
-lasts a while, and undoes its fault; `heal` of the storm undoes the faults that are left when the run ends in between.
+Owns the plain strikes and the table of all strikes, those of `hung` and `steered` included. Each is a script that
+strikes once, lasts a while, and undoes its fault; `heal` of the storm undoes the faults that are left when the run
+ends in between.
 """
 
 from collections.abc import Callable
 
 from chaos_tests.crash.flips import flipped
 from chaos_tests.sim.cluster import SimHost
-from chaos_tests.sim.faults import steered
+from chaos_tests.sim.faults import hung, steered
 from chaos_tests.sim.faults.catalogue import Fault
 from chaos_tests.sim.rpc import Script
 from smq.raft_state.commands import SetNodeDrained
@@ -347,6 +348,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         damaged_link,
         stall,
         slow_disk,
+        hung.hung_disk,
         disk_error,
         fill_disk,
         disk_full,

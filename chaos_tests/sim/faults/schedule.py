@@ -83,19 +83,24 @@ class Storm:
             return
         world.pace.rush()
         script = STRIKES[spec.what](Fault(self._arena, spec, rng, strike.stretch))
-        for step in script:
-            yield step
-            if self._is_over():
-                script.close()  # the heal has undone its fault, and it must not strike any more
+        result: Any = None
+        while not self._is_over():
+            try:
+                result = yield script.send(result)
+            except StopIteration:
+                return
+        script.close()  # the heal has undone its fault, and it must not strike any more
 
 
 def heal(arena: Arena) -> None:
-    """Undoes everything: links, pauses, dead nodes, slow clients."""
+    """Undoes everything: links, pauses, dead nodes, slow clients, full and hung disks."""
     arena.world.recorder.note("heal")
     arena.cluster.network.heal_all()
     arena.clients.heal()
     for host in arena.cluster.hosts.values():
         host.limit(None)
+        if host.disk is not None:
+            host.disk.end_stall()
         host.latest_restart += 1
         if host.process is not None:
             host.process.on_step = None

@@ -73,6 +73,7 @@ def _storage_metrics(status: NodeStatus) -> Iterator[Metric]:
     gauges = (
         ("smq_disk_free_bytes", "Free bytes on the file system of the data directory.", disk.free_bytes),
         ("smq_disk_reusable_bytes", "Free bytes inside the data file, reused by later writes.", disk.reusable_bytes),
+        ("smq_disk_hung", "1 if the disk has written nothing for a while: the node leads nothing.", int(disk.is_hung)),
         ("smq_disk_full", "1 if the disk is down to its reserve: no records are appended.", int(disk.is_full)),
         ("smq_scrub_pass_bytes", "Bytes read in the scrubber's present pass.", disk.scrub_bytes),
         (

@@ -150,6 +150,17 @@ class LogReader:
                 ts_ns, header = parse_header_of(stored.value, verify=False)
                 yield info_of(ts_ns, header, stored.base, stored.epoch)
 
+    def _live_infos(self, after_ts_ns: int) -> Iterator[BatchInfo]:
+        """The batches above log_start that were appended after that time."""
+        return (i for i in self._infos(TsNs(after_ts_ns), self.appended_end) if i.end > self.log_start)
+
+    def _undurable_infos(self) -> Iterator[BatchInfo]:
+        """The batches above log_start that are in memory only."""
+        for stored in self._tail:
+            if stored.end > max(self.durable_end, self.log_start):
+                ts_ns, header = parse_header_of(stored.value, verify=False)
+                yield info_of(ts_ns, header, stored.base, stored.epoch)
+
     def _durable_infos(self, after_ts_ns: int, at_least: Offset | None = None) -> Iterator[BatchInfo]:
         """The index rows on disk, in order, of batches above log_start; `at_least` in its place includes batches that
         wait to be deleted."""
@@ -165,14 +176,14 @@ class LogReader:
             start = rows[-1][0] + b"\x00"
 
     # --------------------------------------------------------------------------------------------- reading
-    def read(self, offset: Offset, end: Offset, bytes_max: int, *, durable_only: bool = True) -> list[StoredValue]:
+    def read(self, offset: Offset, end: Offset, bytes_max: int) -> list[StoredValue]:
         """The batches from the one that contains `offset` to the last that starts below `end`: at least one if there
         is one, then as many as fit into `bytes_max`. A short answer does not mean the end of the log.
 
-        Empty below log_start and at or beyond the end (durable_end, or appended_end). Raises BatchDamaged if the first
-        batch fails; batches before a damaged one are returned.
+        Empty below log_start and at or beyond the end. Batches that are not durable yet are read from memory. Raises
+        BatchDamaged if the first batch fails; batches before a damaged one are returned.
         """
-        stop = min(end, self.durable_end if durable_only else self.appended_end)
+        stop = min(end, self.appended_end)
         if not self.log_start <= offset < stop:
             return []
         if self._tail and offset >= self._tail[0].base:
@@ -225,12 +236,12 @@ class LogReader:
         return found
 
     def sized_run(self, offset: Offset, end: Offset, bytes_max: int) -> tuple[Offset, int]:
-        """(end, stored size) of the durable batches that fit into `bytes_max`, beginning with the one that contains
+        """(end, stored size) of the batches that fit into `bytes_max`, beginning with the one that contains
         `offset`. At least one batch if one ends at or below `end`, at most SIZED_RUN_BATCHES_MAX."""
         first = self.read(offset, end, 1)
         at, size = offset, 0
         if first:
-            for info in islice(self._durable_infos(first[0].ts_ns - 1), SIZED_RUN_BATCHES_MAX):
+            for info in islice(self._live_infos(first[0].ts_ns - 1), SIZED_RUN_BATCHES_MAX):
                 if info.end > end or (size and size + info.size > bytes_max):
                     break
                 at, size = info.end, size + info.size
@@ -246,13 +257,13 @@ class LogReader:
 
     # ---------------------------------------------------------------------------------------- look-ups by time
     def find_ts_ns(self, ts_ns: int) -> BatchInfo | None:
-        """The first durable batch that was appended at `ts_ns` or later. It may begin below log_start."""
+        """The first batch that was appended at `ts_ns` or later. It may begin below log_start."""
         if ts_ns > INT64_MAX:
             return None
-        return next(self._durable_infos(ts_ns - 1), None)
+        return next(self._live_infos(ts_ns - 1), None)
 
     def create_ms_max(self, end: Offset) -> int:
-        """The largest create time of the durable batches below `end`; INT64_MAX + 1, which no batch has, if there is
+        """The largest create time of the batches below `end`; INT64_MAX + 1, which no batch has, if there is
         none.
 
         Usually one look-up; a walk over index rows if every batch that is left is older than the deleted ones.
@@ -261,12 +272,13 @@ class LogReader:
         for key in self._disk.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
             # The rows ascend in time and in offset: the last readable one has the largest time of all readable ones.
             if max(self._first, self.log_start) <= base_of_key(key) < min(end, self.durable_end):
-                return create_ms_of_key(key)
-        times = (info.max_timestamp_ms for info in self._durable_infos(0) if info.end <= end)
+                newer = (info.max_timestamp_ms for info in self._undurable_infos() if info.end <= end)
+                return max((create_ms_of_key(key), *newer))
+        times = (info.max_timestamp_ms for info in self._live_infos(0) if info.end <= end)
         return max(times, default=INT64_MAX + 1)
 
     def find_timestamp(self, create_ms: int, *, after: BatchInfo | None = None) -> BatchInfo | None:
-        """The first durable batch (after `after`) that holds a record created at `create_ms` or later. It may begin
+        """The first batch (after `after`) that holds a record created at `create_ms` or later. It may begin
         below log_start.
 
         One look-up. With `after`, or if `create_ms` is not later than every deleted batch, a walk over index rows (1 M
@@ -282,7 +294,7 @@ class LogReader:
         # belong to a batch that contains log_start, and so begins below durable_end, while no batch is durable.
         is_any_durable = self.durable_end > self.log_start
         if not keys or not is_any_durable or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
-            return None
+            return next((info for info in self._undurable_infos() if info.max_timestamp_ms >= create_ms), None)
         if base < self.log_start:  # it contains log_start, or waits to be deleted: later batches may have no row
             return self._walk_to_timestamp(create_ms, 0)
         key = batch_key(self.pid, base)
@@ -294,7 +306,7 @@ class LogReader:
         return info_of(ts_ns, header, stored.base, stored.epoch)
 
     def _walk_to_timestamp(self, create_ms: int, after_ts_ns: int) -> BatchInfo | None:
-        return next((info for info in self._durable_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)
+        return next((info for info in self._live_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)
 
 
 def parse_stored(pid: PartitionId, key: bytes, value: bytes) -> StoredValue:

@@ -85,15 +85,15 @@ class Balancer:
             is_healthy = (
                 not node.fenced and not self._is_leaving(node) and is_heard(self._host, self._liveness, node, now_ns)
             )
-            is_healthy = is_healthy and not self._liveness.is_full(node.node)
+            is_healthy = is_healthy and self._liveness.disk(node.node) is wire.DiskCondition.FINE
             health = self._health.setdefault(node.node, _Health())
             health.observe(node.incarnation, is_healthy, now_ns, self._interval_ns)
+        self._leave_raft(now_ns)
         if now_ns < self._next_ns:
             return
         self._requested_ns = {pid: at_ns for pid, at_ns in self._requested_ns.items() if now_ns - at_ns < REQUEST_NS}
         moved = sum(self._request(part, target, now_ns) for part, target in self._moves(now_ns))
         self._next_ns = now_ns + (PACE_NS if moved else SCAN_NS)
-        self._leave_raft(now_ns)
 
     def _is_leaving(self, node: NodeState) -> bool:
         return self._liveness.is_leaving(node.node, node.incarnation)
@@ -140,10 +140,13 @@ class Balancer:
         return True
 
     def _leave_raft(self, now_ns: int) -> None:
-        """A drained node does not lead Raft either while another can. Tried rarely: proposals have to wait for it."""
+        """A drained node does not lead Raft while another can, nor one whose disk hangs: its copy of an entry does not
+        count. Tried rarely: proposals have to wait for it."""
         nodes = self._host.state.nodes
         me = nodes.get(self._host.node_id)
-        if me is None or not me.drained or now_ns < self._raft_next_ns:
+        if me is None or now_ns < self._raft_next_ns:
+            return
+        if not me.drained and self._liveness.disk(me.node) is not wire.DiskCondition.HANGS:
             return
         self._raft_next_ns = now_ns + RAFT_RETRY_NS
         for node, health in self._health.items():

@@ -20,6 +20,7 @@ from smq.replication.host import Host
 from smq.replication.membership.balancer import Balancer, is_heard
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
+from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel
 
@@ -286,11 +287,12 @@ class Controller:
             current.proposed = True
             self._elect(pid, current, min(eligible, key=lambda n: self._reluctance(pid, n, now_ns)))
 
-    def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool, bool]:
-        """A node that is leaving, has just resigned, is drained or full leads only if no other replica can."""
+    def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool, DiskCondition]:
+        """A node that is leaving, has just resigned or is drained, or whose disk is not fine, leads only if no other
+        replica can."""
         state, resigned = self._host.state.nodes[node], self._resigned.get(pid)
         has_resigned = resigned is not None and resigned[1] == node and now_ns - resigned[2] < RESIGNED_NS
-        return self._is_leaving(state) or has_resigned, state.drained, self._liveness.is_full(node)
+        return self._is_leaving(state) or has_resigned, state.drained, self._liveness.disk(node)
 
     def _report_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
         """Rule 20: the partition is unavailable, and the log says why. There is never an unsafe election."""

@@ -1,7 +1,8 @@
 """Heartbeats and pings between nodes, and what follows from a peer's.
 
-Owns what this node says of itself: its incarnation, the marks of disks, whether it is leaving or full. A heartbeat must
-be the first message of every CONTROL session: a vote is counted only from a disk whose memory is known (rule 18).
+Owns what this node says of itself: its incarnation, the marks of disks, whether it is leaving, the condition of its
+disk. A heartbeat must be the first message of every CONTROL session: a vote is counted only from a disk whose memory
+is known (rule 18).
 """
 
 from smq.raft_state.ids import NodeId
@@ -29,8 +30,8 @@ class Heartbeats:
 
     def send(self, peer: NodeId) -> None:
         marks, node_id = self._host.engine.marks, self._host.node_id
-        is_leaving, is_full = self._liveness.is_self_leaving, self._liveness.is_full(node_id)
-        beat = wire.Heartbeat(self._host.incarnation, marks.own, marks.known, is_leaving, is_full)
+        is_leaving, disk = self._liveness.is_self_leaving, self._liveness.disk(node_id)
+        beat = wire.Heartbeat(self._host.incarnation, marks.own, marks.known, is_leaving, disk)
         self._host.links.send(peer, Channel.CONTROL, beat)
 
     def ping(self, peer: NodeId, number: int) -> None:
@@ -45,7 +46,7 @@ class Heartbeats:
     def on_heartbeat(self, peer: NodeId, beat: wire.Heartbeat) -> None:
         if beat.mark.node != peer:
             raise wire.WireError(f"node {peer} speaks of itself as node {beat.mark.node}")
-        self._liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, is_full=beat.is_full)
+        self._liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, disk=beat.disk)
         forgotten = self._host.engine.marks.receive(peer, beat.mark, beat.known)
         if forgotten is not None:
             self._registration.replace_old_copy(forgotten)

@@ -1,7 +1,7 @@
 """Which nodes have been heard, when, and what they last said of themselves.
 
 Owns four facts per peer: its last heartbeat (one way is enough for the controller), its last answer to a ping on DATA
-(a leader needs both ways; rule 20), whether it is leaving, and whether its disk is full. It must never propose
+(a leader needs both ways; rule 20), whether it is leaving, and the condition of its disk. It must never propose
 anything: the controller and the balancer judge.
 """
 
@@ -10,33 +10,37 @@ from collections.abc import Callable
 from smq.raft_state.ids import Incarnation, NodeId
 from smq.replication.config import NodeConfig
 from smq.replication.host import StateView
+from smq.replication.net.wire import DiskCondition
 from smq.replication.ports import Clock, Engine
 
 
 class Liveness:
     def __init__(
-        self, config: NodeConfig, *, clock: Clock, applied: StateView, engine: Engine, is_full: Callable[[], bool]
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock,
+        applied: StateView,
+        engine: Engine,
+        own_disk: Callable[[], DiskCondition],
     ) -> None:
-        """`is_full`: whether this node's own disk is."""
+        """`own_disk`: the condition of this node's own."""
         self._config = config
         self._clock = clock
         self._applied = applied
         self._engine = engine
-        self._is_self_full = is_full
+        self._own_disk = own_disk
         self.is_self_leaving = False  # from the beginning of a drain on
         self._heard: dict[NodeId, tuple[Incarnation, int]] = {}
         self._answered_ns: dict[NodeId, int] = {}
         self._leaving: dict[NodeId, Incarnation] = {}
-        self._full: set[NodeId] = set()
+        self._disks: dict[NodeId, DiskCondition] = {}
 
-    def on_heartbeat(self, peer: NodeId, incarnation: Incarnation, *, is_leaving: bool, is_full: bool) -> None:
+    def on_heartbeat(self, peer: NodeId, incarnation: Incarnation, *, is_leaving: bool, disk: DiskCondition) -> None:
         self._heard[peer] = (incarnation, self._clock.monotonic_ns())
         if is_leaving:
             self._leaving[peer] = incarnation
-        if is_full:
-            self._full.add(peer)
-        else:
-            self._full.discard(peer)
+        self._disks[peer] = disk
 
     def on_answer(self, peer: NodeId) -> None:
         self._answered_ns[peer] = self._clock.monotonic_ns()
@@ -45,9 +49,9 @@ class Liveness:
         """Whether this process, of this node or another, is about to end."""
         return self.is_self_leaving if node == self._config.node_id else self._leaving.get(node) == incarnation
 
-    def is_full(self, node: NodeId) -> bool:
-        """Whether the node's disk is down to its reserve, as of its last heartbeat."""
-        return self._is_self_full() if node == self._config.node_id else node in self._full
+    def disk(self, node: NodeId) -> DiskCondition:
+        """The condition of the node's disk, as of its last heartbeat."""
+        return self._own_disk() if node == self._config.node_id else self._disks.get(node, DiskCondition.FINE)
 
     def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
         """When this process of the peer was last heard; 0 for never, or for another process."""
@@ -61,11 +65,11 @@ class Liveness:
         return heard is not None and self._clock.monotonic_ns() - heard[1] < within_ns
 
     def is_candidate(self, node: NodeId) -> bool:
-        """Whether a leadership may be given to another node: it is healthy, and is not leaving itself."""
+        """Whether a leadership may be given to another node: it is healthy, its disk writes, and it is not leaving."""
         known = self._applied.state.nodes.get(node)
         if known is None or known.fenced or known.drained or self.is_leaving(node, known.incarnation):
             return False
-        return self.is_heard(node)
+        return self.disk(node) is not DiskCondition.HANGS and self.is_heard(node)
 
     def raft_leader(self) -> NodeId | None:
         """While it is heard. If it died with a majority, the engine still names it, because no other is elected."""

@@ -4,6 +4,7 @@ Owns the first byte of every message on both channels. Parsing is bounded: for a
 raises WireError, and only the session that it came from suffers. No pickle, ever.
 """
 
+import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +23,25 @@ class WireError(ValueError):
     """The bytes are not a message of ours."""
 
 
+class DiskCondition(enum.IntEnum):
+    """The worse, the larger."""
+
+    FINE = 0
+    FULL = 1  # it takes no records until it has room again
+    HANGS = 2  # it has written nothing for a while, without an error
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """CONTROL: this process is alive. A node that `is_leaving` gets no more work, and is fenced once it is gone. A node
-    that `is_full` takes no records until its disk has room again. `mark` is the mark of its own disk, `known` are the
+    whose `disk` is not fine leads only if no other node can. `mark` is the mark of its own disk, `known` are the
     marks of other nodes' disks. The first message of every session."""
 
     incarnation: Incarnation
     mark: Mark
     known: tuple[Mark, ...]
     is_leaving: bool = False
-    is_full: bool = False
+    disk: DiskCondition = DiskCondition.FINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +205,7 @@ Message: TypeAlias = (
     | FoundBatch
 )
 
-_HEARTBEAT: Final = struct.Struct(">Bq??")
+_HEARTBEAT: Final = struct.Struct(">Bq?B")
 _PROPOSE: Final = struct.Struct(">BQ")
 _READ_INDEX: Final = struct.Struct(">BQ")
 _PROPOSED: Final = struct.Struct(">BQBq")
@@ -235,8 +244,8 @@ def encode(message: Message) -> list[Buffer]:
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
             return [_PING.pack(19, number, is_answer)]
-        case Heartbeat(incarnation, mark, known, is_leaving, is_full):
-            return [_HEARTBEAT.pack(1, incarnation, is_leaving, is_full), pack_marks((mark, *known))]
+        case Heartbeat(incarnation, mark, known, is_leaving, disk):
+            return [_HEARTBEAT.pack(1, incarnation, is_leaving, disk), pack_marks((mark, *known))]
         case Propose(request, command):
             return [_PROPOSE.pack(2, request), command]
         case ReadIndex(request):
@@ -277,12 +286,13 @@ def _pid_epochs(payload: memoryview, offset: int, count: int) -> tuple[tuple[Par
 
 
 def _heartbeat(payload: memoryview) -> Message:
-    _, incarnation, is_leaving, is_full = _HEARTBEAT.unpack_from(payload)
+    _, incarnation, is_leaving, disk = _HEARTBEAT.unpack_from(payload)
     try:
         mark, *known = unpack_marks(payload[_HEARTBEAT.size :])
+        condition = DiskCondition(disk)
     except ValueError as e:
         raise WireError(f"a heartbeat: {e}") from e
-    return Heartbeat(Incarnation(incarnation), mark, tuple(known), is_leaving, is_full)
+    return Heartbeat(Incarnation(incarnation), mark, tuple(known), is_leaving, condition)
 
 
 def _propose(payload: memoryview) -> Message:

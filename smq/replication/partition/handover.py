@@ -74,7 +74,7 @@ class HandOver:
         if epoch is None or self._target is not None or stream is None or stream.acked_end is None:
             return False
         try:
-            lag = log.read(stream.acked_end, log.appended_end, LAG_BYTES_MAX, durable_only=False)
+            lag = log.read(stream.acked_end, log.appended_end, LAG_BYTES_MAX)
         except DataDamaged:
             return False
         if lag and lag[-1].end < log.appended_end:

@@ -1,6 +1,6 @@
 """Reading for consumers: fetches, long polls, lookups by time.
 
-Owns rule 13: a batch is served only from the valid, durable, committed part of this node's log, and a node says
+Owns rule 13: a batch is served only from the valid, committed part of this node's log, and a node says
 OFFSET_OUT_OF_RANGE only after a read barrier, because it may know an older high water mark than the reader.
 """
 
@@ -119,7 +119,7 @@ class Reads:
         end = replica.readable_end
         if offset >= end or offset < replica.log.log_start:
             return []
-        values = replica.log.read(offset, end, max_bytes, durable_only=True)
+        values = replica.log.read(offset, end, max_bytes)
         return [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in values if v.end <= end]
 
     def _confirm(self, poll: Poll) -> None:
@@ -231,7 +231,7 @@ def find_sized_run(replica: Replica, offset: Offset, bytes_max: int) -> SizedRun
 def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:
     """The record inside a batch. A batch shares one ts_ns; only a lookup by create time decodes it."""
     lo = replica.log.log_start
-    found = replica.log.read(Offset(max(info.base, lo)), info.end, 1, durable_only=True)
+    found = replica.log.read(Offset(max(info.base, lo)), info.end, 1)
     if not found:
         return None
     batch = found[0].batch

@@ -26,6 +26,7 @@ from smq.replication.net import wire
 from smq.replication.partition.handover import HandOver
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.send_order import SendOrder
+from smq.replication.partition.step_aside import Hang, step_aside
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer, Channel
 from smq.replication.runtime.deadlines import Deadline
@@ -95,8 +96,14 @@ class ReplicaOwner(Protocol):
         """The partition's high water mark may move."""
 
     @property
+    def hang(self) -> Hang: ...
+
+    @property
     def resign(self) -> Callable[[PartitionId, Epoch], None]:
         """Reports to the Raft leader that this node stops leading the epoch."""
+
+    def wake(self, replica: "Replica") -> None:
+        """More of the log may be readable."""
 
     def mark_durable(self, pid: PartitionId) -> None:
         """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
@@ -145,19 +152,25 @@ class Replica:
 
     @property
     def durable_verified_end(self) -> Offset:
-        """Rule 7. Zero while the log lacks its producers (rule 16): the majority that made the high water mark has
-        them, so neither a count nor an election needs this replica before it has adopted them."""
+        """Rule 7."""
+        return self._verified(self.log.durable_end)
+
+    def _verified(self, end: Offset) -> Offset:
+        """Where the longest valid prefix of the log up to `end` ends. Zero while the log lacks its producers (rule 16):
+        the majority that made the high water mark has them, so neither a count nor an election needs this replica
+        before it has adopted them."""
         if self._lacks_producers:
             return Offset(0)
-        end = Offset(min(self._judged_end, self.log.durable_end))
+        end = Offset(min(self._judged_end, end))
         # A damaged batch below the mark is fetched from the others, which have it. Beyond the mark it does not count.
         damaged = self.log.first_damaged(self.part.hwm) if self.log.damaged_batches else None
         return end if damaged is None else min(end, damaged)
 
     @property
     def readable_end(self) -> Offset:
-        """Rule 13: valid, durable here, and below the known high water mark."""
-        return Offset(min(self.durable_verified_end, self.part.hwm))
+        """Rule 13: valid, and below the known high water mark, so on the disks of a majority. This disk may not have
+        written it yet: then it is read from memory."""
+        return Offset(min(self._verified(self.log.appended_end), self.part.hwm))
 
     @property
     def log_end(self) -> Offset:
@@ -455,13 +468,7 @@ class Replica:
     def on_tick(self, now_ns: int) -> None:
         for stream in self._streams.values():
             stream.on_tick(now_ns)
-        if any(s.is_unreadable for s in self._streams.values()) and any(
-            s.acked_end is not None and s.acked_end >= self.part.hwm for s in self._streams.values()
-        ):
-            self.resign()  # a follower needs bytes that are damaged here: one that has them should lead
-        if self._owner.space.is_full and self.leading is not None:
-            with_space = [s.peer for s in self._streams.values() if s.acked_end is not None and not s.is_full]
-            any(self.transfer(peer) for peer in with_space)  # to the first that is close enough
+        step_aside(self, self._streams.values(), is_full=self._owner.space.is_full, hang=self._owner.hang)
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
@@ -519,6 +526,8 @@ class Replica:
                 self.log.truncate(self.log.appended_end)
             intake.append(self.log, value, self.on_durable)
             self._judged_end = self.log.appended_end
+            if value.base < self.part.hwm:
+                self._owner.wake(self)  # this node lagged: readers may have waited for it
 
     def on_turn(self) -> None:
         """This node's disk has room again: the leader may send what it was refused."""

@@ -21,6 +21,7 @@ from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import RecordSpace, Replica
 from smq.replication.partition.send_order import SendOrder
+from smq.replication.partition.step_aside import Hang
 from smq.replication.proposer import Barriers
 from smq.replication.runtime.slices import Slices
 
@@ -34,6 +35,7 @@ class Replicas:
         host: Host,
         *,
         space: RecordSpace,
+        hang: Hang,
         barriers: Barriers,
         slices: Slices,
         reachable: Callable[[], frozenset[NodeId]],
@@ -52,6 +54,7 @@ class Replicas:
         self._to_visit: deque[PartitionId] = deque()  # in this round
         self._to_greet: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
         self.space = space
+        self.hang = hang
         self.resign = resign
         self.send_order = SendOrder(host.clock)
         self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
@@ -152,6 +155,10 @@ class Replicas:
         self._store.drop(replica.log)
 
     # ---------------------------------------------------------------------------------------- what is due
+    def wake(self, replica: Replica) -> None:
+        """More of its log may be readable."""
+        self.reads.wake(replica)
+
     def mark_durable(self, pid: PartitionId) -> None:
         """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
         if not self._durable:

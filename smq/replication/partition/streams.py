@@ -136,7 +136,7 @@ class FollowerStream:
                 return
             size_max = min(APPEND_BYTES_MAX, window)
             try:
-                values = self._log.read(self._next, self._log.appended_end, size_max, durable_only=False)
+                values = self._log.read(self._next, self._log.appended_end, size_max)
             except BatchDamaged as e:
                 self._restart(None)  # producers must not suffer for it: the probe after the repair continues from here
                 self._repair(e, self._on_repair)

@@ -282,7 +282,10 @@ class Core:
             case TermNotice():
                 self._on_term(message.term)
             case TimeoutNow():
-                if message.term == self.term and peer == self.leader and self._may_stand:
+                # A node whose disk hangs could not make its own vote durable either, and would leave its leader. The
+                # questions of a pre-vote need no such check: they wait for the disk.
+                is_stored = not self.journal.is_behind
+                if message.term == self.term and peer == self.leader and self._may_stand and is_stored:
                     self._stand_for_election()
 
     def _on_term(self, term: int) -> None:

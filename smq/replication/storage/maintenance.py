@@ -1,7 +1,7 @@
-"""What a node does for its own disk: repair what the scrubber finds, and watch the free space.
+"""What a node does for its own disk: repair what the scrubber finds, watch the free space, notice that it hangs.
 
-Owns the scrubber of one node, the checks of its free space, and their status and warnings. It holds no rule: those are
-in `partition.repair`, `scrub` and `space`. The node drives it once per heartbeat.
+Owns the scrubber of one node, the checks of its free space and of its writing, and their status and warnings. It holds
+no rule: those are in `partition.repair`, `scrub`, `space` and `hang`. The node drives it.
 """
 
 import structlog
@@ -12,6 +12,7 @@ from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Table
+from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.scrub import Scrubber
 from smq.replication.storage.space import SpaceGuard
 
@@ -19,12 +20,20 @@ _log = structlog.get_logger("smq.storage")
 
 
 class StorageMaintenance:
-    def __init__(self, host: Host, replicas: Replicas, space: SpaceGuard) -> None:
+    def __init__(self, host: Host, replicas: Replicas, space: SpaceGuard, hang: HangGuard) -> None:
         self._host = host
         self._replicas = replicas
         self._space = space
+        self._hang = hang
         self.clock = host.clock
         self.scrubber = Scrubber(self, host.disk, host.config.scrub_period_s)
+
+    def on_tick(self, now_ns: int) -> None:
+        was_hung = self._hang.hangs
+        self._hang.observe(now_ns)
+        if self._hang.hangs != was_hung:
+            log = _log.error if self._hang.hangs else _log.info
+            log("the disk hangs" if self._hang.hangs else "the disk writes again", node=self._host.node_id)
 
     def on_beat(self) -> None:
         self._check_space()
@@ -73,6 +82,7 @@ class StorageMaintenance:
             free_bytes=space.free_bytes,
             reusable_bytes=space.reusable_bytes,
             is_full=self._space.is_full,
+            is_hung=self._hang.hangs,
             damage_found=counts.found,
             damage_repaired=counts.repaired,
             damage_unrepaired=counts.failed,
@@ -85,6 +95,11 @@ class StorageMaintenance:
     def warnings(self) -> list[str]:
         """For an operator to act on."""
         found = [self._space.refusal(self._host.node_id).message] if self._space.is_full else []
+        if self._hang.hangs:
+            found.append(
+                f"the disk of node {self._host.node_id} has written nothing for {self._hang.waited_ns // 10**9} s: "
+                "look at the machine's log for errors of the disk; if it stays so, stop the node and replace the disk"
+            )
         counts = self._replicas.repairs.counts
         if counts.found:
             found.append(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
-from smq.replication.ports import Clock, Examined, Op, Put, Rng, Space, Table
+from smq.replication.ports import Clock, Examined, Op, Put, Rng, Space, Table, Timer
 
 NS_PER_MS = 1_000_000
 REPORT_DELAY_MS_MAX = 0.2  # reads see a commit a little before its report reaches the loop, as with a real thread
@@ -90,6 +90,7 @@ class FakeDisk:
         self.has_failed = False  # a commit failed: the process must end
         self._fail_next: BaseException | None = None
         self._stalled_until_ns = 0
+        self._stalled: Timer | None = None  # a commit that waits for the end of the stall
         self._queue: deque[_Submission] = deque()
         self._in_flight: list[_Submission] = []
         self._unreported: deque[_Submission] = deque()  # committed, but not reported to the loop yet
@@ -211,8 +212,9 @@ class FakeDisk:
             return
         wait_ns = self._stalled_until_ns - self._clock.monotonic_ns()
         if wait_ns > 0:
-            self._clock.call_later(wait_ns / NS_PER_MS, self._on_latency_passed)
+            self._stalled = self._clock.call_later(wait_ns / NS_PER_MS, self._on_latency_passed)
             return
+        self._stalled = None
         self._commit_in_flight()
         if self._queue and not self._is_dead:
             self._begin_commit()
@@ -298,6 +300,12 @@ class FakeDisk:
     def stall(self, ms: float) -> None:
         """Lets no commit end within `ms` from now."""
         self._stalled_until_ns = max(self._stalled_until_ns, self._clock.monotonic_ns() + int(ms * NS_PER_MS))
+
+    def end_stall(self) -> None:
+        self._stalled_until_ns = 0
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._clock.call_soon(self._on_latency_passed)
 
     def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
         """Damages one committed value in place; returns its key."""

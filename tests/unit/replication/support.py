@@ -26,6 +26,7 @@ from smq.replication.partition.send_order import SendOrder
 from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadlines
+from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.space import SpaceGuard
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
@@ -95,7 +96,9 @@ class Host:
         self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
         self.repairs = Repairs(self.node_host(), self.intake, self.mark_durable)
         self.space = SpaceGuard(self.disk, 0)
+        self.hang = HangGuard(self.disk, self.config.disk_hang_ms)
         self.due: list[PartitionId] = []
+        self.woken = 0
         self.resigned: list[tuple[PartitionId, Epoch]] = []
         self.proposed: list[Command] = []
         self._index = 0
@@ -130,6 +133,9 @@ class Host:
     def mark_due(self, replica: Replica) -> None:
         assert replica is self.replica
         self.due.append(replica.pid)
+
+    def wake(self, replica: Replica) -> None:
+        self.woken += 1
 
     def mark_durable(self, pid: PartitionId) -> None:
         if self.replica is not None:

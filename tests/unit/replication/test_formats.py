@@ -28,7 +28,7 @@ DISK = DiskId(b"d" * 16)
 MARK = Mark(NodeId(2), DISK, b"s" * 8, 3, 4)
 
 WIRE: list[wire.Message] = [
-    wire.Heartbeat(Incarnation(7), MARK, (MARK,), is_leaving=True, is_full=False),
+    wire.Heartbeat(Incarnation(7), MARK, (MARK,), is_leaving=True, disk=wire.DiskCondition.FINE),
     wire.Propose(8, b"command"),
     wire.Proposed(8, wire.COMMITTED, LogIndex(9), b"reply"),
     wire.ElectionQuery(10, ((PID, Epoch(1)),)),

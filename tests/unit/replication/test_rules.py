@@ -441,13 +441,21 @@ def test_rule_12_an_appointed_leader_whose_log_holds_newer_epochs_does_not_lead(
 
 
 # ------------------------------------------------------------------------------------------------ 13-16
-def test_rule_13_nothing_is_readable_beyond_the_mark_or_the_own_disk(host: Host) -> None:
+def test_rule_13_nothing_is_readable_beyond_the_mark(host: Host) -> None:
+    host.produce()
+    host.produce()
+    host.settle()
+    assert (host.live.readable_end, host.live.durable_verified_end) == (0, 2)
+    host.advance(1)
+    assert host.live.readable_end == 1
+
+
+def test_rule_13_what_the_others_have_committed_is_readable_before_it_is_on_this_disk(host: Host) -> None:
     host.produce()
     host.produce()
     host.advance(1)
-    assert host.live.readable_end == 0  # committed by the others, not on this disk
-    host.settle()
-    assert host.live.readable_end == 1  # on this disk, not committed
+    assert (host.live.readable_end, host.live.durable_verified_end) == (1, 0)
+    assert [v.base for v in host.live.log.read(Offset(0), Offset(1), 1 << 20)] == [0]
 
 
 def test_rule_13_unverified_batches_are_not_readable() -> None:

@@ -197,18 +197,14 @@ class LogAgainstList(RuleBasedStateMachine):
         self.done = {row.number for row in self.model.live}
 
     # ----------------------------------------------------------------------------------- look-ups
-    def durable(self) -> list[Row]:
-        return [row for row in self.model.live if row.stored.end <= self.log.durable_end]
-
-    @rule(at=st.integers(-2, 20), length=st.integers(0, 9), bytes_max=st.integers(0, 600), durable_only=st.booleans())
-    def read(self, at: int, length: int, bytes_max: int, durable_only: bool) -> None:
+    @rule(at=st.integers(-2, 20), length=st.integers(0, 9), bytes_max=st.integers(0, 600))
+    def read(self, at: int, length: int, bytes_max: int) -> None:
         offset = Offset(self.model.log_start + at)
         end = Offset(offset + length)
-        rows = self.durable() if durable_only else self.model.live
-        expected = [row.stored for row in rows if row.stored.end > offset and row.stored.base < end]
+        expected = [row.stored for row in self.model.live if row.stored.end > offset and row.stored.base < end]
         if offset < self.model.log_start or not length:
             expected = []
-        found = self.log.read(offset, end, bytes_max, durable_only=durable_only)
+        found = self.log.read(offset, end, bytes_max)
         assert found == expected[: len(found)]
         assert bool(found) == bool(expected)
         assert len(found) <= 1 or sum(len(s.value) for s in found) <= bytes_max
@@ -217,7 +213,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def sized_run(self, start: int, length: int, bytes_max: int) -> None:
         offset = Offset(self.model.log_start + start)
         end = Offset(offset + length)
-        whole = [row.stored for row in self.durable() if row.stored.end > offset and row.stored.end <= end]
+        whole = [row.stored for row in self.model.live if row.stored.end > offset and row.stored.end <= end]
         sizes = list(itertools.accumulate(len(stored.value) for stored in whole))
         fitting = max(sum(size <= bytes_max for size in sizes), min(1, len(sizes)))
         expected = (whole[fitting - 1].end, sizes[fitting - 1]) if fitting else (offset, 0)
@@ -226,13 +222,13 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule(distance=st.integers(-3, 20))
     def find_ts_ns(self, distance: int) -> None:
         ts_ns = self.model.base_ts + distance
-        expected = next((row.stored.base for row in self.durable() if row.stored.ts_ns >= ts_ns), None)
+        expected = next((row.stored.base for row in self.model.live if row.stored.ts_ns >= ts_ns), None)
         found = self.log.find_ts_ns(ts_ns)
         assert (found.base if found else None) == expected
 
     @rule(created_ms=st.integers(-5, 45))
     def find_timestamp(self, created_ms: int) -> None:
-        bases = [row.stored.base for row in self.durable() if row.created_ms >= created_ms]
+        bases = [row.stored.base for row in self.model.live if row.created_ms >= created_ms]
         found = self.log.find_timestamp(created_ms)
         assert (found.base if found else None) == (bases[0] if bases else None)
         if found is not None:
@@ -265,7 +261,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def every_batch_can_be_read(self) -> None:
         found: list[StoredValue] = []
         at = self.model.log_start
-        while batches := self.log.read(at, Offset(1 << 62), 150, durable_only=False):
+        while batches := self.log.read(at, Offset(1 << 62), 150):
             found.extend(batches)
             at = batches[-1].end
         assert found == [row.stored for row in self.model.live]

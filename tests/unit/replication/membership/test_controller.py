@@ -59,7 +59,7 @@ class World:
         self.proposed: list[Command] = []
         self.in_flight = self.in_flight_max = 0  # of the proposals
         self.sent: list[tuple[NodeId, wire.Message]] = []
-        self.full: set[NodeId] = set()
+        self.disks: dict[NodeId, wire.DiskCondition] = {}
         self.silent: set[NodeId] = set()
         self.network = RecordedNetwork(self._on_sent)
         self.heard: dict[NodeId, int] = {}
@@ -91,8 +91,8 @@ class World:
         raise error
 
     # ---- what a controller uses of Liveness and Replicas
-    def is_full(self, node: NodeId) -> bool:
-        return node in self.full
+    def disk(self, node: NodeId) -> wire.DiskCondition:
+        return self.disks.get(node, wire.DiskCondition.FINE)
 
     @property
     def state(self) -> ClusterState:
@@ -339,8 +339,11 @@ def test_a_drained_node_is_elected_only_if_no_other_can_be(world: World) -> None
     assert world.part(led).leader == PEER_B
 
 
-def test_a_full_node_is_elected_only_if_no_other_can_be(world: World) -> None:
-    world.full.add(PEER_B)
+@pytest.mark.parametrize("condition", [wire.DiskCondition.FULL, wire.DiskCondition.HANGS])
+def test_a_node_with_a_full_or_hung_disk_is_elected_only_if_no_other_can_be(
+    world: World, condition: wire.DiskCondition
+) -> None:
+    world.disks[PEER_B] = condition
     world.silent.add(PEER_A)
     led = next(i for i in range(3) if world.part(i).leader == PEER_A)
     world.part(led).replicas = (PEER_A, PEER_B, ME)
@@ -359,6 +362,27 @@ def test_a_drained_node_hands_raft_over(world: World) -> None:
     world.controller.rebalance_soon()
     world.run(200)
     assert world.engine.handed_to in (PEER_A, PEER_B)
+
+
+def test_a_node_whose_disk_hangs_hands_raft_over_to_one_whose_disk_does_not(world: World) -> None:
+    world.run(500)
+    world.disks[PEER_A] = wire.DiskCondition.HANGS
+    world.run(200)
+    assert world.engine.handed_to is None
+    world.disks[ME] = wire.DiskCondition.HANGS
+    world.run(200)
+    assert world.engine.handed_to == PEER_B
+
+
+def test_leaderships_do_not_return_to_a_node_whose_disk_hangs(world: World) -> None:
+    led = next(i for i in range(3) if world.part(i).replicas[0] == PEER_A)
+    world.disks[PEER_A] = wire.DiskCondition.HANGS
+    world.part(led).leader = PEER_B
+    world.run(3 * world.config.rebalance_interval_ms)
+    assert not [m for _, m in world.sent if isinstance(m, wire.Transfer)]
+    world.disks[PEER_A] = wire.DiskCondition.FINE
+    world.run(3 * world.config.rebalance_interval_ms)
+    assert [m.target for _, m in world.sent if isinstance(m, wire.Transfer)][:1] == [PEER_A]
 
 
 def test_a_node_that_keeps_coming_and_going_gets_its_leaderships_back_later_each_time(world: World) -> None:

@@ -17,6 +17,7 @@ EPOCHS = st.integers(-(2**31), 2**31 - 1).map(Epoch)
 UINT64 = st.integers(0, 2**64 - 1)
 UINT32 = st.integers(0, 2**32 - 1)
 OFFSETS = INT64.map(Offset)
+DISKS = st.sampled_from(wire.DiskCondition)
 MARKS = st.builds(
     Mark,
     st.integers(0, 2**31 - 1).map(NodeId),
@@ -27,7 +28,7 @@ MARKS = st.builds(
 )
 
 MESSAGES = st.one_of(
-    st.builds(wire.Heartbeat, INT64.map(Incarnation), MARKS, st.lists(MARKS).map(tuple), st.booleans(), st.booleans()),
+    st.builds(wire.Heartbeat, INT64.map(Incarnation), MARKS, st.lists(MARKS).map(tuple), st.booleans(), DISKS),
     st.builds(wire.Propose, UINT64, st.binary()),
     st.builds(wire.ReadIndex, UINT64),
     st.builds(wire.Proposed, UINT64, st.integers(0, 255), INT64.map(LogIndex), st.binary()),

@@ -224,11 +224,14 @@ def test_a_node_on_a_replaced_disk_does_not_stand_even_if_its_leader_asks() -> N
 def test_a_node_stands_at_its_leaders_request_once_it_has_applied_everything() -> None:
     raft = Raft()
     raft.work((A, append(3, b"x", commit=2)))
-    raft.core.conclude(MachineReport(up_to=LogIndex(1)))
+    ready = raft.core.conclude(MachineReport(up_to=LogIndex(1)))
     raft.turn((A, TimeoutNow(term=3)))
     assert raft.core.term == 3, "it was behind"
     raft.turn((B, TimeoutNow(term=3)), (A, TimeoutNow(term=2)))
     assert raft.core.term == 3, "not its leader, and not the present term"
+    raft.turn((A, TimeoutNow(term=3)))
+    assert raft.core.term == 3, "its disk lags or hangs, so its own vote would, too"
+    raft.persist(ready)
     assert {outgoing.peer for outgoing in sent(raft.turn((A, TimeoutNow(term=3))), RequestVote)} == {A, B}
     assert raft.core.term == 4
 

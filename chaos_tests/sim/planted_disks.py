@@ -1,0 +1,49 @@
+"""Planted bugs of disks that hang, or read slowly, without an error.
+
+Owns their rows of the list in `planted`, which imports it.
+"""
+
+from typing import Final
+
+from chaos_tests.sim.mutation import Mutation, PlantedBug
+
+_REPLICA = "smq.replication.partition.replica:Replica."
+
+DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
+    PlantedBug(
+        name="only-the-own-disk-is-served",
+        rule="13: what a majority's disks hold is served, if need be from memory",
+        mutations=(
+            Mutation(
+                _REPLICA + "readable_end",
+                "self._verified(self.log.appended_end)",
+                "self.durable_verified_end",
+            ),
+        ),
+        scenario="hung_disk",
+        anomalies=frozenset({"no-progress"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="hung-leader-leads-on",
+        rule="a leader whose disk hangs gives its partition to a follower that stores more",
+        mutations=(Mutation("smq.replication.partition.step_aside:step_aside", "and hang.hangs:", "and False:"),),
+        scenario="hung_disk",
+        anomalies=frozenset({"no-progress"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="raft-stays-on-a-hung-disk",
+        rule="a node whose disk hangs does not lead Raft while another can",
+        mutations=(
+            Mutation(
+                "smq.replication.membership.balancer:Balancer._leave_raft",
+                "self._liveness.disk(me.node) is not wire.DiskCondition.HANGS",
+                "True",
+            ),
+        ),
+        scenario="hung_disk",
+        anomalies=frozenset({"no-progress"}),
+        seeds=8,
+    ),
+)

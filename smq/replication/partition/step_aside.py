@@ -1,0 +1,60 @@
+"""When a leader gives its partition to another replica because of its own disk: damaged, full or hung.
+
+Owns the conditions and the choice of the successor. Each condition compares this disk with what followers have reported
+of theirs, so a leader goes on if no follower would do better. It must never elect: it hands over, or resigns and leaves
+the choice to the controller. Only the replica uses it.
+"""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from smq.raft_state.ids import Epoch, NodeId, Offset
+from smq.raft_state.state import PartitionState
+from smq.replication.partition.streams import FollowerStream
+
+
+class Leading(Protocol):
+    """What this sees of its replica."""
+
+    part: PartitionState
+    leading: Epoch | None
+
+    @property
+    def durable_verified_end(self) -> Offset: ...
+
+    def transfer(self, target: NodeId) -> bool: ...
+
+    def resign(self) -> None: ...
+
+
+class Hang(Protocol):
+    """Whether this node's disk writes at all."""
+
+    @property
+    def hangs(self) -> bool: ...
+
+    @property
+    def hangs_on(self) -> bool:
+        """For so long that an attempt to hand over has had its time."""
+
+
+def step_aside(replica: Leading, streams: Collection[FollowerStream], *, is_full: bool, hang: Hang) -> None:
+    """`is_full` and `hang` are of this node's own disk. To be called periodically while the replica leads."""
+    reported = [(s.acked_end, s) for s in streams if s.acked_end is not None]
+    if any(s.is_unreadable for s in streams) and any(end >= replica.part.hwm for end, _ in reported):
+        replica.resign()  # a follower needs bytes that are damaged here: one that has them should lead
+    if replica.leading is not None and is_full:
+        any(replica.transfer(s.peer) for _, s in reported if not s.is_full)  # to the first that is close enough
+    if replica.leading is not None and hang.hangs:
+        _leave_hung_disk(replica, reported, hang)
+
+
+def _leave_hung_disk(replica: Leading, reported: list[tuple[Offset, FollowerStream]], hang: Hang) -> None:
+    """A follower that stored more than this disk did is the proof that its own disk writes. A handover loses no record;
+    if none succeeds in time, the controller elects one of the followers that reach the high water mark."""
+    ahead = [(end, s) for end, s in reported if end > replica.durable_verified_end]
+    ahead.sort(key=lambda follower: follower[0], reverse=True)
+    if hang.hangs_on and any(end >= replica.part.hwm for end, _ in ahead):
+        replica.resign()
+    else:
+        any(replica.transfer(s.peer) for _, s in ahead if not s.is_full)

@@ -37,6 +37,7 @@ from chaos_tests.live.load.kafka import kafka_clients
 from chaos_tests.live.load.spark import SparkRead
 from chaos_tests.live.report.summary import SUMMARY, Struck, Summary, count, failover_ms
 from chaos_tests.live.watcher import Watcher
+from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import ClusterError, wait_for
@@ -47,6 +48,7 @@ PARTITIONS: Final = 3
 WORKLOAD_S: Final = 20.0  # of a run without faults
 WARM_S: Final = 60.0  # until every partition has acknowledged a record
 PROGRESS_S: Final = 30.0  # with an untouched majority, every partition acknowledges within this time
+SERVED_S: Final = 2.0  # for one read at a leader
 RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready
 SETTLE_S: Final = 120.0  # after the heal: all replicas agree
 SETTLED_TRIES: Final = 3
@@ -208,6 +210,7 @@ class HistoryRun:
             time.sleep(step.hold_s)
             if fault.keeps_majority:
                 self._wait_acks(world, struck_ns + IN_FLIGHT_NS, PROGRESS_S, f"during {fault.name}")
+                self._wait_served(world, PROGRESS_S, f"during {fault.name}")
         finally:
             ended_ns = time.monotonic_ns()
             struck.end_s = self._since(ended_ns)
@@ -325,6 +328,30 @@ class HistoryRun:
             wait_for(f"acknowledgements {when}", have_all, timeout_s)
         except ClusterError as e:
             raise ClusterError(f"{e}; nothing was acknowledged in {', '.join(sorted(missing))}") from None
+
+    def _wait_served(self, world: World, timeout_s: float, when: str) -> None:
+        """Waits until the leader of every partition has served its newest known record."""
+        missing = [partition for partition in world.partitions if partition.hwm]
+
+        def have_all() -> bool:
+            leaders = self.fleet.leaders()
+            missing[:] = [p for p in missing if not self._serves(p, leaders.get(p.key))]
+            return not missing or bool(world.failures)
+
+        try:
+            wait_for(f"reads {when}", have_all, timeout_s)
+        except ClusterError as e:
+            raise ClusterError(f"{e}; no leader served {', '.join(sorted(p.key for p in missing))}") from None
+
+    def _serves(self, partition: Partition, leader: int | None) -> bool:
+        if leader is None:
+            return False
+        wanted = pb.FetchPartition(topic=partition.topic, partition=partition.index, offset=partition.hwm - 1)
+        try:
+            found = self.fleet.nodes[leader].raw.fetch_once(pb.FetchRequest(partitions=[wanted]), SERVED_S)
+        except (SmqError, Unanswered):
+            return False
+        return bool(found.batches)
 
     def _conclude(self, world: World | None) -> None:
         summary, events = self.summary, self.recorder.events

@@ -189,6 +189,15 @@ CATALOGUE: Final = {
             frozenset({"strace"}),
         ),
         Fault(
+            "hung-disk",
+            "disk",
+            "every fdatasync of the leader hangs, without an error, until the fault is over",
+            do.traced("fdatasync:delay_enter=60000000", "fsync:delay_enter=60000000"),
+            do.untraced,
+            frozenset({"strace"}),
+            hold_s=(12.0, 20.0),
+        ),
+        Fault(
             "clock-jump",
             "clock",
             "the leader's wall clock jumps by up to an hour either way",

@@ -41,7 +41,7 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def stored(served: Served) -> list[int]:
     """The sequences in the log."""
     (replica,) = served.server.node.replicas.all()
-    values = replica.log.read(Offset(0), replica.log.appended_end, 1 << 20, durable_only=False)
+    values = replica.log.read(Offset(0), replica.log.appended_end, 1 << 20)
     return [parse_header(value.batch).base_sequence for value in values]
 
 

@@ -4,7 +4,6 @@ Owns how all handlers read the replicated state, and the creation of topics on f
 itself: `service.lookup` asks the node, which first waits for a barrier.
 """
 
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -125,10 +124,13 @@ def are_ids_known(topics: list[Struct]) -> Callable[[ClusterState], bool]:
     return lambda state: all(topic["topic_id"] in state.topic_names for topic in topics)
 
 
-async def confirm_or_assume_unknown(gateway: Gateway, are_known: Callable[[ClusterState], bool]) -> None:
-    """`confirm_unknown`, but without a quorum the answer is "unknown" all the same. Clients retry that."""
-    with contextlib.suppress(SmqError):
+async def confirmation_failure(gateway: Gateway, are_known: Callable[[ClusterState], bool]) -> SmqError | None:
+    """None once `confirm_unknown` has returned. Otherwise why it has not: what the state does not know may exist."""
+    try:
         await confirm_unknown(gateway.calls, are_known, KAFKA_CONFIRM_MS)
+    except SmqError as e:
+        return e
+    return None
 
 
 def coordinator_refusal(gateway: Gateway, group: str) -> KafkaError:

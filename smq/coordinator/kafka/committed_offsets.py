@@ -12,7 +12,7 @@ from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_t
 from smq.coordinator.groups.types import Identity
 from smq.coordinator.kafka.cluster import (
     barrier_failure,
-    confirm_or_assume_unknown,
+    confirmation_failure,
     coordinator_refusal,
     topic_names,
 )
@@ -31,6 +31,7 @@ from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
+_UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_ID, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
 _BATCHED_VERSION: Final = 8  # OffsetFetch for several groups
 _DELETE_ATTEMPTS: Final = 3  # one more each time the group has rebalanced meanwhile
 
@@ -42,7 +43,7 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
     items: list[OffsetCommit] = []
     committed: list[Struct] = []  # the answers for `items`
     topics = []
-    await confirm_or_assume_unknown(gateway, lambda state: _are_known(state, request["topics"], by_id=by_id))
+    failure = await confirmation_failure(gateway, lambda state: _are_known(state, request["topics"], by_id=by_id))
     names = topic_names(gateway.state, request["topics"], "name", by_id=by_id)
     for topic, name in zip(request["topics"], names, strict=True):
         answers: list[Struct] = []
@@ -50,6 +51,8 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
         for requested in topic["partitions"]:
             part = gateway.state.partition_of(name, requested["partition_index"]) if name is not None else None
             code = _commit_refusal(request, requested, name, part)
+            if failure is not None and code in _UNKNOWN:  # it may exist: the client should ask again
+                code = group_code_of(failure)
             answer: Struct = {"partition_index": requested["partition_index"], "error_code": code}
             answers.append(answer)
             if part is not None and code is KafkaError.NONE:

@@ -8,17 +8,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from smq.coordinator.kafka.cluster import check_epoch, epoch_at
+from smq.coordinator.kafka.cluster import check_epoch, confirmation_failure, epoch_at
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.lookup import find_partition
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import TimeKind
+from smq.replication.lookup import unknown_partition
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -72,13 +72,13 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
         try:
             if failure is not None:
                 raise failure
-            part = await find_partition(gateway.calls, topic, requested["partition_index"], timeout_ms)
+            part = _confirmed(gateway, topic, requested["partition_index"])
             out["error_code"] = check_epoch(part, requested["current_leader_epoch"])
             if out["error_code"] is not KafkaError.NONE:
                 return out
             offset, timestamp = await _position(gateway, topic, part, requested["timestamp"], is_committed, timeout_ms)
             # The look-up may have read a newer state than the one above. The epoch must be of the same state.
-            part = await find_partition(gateway.calls, topic, requested["partition_index"], timeout_ms)
+            part = _confirmed(gateway, topic, requested["partition_index"])
         except SmqError as e:
             out["error_code"] = code_of(e)
             return out
@@ -88,6 +88,14 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
 
     topics = await _for_each_partition(request["topics"], "name", answer, "partitions")
     return {"throttle_time_ms": 0, "topics": topics}
+
+
+def _confirmed(gateway: Gateway, topic: str, index: int) -> PartitionState:
+    """For requests that have passed their barrier: what is unknown here does not exist, without another one."""
+    part = gateway.state.partition_of(topic, index)
+    if part is None:
+        raise unknown_partition(gateway.state, topic, index)
+    return part
 
 
 async def _position(
@@ -118,10 +126,10 @@ async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Stru
         }
         if failure is not None:
             return out
-        # After the barrier above, a partition that is unknown here does not exist: none needs a barrier of its own.
-        part = gateway.state.partition_of(topic, requested["partition"])
-        if part is None:
-            out["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        try:
+            part = _confirmed(gateway, topic, requested["partition"])
+        except SmqError as e:
+            out["error_code"] = code_of(e)
             return out
         out["error_code"] = check_epoch(part, requested["current_leader_epoch"])
         if out["error_code"] is KafkaError.NONE:
@@ -151,6 +159,7 @@ def end_of_epoch(part: PartitionState, epoch: int) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------- DeleteRecords
 async def delete_records(gateway: Gateway, _version: int, request: Struct) -> Struct:
     timeout_ms = max(request["timeout_ms"], 1)
+    failure = await confirmation_failure(gateway, lambda state: _are_known(state, request["topics"]))
 
     async def answer(topic: str, requested: Struct) -> Struct:
         out: Struct = {
@@ -159,9 +168,10 @@ async def delete_records(gateway: Gateway, _version: int, request: Struct) -> St
             "error_code": KafkaError.NONE,
         }
         try:
-            out["low_watermark"] = await _delete_before(
-                gateway, topic, requested["partition_index"], requested["offset"], timeout_ms
-            )
+            part = gateway.state.partition_of(topic, requested["partition_index"])
+            if part is None:
+                raise failure or unknown_partition(gateway.state, topic, requested["partition_index"])
+            out["low_watermark"] = await _delete_before(gateway, topic, part, requested["offset"], timeout_ms)
         except SmqError as e:
             out["error_code"] = code_of(e)
         return out
@@ -170,13 +180,16 @@ async def delete_records(gateway: Gateway, _version: int, request: Struct) -> St
     return {"throttle_time_ms": 0, "topics": topics}
 
 
-async def _delete_before(gateway: Gateway, topic: str, index: int, offset: int, timeout_ms: int) -> int:
+def _are_known(state: ClusterState, topics: list[Struct]) -> bool:
+    return all(state.partition_of(t["name"], p["partition_index"]) for t in topics for p in t["partitions"])
+
+
+async def _delete_before(gateway: Gateway, topic: str, part: PartitionState, offset: int, timeout_ms: int) -> int:
     """Returns the log start afterwards. Offset -1 means up to the high water mark."""
-    part = await find_partition(gateway.calls, topic, index, timeout_ms)
     if offset < -1:
         raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset}: it must be >= 0, or -1 for the hwm")
     if offset == -1:
-        offset = (await gateway.calls.partition_range(topic, index, timeout_ms)).hwm
+        offset = (await gateway.calls.partition_range(topic, part.index, timeout_ms)).hwm
     command = AdvanceLogStart(request_id=NO_REQUEST, partition=part.pid, offset=Offset(offset))
     await gateway.calls.propose(command, timeout_ms)
     after = gateway.state.partition(part.pid)

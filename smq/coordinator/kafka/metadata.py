@@ -11,7 +11,7 @@ from smq.coordinator.kafka.cluster import (
     INTERNAL_TOPICS,
     NO_TOPIC_ID,
     brokers,
-    confirm_or_assume_unknown,
+    confirmation_failure,
     controller,
     create_on_use,
     live_leader,
@@ -56,8 +56,12 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
     else:
         is_asked = version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"]
         may_create = is_asked and gateway.settings.auto_create(gateway.state)
-        await confirm_or_assume_unknown(gateway, lambda state: _are_known(state, requested))
-        topics = [await _named_topic(gateway, topic, may_create=may_create) for topic in requested]
+        failure = await confirmation_failure(gateway, lambda state: _are_known(state, requested))
+        topics = (
+            [await _named_topic(gateway, topic, may_create=may_create) for topic in requested]
+            if failure is None
+            else [await _unconfirmed_topic(gateway.state, topic) for topic in requested]
+        )
     for topic in topics:
         is_asked = request["include_topic_authorized_operations"] and topic["error_code"] is KafkaError.NONE
         topic["topic_authorized_operations"] = on_topic(is_asked=is_asked)
@@ -96,6 +100,22 @@ async def _named_topic(gateway: Gateway, requested: Struct, *, may_create: bool)
         await _topic(state, found, Turns())
         if found is not None
         else _unknown(name, NO_TOPIC_ID, _code_of_unknown(name))
+    )
+
+
+async def _unconfirmed_topic(state: ClusterState, requested: Struct) -> Struct:
+    """As far as this node knows it: without a quorum it knows of no topic that it does not exist. All clients ask again
+    after LEADER_NOT_AVAILABLE; librdkafka gives up the records of a topic that stays unknown for 30 seconds."""
+    name, topic_id = requested["name"], requested["topic_id"]
+    known = name if name else state.topic_names.get(TopicId(topic_id))
+    found = state.topics.get(known) if known is not None else None
+    if found is not None and not is_external(found.config):
+        return await _topic(state, found, Turns())
+    if found is not None:
+        return _unknown(known, found.topic_id, CODES[ErrorCode.WRONG_STORAGE])
+    is_possible = not name or is_topic_name(name)
+    return _unknown(
+        name, topic_id, KafkaError.LEADER_NOT_AVAILABLE if is_possible else KafkaError.INVALID_TOPIC_EXCEPTION
     )
 
 

@@ -24,7 +24,13 @@ from smq.testing.kafka_client import batch
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
 
 GONE = TopicId(bytes(15) + b"g")
-UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PARTITION, KafkaError.UNKNOWN_TOPIC_ID}
+# As clients see it: they ask again, after finding the leader or the coordinator anew.
+RETRIABLE = {
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_OR_FOLLOWER,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+}
 
 
 class Groups:
@@ -179,6 +185,7 @@ BY_NAME: tuple[Named, ...] = (
     _alter_configs,
     _incremental_alter_configs,
 )
+COMMANDS = (_create_partitions, _alter_configs, _incremental_alter_configs)  # the state machine says what is unknown
 
 
 @pytest.mark.parametrize("named", BY_NAME)
@@ -208,11 +215,40 @@ def test_a_batch_is_not_overtaken_while_the_id_of_its_topic_is_looked_up() -> No
     assert node.expected == [], "nothing comes again"
 
 
-@pytest.mark.parametrize("named", [_produce, _fetch, _offset_fetch, _delete_topics])
+@pytest.mark.parametrize("named", BY_NAME_OR_ID)
 def test_an_id_is_not_called_unknown_without_a_barrier(named: Named) -> None:
-    codes = ask(LaggingNode(failure=NO_QUORUM), *named("", TOPIC_ID))
-    assert KafkaError.NONE not in codes[-1:]
-    assert not UNKNOWN & set(codes)
+    assert_asked_again(ask(LaggingNode(failure=NO_QUORUM), *named("", TOPIC_ID)))
+
+
+@pytest.mark.parametrize("named", [named for named in BY_NAME if named not in COMMANDS])
+def test_a_name_is_not_called_unknown_without_a_barrier(named: Named) -> None:
+    assert_asked_again(ask(LaggingNode(failure=NO_QUORUM), *named(TOPIC, NO_TOPIC_ID)))
+
+
+def assert_asked_again(codes: list[KafkaError]) -> None:
+    """Some error, and all of them retriable."""
+    assert set(codes) - {KafkaError.NONE}
+    assert set(codes) <= {KafkaError.NONE, *RETRIABLE}
+
+
+def test_what_a_node_knows_it_describes_without_a_quorum() -> None:
+    node = LaggingNode(failure=NO_QUORUM)
+    node.state = state_with(("known", GONE))
+    key, version, request = _metadata("known", NO_TOPIC_ID)
+    request["topics"] += [{"name": name, "topic_id": NO_TOPIC_ID} for name in (TOPIC, "no/name")]
+    request["topics"] += [{"name": None, "topic_id": GONE}]
+
+    async def call() -> Struct:
+        return await HANDLERS[key](gateway_of(node), version, request | {"allow_auto_topic_creation": True})
+
+    answer = asyncio.run(call())
+    assert [(t["name"], t["error_code"], len(t["partitions"])) for t in answer["topics"]] == [
+        ("known", KafkaError.NONE, 1),
+        (TOPIC, KafkaError.LEADER_NOT_AVAILABLE, 0),
+        ("no/name", KafkaError.INVALID_TOPIC_EXCEPTION, 0),
+        ("known", KafkaError.NONE, 1),
+    ]
+    assert node.barriers == 1
 
 
 @pytest.mark.parametrize("named", [_produce, _fetch])
@@ -222,6 +258,17 @@ def test_a_known_topic_costs_no_barrier(named: Named) -> None:
         node.state = state_with((TOPIC, TOPIC_ID))
         assert set(ask(node, *named(name, topic_id))) == {KafkaError.NONE}
         assert node.barriers == 0
+
+
+@pytest.mark.parametrize("named", [_list_offsets, _offset_for_leader_epoch, _delete_records, _metadata, _offset_commit])
+def test_many_unknown_partitions_cost_one_barrier(named: Named) -> None:
+    key, version, request = named("nowhere", NO_TOPIC_ID)
+    request["topics"] *= 3
+    for topic in request["topics"]:
+        topic |= {"partitions": topic.get("partitions", []) * 4}
+    node = LaggingNode()
+    assert set(ask(node, key, version, request)) - {KafkaError.NONE} == {KafkaError.UNKNOWN_TOPIC_OR_PARTITION}
+    assert node.barriers == 1
 
 
 def test_many_unknown_ids_cost_a_fetch_one_barrier() -> None:

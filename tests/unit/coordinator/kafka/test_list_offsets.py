@@ -4,8 +4,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka import log_offsets
 from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState, TopicState
@@ -60,7 +64,13 @@ class LateCalls(NodeCalls):
 
 
 def ask(calls: LateCalls, epoch: int) -> dict[str, Any]:
-    gateway: Any = SimpleNamespace(calls=calls)
+    gateway = Gateway(
+        calls=calls,
+        groups=cast(GroupCoordinator, None),
+        auto_create=False,
+        response_bytes_max=MIB,
+        inflight=InflightBytes(),
+    )
     requested = {"partition_index": 0, "timestamp": 100, "current_leader_epoch": epoch}
     request = {"isolation_level": 0, "timeout_ms": 100, "topics": [{"name": "t", "partitions": [requested]}]}
     answer = asyncio.run(log_offsets.list_offsets(gateway, 5, request))

@@ -54,6 +54,11 @@ SETTLE_S: Final = 120.0  # after the heal: all replicas agree
 SETTLED_TRIES: Final = 3
 IN_FLIGHT_NS: Final = 200_000_000  # an acknowledgement this soon after a fault may have been under way before it
 ACKED_MIN: Final = 200  # sends; a run with less traffic proves nothing
+# Before each fault there is something for it to destroy, however slow the machine is: this many acknowledgements since
+# the last one, and enough for the whole run.
+ACKED_BEFORE_FAULT: Final = 100
+FRESH_S: Final = 2.0  # for one more acknowledgement; without any the fault strikes all the same
+TRAFFIC_S: Final = 120.0  # a machine that is slower than that must do with fewer
 FINAL_POLLS_MAX: Final = 20_000
 
 
@@ -105,6 +110,7 @@ class HistoryRun:
         self._start_ns: int = self.recorder.note("begin")["t"]  # the zero of the summary's times; also in the history
         self._rng = random.Random(f"run/{summary.seed}")
         self._failed: list[str] = []
+        self._acks_at_last_fault = 0
 
     # ---------------------------------------------------------------------------------------------- the course
     def run(self) -> Summary:
@@ -194,6 +200,7 @@ class HistoryRun:
 
     def _strike(self, world: World, step: Step, watcher: Watcher) -> None:
         fault = step.fault
+        self._wait_traffic(world)
         arena = Arena(self.fleet, self._rng)
         leaders = self.fleet.leaders()
         watcher.expect_deaths = True
@@ -203,6 +210,7 @@ class HistoryRun:
         self.summary.faults.append(struck)
         self.recorder.note("fault", what=fault.name, phase="begin")
         try:
+            self._wait_fresh_ack(world)
             struck.nodes = fault.strike(arena)
             struck_ns = time.monotonic_ns()
             struck.led = sorted(key for key, node in leaders.items() if node in struck.nodes)
@@ -215,6 +223,7 @@ class HistoryRun:
             ended_ns = time.monotonic_ns()
             struck.end_s = self._since(ended_ns)
             struck.acks_during = sum(begun_ns <= ack.at_ns <= ended_ns for ack in list(world.acks))
+            self._acks_at_last_fault = len(world.acks)
             fault.undo(arena, struck.nodes)
             struck.flips, struck.told = arena.flips, arena.remarks
             arena.end_helpers()
@@ -352,6 +361,26 @@ class HistoryRun:
         except (SmqError, Unanswered):
             return False
         return bool(found.batches)
+
+    def _wait_traffic(self, world: World) -> None:
+        """Waits for acknowledgements since the last fault. Too few are no violation: the summary says so."""
+        wanted = max(ACKED_BEFORE_FAULT, -(-ACKED_MIN // len(self.steps)))
+        since = self._acks_at_last_fault
+
+        def have_enough() -> bool:
+            return len(world.acks) - since >= wanted or bool(world.failures)
+
+        try:
+            wait_for(f"{wanted} acknowledgements before a fault", have_enough, TRAFFIC_S)
+        except ClusterError as e:
+            self._print_line(f"{e}; there were {len(world.acks) - since}")
+
+    def _wait_fresh_ack(self, world: World) -> None:
+        """Returns right after an acknowledgement, when as little as possible has been written since: what a fault can
+        take from it is then the most."""
+        count, deadline = len(world.acks), time.monotonic() + FRESH_S
+        while len(world.acks) == count and time.monotonic() < deadline:
+            time.sleep(0.0005)
 
     def _conclude(self, world: World | None) -> None:
         summary, events = self.summary, self.recorder.events

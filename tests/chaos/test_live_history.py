@@ -19,6 +19,7 @@ from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_client import RawNode
 
 pytestmark = pytest.mark.timeout(1500)  # a history is a minute or two, and machines are busy
+HISTORIES_MAX = 5  # two of three find the bug that is hardest to see
 ANYWHERE = ("--network", "loopback", "--disks", "directories")
 
 
@@ -141,11 +142,16 @@ def test_a_cluster_that_does_not_answer_is_reported_before_anything_runs(tmp_pat
 @pytest.mark.full
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found_on_a_real_disk_or_network(name: str, tmp_path: Path) -> None:
+    """A power cut takes only what the last commits of a majority held, so not every history shows a loss."""
     require_everything()
-    plant = PLANTED[name]
-    code, summary, printed = run(tmp_path, "--plant", name, "--scenario", plant.scenario, "--faults", "3")
-    assert code == 1
-    assert plant.anomalies & summary["anomalies"].keys(), printed[-6000:]
+    plant, printed = PLANTED[name], ""
+    for seed in range(1, 1 + HISTORIES_MAX):
+        arguments = ("--plant", name, "--scenario", plant.scenario, "--faults", "3", "--seed", str(seed))
+        code, summary, printed = run(tmp_path, *arguments)
+        if plant.anomalies & summary["anomalies"].keys():
+            assert code == 1
+            return
+    raise AssertionError(f"not found in {HISTORIES_MAX} histories; the last one: {printed[-6000:]}")
 
 
 def test_the_plan_of_a_seed_is_always_the_same() -> None:

@@ -62,8 +62,9 @@ def _bind_all() -> None:
         server.bind_listener = bound
 
 
-# If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that.
-_LOSS: Final = frozenset({"lost-write", "offset-reuse"})
+# If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that. So do records that
+# were read and are others now, and commits that are gone.
+_LOSS: Final = frozenset({"lost-write", "offset-reuse", "inconsistent-offsets", "stale-commit"})
 PLANTED: Final = {
     plant.name: plant
     for plant in (

@@ -158,7 +158,7 @@ class RawMember:
                 return RawKafka(f"{found['host']}:{found['port']}")
         raise AssertionError("no coordinator is known")
 
-    def start_anew(self, cluster: Cluster) -> None:
+    def start_again(self, cluster: Cluster) -> None:
         """As a new member, at the present coordinator."""
         self.raw.close()
         self.member_id, self.raw = "", self._connect(cluster)
@@ -320,7 +320,7 @@ def test_churn_of_50_members_leaves_nothing_behind(cluster: Cluster, admin: Sync
                 shared += 1
             except OSError:  # a time-out of the connection, too
                 time.sleep(0.05)
-                member.start_anew(cluster)
+                member.start_again(cluster)
         if n % 3 == 0:
             member.leave()
         member.raw.close()

@@ -24,7 +24,7 @@ from smq.testing.kafka_client import batch
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
 
 GONE = TopicId(bytes(15) + b"g")
-# As clients see it: they ask again, after finding the leader or the coordinator anew.
+# As clients see it: they ask again, after they have found the leader or the coordinator.
 RETRIABLE = {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.LEADER_NOT_AVAILABLE,

@@ -16,6 +16,10 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | commit | g, k, o, tag, gen?                   |                                                          |
 | fetch  | g, k, n                              | o, tag (-1 and "" if there is no commit)                 |
 | assign | k, c (count)                         | o (base)                                                 |
+| set    | name, v                              |                                                          |
+| setting | name, n                             | seen (v)                                                 |
+| place  | name, r ([[node, ...], ...])         |                                                          |
+| placed | name, n                              | seen (r)                                                 |
 | kpoll  | c (consumer), g? (group)             | r ([[k, o, v], ...]), by? (one assignment of c)          |
 | gjoin  | g                                    | gen, leader (None: not reported), members                |
 | gsync  | g, gen                               | who, parts ([k, ...])                                    |

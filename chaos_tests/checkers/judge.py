@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from chaos_tests.checkers import (
+    administration,
     assignments,
     group_reads,
     groups,
@@ -33,6 +34,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     membership.check,
     group_reads.check,
     assignments.check,
+    administration.check,
     kafka.check,
     raft.check,
     liveness.check,

@@ -468,6 +468,40 @@ BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
+        name="snapshot-forgets-settings",
+        rule="snapshot and restore are exact",
+        mutations=(Mutation("smq.raft_state.snapshot:_parts", "tuple(sorted(state.config.items()))", "()"),),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="setting-replaces-the-others",
+        rule="a change of some settings leaves the others as they are",
+        mutations=(
+            Mutation(
+                _HANDLERS + "cluster_config:alter_cluster_config",
+                "{key: value for key, value in state.config.items() if key not in command.unset} | changes",
+                "changes",
+            ),
+        ),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="assignment-loses-its-order",
+        rule="replicas are placed as assigned, the preferred leader first",
+        mutations=(
+            Mutation(
+                _HANDLERS + "topics:_grow", "list(assignments) or", "[tuple(sorted(nodes)) for nodes in assignments] or"
+            ),
+        ),
+        scenario="settings",
+        anomalies=frozenset({"wrong-replicas"}),
+        seeds=8,
+    ),
+    PlantedBug(
         name="no-reply-cache",
         rule="a retried command answers as the first did",
         mutations=(Mutation("smq.raft_state.machine:Machine.apply", "command.request_id == NO_REQUEST", "True"),),

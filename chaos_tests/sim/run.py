@@ -19,6 +19,7 @@ import structlog
 from chaos_tests.checkers.base import Violation
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
+from chaos_tests.sim.clients.administrator import Placer, SettingOwner
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.connected import Connected
@@ -289,6 +290,8 @@ class Simulation:
             for i in range(mix.trimmers)
         ]
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
+        made += [SettingOwner(world, i, think_ms=think).run() for i in range(mix.setting_owners)]
+        made += [Placer(world, f"placed-{i}", think_ms=think).run() for i in range(mix.placers)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]
         made += [
             Assigner(world, f"assigner-{i}", known, think_ms=think).run()

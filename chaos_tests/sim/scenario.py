@@ -50,6 +50,8 @@ class ClientMix:
     assigners: int = 0  # of offsets without records, in a topic of their own
     trimmers: int = 0
     topic_owners: int = 0
+    setting_owners: int = 0  # each changes a setting of the cluster
+    placers: int = 0  # each makes topics and assigns their replicas
     remakers: int = 0  # each makes and deletes topics of one name
     think_ms: float = 240.0
     trim_think_ms: float = 3000.0

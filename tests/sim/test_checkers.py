@@ -303,6 +303,33 @@ def stale_fetch(s: Story) -> None:
     s.fetch("a", 1)
 
 
+def setting_is_stale(s: Story) -> None:
+    for value in ("1", "2"):
+        s.recorder.ok(s.begin("set", name="num.partitions", v=value), "set")
+    s.recorder.ok(s.begin("setting", name="num.partitions", n=1), "setting", seen="1")
+
+
+def setting_is_lost(s: Story) -> None:
+    s.recorder.ok(s.begin("set", name="num.partitions", v="1"), "set")
+    s.recorder.ok(s.begin("setting", name="num.partitions", n=1), "setting", seen="")
+
+
+def setting_of_a_refused_change(s: Story) -> None:
+    s.recorder.fail(s.begin("set", name="num.partitions", v="1"), "set", err="X")
+    s.recorder.ok(s.begin("setting", name="num.partitions", n=1), "setting", seen="1")
+
+
+def replicas_in_another_order(s: Story) -> None:
+    s.recorder.ok(s.begin("place", name="p", r=[[2, 1]]), "place")
+    s.recorder.ok(s.begin("placed", name="p", n=1), "placed", seen=[[1, 2]])
+
+
+def new_partition_elsewhere(s: Story) -> None:
+    s.recorder.ok(s.begin("place", name="p", r=[[2, 1]]), "place")
+    s.recorder.ok(s.begin("place", name="p", r=[[3, 1]]), "place")
+    s.recorder.ok(s.begin("placed", name="p", n=1), "placed", seen=[[2, 1], [1, 2]])
+
+
 def fetch_flickers(s: Story) -> None:
     process = s.begin("commit", g="g", k="t/0", o=5, tag="c")
     s.commit("a", 1)
@@ -429,6 +456,11 @@ def died(s: Story) -> None:
         (range_below_the_earlier_of_two_answers, "stale-hwm"),
         (wrong_time, "wrong-time-offset"),
         (time_missed, "wrong-time-offset"),
+        (setting_is_stale, "stale-setting"),
+        (setting_is_lost, "stale-setting"),
+        (setting_of_a_refused_change, "stale-setting"),
+        (replicas_in_another_order, "wrong-replicas"),
+        (new_partition_elsewhere, "wrong-replicas"),
         (stale_fetch, "stale-commit"),
         (fetch_flickers, "stale-commit"),
         (fetch_of_nothing_after_commit, "stale-commit"),
@@ -496,9 +528,20 @@ def trimmed_prefix(s: Story) -> None:
     s.final(LOG[1:], hwm=3, lo=2)
 
 
+def changes_seen_while_they_are_under_way(s: Story) -> None:
+    setting = s.begin("set", name="num.partitions", v="1")
+    placing = s.begin("place", name="p", r=[[2, 1]])
+    for value, replicas in (("", []), ("1", [[2, 1]])):
+        s.recorder.ok(s.begin("setting", name="num.partitions", n=1), "setting", seen=value)
+        s.recorder.ok(s.begin("placed", name="p", n=1), "placed", seen=replicas)
+    s.recorder.ok(setting, "set")
+    s.recorder.info(placing, "place")
+
+
 @pytest.mark.parametrize(
     "tell",
     [
+        changes_seen_while_they_are_under_way,
         overlapping_commits_in_either_order,
         unknown_commit_that_took_effect_late,
         leader_ack_that_was_lost,

@@ -1,0 +1,135 @@
+"""Administrators: one owns a setting of the cluster, another owns topics whose replicas it assigns itself.
+
+Owns what they change and read back. Nobody else changes their setting or their topics, so every later look, at any node
+and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its outcome
+is known.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from chaos_tests.sim.clients.base import Client, World
+from chaos_tests.sim.rpc import Call, Lost, Script
+from smq.raft_state.cluster_config import GROUP_INITIAL_DELAY_MS, NUM_PARTITIONS, OFFSETS_RETENTION_MINUTES
+from smq.raft_state.commands import AddPartitions, AlterClusterConfig, Command, CreateTopic, DeleteTopic
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NodeId, RequestId, TopicId
+from smq.raft_state.state import ClusterState
+from smq.replication.api import NodeApi
+
+ATTEMPT_MS: Final = 900
+DEADLINE_MS: Final = 3000.0
+LOOKS: Final = 2  # after each change
+SETTINGS: Final = (NUM_PARTITIONS, GROUP_INITIAL_DELAY_MS, OFFSETS_RETENTION_MINUTES)  # no client depends on them
+
+
+class Administrator(Client):
+    """What both have in common: changes that are certain, and looks at the state."""
+
+    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.name = name
+        self.think_ms = think_ms
+
+    def change(self, function: str, command: Command, **fields: Any) -> Any:
+        """A Script that returns whether the change was made. False ends the client: it may yet take effect."""
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.propose(command, ATTEMPT_MS, done)
+
+        self.world.recorder.invoke(self.process, function, **fields)
+        while True:
+            result, _ = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+            if not isinstance(result, SmqError | Lost):
+                self.ok(function)
+                return True
+            is_expired = isinstance(result, SmqError) and result.code is ErrorCode.REQUEST_EXPIRED
+            if is_expired or self.world.stopped:
+                self.conclude_unknown(function)
+                return False
+
+    def look(self, function: str, view: Callable[[ClusterState], Any], **fields: Any) -> Script:
+        """Reads at any node after a barrier."""
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            def on_barrier(result: object) -> None:
+                done(result if isinstance(result, SmqError) else (view(api.state),))
+
+            api.barrier(ATTEMPT_MS, on_barrier)
+
+        node = self.any_node()
+        self.world.recorder.invoke(self.process, function, n=node, **fields)
+        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        if isinstance(result, tuple):
+            self.ok(function, seen=result[0])
+        else:
+            self.fail(function, result)  # a look has no effect, whatever became of it
+
+
+class SettingOwner(Administrator):
+    """Sets its setting to ever greater numbers."""
+
+    def __init__(self, world: World, number: int, *, think_ms: float) -> None:
+        super().__init__(world, f"setting-{number}", think_ms=think_ms)
+        self.key = SETTINGS[number % len(SETTINGS)]
+
+    def run(self) -> Script:
+        value = 0
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            value += 1
+            command = AlterClusterConfig(request_id=RequestId(self.rng.randbytes(16)), set_=((self.key, str(value)),))
+            if not (yield from self.change("set", command, name=self.key, v=str(value))):
+                return
+            for _ in range(LOOKS):
+                yield self.think(self.think_ms)
+                yield from self.look("setting", lambda state: state.config.get(self.key, ""), name=self.key)
+
+
+class Placer(Administrator):
+    """Creates topics, lets them grow, and deletes them. It chooses the nodes of every partition."""
+
+    def run(self) -> Script:
+        count = 0
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            count += 1
+            if not (yield from self._life(f"{self.name}-{count}")):
+                return
+
+    def _life(self, topic: str) -> Any:
+        """A Script that returns whether every change was made."""
+        replicas = self.rng.randint(1, len(self.world.nodes))
+        first, more = self._assignments(replicas), self._assignments(replicas)
+        create = CreateTopic(
+            request_id=RequestId(self.rng.randbytes(16)),
+            name=topic,
+            topic_id=TopicId(self.rng.randbytes(16)),
+            partition_count=len(first),
+            replication_factor=replicas,
+            assignments=first,
+            created_ms=int(self.world.now_ms()),
+        )
+        grow = AddPartitions(
+            request_id=RequestId(self.rng.randbytes(16)),
+            name=topic,
+            partition_count=len(first) + len(more),
+            assignments=more,
+        )
+        for command, assigned in ((create, first), (grow, more)):
+            if not (yield from self.change("place", command, name=topic, r=[list(nodes) for nodes in assigned])):
+                return False
+            for _ in range(LOOKS):
+                yield self.think(self.think_ms)
+                yield from self.look("placed", lambda state: _replicas(state, topic), name=topic)
+        delete = DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic)
+        return (yield from self.change("drop", delete, name=topic))
+
+    def _assignments(self, replicas: int) -> tuple[tuple[NodeId, ...], ...]:
+        count = self.rng.randint(1, 2)
+        return tuple(tuple(self.rng.sample(self.world.nodes, replicas)) for _ in range(count))
+
+
+def _replicas(state: ClusterState, topic: str) -> list[list[int]]:
+    found = state.topics.get(topic)
+    return [list(partition.replicas) for partition in found.partitions] if found is not None else []

@@ -1,6 +1,7 @@
 """The configuration of topics and nodes, as Kafka's admin clients see and change it."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -200,12 +201,30 @@ def test_a_node_describes_what_tools_ask_for(cluster: Cluster) -> None:
     assert (values["num.partitions"], values["default.replication.factor"]) == ("1", "3")
     assert (values["offsets.retention.minutes"], values["min.insync.replicas"]) == ("129600", "2")
     assert (values["broker.id"], values["log.retention.ms"]) == ("2", "-1")
-    assert values["broker.rack"] is None  # test_racks.py has nodes with racks
+    assert values["broker.rack"] is None
     assert (values["log.cleanup.policy"], values["message.max.bytes"]) == ("delete", "1048588")
     found = {config["name"]: config for config in answer["configs"]}
     assert (found["num.partitions"]["read_only"], found["num.partitions"]["config_source"]) == (False, 5)
     assert found["auto.create.topics.enable"]["config_source"] == 4
     assert found["log.retention.ms"]["read_only"]
+
+
+def test_the_command_line_gives_a_node_its_own_defaults(tmp_path: Path) -> None:
+    own = {"num.partitions": "4", "auto.create.topics.enable": "false", "group.initial.rebalance.delay.ms": "1234"}
+    made = Cluster(tmp_path, 1)
+    try:
+        options = [option for key, value in own.items() for option in ("--set", f"{key}={value}")]
+        raw = RawKafka(made.start("--racks", "a", *options).nodes[1].kafka)
+        answer = _described(raw, "1", kind=BROKER)
+        assert (own | {"broker.rack": "a", "default.replication.factor": "1"}).items() <= _values(answer).items()
+        sources = {config["name"]: config["config_source"] for config in answer["configs"]}
+        assert [sources[key] for key in own] == [4, 4, 4]
+        requested = {"name": "t", "num_partitions": -1, "replication_factor": -1}
+        (created,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000)["topics"]
+        assert created["num_partitions"] == 4, created["error_message"]
+        raw.close()
+    finally:
+        made.stop()
 
 
 def test_a_group_has_no_configuration(leader: Leader, new_topic: NewTopic) -> None:

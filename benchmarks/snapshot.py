@@ -11,10 +11,12 @@ import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks.pauses import INTERVAL_S, LONG_MS, Watch
 from benchmarks.report import Report
 from smq.clients import SyncAdmin
+from smq.raft_state.codec import FEATURE_LEVEL
 from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
 from smq.raft_state.limits import default_init
@@ -90,7 +92,7 @@ def _measure_state(report: Report) -> None:
     )
     count, longest = 0, 0.0
     began = last = time.perf_counter()
-    for _ in Machine.restoring(state):
+    for _ in Machine.restoring(state, FEATURE_LEVEL):
         now = time.perf_counter()
         count, longest, last = count + 1, max(longest, now - last), now
     restored = time.perf_counter() - began
@@ -114,7 +116,7 @@ def _full_machine() -> Machine:
     machine.apply(LogIndex(0), default_init("bench"))
     for n in (1, 2, 3):
         disk = DiskId(bytes([n]) * 16)
-        addresses = {"grpc_address": "host:1", "http_address": "host:2", "kafka_address": "host:3"}
+        addresses: dict[str, Any] = {"grpc_address": "host:1", "http_address": "host:2", "kafka_address": "host:3"}
         apply(RegisterNode(node=NodeId(n), incarnation=Incarnation(1), disk=disk, **addresses))
     for n in range(TOPICS):
         topic_id = TopicId(bytes([n + 1]) * 16)

@@ -1,4 +1,5 @@
-"""Observations from inside the nodes: states, Raft logs and leaders agree, no node dies, queues are bounded.
+"""Observations from inside the nodes: states, Raft logs and leaders agree, no node dies or is stranded, queues are
+bounded.
 
 Owns the judgement of the nodes' state machines against each other at equal Raft indexes.
 """
@@ -23,6 +24,9 @@ def check(facts: Facts) -> list[Violation]:
             f"node {event['n']}: {event['size']} bytes of records waited for its disk, the bound is {event['bound']}"
         )
         findings.add("queue-over-bound", detail, event)
+    for event in history.noted("waits"):
+        if event["known"] == 1:  # it has never run a newer smq, so the cluster should have waited for it
+            findings.add("stranded-node", f"node {event['n']} was never upgraded, and stopped: {event['why']}", event)
     return findings.found
 
 

@@ -6,7 +6,7 @@ dies with it. A process that dies by itself is a violation, and goes into the hi
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -58,6 +58,7 @@ class SimHost:
     starts: int = 0
     capacity: int | None = None  # bytes, of its disk; None: unlimited
     is_destroyed: bool = False
+    has_known: int = 1  # the highest feature level that any of its processes knew
     latest_restart: int = 0  # number of the latest scheduled start; earlier ones do nothing
 
     def limit(self, capacity: int | None) -> None:
@@ -91,6 +92,7 @@ class Cluster:
         if host.is_up or host.is_destroyed:
             return
         host.starts += 1
+        host.has_known = max(host.has_known, self.configs[node].feature_level_known)
         host.has_power = True
         name = f"{node}.{host.starts}"
         process = Process(self.scheduler, name, partial(self._died, host, host.starts))
@@ -140,6 +142,12 @@ class Cluster:
         host.process = host.api = host.disk = None
         host.has_power = not power
         self.network.detach(node, silently=power)
+
+    def install(self, node: NodeId, level: int) -> None:
+        """Installs the smq that knows this feature level on the machine. The next start runs it."""
+        if self.configs[node].feature_level_known != level:
+            self.recorder.note("fault", what="install", n=node, level=level)
+            self.configs[node] = replace(self.configs[node], feature_level_known=level)
 
     def destroy(self, node: NodeId) -> None:
         """Destroys the machine and its disk for good."""

@@ -18,7 +18,7 @@ from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
-from smq.replication.ports import Clock, Disk, Network, Rng
+from smq.replication.ports import Channel, Clock, Disk, Network, Rng
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
 SAMPLE_MS = 200.0
@@ -37,6 +37,8 @@ RARE = (
     "hwm_of_a_dead_epoch_rejected",
     "log_starts_moved",
     "damaged_messages_refused",
+    "levels_raised",
+    "waits_for_an_upgrade",
 )
 
 
@@ -53,6 +55,7 @@ class Observer:
         self._elected_index: set[int] = set()
         self._dead_advances: set[int] = set()
         self._over_bound: set[tuple[NodeId, int]] = set()  # processes
+        self._waiting: set[tuple[NodeId, int]] = set()  # processes that wait for an upgrade
         self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows found damaged by each process
 
     # ------------------------------------------------------------------------------------------ nodes
@@ -108,6 +111,7 @@ class Observer:
                 self._sample_node(host)
 
     def _sample_node(self, host: SimHost) -> None:
+        assert self.cluster is not None
         node = host.api
         self._check_queue(host)
         if damage := node.replicas.repairs.counts.found:
@@ -118,6 +122,13 @@ class Observer:
             if self._leaders.setdefault(term, host.node) != host.node:
                 self.recorder.note("lead", n=self._leaders[term], term=term)
                 self.recorder.note("lead", n=host.node, term=term)
+        if node.waiting and (host.node, host.starts) not in self._waiting:
+            self._waiting.add((host.node, host.starts))
+            self.counts["waits_for_an_upgrade"] += 1
+            self.recorder.note("waits", n=host.node, known=host.has_known, why=node.waiting)
+        if node.waiting and any(self._is_connected(host.node, peer) for peer in self.cluster.hosts):
+            self.recorder.note("died", n=host.node, err="it waits for an upgrade, and has a session with another node")
+        self.counts["levels_raised"] |= node.state.feature_level > 1
         index = int(node.applied.index)
         for topic in node.state.topics.values():
             for part in topic.partitions:
@@ -145,6 +156,10 @@ class Observer:
         if size > bound and (host.node, host.starts) not in self._over_bound:
             self._over_bound.add((host.node, host.starts))
             self.recorder.note("queue", n=host.node, size=size, bound=bound)
+
+    def _is_connected(self, node: NodeId, peer: NodeId) -> bool:
+        assert self.cluster is not None
+        return any(self.cluster.network.is_open(node, peer, channel) for channel in Channel)
 
     # ------------------------------------------------------------------------------------------ leaders
     def freshest(self) -> Any:
@@ -224,7 +239,7 @@ class WatchedNode(Node):
     ) -> None:
         self.observer = observer
         self.groups: GroupCoordinator | None = None
-        self.watched = WatchedState(clock)
+        self.watched = WatchedState(clock, config.feature_level_known)
         self.watched.node = self
         super().__init__(
             config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched

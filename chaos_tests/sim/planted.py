@@ -459,8 +459,8 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.applied_state:AppliedState.restore",
-                "self._machine = yield from Machine.restoring(snapshot)",
-                "self._machine = yield from Machine.restoring(snapshot)\n    self._machine.state.groups.clear()",
+                "self.index = index\n",
+                "self.index = index\n    self._machine.state.groups.clear()\n",
             ),
         ),
         scenario="snapshots",
@@ -504,7 +504,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="no-reply-cache",
         rule="a retried command answers as the first did",
-        mutations=(Mutation("smq.raft_state.machine:Machine.apply", "command.request_id == NO_REQUEST", "True"),),
+        mutations=(Mutation("smq.raft_state.machine:Machine.apply", "command.request_id != NO_REQUEST", "False"),),
         scenario="partitions",
         anomalies=RAFT,
         seeds=40,

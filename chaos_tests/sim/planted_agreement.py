@@ -33,4 +33,41 @@ AGREEMENT_BUGS: tuple[PlantedBug, ...] = (
         anomalies=frozenset({"digest-mismatch", "log-mismatch", "no-progress", "process-died"}),
         seeds=10,
     ),
+    PlantedBug(
+        name="level-raised-too-early",
+        rule="the feature level rises only once every registered node knows it",
+        mutations=(
+            Mutation("smq.raft_state.handlers.nodes:raise_feature_level", "if behind:", "if False:"),
+            Mutation("smq.replication.membership.controller:Controller._raise_level", "level = min(", "level = max("),
+        ),
+        scenario="upgrades",
+        anomalies=frozenset({"stranded-node"}),
+        seeds=10,
+    ),
+    PlantedBug(
+        name="newer-command-proposed-too-early",
+        rule="a command is proposed only once the cluster is at the feature level that introduced it",
+        mutations=(
+            Mutation(
+                "smq.replication.proposer:Proposer._encoded",
+                "encode_command(command, state.feature_level)",
+                "encode_command(command, self._known_level)",
+            ),
+        ),
+        scenario="upgrades",
+        anomalies=frozenset({"stranded-node"}),
+        seeds=10,
+    ),
+    PlantedBug(
+        name="unknown-command-ends-the-process",
+        rule="a node that meets what a newer smq wrote waits for its upgrade, and does not flap",
+        mutations=(
+            Mutation(
+                "smq.replication.node:Node._on_engine_stopped", "if isinstance(error, UpgradeNeeded):", "if False:"
+            ),
+        ),
+        scenario="upgrades",
+        anomalies=frozenset({"process-died"}),
+        seeds=20,
+    ),
 )

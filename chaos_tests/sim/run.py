@@ -10,7 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
+from chaos_tests.sim.clients.noter import Noter
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
@@ -33,6 +34,7 @@ from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeRea
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
+from chaos_tests.sim.levels import LEVEL_TWO, level_two
 from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_truncations
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script
 from chaos_tests.sim.scenario import Scenario
@@ -292,6 +294,7 @@ class Simulation:
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
         made += [SettingOwner(world, i, think_ms=think).run() for i in range(mix.setting_owners)]
         made += [Placer(world, f"placed-{i}", think_ms=think).run() for i in range(mix.placers)]
+        made += [Noter(world, f"noter-{i}", think_ms=think).run() for i in range(mix.noters)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]
         made += [
             Assigner(world, f"assigner-{i}", known, think_ms=think).run()
@@ -339,6 +342,9 @@ class Simulation:
         leaving = [host.node for host in hosts if host.api.liveness.is_leaving(host.node, host.api.incarnation)]
         if leaving:
             return f"nodes {leaving} are about to stop"
+        levels = {int(host.api.state.feature_level) for host in hosts}
+        if self.scenario.cluster.upgrades and levels != {LEVEL_TWO}:
+            return f"every node knows feature level {LEVEL_TWO}, and the cluster is at {levels}"
         for known in self.world.partitions:
             ends = []
             for host in hosts:
@@ -424,5 +430,5 @@ def simulate(
     scenario: Scenario, seed: int, *, trace: bool = False, schedule: tuple[Strike, ...] | None = None
 ) -> Result:
     """Runs one seed to its verdict; the strikes of a schedule, if given, replace the seed's own."""
-    with _silence(), _uncollected():
+    with _silence(), _uncollected(), level_two() if scenario.cluster.upgrades else nullcontext():
         return Simulation(scenario, seed, trace=trace, schedule=schedule).run()

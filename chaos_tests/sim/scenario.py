@@ -30,6 +30,7 @@ class ClusterProfile:
     snapshot_entries: int = 120
     disk_ms: tuple[float, float] = (0.1, 2.0)
     drift_max: float = 0.001
+    upgrades: bool = False  # there is a feature level 2 (chaos_tests/sim/levels.py), and no node knows it at first
     lost_forever: int = 0  # nodes whose disks do not survive; the storm then ends with a loss of power
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
@@ -52,6 +53,7 @@ class ClientMix:
     topic_owners: int = 0
     setting_owners: int = 0  # each changes a setting of the cluster
     placers: int = 0  # each makes topics and assigns their replicas
+    noters: int = 0  # each proposes a command of level 2
     remakers: int = 0  # each makes and deletes topics of one name
     think_ms: float = 240.0
     trim_think_ms: float = 3000.0

@@ -31,6 +31,7 @@ _AVOID: Final = frozenset(
         ErrorCode.DATA_DAMAGED,
         ErrorCode.NODE_NOT_READY,
         ErrorCode.SHUTTING_DOWN,
+        ErrorCode.UPGRADE_NEEDED,
         ErrorCode.TIMED_OUT,
     }
 )

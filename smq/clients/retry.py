@@ -26,6 +26,7 @@ _STALE_LEADER: Final = frozenset(
         ErrorCode.NO_QUORUM,
         ErrorCode.SHUTTING_DOWN,
         ErrorCode.NODE_NOT_READY,
+        ErrorCode.UPGRADE_NEEDED,
         ErrorCode.APPEND_LOST,
         ErrorCode.DATA_DAMAGED,
     }

@@ -56,6 +56,7 @@ class NodeDescription:
     incarnation: int
     drained: bool
     rack: str  # "" for none
+    feature_level: int  # the highest that the node knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,7 @@ class ClusterDescription:
     raft_leader: int | None
     nodes: tuple[NodeDescription, ...]
     topics: tuple[TopicDescription, ...]
+    feature_level: int  # of the cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
             incarnation=n.incarnation,
             drained=n.drained,
             rack=n.rack,
+            feature_level=n.feature_level,
         )
         for n in m.nodes
     )
@@ -172,6 +175,7 @@ def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
         raft_leader=m.raft_leader if m.HasField("raft_leader") else None,
         nodes=nodes,
         topics=tuple(_topic(t) for t in m.topics),
+        feature_level=m.feature_level,
     )
 
 

@@ -28,7 +28,9 @@ from smq.replication.config import NodeConfig
 Address = tuple[str, int]
 
 _NODE_ID_MAX: Final = 2**31 - 1
-_NOT_TUNABLE: Final = {"node_id", "cluster_id", "peers", "grpc_address", "http_address", "kafka_address", "rack"}
+_NOT_TUNABLE: Final = {"node_id", "cluster_id", "peers", "grpc_address", "http_address", "kafka_address", "rack"} | {
+    "feature_level_known"  # a fact of this smq
+}
 _TUNABLE: Final = {f.name: f.type for f in dataclasses.fields(NodeConfig) if f.name not in _NOT_TUNABLE}
 
 

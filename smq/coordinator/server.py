@@ -84,6 +84,8 @@ class Server:
         self._config = config
         self._settings = Settings(config.settings)
         self._is_stopping = False
+        self._is_serving = False
+        self._stopping_kafka: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Opens a used directory first: a node that is started twice should report that, and not a port in use. A new
@@ -137,7 +139,15 @@ class Server:
             tls=self._tls,
             on_error=die,
         )
-        self.node = Node(ports.node_config, clock=clock, rng=SystemRng(), network=network, disk=disk, on_fatal=die)
+        self.node = Node(
+            ports.node_config,
+            clock=clock,
+            rng=SystemRng(),
+            network=network,
+            disk=disk,
+            on_fatal=die,
+            on_waiting=self._on_waiting,
+        )
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
         self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
@@ -165,6 +175,9 @@ class Server:
             self._groups.start()
         if self._kafka is not None:
             await self._kafka.start()
+        self._is_serving = True
+        if self.node.waiting:
+            await self._stop_kafka()
         if self._tls is not None:
             self._tls.start()
         log.info(
@@ -229,6 +242,17 @@ class Server:
             tls=tls,
         )
 
+    def _on_waiting(self) -> None:
+        """The node waits for an upgrade. gRPC answers so, and HTTP says so; Kafka's protocol has no such answer."""
+        if self._is_serving:
+            self._stopping_kafka = asyncio.create_task(self._stop_kafka())
+
+    async def _stop_kafka(self) -> None:
+        if self._groups is not None:
+            self._groups.stop()
+        if self._kafka is not None:
+            await self._kafka.stop()
+
     @property
     def tls_ends_s(self) -> float | None:
         """Unix time at which the node's certificate expires; None without TLS."""
@@ -257,8 +281,7 @@ class Server:
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         self._grpc_connections.stop()
-        if self._kafka is not None:
-            await self._kafka.stop()
+        await self._stop_kafka()
         await self._http.stop()
         if self._tls is not None:
             self._tls.stop()

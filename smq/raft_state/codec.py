@@ -1,8 +1,9 @@
 """Commands and replies as bytes, for the Raft log, the messages between nodes, and the reply cache.
 
-Owns the header: the codec version, then the tag. The fields of the registry's row follow. From the first release on, a
-layout never changes: a new layout is a row of a new version, and the old row stays readable. Every value has one
-encoding. No pickle. Anything that is not exactly what this smq writes is a CodecError.
+Owns the header: the feature level that introduced the row, then the tag. The fields of the registry's row follow. From
+the first release on, a layout never changes: a new layout is a row of a new level, and the old row stays readable. A
+value is written by the newest row that the cluster's level allows, so every value has one encoding at a level. No
+pickle. Anything that is not exactly what this smq writes is a CodecError, and UpgradeNeeded if a newer smq wrote it.
 """
 
 import struct
@@ -12,13 +13,14 @@ from typing import Any, Final, cast
 from smq.raft_state.binary import Bytes, CodecError, Reader
 from smq.raft_state.command_table import COMMANDS, REPLIES, Row
 from smq.raft_state.commands import Command
+from smq.raft_state.levels import FeatureNotEnabled, UpgradeNeeded
 from smq.raft_state.limits import COMMAND_BYTES_MAX
 from smq.raft_state.replies import Reply
 
-__all__ = ["VERSION", "CodecError", "decode_command", "decode_reply", "encode_command", "encode_reply"]
+__all__ = ["FEATURE_LEVEL", "CodecError", "decode_command", "decode_reply", "encode_command", "encode_reply"]
 
-VERSION: Final = max(row.since for row in (*COMMANDS, *REPLIES))
-_HEADER: Final = struct.Struct(">BB")  # version, tag
+FEATURE_LEVEL: Final = max(row.since for row in (*COMMANDS, *REPLIES))  # the highest that this smq knows
+_HEADER: Final = struct.Struct(">BB")  # level, tag
 
 
 class _Table:
@@ -26,13 +28,23 @@ class _Table:
 
     def __init__(self, what: str, rows: Sequence[Row]) -> None:
         self.what = what
-        self._by_class = {row.record.cls: row for row in sorted(rows, key=lambda row: row.since)}  # the newest
-        self._by_header = {(row.since, row.tag): row for row in rows}
+        self._by_class: dict[type[Any], list[Row]] = {}  # the newest first
+        self._by_header: dict[tuple[int, int], Row] = {}
+        for row in sorted(rows, key=lambda row: -row.since):
+            self._by_class.setdefault(row.record.cls, []).append(row)
+            self._by_header[row.since, row.tag] = row
 
-    def encode(self, value: Any) -> bytes:
-        row = self._by_class.get(type(value))
-        if row is None:
+    def _row_of(self, value: Any, level: int) -> Row:
+        rows = self._by_class.get(type(value))
+        if rows is None:
             raise CodecError(f"{type(value).__name__} is no {self.what}")
+        for row in rows:
+            if row.since <= level:
+                return row
+        raise FeatureNotEnabled(type(value).__name__, needed=rows[-1].since, level=level)
+
+    def encode(self, value: Any, level: int) -> bytes:
+        row = self._row_of(value, level)
         out = bytearray((row.since, row.tag))
         try:
             row.record.write(out, value)
@@ -42,18 +54,18 @@ class _Table:
             raise CodecError(f"{type(value).__name__} has {len(out)} bytes, at most {COMMAND_BYTES_MAX} are allowed")
         return bytes(out)
 
-    def decode(self, data: Bytes) -> Any:
+    def decode(self, data: Bytes, known: int) -> Any:
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"a {self.what} of {len(data)} bytes, at most {COMMAND_BYTES_MAX} are allowed")
         reader = Reader(data)
         version, tag = reader.unpack(_HEADER)
-        if not 1 <= version <= VERSION:
-            raise CodecError(
-                f"a {self.what} of codec version {version}; this smq reads version {VERSION}: run the smq that wrote it"
-            )
         row = self._by_header.get((version, tag))
+        if version > known:
+            raise UpgradeNeeded(f"a {self.what} of feature level {version}", level=version, known=known)
+        if row is None and version >= 1:
+            raise UpgradeNeeded(f"a {self.what} with the unknown tag {tag}", level=version, known=known)
         if row is None:
-            raise CodecError(f"a {self.what} with the unknown tag {tag}")
+            raise CodecError(f"a {self.what} of feature level {version}: there is none below 1")
         value = row.record.read(reader)
         reader.finish()
         return value
@@ -63,21 +75,23 @@ _COMMANDS: Final = _Table("command", COMMANDS)
 _REPLIES: Final = _Table("reply", REPLIES)
 
 
-def encode_command(command: Command) -> bytes:
-    """The command's bytes. CodecError if a value does not fit its field: a bad request."""
-    return _COMMANDS.encode(command)
+def encode_command(command: Command, level: int = FEATURE_LEVEL) -> bytes:
+    """The command's bytes in a cluster of this level. CodecError if a value does not fit its field: a bad request.
+    FeatureNotEnabled if the level has no such command."""
+    return _COMMANDS.encode(command, level)
 
 
-def decode_command(data: Bytes) -> Command:
-    """Inverse of `encode_command`; CodecError for anything else."""
-    return cast(Command, _COMMANDS.decode(data))
+def decode_command(data: Bytes, known: int = FEATURE_LEVEL) -> Command:
+    """Inverse of `encode_command`. UpgradeNeeded for a command above the `known` level; CodecError for anything
+    else."""
+    return cast(Command, _COMMANDS.decode(data, known))
 
 
-def encode_reply(reply: Reply) -> bytes:
-    """The reply's bytes, as they are forwarded and cached."""
-    return _REPLIES.encode(reply)
+def encode_reply(reply: Reply, level: int = FEATURE_LEVEL) -> bytes:
+    """The reply's bytes, as they are forwarded and cached in a cluster of this level."""
+    return _REPLIES.encode(reply, level)
 
 
 def decode_reply(data: Bytes) -> Reply:
     """Inverse of `encode_reply`; CodecError for anything else."""
-    return cast(Reply, _REPLIES.decode(data))
+    return cast(Reply, _REPLIES.decode(data, FEATURE_LEVEL))

@@ -1,6 +1,6 @@
 """Every command and every reply of the replicated state machine, one row each.
 
-Owns the tag of each class, the order of its fields, the handler that applies it, and the codec version that introduced
+Owns the tag of each class, the order of its fields, the handler that applies it, and the feature level that introduced
 it. The codec, the machine and the tests' random values are derived from these rows: a new command is a class in
 `commands`, a handler and a row. From the first release on, a tag is never reused, and a row never changes: new fields
 are a new row with the next version. It must never do more than list. `codec` and `machine` import it.
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=Command)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`since` is the codec version that introduced the row: the first byte of its encoding. The tag is the second."""
+    """`since` is the feature level that introduced the row: the first byte of its encoding. The tag is the second."""
 
     tag: int
     record: Record
@@ -85,7 +85,9 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("http_address", TEXT),
         ("kafka_address", TEXT),
         ("rack", TEXT),
+        ("feature_level", INT32),
     ),
+    _command(40, commands.RaiseFeatureLevel, nodes.raise_feature_level, ("level", INT32)),
     _command(4, commands.FenceNode, nodes.fence_node, *_INCARNATION),
     _command(5, commands.UnfenceNode, nodes.unfence_node, *_INCARNATION),
     _command(6, commands.SetNodeDrained, nodes.set_node_drained, *_REQUEST, ("node", INT32), ("drained", FLAG)),

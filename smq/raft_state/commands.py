@@ -71,6 +71,14 @@ class RegisterNode(Command):
     http_address: str
     kafka_address: str  # "" if there is no listener
     rack: str = ""  # the node's failure zone, by the name that Kafka clients use; "" if none is configured
+    feature_level: int = 1  # the highest that this process knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseFeatureLevel(Command):
+    """Every node knows this level: what it introduced may be used from here on."""
+
+    level: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,10 @@ class ErrorCode(enum.Enum):
         False,
         "name registered nodes, each once, for every new partition; or none, and the cluster chooses",
     )
+    FEATURE_NOT_ENABLED = _Traits(
+        71, True, False, "run the new smq on every node first; `smq status` shows the level that each node knows"
+    )
+    UPGRADE_NEEDED = _Traits(72, True, True, "run a newer smq on this node; until then, use the other nodes")
 
     @property
     def number(self) -> int:

@@ -36,7 +36,7 @@ def check(state: ClusterState) -> None:
 
 def check_steps(state: ClusterState) -> Iterator[None]:
     """As `check`, with one millisecond of work between two yields. The state must not change before the last."""
-    _require(state.schema_version >= 1, f"schema version {state.schema_version}")
+    _require(state.feature_level >= 1, f"feature level {state.feature_level}")
     if not state.cluster_id:
         empty = not (state.nodes or state.topics or state.groups or state.replies or state.next_producer_id)
         _require(empty, "there is state before InitCluster")
@@ -80,6 +80,8 @@ def _check_nodes(state: ClusterState) -> None:
     for node, entry in state.nodes.items():
         _require(entry.node == node and node >= 1, f"node {entry.node} is filed as {node}")
         _require(len(entry.disk) == DISK_ID_BYTES, f"node {node} has a disk id of {len(entry.disk)} bytes")
+        knows = entry.feature_level >= state.feature_level
+        _require(knows, f"node {node} knows level {entry.feature_level}, the cluster is at {state.feature_level}")
 
 
 def _check_topic(state: ClusterState, topic: TopicState) -> Iterator[None]:

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Final
 
-from smq.raft_state.codec import decode_reply, encode_reply
+from smq.raft_state.codec import FEATURE_LEVEL, decode_reply, encode_reply
 from smq.raft_state.command_table import COMMANDS
 from smq.raft_state.commands import Barrier, Command, InitCluster, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
 from smq.raft_state.invariants import InvariantBroken, check_steps
+from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.snapshot import (
-    SCHEMA_VERSION,
     Bytes,
     Steps,
     decode_steps,
@@ -39,20 +39,27 @@ _BEFORE_INIT: Final = (InitCluster, Barrier)
 class Machine:
     """One node's copy of the replicated state."""
 
-    __slots__ = ("_applied_index", "state")
+    __slots__ = ("_applied_index", "_known_level", "state")
 
-    def __init__(self, state: ClusterState | None = None) -> None:
-        self.state = state if state is not None else ClusterState(schema_version=SCHEMA_VERSION)
+    def __init__(self, state: ClusterState | None = None, known_level: int = FEATURE_LEVEL) -> None:
+        """`known_level`: the highest feature level that the node knows."""
+        self.state = state if state is not None else ClusterState()
+        self._known_level = known_level
         self._applied_index = LogIndex(-1)  # a guard only, not part of the state
 
     def apply(self, index: LogIndex, command: Command) -> Applied:
-        """Applies the committed command at `index`. Indexes ascend (gaps are fine): InvariantBroken otherwise."""
+        """Applies the committed command at `index`. Indexes ascend (gaps are fine): InvariantBroken otherwise.
+        UpgradeNeeded if the cluster's level passes the known one: then nothing more may be applied here."""
         if index <= self._applied_index:
             raise InvariantBroken(f"index {index} is applied after {self._applied_index}")
         self._applied_index = index
-        if not isinstance(command, Request) or command.request_id == NO_REQUEST:
-            return self._run(command)
-        return self._run_once(command)
+        if isinstance(command, Request) and command.request_id != NO_REQUEST:
+            return self._run_once(command)
+        applied = self._run(command)
+        if self.state.feature_level > self._known_level:
+            level = self.state.feature_level
+            raise UpgradeNeeded(f"the cluster is at feature level {level}", level=level, known=self._known_level)
+        return applied
 
     def snapshot(self) -> bytes:
         """The whole state as bytes; equal states have equal bytes."""
@@ -65,14 +72,14 @@ class Machine:
     @classmethod
     def restore(cls, snapshot: Bytes) -> "Machine":
         """A machine in the state of a snapshot. CodecError or InvariantBroken if the snapshot is not valid."""
-        return run_through(cls.restoring(snapshot))
+        return run_through(cls.restoring(snapshot, FEATURE_LEVEL))
 
     @classmethod
-    def restoring(cls, snapshot: Bytes) -> "Steps[Machine]":
-        """As `restore`, with one millisecond of work between two yields."""
-        state = yield from decode_steps(snapshot)
+    def restoring(cls, snapshot: Bytes, known_level: int) -> "Steps[Machine]":
+        """As `restore`, with one millisecond of work between two yields. UpgradeNeeded above the known level."""
+        state = yield from decode_steps(snapshot, known_level)
         yield from check_steps(state)
-        return cls(state)
+        return cls(state, known_level)
 
     def digest(self) -> str:
         """SHA-256 of the snapshot, in hex: the same on all nodes that have applied the same index."""
@@ -112,7 +119,7 @@ class Machine:
 
     def _remember(self, request_id: RequestId, reply: Reply) -> None:
         replies = self.state.replies
-        replies[request_id] = encode_reply(reply)
+        replies[request_id] = encode_reply(reply, self.state.feature_level)
         self.state.replies_counted += 1
         while len(replies) > self.state.replies_max:
             del replies[next(iter(replies))]

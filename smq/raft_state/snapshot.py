@@ -2,7 +2,8 @@
 
 Owns the snapshot's head and the order of its parts; `snapshot_parts` has the bytes of each. Canonical: maps without an
 order are sorted, and those with one (replies and producers, which are dropped oldest first) keep it. So equal states
-have equal bytes and one digest. It must never leave out anything that a later command's outcome depends on. Only
+have equal bytes and one digest: what a feature level adds to the state is written only at that level, so that the
+nodes agree during an upgrade, too. It must never leave out anything that a later command's outcome depends on. Only
 `machine` and tests import it.
 """
 
@@ -12,6 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from smq.raft_state.binary import Bytes, CodecError, Group, Reader, read_count, write_count
 from smq.raft_state.ids import PartitionIndex
+from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.snapshot_parts import (
     ASSIGNED,
     ASSIGNED_BEFORE,
@@ -37,7 +39,6 @@ from smq.raft_state.snapshot_parts import (
 from smq.raft_state.state import ClusterState, GroupState, TopicState, members_bytes
 
 __all__ = [
-    "SCHEMA_VERSION",
     "Bytes",
     "Steps",
     "decode_state",
@@ -53,10 +54,9 @@ Steps: TypeAlias = Generator[None, None, T]  # work in steps: other work may run
 PIECE_ITEMS: Final = 250  # partitions, commits, replies: half a millisecond of encoding, one of decoding
 PIECE_BYTES: Final = 32 << 10  # a piece is not much smaller: each costs its consumer a turn
 FORMAT_VERSION: Final = 1  # of these bytes
-SCHEMA_VERSION: Final = 1  # of the state: a command raises it, once every node understands the new schema
 
 _MAGIC: Final = b"smqS"
-_HEAD: Final = struct.Struct(">4sBI")  # magic, format version, schema version
+_HEAD: Final = struct.Struct(">4sBI")  # magic, format version, feature level
 
 
 def encode_state(state: ClusterState) -> bytes:
@@ -77,7 +77,7 @@ def state_pieces(state: ClusterState) -> Iterator[bytes]:
 
 def _parts(state: ClusterState) -> Iterator[bytes]:
     """Small parts: each has at most PIECE_ITEMS of anything."""
-    out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.schema_version))
+    out = bytearray(_HEAD.pack(_MAGIC, FORMAT_VERSION, state.feature_level))
     CLUSTER.write(out, state)
     CLUSTER_CONFIG.write(out, tuple(sorted(state.config.items())))
     NODES.write(out, tuple(state.nodes[node] for node in sorted(state.nodes)))
@@ -115,9 +115,9 @@ def _list_parts(items: Collection[T], write: Callable[[bytearray, T], None]) -> 
     yield bytes(out)
 
 
-def decode_state(data: Bytes) -> ClusterState:
+def decode_state(data: Bytes, known_level: int) -> ClusterState:
     """Inverse of `encode_state`; CodecError for any other bytes. The caller checks the invariants."""
-    return run_through(decode_steps(data))
+    return run_through(decode_steps(data, known_level))
 
 
 def run_through(steps: Steps[T]) -> T:
@@ -129,10 +129,10 @@ def run_through(steps: Steps[T]) -> T:
             return cast(T, end.value)
 
 
-def decode_steps(data: Bytes) -> Steps[ClusterState]:
-    """As `decode_state`, with one millisecond of work between two yields."""
+def decode_steps(data: Bytes, known_level: int) -> Steps[ClusterState]:
+    """As `decode_state`, with one millisecond of work between two yields. UpgradeNeeded above the known level."""
     reader = Reader(data)
-    state = _read_head(reader)
+    state = _read_head(reader, known_level)
     for _ in range(read_count(reader)):
         topic = yield from _read_topic(reader)
         state.topics[topic.name] = topic
@@ -149,17 +149,17 @@ def decode_steps(data: Bytes) -> Steps[ClusterState]:
     return state
 
 
-def _read_head(reader: Reader) -> ClusterState:
+def _read_head(reader: Reader, known_level: int) -> ClusterState:
     """The state with everything but topics, producers, groups, replies and assignments."""
-    magic, version, schema_version = reader.unpack(_HEAD)
+    magic, version, level = reader.unpack(_HEAD)
     if magic != _MAGIC:
         raise CodecError("this is no snapshot of smq")
-    if version != FORMAT_VERSION or not 1 <= schema_version <= SCHEMA_VERSION:
-        raise CodecError(
-            f"a snapshot of format {version}, schema {schema_version}; this smq reads format {FORMAT_VERSION}, schema"
-            f" {SCHEMA_VERSION}: run the smq that wrote it"
-        )
-    state = ClusterState(schema_version=schema_version, **{name: kind.read(reader) for name, kind in CLUSTER.fields})
+    if version > FORMAT_VERSION or level > known_level:
+        what = f"a snapshot of format {version} and feature level {level}"
+        raise UpgradeNeeded(what, level=level, known=known_level)
+    if version < 1 or level < 1:
+        raise CodecError(f"a snapshot of format {version}, feature level {level}: there is none below 1")
+    state = ClusterState(feature_level=level, **{name: kind.read(reader) for name, kind in CLUSTER.fields})
     state.config = dict(CLUSTER_CONFIG.read(reader))
     state.nodes = {node.node: node for node in NODES.read(reader)}
     state.coordinators = list(COORDINATORS.read(reader))

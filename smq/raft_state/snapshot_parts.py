@@ -78,6 +78,7 @@ NODES: Final = Many(
             ("fenced", FLAG),
             ("drained", FLAG),
             ("rack", TEXT),
+            ("feature_level", INT32),
         ),
     )
 )

@@ -39,6 +39,7 @@ class NodeState:
     fenced: bool
     drained: bool = False  # by an operator; a restart of the node keeps it
     rack: str = ""  # the failure zone, by the name that Kafka clients use; "" for none
+    feature_level: int = 1  # the highest that its process knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ _NO_COORDINATOR = CoordinatorSlot(node=NodeId(0), incarnation=Incarnation(0), ep
 
 @dataclass(slots=True, kw_only=True)
 class ClusterState:
-    schema_version: int
+    feature_level: int = 1  # of the cluster: what it introduced may be in the log. Never lowered
     cluster_id: str = ""  # "" before InitCluster
     topics_max: int = 0
     partitions_max: int = 0

@@ -140,6 +140,8 @@ class NodeStatus:
     applied_index: LogIndex
     commit_index: LogIndex
     storage: StorageStatus
+    feature_level_known: int = 1  # the highest that this smq knows; the cluster's is in the state
+    waiting: str = ""  # why the node has stopped to wait for an upgrade: its process only says so
     warnings: tuple[str, ...] = ()  # for an operator to act on, in plain words
 
 

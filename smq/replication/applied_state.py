@@ -38,8 +38,10 @@ class AppliedState:
     _replicas: Replicas
     _proposer: Proposer
 
-    def __init__(self, clock: Clock) -> None:
-        self._machine = Machine()
+    def __init__(self, clock: Clock, known_level: int) -> None:
+        """`known_level`: the highest feature level that this node knows."""
+        self._known_level = known_level
+        self._machine = Machine(known_level=known_level)
         self.index = LogIndex(0)  # in the state; the engine calls an entry applied only once this node has followed it
         self.digests = Digests(clock, self.snapshot, lambda: self.index)
 
@@ -57,7 +59,7 @@ class AppliedState:
 
     # ---------------------------------------------------------------------------------------- StateMachine
     def apply(self, index: LogIndex, command: bytes) -> Applied:
-        decoded = decode_command(command)
+        decoded = decode_command(command, self._known_level)
         applied = self._machine.apply(index, decoded)
         if isinstance(decoded, _MAY_NEED_ELECTION):
             self._controller.wake()
@@ -84,7 +86,7 @@ class AppliedState:
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
         """The new state replaces the old one in one step. Until a replica is settled, it continues with the old record
         of its partition, as on a node that lags. No barrier ends before all replicas are settled."""
-        self._machine = yield from Machine.restoring(snapshot)
+        self._machine = yield from Machine.restoring(snapshot, self._known_level)
         self.index = index
         self.digests.on_state_moved()
         self._replicas.touch_all()

@@ -5,6 +5,7 @@ No setting here may change the outcome of a command: those that do are in the re
 
 from dataclasses import dataclass
 
+from smq.raft_state.codec import FEATURE_LEVEL
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import REPLIES_MAX_DEFAULT
 
@@ -20,6 +21,9 @@ class NodeConfig:
     http_address: str = ""
     kafka_address: str = ""
     rack: str = ""
+
+    feature_level_known: int = FEATURE_LEVEL  # to this smq; the simulation runs older ones by it
+    feature_level_max: int = 0  # an operator's: the cluster's level does not rise above it; 0: as far as all nodes know
 
     heartbeat_interval_ms: int = 100
     session_timeout_ms: int = 1500  # a silent node is fenced after this; after a third of it if its connection is gone
@@ -44,3 +48,8 @@ class NodeConfig:
     replica_inflight_bytes_max: int = 8 << 20  # sent to one follower of one partition and not yet acknowledged
     fetch_bytes_max: int = 8 << 20
     fetch_waiters_max: int = 20_000  # long polls parked on a node
+
+    @property
+    def feature_level(self) -> int:
+        """The highest feature level that this node agrees to."""
+        return min(self.feature_level_known, self.feature_level_max or self.feature_level_known)

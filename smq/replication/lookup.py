@@ -41,14 +41,17 @@ def unknown_partition(state: ClusterState, topic: str, partition: int) -> SmqErr
 
 
 class Lookup:
-    def __init__(self, host: Host, barriers: Barriers) -> None:
+    def __init__(self, host: Host, barriers: Barriers, refusal: Callable[[], SmqError | None]) -> None:
+        """`refusal`: what every request gets once the node has stopped."""
         self._host = host
         self._barriers = barriers
+        self._refusal = refusal
 
     def find(self, look_up: Callable[[ClusterState], T | None], timeout_ms: int, done: DoneFn[T | None]) -> None:
         """Calls `done` with what `look_up` finds: within this call if it finds anything, otherwise after a barrier.
         None, which only follows a barrier, means that it is unknown. `look_up` must not raise."""
-        found = look_up(self._host.state)
+        refusal = self._refusal()
+        found = look_up(self._host.state) if refusal is None else refusal
         if found is not None:
             done(found)
             return
@@ -84,7 +87,7 @@ class Lookup:
                 self._host.deliver(partial(done, e.with_traceback(None)))
 
         known = self._host.state.partition_of(topic, partition)
-        if known is not None:  # the hot path, without `find` and its closures
+        if known is not None and self._refusal() is None:  # the hot path, without `find` and its closures
             on_found(known)
         else:
             self.find(lambda state: state.partition_of(topic, partition), timeout_ms, on_found)

@@ -2,7 +2,8 @@
 
 Owns the composition of the replication layer and its life: start, ticks, drain, stop. It holds no rule: those of a
 partition are in `partition`, of elections in `membership`, of requests in `requests`. It runs on one thread and never
-blocks, but for reads of committed data. A failed commit or a broken invariant ends the process through `on_fatal`.
+blocks, but for reads of committed data. A failed commit or a broken invariant ends the process through `on_fatal`. A
+node that meets what a newer smq wrote stops as if it had crashed, but its process stays: it says what it waits for.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import structlog
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, TopicId
+from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn, NodeStatus, ReplicaStatus
 from smq.replication.applied_state import AppliedState
@@ -56,20 +58,24 @@ class Node:
         network: Network,
         disk: Disk,
         on_fatal: Callable[[BaseException], None],
+        on_waiting: Callable[[], None] = lambda: None,
         applied: AppliedState | None = None,
     ) -> None:
-        """`applied` is the empty state to begin with: the simulation gives one that it watches."""
+        """`on_waiting` is called when the node has stopped to wait for an upgrade. `applied` is the empty state to
+        begin with: the simulation gives one that it watches."""
         self.config = config
         self.clock = clock
         self.rng = rng
         self._network = network
         self._on_fatal = on_fatal
+        self._on_waiting = on_waiting
+        self.waiting = ""  # why the node has stopped to wait for an upgrade; this process will never serve again
         self._slices = Slices(clock)
         self._answers = Answers(clock)
         self._deadlines = Deadlines()
         self._links = Links(network)
         self.identity = Identity(Incarnation(0), DiskId(b""))
-        self.applied = applied if applied is not None else AppliedState(clock)
+        self.applied = applied if applied is not None else AppliedState(clock, config.feature_level_known)
         self.engine = self._make_engine(disk)
         self._space = SpaceGuard(disk, config.disk_reserve_bytes)
         self._hang = HangGuard(disk, config.disk_hang_ms)
@@ -84,7 +90,8 @@ class Node:
             deadlines=self._deadlines,
             links=self._links,
             deliver=self._answers.deliver,
-            replies_counted=lambda: self.state.replies_counted,
+            state=lambda: self.state,
+            known_level=config.feature_level_known,
             raft_leader=self.liveness.raft_leader,
         )
         self._host = Host(
@@ -117,7 +124,7 @@ class Node:
             disk_id=lambda: self.identity.disk,
             registered_disk=self.applied.registered_disk,
             on_leader_change=self._on_leader_change,
-            on_fatal=self._on_fatal,
+            on_fatal=self._on_engine_stopped,
         )
 
     def _compose(self, host: Host) -> None:
@@ -133,7 +140,7 @@ class Node:
         )
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)
         self.applied.connect(self._controller, self.replicas, self._proposer)
-        self._registration = Registration(host, self.rng, self.replicas.drop_orphans)
+        self._registration = Registration(host, self.rng, self.replicas.drop_orphans, self._wait_for_upgrade)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas)
         self._maintenance = StorageMaintenance(host, self.replicas, self._space, self._hang)
         self.dispatcher = Dispatcher(
@@ -144,7 +151,7 @@ class Node:
             replicas=self.replicas,
         )
         self._external = ExternalOffsets(host, self._proposer.late)
-        requests = Requests(host, self.replicas, self.liveness, barriers, self._external)
+        requests = Requests(host, self.replicas, self.liveness, barriers, self._external, refusal=self._refusal)
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
         self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch
         self.partition_range, self.offset_for_time = requests.partition_range, requests.offset_for_time
@@ -182,10 +189,28 @@ class Node:
         if isinstance(error, RaftDamaged):
             self.is_running = False
             self._replace_raft(error)
-        elif isinstance(error, DataDamaged):
-            self._on_fatal(error)
+        elif isinstance(error, DataDamaged | UpgradeNeeded):
+            self._on_engine_stopped(error)
         else:
             raise error
+
+    def _on_engine_stopped(self, error: BaseException) -> None:
+        if isinstance(error, UpgradeNeeded):
+            self._wait_for_upgrade(str(error))
+        else:
+            self._on_fatal(error)
+
+    def _refusal(self) -> SmqError | None:
+        return SmqError(ErrorCode.UPGRADE_NEEDED, self.waiting) if self.waiting else None
+
+    def _wait_for_upgrade(self, why: str) -> None:
+        """Ends all work, as a crash would: nothing is sent, stored or answered any more. A restart of this smq would
+        end here again, so the process stays and says why. The disk is as the newer smq needs it."""
+        if not self.waiting:
+            self.waiting = why
+            _log.error("waiting for an upgrade", node=self.node_id, why=why)
+            self.stop(SmqError(ErrorCode.UPGRADE_NEEDED, why))
+            self._on_waiting()
 
     def _replace_raft(self, damage: RaftDamaged) -> None:
         if any(peer != self.node_id for peer in self.config.peers):
@@ -197,6 +222,8 @@ class Node:
         """No peer has heard of this node before, so no timeout is running."""
         self._network.start(self.dispatcher)
         self._tick()
+        if not self.is_running:
+            return  # its own journal holds what only a newer smq knows
         self._registration.register()
         logs = self.replicas.log_count
         _log.info("node started", node=self.node_id, incarnation=self.incarnation, partitions=logs)
@@ -219,10 +246,13 @@ class Node:
         self.clock.call_later(self.config.tick_interval_ms, self._tick)
 
     def drain(self, timeout_ms: int, done: Callable[[], None]) -> None:
+        if self.waiting:
+            self.clock.call_soon(done)  # there is nothing to hand over
+            return
         self.heartbeats.leave()
         Drain(self._host, self.replicas, self.liveness, timeout_ms, done).start()
 
-    def stop(self) -> None:
+    def stop(self, error: SmqError = STOPPING) -> None:
         """Answers every waiting caller, and closes network and engine. The disk stays open: its maker closes it."""
         self._slices.stop()
         if not self.is_running:
@@ -230,10 +260,10 @@ class Node:
         self.is_running = False
         self.dispatcher.stop()
         self._registration.stop()
-        self.replicas.close(STOPPING)
-        self._external.close(STOPPING)
-        self.applied.digests.close(STOPPING)
-        self._proposer.close(STOPPING)
+        self.replicas.close(error)
+        self._external.close(error)
+        self.applied.digests.close(error)
+        self._proposer.close(error)
         self._answers.flush()
         self.engine.stop()
         self._network.close()
@@ -253,8 +283,10 @@ class Node:
 
     @property
     def is_ready(self) -> bool:
+        if self.waiting or not self._registration.is_registered:
+            return False
         me = self.state.nodes.get(self.node_id)
-        if not self._registration.is_registered or me is None or me.fenced or me.incarnation != self.incarnation:
+        if me is None or me.fenced or me.incarnation != self.incarnation:
             return False
         return self.liveness.raft_leader() is not None
 
@@ -268,8 +300,13 @@ class Node:
             applied_index=self.applied.index,
             commit_index=self.engine.commit_index,
             storage=self._maintenance.status(),
-            warnings=(*self._registration.warnings(), *self._maintenance.warnings()),
+            feature_level_known=self.config.feature_level_known,
+            waiting=self.waiting,
+            warnings=(*self._waiting_warnings(), *self._registration.warnings(), *self._maintenance.warnings()),
         )
+
+    def _waiting_warnings(self) -> list[str]:
+        return [f"it waits for an upgrade: {self.waiting}"] if self.waiting else []
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         return (replica.status() for replica in self.replicas.all())

@@ -16,7 +16,9 @@ from smq.raft_state.codec import CodecError, decode_command, decode_reply, encod
 from smq.raft_state.commands import Command, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
+from smq.raft_state.levels import FeatureNotEnabled
 from smq.raft_state.replies import Done, Rejected, Reply
+from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
 from smq.replication.net import wire
 from smq.replication.net.links import Links
@@ -25,6 +27,7 @@ from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 PENDING_MAX: Final = 20_000  # pending proposals per node: each is a waiting caller, a few hundred bytes
 COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it
+_FINAL: Final = (ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)  # of a barrier
 _BARRIER_MS_MAX: Final = 1_000  # per attempt; each caller waits until its own deadline
 _READ: Final = Done()  # the reply once a read index has been applied
 _RETRY_MS: Final = 20  # after a definite "not leader": the election that it waits for takes hundreds
@@ -65,10 +68,12 @@ class Proposer:
         deadlines: Deadlines,
         links: Links,
         deliver: Callable[[Callable[[], None]], None],
-        replies_counted: Callable[[], int],
+        state: Callable[[], ClusterState],
+        known_level: int,
         raft_leader: Callable[[], NodeId | None],
     ) -> None:
-        self._replies_counted = replies_counted
+        self._state = state
+        self._known_level = known_level
         self._raft_leader = raft_leader
         self._node_id = node_id
         self._engine = engine
@@ -95,7 +100,8 @@ class Proposer:
         try:
             data = self._encoded(command)
         except CodecError as e:
-            self._finish_with(done, SmqError(ErrorCode.INVALID_REQUEST, str(e)))
+            code = ErrorCode.FEATURE_NOT_ENABLED if isinstance(e, FeatureNotEnabled) else ErrorCode.INVALID_REQUEST
+            self._finish_with(done, SmqError(code, str(e)))
             return
         self._begin(_Pending(data, done, renewed=partial(self._encoded, command) if is_ours else None), timeout_ms)
 
@@ -105,7 +111,8 @@ class Proposer:
 
     def _begin(self, pending: _Pending, timeout_ms: int) -> None:
         if self._closed is not None:
-            self._finish_with(pending.done, self._closed)
+            closed = SmqError(self._closed.code, self._closed.message)  # its own: raising one adds to its traceback
+            self._finish_with(pending.done, closed)
             return
         if len(self._pending) >= PENDING_MAX:
             details = ErrorDetails(retry_after_ms=100)
@@ -118,10 +125,12 @@ class Proposer:
         self._attempt(pending)
 
     def _encoded(self, command: Command) -> bytes:
-        """With the age of its request: a retry that is too late to be recognised is refused."""
+        """With the age of its request: a retry that is too late to be recognised is refused. FeatureNotEnabled if a
+        node of the cluster may not know the command: it would stop at it."""
+        state = self._state()
         if isinstance(command, Request):
-            command = replace(command, replies_before=self._replies_counted())
-        data = encode_command(command)
+            command = replace(command, replies_before=state.replies_counted)
+        data = encode_command(command, state.feature_level)
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"the request makes a command of {len(data)} bytes, the limit is {COMMAND_BYTES_MAX}")
         return data
@@ -246,13 +255,13 @@ class Proposer:
     def on_propose(self, peer: NodeId, message: wire.Propose) -> None:
         """Another node's proposal: this node may be the Raft leader."""
         try:
-            decode_command(message.command)  # a command that does not decode must never enter the log
+            decode_command(message.command, self._known_level)  # what does not decode must never enter the log
         except CodecError as e:
             raise wire.WireError(f"a proposal that does not decode: {e}") from e
 
         def reply_with(outcome: Committed | ProposalLost) -> None:
             if isinstance(outcome, Committed):
-                reply = encode_reply(outcome.applied.reply)
+                reply = encode_reply(outcome.applied.reply, self._state().feature_level)
                 answer = wire.Proposed(message.request, wire.COMMITTED, outcome.index, reply)
             else:
                 code = wire.NOT_LEADER if outcome is ProposalLost.NOT_LEADER else wire.UNKNOWN
@@ -338,7 +347,7 @@ class Barriers:
 
     def _on_result(self, batch: list[_BarrierWaiter], result: Reply | SmqError) -> None:
         self._in_flight = False
-        if isinstance(result, SmqError) and result.code not in (ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN):
+        if isinstance(result, SmqError) and result.code not in _FINAL:
             self._waiting[:0] = batch  # those with time left share the next attempt
         else:
             outcome = result if isinstance(result, SmqError) else self._engine.applied_index

@@ -5,7 +5,7 @@ timeout, the errors for a node that holds no replica. An answer is never given f
 The node offers these methods as its own (`NodeApi`, where they are described).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from smq.raft_state.commands import Assignment, Command, CommitOffsets, ExternalAdvance, OffsetCommit
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -47,14 +47,20 @@ def check_has_records(part: PartitionState, topic: str) -> None:
 
 class Requests:
     def __init__(
-        self, host: Host, replicas: Replicas, liveness: Liveness, barriers: Barriers, external: ExternalOffsets
+        self,
+        host: Host,
+        replicas: Replicas,
+        liveness: Liveness,
+        barriers: Barriers,
+        external: ExternalOffsets,
+        refusal: Callable[[], SmqError | None],
     ) -> None:
         self._host = host
         self._replicas = replicas
         self._liveness = liveness
         self._barriers = barriers
         self._external = external
-        self._lookup = Lookup(host, barriers)
+        self._lookup = Lookup(host, barriers, refusal)
         self.find = self._lookup.find
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from chaos_tests.crash.flips import flipped
 from chaos_tests.sim.cluster import SimHost
-from chaos_tests.sim.faults import hung, steered
+from chaos_tests.sim.faults import hung, steered, upgrades
 from chaos_tests.sim.faults.catalogue import Fault
 from chaos_tests.sim.rpc import Script
 from smq.raft_state.commands import SetNodeDrained
@@ -363,5 +363,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         steered.quick_restart,
         steered.raft_minority,
         steered.unsynced,
+        upgrades.upgrade,
+        upgrades.downgrade,
     )
 }

@@ -7,6 +7,7 @@ failing schedule can be cut down to the strikes that it takes.
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from chaos_tests.sim.faults import upgrades
 from chaos_tests.sim.faults.catalogue import Arena, Fault, FaultSpec
 from chaos_tests.sim.faults.kinds import STRIKES
 from chaos_tests.sim.rpc import Actor, Script, Sleep
@@ -105,4 +106,5 @@ def heal(arena: Arena) -> None:
         if host.process is not None:
             host.process.on_step = None
         arena.cluster.resume(host.node)
+        upgrades.finish(arena.cluster, host)
         arena.cluster.start(host.node)

@@ -2068,6 +2068,7 @@ class NodeInfo(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     grpc_address: _builtins.str
     http_address: _builtins.str
@@ -2077,6 +2078,8 @@ class NodeInfo(_message.Message):
     drained: _builtins.bool
     rack: _builtins.str
     """"" for none"""
+    feature_level: _builtins.int
+    """the highest that the node knows"""
     def __init__(
         self,
         *,
@@ -2088,10 +2091,11 @@ class NodeInfo(_message.Message):
         incarnation: _builtins.int = ...,
         drained: _builtins.bool = ...,
         rack: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "fenced", b"fenced", "grpc_address", b"grpc_address", "http_address", b"http_address", "incarnation", b"incarnation", "kafka_address", b"kafka_address", "node", b"node", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "feature_level", b"feature_level", "fenced", b"fenced", "grpc_address", b"grpc_address", "http_address", b"http_address", "incarnation", b"incarnation", "kafka_address", b"kafka_address", "node", b"node", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2207,8 +2211,11 @@ class DescribeClusterResponse(_message.Message):
     RAFT_LEADER_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     raft_leader: _builtins.int
+    feature_level: _builtins.int
+    """what it introduced is in use; it rises once every node knows a higher one"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]: ...
     @_builtins.property
@@ -2220,10 +2227,11 @@ class DescribeClusterResponse(_message.Message):
         raft_leader: _builtins.int | None = ...,
         nodes: _abc.Iterable[Global___NodeInfo] | None = ...,
         topics: _abc.Iterable[Global___TopicInfo] | None = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_raft_leader", b"_raft_leader", "raft_leader", b"raft_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_raft_leader", b"_raft_leader", "cluster_id", b"cluster_id", "nodes", b"nodes", "raft_leader", b"raft_leader", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_raft_leader", b"_raft_leader", "cluster_id", b"cluster_id", "feature_level", b"feature_level", "nodes", b"nodes", "raft_leader", b"raft_leader", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__raft_leader: _TypeAlias = _typing.Literal["raft_leader"]  # noqa: Y015
     _WhichOneofArgType__raft_leader: _TypeAlias = _typing.Literal["_raft_leader", b"_raft_leader"]  # noqa: Y015

@@ -63,14 +63,14 @@ async def _node_status(admin: Admin, node: NodeDescription) -> NodeStatus | SmqE
 
 
 def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError]) -> None:
-    click.echo(f"cluster {cluster.cluster_id}")
-    table = Table("node", "state", "gRPC", "HTTP", "Raft", "term", "applied", "leads", "lag")
+    click.echo(f"cluster {cluster.cluster_id}, feature level {cluster.feature_level}")
+    table = Table("node", "state", "gRPC", "HTTP", "Raft", "term", "applied", "leads", "lag", "level")
     for described, found in zip(cluster.nodes, nodes, strict=True):
         cells = ["-"] * 5
         if isinstance(found, SmqError):
             state = "does not answer"
         else:
-            state = "ready" if found.is_ready else "not ready: starting, or without a quorum"
+            state = "ready" if found.is_ready else "not ready: starting, without a quorum, or see below"
             role = "leader" if found.raft_leader == found.node else f"follows {found.raft_leader or 'no leader'}"
             leads = sum(r.is_leader for r in found.replicas)
             lag = sum(max(r.hwm - r.verified_end, 0) for r in found.replicas)
@@ -79,7 +79,8 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
             state += ", fenced"
         if described.drained:
             state += ", drained"
-        table.add_row(str(described.node), state, described.grpc_address, described.http_address, *cells)
+        addresses = described.grpc_address, described.http_address
+        table.add_row(str(described.node), state, *addresses, *cells, str(described.feature_level))
     print_table(table)
     for node in nodes:
         if isinstance(node, NodeStatus):
@@ -110,6 +111,7 @@ def _status_json(
     ]
     document = {
         "cluster_id": cluster.cluster_id,
+        "feature_level": cluster.feature_level,
         "is_well": is_healthy,
         "nodes": described_nodes,
         "without_leader": leaderless,

@@ -36,6 +36,7 @@ class Outcome(enum.Enum):
 _FAILURES: Final = {
     ErrorCode.NOT_COORDINATOR: Outcome.NOT_COORDINATOR,
     ErrorCode.SHUTTING_DOWN: Outcome.NOT_COORDINATOR,
+    ErrorCode.UPGRADE_NEEDED: Outcome.NOT_COORDINATOR,
     ErrorCode.LIMIT_EXCEEDED: Outcome.LIMIT_EXCEEDED,
     ErrorCode.INVALID_REQUEST: Outcome.BAD_GROUP,
 }

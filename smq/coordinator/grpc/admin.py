@@ -158,6 +158,9 @@ class AdminService(GroupAdmin):
     @guarded
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         timeout_ms = deadline_ms(request.timeout_ms, context)
+        waiting = self._calls.node.status().waiting
+        if waiting:
+            raise SmqError(ErrorCode.UPGRADE_NEEDED, waiting)  # its state is not the cluster's
         if request.linearizable:
             await self._calls.barrier(timeout_ms)
         if request.topics:
@@ -167,6 +170,7 @@ class AdminService(GroupAdmin):
         turns = Turns()
         return pb.DescribeClusterResponse(
             cluster_id=self._state.cluster_id,
+            feature_level=self._state.feature_level,
             raft_leader=self._calls.node.status().raft_leader,
             nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
             topics=[await _topic_info(t, self._state, turns) for t in topics],
@@ -221,6 +225,7 @@ def _node_info(node: NodeState) -> pb.NodeInfo:
         incarnation=node.incarnation,
         drained=node.drained,
         rack=node.rack,
+        feature_level=node.feature_level,
     )
 
 

@@ -53,6 +53,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.STALE_INCARNATION: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.UNKNOWN_NODE: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.ELECTION_REJECTED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.FEATURE_NOT_ENABLED: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.REQUEST_EXPIRED: grpc.StatusCode.ABORTED,
     ErrorCode.APPEND_LOST: grpc.StatusCode.ABORTED,
     ErrorCode.TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -60,6 +61,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.NO_QUORUM: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.NODE_NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.UPGRADE_NEEDED: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
     ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
 }

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from smq.coordinator.http.metrics import pieces
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
-from smq.replication.api import NodeApi
+from smq.replication.api import NodeApi, NodeStatus
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,14 +89,16 @@ class HttpServer:
             "raft_leader": status.raft_leader,
             "raft_term": status.raft_term,
             "applied_index": status.applied_index,
-            "reason": "" if ready else self._reason(status.raft_leader),
+            "reason": "" if ready else self._reason(status),
         }
         return web.json_response(body, status=200 if ready else 503)
 
-    def _reason(self, raft_leader: int | None) -> str:
+    def _reason(self, status: NodeStatus) -> str:
         if self._is_stopping():
             return "the node is stopping"
-        if raft_leader is None:
+        if status.waiting:
+            return f"the node waits for an upgrade: {status.waiting}"
+        if status.raft_leader is None:
             return "there is no Raft leader: a majority of the nodes must run and reach each other"
         return "the node is joining: it is not registered yet, or is fenced"
 

@@ -61,6 +61,13 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
         ("smq_raft_commit_index", "Last Raft entry known to be committed.", status.commit_index),
         ("smq_cluster_nodes", "Nodes that have registered.", len(state.nodes)),
         ("smq_cluster_nodes_fenced", "Registered nodes that are fenced: no heartbeats arrive from them.", fenced),
+        ("smq_cluster_feature_level", "The feature level of the cluster.", state.feature_level),
+        ("smq_node_feature_level_known", "The highest feature level that this smq knows.", status.feature_level_known),
+        (
+            "smq_node_waits_for_upgrade",
+            "1 if a newer smq wrote what this one does not know: the node has stopped until it is upgraded.",
+            int(bool(status.waiting)),
+        ),
         ("smq_cluster_topics", "Topics.", len(state.topics)),
         ("smq_cluster_groups", "Consumer groups with commits or members.", len(state.groups)),
     )

@@ -4,6 +4,7 @@ Owns how all handlers read the replicated state, and the creation of topics on f
 itself: `service.lookup` asks the node, which first waits for a barrier.
 """
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator

@@ -1,12 +1,20 @@
-"""Handlers of the cluster's start and of its nodes: InitCluster, RegisterNode, FenceNode, UnfenceNode, SetNodeDrained,
-Barrier.
+"""Handlers of the cluster's start and of its nodes: InitCluster, RegisterNode, RaiseFeatureLevel, FenceNode,
+UnfenceNode, SetNodeDrained, Barrier.
 
-Owns which nodes are registered, with which incarnation, and which are fenced or drained. It must never touch a
-partition: the controller proposes an ElectLeader to replace a fenced leader, since that command must name a log. Groups
-get another coordinator immediately. Only `registry` imports it.
+Owns which nodes are registered, with which incarnation, which are fenced or drained, and the cluster's feature level.
+It must never touch a partition: the controller proposes an ElectLeader to replace a fenced leader, since that command
+must name a log. Groups get another coordinator immediately. Only `registry` imports it.
 """
 
-from smq.raft_state.commands import Barrier, FenceNode, InitCluster, RegisterNode, SetNodeDrained, UnfenceNode
+from smq.raft_state.commands import (
+    Barrier,
+    FenceNode,
+    InitCluster,
+    RaiseFeatureLevel,
+    RegisterNode,
+    SetNodeDrained,
+    UnfenceNode,
+)
 from smq.raft_state.coordinators import reassign
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import (
@@ -60,6 +68,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
         kafka_address=command.kafka_address,
         fenced=False,
         rack=command.rack,
+        feature_level=command.feature_level,
     )
     old = state.nodes.get(command.node)
     new.drained = old is not None and old.drained
@@ -70,8 +79,26 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
             ErrorCode.STALE_INCARNATION,
             f"node {new.node} is registered with incarnation {old.incarnation}, the new one is {new.incarnation}",
         )
+    if new.feature_level < state.feature_level:
+        raise Refused(
+            ErrorCode.UPGRADE_NEEDED,
+            f"the cluster is at feature level {state.feature_level}, and the smq of node {new.node} knows or is allowed"
+            f" (feature_level_max) levels up to {new.feature_level}",
+        )
     state.nodes[command.node] = new
     reassign(state)
+    return _DONE
+
+
+def raise_feature_level(state: ClusterState, command: RaiseFeatureLevel) -> Applied:
+    """Refused while a registered node does not know the level, running or not. A level that is reached stays."""
+    if command.level <= state.feature_level:
+        return _DONE
+    behind = sorted(node.node for node in state.nodes.values() if node.feature_level < command.level)
+    if behind:
+        names = ", ".join(map(str, behind))
+        raise Refused(ErrorCode.FEATURE_NOT_ENABLED, f"nodes {names} do not know feature level {command.level}")
+    state.feature_level = command.level
     return _DONE
 
 
@@ -121,4 +148,5 @@ def _is_retry(old: NodeState, new: NodeState) -> bool:
 
 
 def _registration(node: NodeState) -> tuple[object, ...]:
-    return node.incarnation, node.disk, node.grpc_address, node.http_address, node.kafka_address, node.rack
+    addresses = node.grpc_address, node.http_address, node.kafka_address
+    return node.incarnation, node.disk, addresses, node.rack, node.feature_level

@@ -1,8 +1,8 @@
-"""The Raft leader's other work: watch, fence, elect, rebalance.
+"""The Raft leader's other work: watch, fence, elect, rebalance, raise the feature level.
 
-Owns fencing and the choice of partition leaders (rules 11, 18, 20). It runs on every node and does nothing on a node
-that does not lead Raft. It only proposes: apply checks everything again, so a stale controller can do no harm. It must
-never touch a log or a high water mark.
+Owns fencing, the time at which the feature level rises, and the choice of partition leaders (rules 11, 18, 20). It runs
+on every node and does nothing on a node that does not lead Raft. It only proposes: apply checks everything again, so a
+stale controller can do no harm. It must never touch a log or a high water mark.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from smq.raft_state.commands import Command, ElectLeader, FenceNode, UnfenceNode
+from smq.raft_state.commands import Command, ElectLeader, FenceNode, RaiseFeatureLevel, UnfenceNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.limits import default_init
@@ -99,6 +99,7 @@ class Controller:
         if not self._host.state.cluster_id:
             self._init_cluster()
             return
+        self._raise_level()
         self._watch(now_ns)
         if now_ns - self._scan_ns >= SCAN_INTERVAL_NS:
             self._scan_ns = now_ns
@@ -130,6 +131,14 @@ class Controller:
         config = self._host.config
         init = replace(default_init(config.cluster_id), replies_max=config.replies_max)
         self._propose_once("init", self._host.node_id, init)
+
+    def _raise_level(self) -> None:
+        """To what every node of the cluster knows, those included that are down or have never registered."""
+        state, config = self._host.state, self._host.config
+        if all(peer in state.nodes for peer in config.peers):
+            level = min([config.feature_level, *(node.feature_level for node in state.nodes.values())])
+            if level > state.feature_level:
+                self._propose_once("level", self._host.node_id, RaiseFeatureLevel(level=level))
 
     def _propose_once(self, kind: str, node: NodeId, command: Command) -> None:
         """At most one proposal per kind and node at a time. Whatever its result, the next tick checks again."""

@@ -27,13 +27,17 @@ REGISTER_RETRY_MS: Final = 50
 
 
 class Registration:
-    def __init__(self, host: Host, rng: Rng, on_registered: Callable[[], None]) -> None:
-        """`on_registered` is called when the registration has been applied here."""
+    def __init__(
+        self, host: Host, rng: Rng, on_registered: Callable[[], None], on_refused: Callable[[str], None]
+    ) -> None:
+        """`on_registered` is called when the registration has been applied here, `on_refused` if the cluster uses what
+        this smq does not know."""
         self._host = host
         self._identity = host.identity
         self._disk = host.disk
         self._rng = rng
         self._on_registration = on_registered
+        self._on_refused = on_refused
         self._is_stopped = False
         self.is_registered = False
         self._replaced = ""  # why this directory had to become another disk
@@ -116,6 +120,7 @@ class Registration:
             http_address=config.http_address,
             kafka_address=config.kafka_address,
             rack=config.rack,
+            feature_level=config.feature_level,
         )
         self._host.propose(command, REGISTER_MS_MAX, lambda reply: self._on_registered(disk, reply))
 
@@ -125,6 +130,8 @@ class Registration:
         if not isinstance(reply, SmqError):
             self._on_registration()
             self._confirm(disk)
+        elif reply.code is ErrorCode.UPGRADE_NEEDED:
+            self._on_refused(f"{reply.message}: run a newer smq on this node")
         elif reply.code is ErrorCode.STALE_INCARNATION:
             registered = self._host.state.nodes[self._host.node_id].incarnation
             _log.warning("a newer process of this node had registered", registered=registered)

@@ -31,6 +31,7 @@ from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer, Channel
 from smq.replication.runtime.deadlines import Deadline
 
+_NODE_STOPS: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)
 WAITERS_MAX: Final = 10_000  # waiting batches per partition: with 1 KB each, 10 MB of records
 
 
@@ -260,7 +261,7 @@ class Replica:
         """The partition or the node is going away: every waiting producer is answered."""
         self._hand_over.end(lambda: error)
         self._stop_leading()
-        if error.code is ErrorCode.SHUTTING_DOWN:  # definite, but the others may yet commit appended batches
+        if error.code in _NODE_STOPS:  # definite, but the others may yet commit appended batches
             error = SmqError(ErrorCode.TIMED_OUT, error.message)
         for waiter in [*self._waiters, *self._leader_waiters, *self._repeated]:
             self._answer(waiter, error)

@@ -99,11 +99,11 @@ class TurnEngine(abc.ABC):
 
     @property
     def leader(self) -> NodeId | None:
-        return self._raft.leader if self._raft else None
+        return self._raft.leader if self._raft and not self._is_stopped else None
 
     @property
     def is_leader(self) -> bool:
-        return self._raft is not None and self._raft.is_leader
+        return self._raft is not None and self._raft.is_leader and not self._is_stopped
 
     @property
     def applied_index(self) -> LogIndex:

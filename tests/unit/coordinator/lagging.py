@@ -23,7 +23,7 @@ GROUP = "kafka-cg-g"
 
 def state_with(*topics: tuple[str, TopicId]) -> ClusterState:
     """A state with these topics of one partition, and with one group."""
-    state = ClusterState(schema_version=1)
+    state = ClusterState()
     state.nodes[NodeId(1)] = NodeState(
         node=NodeId(1),
         incarnation=Incarnation(1),
@@ -66,7 +66,7 @@ class LaggingNode:
         self.expected: list[tuple[object, int]] = []  # batches that were held back
         self._failure = failure
         waits = cast(Barriers, SimpleNamespace(wait=self.barrier))
-        self._lookup = Lookup(cast(Host, self), waits)
+        self._lookup = Lookup(cast(Host, self), waits, lambda: None)
         self.find = self._lookup.find
 
     @property

@@ -22,6 +22,7 @@ from smq.raft_state.commands import (
     ExpireOffsets,
     FenceNode,
     OffsetCommit,
+    RaiseFeatureLevel,
     SetNodeDrained,
     UnfenceNode,
 )
@@ -142,7 +143,8 @@ def _nodes_and_topics() -> list[Command]:
         DeleteTopic(name="missing", request_id=rid(2)),
         DeleteTopic(name="gone"),
         AlterTopicConfig(name="ant", set_=(("max.message.bytes", "2000"),)),
-        register(1, incarnation=5, address="moved:1"),
+        register(1, incarnation=5, address="moved:1", level=3),
+        RaiseFeatureLevel(level=1),
         Barrier(),
     ]
 

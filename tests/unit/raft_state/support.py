@@ -66,7 +66,13 @@ def did(n: int) -> DiskId:
 
 
 def register(
-    node: int, incarnation: int = 1, address: str = "host:1", disk: int = 0, kafka: str = "", rack: str = ""
+    node: int,
+    incarnation: int = 1,
+    address: str = "host:1",
+    disk: int = 0,
+    kafka: str = "",
+    rack: str = "",
+    level: int = 1,
 ) -> RegisterNode:
     """On the disk with the node's number, unless another is named."""
     return RegisterNode(
@@ -77,6 +83,7 @@ def register(
         http_address="host:2",
         kafka_address=kafka,
         rack=rack,
+        feature_level=level,
     )
 
 

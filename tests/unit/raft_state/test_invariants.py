@@ -69,7 +69,7 @@ def both(one: Damage, other: Damage) -> Damage:
 
 
 DAMAGES: dict[str, Damage] = {
-    "schema": lambda s: setattr(s, "schema_version", 0),
+    "schema": lambda s: setattr(s, "feature_level", 0),
     "state before init": lambda s: setattr(s, "cluster_id", ""),
     "disk id of another length": lambda s: s.nodes.update({NodeId(1): replace(s.nodes[NodeId(1)], disk=DiskId(b"d"))}),
     "node misfiled": lambda s: s.nodes.update({NodeId(9): s.nodes[NodeId(1)]}),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.raft_state.codec import CodecError
+from smq.raft_state.codec import FEATURE_LEVEL, CodecError
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import default_init
@@ -29,7 +29,7 @@ SNAPSHOT = life.end_of_life().snapshot()
 def test_empty_machine_survives_a_snapshot() -> None:
     machine = Machine()
     restored = Machine.restore(machine.snapshot())
-    assert restored.state == machine.state == ClusterState(schema_version=1)
+    assert restored.state == machine.state == ClusterState()
 
 
 def test_full_state_survives_a_snapshot_with_the_same_digest() -> None:
@@ -95,12 +95,12 @@ def test_digest_is_the_same_under_every_hash_seed(seed: str) -> None:
 @pytest.mark.parametrize("size", range(0, len(SNAPSHOT), 7))
 def test_cut_snapshot_is_a_codec_error(size: int) -> None:
     with pytest.raises(CodecError):
-        decode_state(SNAPSHOT[:size])
+        decode_state(SNAPSHOT[:size], FEATURE_LEVEL)
 
 
 def test_bytes_after_a_snapshot_are_a_codec_error() -> None:
     with pytest.raises(CodecError, match="left over"):
-        decode_state(SNAPSHOT + b"\0")
+        decode_state(SNAPSHOT + b"\0", FEATURE_LEVEL)
 
 
 @given(st.integers(0, len(SNAPSHOT) - 1), st.integers(0, 255))
@@ -108,7 +108,7 @@ def test_snapshot_with_one_byte_changed_is_another_state_or_a_codec_error(at: in
     damaged = bytearray(SNAPSHOT)
     damaged[at] = byte
     try:
-        state = decode_state(damaged)
+        state = decode_state(damaged, FEATURE_LEVEL)
     except CodecError:
         return
     assert encode_state(state) == damaged
@@ -118,7 +118,7 @@ def test_snapshot_with_one_byte_changed_is_another_state_or_a_codec_error(at: in
 def test_random_bytes_after_a_valid_header_are_a_state_or_a_codec_error(data: bytes) -> None:
     head = SNAPSHOT[:9]
     try:
-        state = decode_state(head + data)
+        state = decode_state(head + data, FEATURE_LEVEL)
     except CodecError:
         return
     assert encode_state(state) == head + data
@@ -131,18 +131,18 @@ def test_entry_that_is_in_the_snapshot_twice_is_a_codec_error() -> None:
     one, two = (b"\0\0\0" + bytes((node,)) + b"\0\0\0\0\0\0\0\x01" for node in (1, 2))
     assert snapshot.count(two) == 1
     with pytest.raises(CodecError, match="not in canonical form"):
-        decode_state(snapshot.replace(two, one))
+        decode_state(snapshot.replace(two, one), FEATURE_LEVEL)
 
 
 @pytest.mark.parametrize(
     ("at", "reason"),
-    [(0, "no snapshot of smq"), (4, "format 99.*run the smq that wrote"), (8, "schema 99.*run the smq")],
+    [(0, "no snapshot of smq"), (4, "format 99.*run a newer smq"), (8, "feature level 99.*run a newer smq")],
 )
 def test_other_bytes_are_refused_with_the_reason(at: int, reason: str) -> None:
     damaged = bytearray(SNAPSHOT)
     damaged[at] = 99
     with pytest.raises(CodecError, match=reason):
-        decode_state(damaged)
+        decode_state(damaged, FEATURE_LEVEL)
 
 
 def test_snapshot_of_version_1_has_the_bytes_of_the_fixture() -> None:
@@ -155,9 +155,9 @@ def test_snapshot_of_version_1_has_the_bytes_of_the_fixture() -> None:
 
 def test_the_life_fills_every_part_of_the_state() -> None:
     state = life.end_of_life().state
-    empty = ClusterState(schema_version=1)
+    empty = ClusterState()
     assert [name.name for name in fields(state) if getattr(state, name.name) == getattr(empty, name.name)] == [
-        "schema_version",
+        "feature_level",
         "assigned_before",  # only once ASSIGNED_MAX answers are known
     ]
     assert state.nodes[NodeId(3)].rack == "süd"

@@ -269,12 +269,13 @@ class Answer:
         return self.result.code.name
 
 
-def register(node: NodeId, incarnation: Incarnation = INCARNATION) -> RegisterNode:
+def register(node: NodeId, incarnation: int = INCARNATION, level: int = 1) -> RegisterNode:
     return RegisterNode(
         node=node,
-        incarnation=incarnation,
+        incarnation=Incarnation(incarnation),
         disk=DiskId(bytes([node]) * 16),
         grpc_address=f"n{node}:1",
         http_address="",
         kafka_address="",
+        feature_level=level,
     )

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.codec import decode_command, encode_reply
+from chaos_tests.sim.levels import LEVEL_TWO, Note, level_two
+from smq.raft_state.codec import FEATURE_LEVEL, decode_command, encode_reply
 from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
+from smq.raft_state.state import ClusterState
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, ReadIndexDone, Table
@@ -75,6 +77,7 @@ class World:
         self.deadlines = Deadlines()
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.answers: list[Reply | SmqError] = []
+        self.level = 1
         self.replies_counted = 0  # in the applied state
         self.is_leader_heard = True
         self.proposer = Proposer(
@@ -85,7 +88,8 @@ class World:
             deadlines=self.deadlines,
             links=Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
             deliver=lambda fn: fn(),
-            replies_counted=lambda: self.replies_counted,
+            state=lambda: ClusterState(replies_counted=self.replies_counted, feature_level=self.level),
+            known_level=FEATURE_LEVEL,
             raft_leader=lambda: self.engine.leader if self.is_leader_heard else None,
         )
 
@@ -354,3 +358,19 @@ def test_a_barrier_without_a_quorum_ends_at_its_own_deadline(world: World) -> No
     world.pass_ms(400)
     assert len(results) == 2
     assert all(isinstance(result, SmqError) and result.code is ErrorCode.NO_QUORUM for result in results)
+
+
+def test_a_command_of_a_level_that_the_cluster_has_not_reached_is_refused_and_not_sent() -> None:
+    with level_two():
+        world = World()
+        world.lead(OTHER)
+        world.propose(Note(text="x"))
+        assert [answer.code for answer in world.answers if isinstance(answer, SmqError)] == [
+            ErrorCode.FEATURE_NOT_ENABLED
+        ]
+        assert world.sent == []
+        world.level = LEVEL_TWO
+        world.propose(Note(text="x"))
+        (sent,) = world.sent
+        assert isinstance(sent[1], wire.Propose)
+        assert sent[1].command[0] == LEVEL_TWO

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ class World:
         for node in (ONE, TWO, THREE):
             incarnation = self.node.incarnation if node == ONE else Incarnation(1)
             disk = DiskId(bytes([node]) * 16)
-            addresses = {"grpc_address": "h:1", "http_address": "h:2", "kafka_address": "h:3"}
+            addresses: dict[str, Any] = {"grpc_address": "h:1", "http_address": "h:2", "kafka_address": "h:3"}
             self.apply(RegisterNode(node=node, incarnation=incarnation, disk=disk, **addresses))
         topic = CreateTopic(name="t", topic_id=TOPIC, partition_count=PARTITIONS, replication_factor=3, created_ms=0)
         self.apply(topic)

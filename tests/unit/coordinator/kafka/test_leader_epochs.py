@@ -26,7 +26,7 @@ class Calls:
 
 def ask(calls: Calls, count: int) -> list[KafkaError]:
     """The codes for `count` partitions of a topic that does not exist."""
-    state = ClusterState(schema_version=1)
+    state = ClusterState()
     calls_of_node: Any = calls
     calls_of_node.node = SimpleNamespace(state=state)
     gateway: Any = SimpleNamespace(calls=calls_of_node, state=state)

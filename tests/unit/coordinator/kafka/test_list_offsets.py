@@ -50,7 +50,7 @@ class LateCalls(NodeCalls):
         topic = TopicState(
             name="t", topic_id=found.topic_id, replication_factor=3, config={}, created_ms=0, partitions=[found]
         )
-        return ClusterState(schema_version=1, topics={"t": topic})
+        return ClusterState(topics={"t": topic})
 
     async def barrier(self, timeout_ms: int) -> LogIndex:
         self.barriers += 1

@@ -23,7 +23,7 @@ TOPICS, PARTITIONS = 3, 400
 def state() -> ClusterState:
     machine = Machine()
     machine.apply(LogIndex(0), default_init("c"))
-    addresses = {"grpc_address": "h:1", "http_address": "h:2", "kafka_address": "h:3"}
+    addresses: dict[str, Any] = {"grpc_address": "h:1", "http_address": "h:2", "kafka_address": "h:3"}
     register = RegisterNode(node=NodeId(1), incarnation=Incarnation(1), disk=DiskId(b"d" * 16), **addresses)
     machine.apply(LogIndex(1), register)
     for n in range(TOPICS):

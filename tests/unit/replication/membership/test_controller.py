@@ -12,6 +12,7 @@ from smq.raft_state.commands import (
     ElectLeader,
     FenceNode,
     InitCluster,
+    RaiseFeatureLevel,
     SetNodeDrained,
     UnfenceNode,
 )
@@ -48,13 +49,16 @@ class World:
     """A controller on node 1, which leads Raft; its proposals are applied immediately. The test decides which peers are
     heard."""
 
-    def __init__(self, *, is_initialised: bool = True) -> None:
+    def __init__(self, *, is_initialised: bool = True, known: int = 1, level_max: int = 0) -> None:
         self.scheduler = Scheduler()
         self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
-        self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
+        peers = dict.fromkeys((ME, PEER_A, PEER_B), ("h", 1))
+        self.config = NodeConfig(
+            node_id=ME, cluster_id="c", peers=peers, feature_level_known=known, feature_level_max=level_max
+        )
         self.engine = ScriptedEngine()
         self.engine.leader = ME
-        self.machine = Machine()
+        self.machine = Machine(known_level=known)
         self.index = 0
         self.proposed: list[Command] = []
         self.in_flight = self.in_flight_max = 0  # of the proposals
@@ -179,6 +183,37 @@ def test_a_new_cluster_is_initialised_once() -> None:
 def test_nothing_is_proposed_while_all_nodes_are_healthy(world: World) -> None:
     world.run(10_000)
     assert world.proposed == []
+
+
+def test_the_level_is_raised_once_every_node_knows_the_next_one() -> None:
+    world = World(known=2)
+    for node in (ME, PEER_A):
+        world.apply(register(node, incarnation=INCARNATION + 1, level=2))
+    world.run(2_000)
+    assert world.made(RaiseFeatureLevel) == []  # node 3 is still old, running or not
+    world.apply(register(PEER_B, incarnation=INCARNATION + 1, level=2))
+    world.run(300)
+    assert world.made(RaiseFeatureLevel) == [RaiseFeatureLevel(level=2)]
+    assert world.state.feature_level == 2
+
+
+def test_the_level_is_not_raised_before_every_node_has_registered() -> None:
+    """A node of the configuration that has not been started yet may be old."""
+    world = World(is_initialised=False, known=2)
+    world.apply(default_init("c"))
+    for node in (ME, PEER_A):
+        world.apply(register(node, level=2))
+    world.run(2_000)
+    assert world.made(RaiseFeatureLevel) == []
+
+
+def test_an_operator_holds_the_level_back() -> None:
+    world = World(known=2, level_max=1)
+    assert world.config.feature_level == 1  # what the node registers
+    for node in (ME, PEER_A, PEER_B):
+        world.apply(register(node, incarnation=INCARNATION + 1, level=2))
+    world.run(2_000)
+    assert world.made(RaiseFeatureLevel) == []
 
 
 def test_a_silent_node_is_fenced_after_the_session_timeout_and_not_before(world: World) -> None:

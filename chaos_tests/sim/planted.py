@@ -4,6 +4,7 @@ Owns the list: for each bug the rule that it breaks, the scenario that must find
 Some are in modules beside this one; bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`.
 """
 
+from chaos_tests.sim.administration_bugs import ADMINISTRATION
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 from chaos_tests.sim.planted_agreement import AGREEMENT_BUGS
 from chaos_tests.sim.planted_disks import DISK_BUGS
@@ -467,40 +468,7 @@ BUGS: tuple[PlantedBug, ...] = (
         anomalies=frozenset({"digest-mismatch", "stale-commit"}),
         seeds=8,
     ),
-    PlantedBug(
-        name="snapshot-forgets-settings",
-        rule="snapshot and restore are exact",
-        mutations=(Mutation("smq.raft_state.snapshot:_parts", "tuple(sorted(state.config.items()))", "()"),),
-        scenario="settings",
-        anomalies=frozenset({"stale-setting"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="setting-replaces-the-others",
-        rule="a change of some settings leaves the others as they are",
-        mutations=(
-            Mutation(
-                _HANDLERS + "cluster_config:alter_cluster_config",
-                "{key: value for key, value in state.config.items() if key not in command.unset} | changes",
-                "changes",
-            ),
-        ),
-        scenario="settings",
-        anomalies=frozenset({"stale-setting"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="assignment-loses-its-order",
-        rule="replicas are placed as assigned, the preferred leader first",
-        mutations=(
-            Mutation(
-                _HANDLERS + "topics:_grow", "list(assignments) or", "[tuple(sorted(nodes)) for nodes in assignments] or"
-            ),
-        ),
-        scenario="settings",
-        anomalies=frozenset({"wrong-replicas"}),
-        seeds=8,
-    ),
+    *ADMINISTRATION,
     PlantedBug(
         name="no-reply-cache",
         rule="a retried command answers as the first did",

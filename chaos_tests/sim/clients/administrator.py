@@ -1,8 +1,8 @@
 """Administrators: one owns a setting of the cluster, another owns topics whose replicas it assigns itself.
 
-Owns what they change and read back. Nobody else changes their setting or their topics, so every later look, at any node
-and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its outcome
-is known.
+Owns what they change and read back. No other client changes their setting or their topics. So every later look, at any
+node and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its
+outcome is known.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class Administrator(Client):
         if isinstance(result, tuple):
             self.ok(function, seen=result[0])
         else:
-            self.fail(function, result)  # a look has no effect, whatever became of it
+            self.fail(function, result)  # a look has no effect, whatever its outcome
 
 
 class SettingOwner(Administrator):

@@ -11,6 +11,7 @@ from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.settings import Settings
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState, TopicState
 from smq.replication.api import NodeApi, TimeOffset
@@ -67,7 +68,8 @@ def ask(calls: LateCalls, epoch: int) -> dict[str, Any]:
     gateway = Gateway(
         calls=calls,
         groups=cast(GroupCoordinator, None),
-        auto_create=False,
+        settings=Settings({}),
+        request_bytes_max=MIB,
         response_bytes_max=MIB,
         inflight=InflightBytes(),
     )

@@ -1,0 +1,47 @@
+"""Planted bugs in what administrators change: settings of the cluster, and replicas that they assign.
+
+Owns these rows of the list in `planted`, which alone imports it.
+"""
+
+from typing import Final
+
+from chaos_tests.sim.mutation import Mutation, PlantedBug
+
+ADMINISTRATION: Final[tuple[PlantedBug, ...]] = (
+    PlantedBug(
+        name="snapshot-forgets-settings",
+        rule="snapshot and restore are exact",
+        mutations=(Mutation("smq.raft_state.snapshot:_parts", "tuple(sorted(state.config.items()))", "()"),),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="setting-replaces-the-others",
+        rule="a change of some settings leaves the others as they are",
+        mutations=(
+            Mutation(
+                "smq.raft_state.handlers.cluster_config:alter_cluster_config",
+                "{key: value for key, value in state.config.items() if key not in command.unset} | changes",
+                "changes",
+            ),
+        ),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="assignment-loses-its-order",
+        rule="replicas are placed as assigned, the preferred leader first",
+        mutations=(
+            Mutation(
+                "smq.raft_state.handlers.topics:_grow",
+                "list(assignments) or",
+                "[tuple(sorted(nodes)) for nodes in assignments] or",
+            ),
+        ),
+        scenario="settings",
+        anomalies=frozenset({"wrong-replicas"}),
+        seeds=8,
+    ),
+)

@@ -28,7 +28,7 @@ class RawKafka:
     def close(self) -> None:
         self.socket.close()
 
-    def send(self, key: ApiKey, version: int, *, times: int = 1, **fields: Any) -> int:
+    def send(self, key: ApiKey, version: int, /, *, times: int = 1, **fields: Any) -> int:
         """Sends the request this many times, in one write. Returns the correlation id of the last."""
         message = request_message(key)
         body = b"".join(compile_encoder(message, version)(_filled(fields, message.fields, version)))
@@ -70,7 +70,7 @@ class RawKafka:
         except ConnectionResetError:
             return True
 
-    def call(self, key: ApiKey, version: int, **fields: Any) -> Struct:
+    def call(self, key: ApiKey, version: int, /, **fields: Any) -> Struct:
         sent = self.send(key, version, **fields)
         got, body = self.receive(key, version)
         assert got == sent

@@ -56,14 +56,21 @@ class KafkaError(enum.IntEnum):
     UNKNOWN_LEADER_EPOCH = 75
     OFFSET_NOT_AVAILABLE = 78
     MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
+    ELECTION_NOT_NEEDED = 84
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     PRODUCER_FENCED = 90
     UNKNOWN_TOPIC_ID = 100
     UNSUPPORTED_ENDPOINT_TYPE = 115
 
+
+# For every request with a transactional id, until there are transactions. Clients then give up. After most other
+# codes librdkafka would ask again for ever.
+NO_TRANSACTIONS: Final = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.UNKNOWN_TOPIC: KafkaError.UNKNOWN_TOPIC_OR_PARTITION,

@@ -6,7 +6,7 @@ Owns the answers. The ids themselves come from the state machine.
 from typing import Final
 
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.errors import NO_TRANSACTIONS, KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import AllocateProducerId
@@ -26,7 +26,7 @@ async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> S
         "producer_epoch": -1,
     }
     if request["transactional_id"] is not None:
-        return answer | {"error_code": KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+        return answer | {"error_code": NO_TRANSACTIONS}
     command = AllocateProducerId(
         request_id=NO_REQUEST,
         producer_id=ProducerId(request["producer_id"]),

@@ -68,10 +68,22 @@ producer.flush()
 - There are no ACLs: authorized operations name everything, and DescribeAcls answers SECURITY_DISABLED.
 - Group `g` is group `kafka-cg-g` for gRPC and the command line, with the same offsets.
 
+## For administrators' tools
+
+- Topics are described in pages of up to 2,000 partitions (DescribeTopicPartitions), as Kafka 4's admin client asks.
+- Each node describes its own data directory: the size of each replica, and the space of the file system.
+- ElectLeaders hands leaderships to the preferred replicas, through whichever node, a few at a time, and gives up no
+  record. Unclean elections do not exist: ELIGIBLE_LEADERS_NOT_AVAILABLE.
+- DescribeQuorum shows Raft as partition 0 of `__cluster_metadata`, at any node, as Raft's leader knows it. A voter's
+  offset is after its last entry on disk. A replaced disk is an observer until the others have admitted it.
+- DescribeProducers shows the idempotent producers that a replica knows; the time is the leader's append time.
+- There are no quotas and no reassignments: those lists are empty. Topics and nodes have a configuration, nothing else.
+
 ## What is not there yet
 
 Transactions (a batch with the transactional flag is refused with INVALID_RECORD), the new group protocol of KIP-848,
-SASL and ACLs. Keys not in the table below are not advertised; using one closes the connection.
+SASL and ACLs. A producer with a `transactional.id` fails immediately with TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Keys
+not in the table below are not advertised; using one closes the connection.
 
 ## Configuration
 

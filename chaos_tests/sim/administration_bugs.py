@@ -44,4 +44,18 @@ ADMINISTRATION: Final[tuple[PlantedBug, ...]] = (
         anomalies=frozenset({"wrong-replicas"}),
         seeds=8,
     ),
+    PlantedBug(
+        name="elections-at-the-leader-only",
+        rule="a leader hands over to the preferred replica whichever node an operator asks",
+        mutations=(
+            Mutation(
+                "smq.replication.membership.balancer:request_transfer",
+                "host.links.send(part.leader, Channel.CONTROL, wire.Transfer(part.pid, part.epoch, target))",
+                "pass",
+            ),
+        ),
+        scenario="elections",
+        anomalies=frozenset({"no-progress"}),
+        seeds=20,
+    ),
 )

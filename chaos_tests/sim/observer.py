@@ -252,10 +252,6 @@ class WatchedNode(Node):
             self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
             self.groups.start()
 
-    def replica_status(self, pid: Any) -> Any:
-        replica = self.replicas.get(pid)
-        return replica.status() if replica is not None else None
-
 
 _truncations: Counter[str] = Counter()
 

@@ -36,7 +36,7 @@ from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
 from chaos_tests.sim.levels import LEVEL_TWO, level_two
 from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_truncations
-from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script
+from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script, Sleep
 from chaos_tests.sim.scenario import Scenario
 from smq.raft_state.ids import NodeId
 from smq.replication.api import Acks
@@ -57,6 +57,8 @@ TIMINGS: dict[str, Any] = {
     "raft_heartbeat_ms": 150,
 }
 LONGEST = 3.0  # times its seconds: a storm may last this long if it lacks acknowledged operations
+ELECT_MS_MAX = 10_000.0  # of one probe for a preferred leader: hand-overs take a few round trips
+ELECT_RETRY_MS = 500.0
 FINAL_MS_MAX = 60_000.0  # the full read of all replicas
 
 
@@ -395,6 +397,20 @@ class Simulation:
             yield from member.fetch(known)
         if self.scenario.clients.members:
             yield from GroupConsumer(self.world, "probe-group").probe()
+        for known in self._live():
+            yield from self._elect_preferred(known)
+
+    def _elect_preferred(self, known: Known) -> Script:
+        """While all nodes are healthy, an operator gets the preferred leader through whichever node."""
+        reached = self.cluster.hosts[self.streams.stream(f"probe-election/{known.key}").choice(self.nodes)]
+        started_ns = self.scheduler.now_ns
+        while self.scheduler.now_ns - started_ns < ELECT_MS_MAX * NS_PER_MS:
+            part = self.observer.freshest().state.partition(known.pid)
+            if part is None or part.replicas[0] not in self.nodes or part.leader == part.replicas[0]:
+                return
+            reached.api.request_preferred_leader(known.pid)
+            yield Sleep(ELECT_RETRY_MS)
+        self.recorder.note("settled", ok=False, why=f"{known.key} is not led by its preferred replica")
 
     def _read_all(self) -> Generator[Any, Any, None]:
         reader = Consumer(self.world, "final", think_ms=0)

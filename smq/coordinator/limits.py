@@ -89,6 +89,13 @@ KAFKA_BUDGET_WAIT_S_MAX: Final = 1  # a fetch on a full node then gets an empty 
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # about 10 KB each when idle; file descriptors run out first
 KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host with many clients, or a few hosts behind one address
 KAFKA_CONFIRM_MS: Final = 5_000  # clients ask again, so they need not wait longer for a quorum that is lost
+KAFKA_DESCRIBED_PARTITIONS_MAX: Final = 2_000  # of one DescribeTopicPartitions answer, as in Kafka; a cursor goes on
+# Of one DescribeProducers answer, 40 bytes each: 4 MB. A client that wants more asks for fewer partitions at a time.
+KAFKA_DESCRIBED_PRODUCERS_MAX: Final = 100_000
+KAFKA_QUORUM_MS: Final = 5_000  # longer than an election; a tool asks again
+KAFKA_ELECTIONS_MAX: Final = 64  # hand-overs of one ElectLeaders at a time: each costs its partition a short pause
+KAFKA_ELECTION_POLL_MS: Final = 20  # a hand-over takes a few round trips
+KAFKA_ELECTION_RETRY_MS: Final = 1_000  # after a hand-over that was requested and did not happen
 KAFKA_FRAME_S_MAX: Final = 30  # for one whole request: 8 MiB over a slow line, but not byte by byte
 KAFKA_STUCK_S_MAX: Final = 60  # by then a stuck consumer's group has given it up, too
 KAFKA_STUCK_FULL_S_MAX: Final = 5  # if such answers have filled the node: others wait for the memory

@@ -238,6 +238,7 @@ class Server:
             settings=self._settings,
             request_bytes_max=self._config.request_bytes_max,
             response_bytes_max=self._config.request_bytes_max,
+            data_dir=str(self._config.data_dir.absolute()),
             limits=accept,
             tls=tls,
         )

@@ -8,14 +8,29 @@ only for errors found immediately. Timeouts are in milliseconds.
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from smq.raft_state.commands import Command, OffsetCommit
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, PartitionIndex, TopicId, TsNs
+from smq.raft_state.ids import (
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionId,
+    PartitionIndex,
+    ProducerEpoch,
+    ProducerId,
+    TopicId,
+    TsNs,
+)
+from smq.raft_state.ids import (
+    Sequence as ProducerSequence,
+)
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState
-from smq.replication.ports import Buffer
+from smq.replication.ports import Buffer, Quorum
 
 T = TypeVar("T")
 DoneFn: TypeAlias = Callable[[T | SmqError], None]
@@ -113,11 +128,21 @@ class ReplicaStatus:
     size_bytes: int
 
 
+class ActiveProducer(NamedTuple):
+    """An idempotent producer as a partition's log knows it, by the last batch that it wrote there."""
+
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    last_seq: ProducerSequence
+    ts_ns: TsNs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStatus:
     """A node's own disk. Counters are of this process, except the scrubber's passes."""
 
     free_bytes: int  # on its file system
+    total_bytes: int  # of its file system
     reusable_bytes: int  # freed inside its file
     is_full: bool  # down to the reserve: no records are appended
     is_hung: bool  # it has written nothing for a while, without an error
@@ -176,6 +201,21 @@ class NodeApi(Protocol):
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         """Of each replica that this node had when this was called; made one by one, as there may be thousands."""
+
+    def replica_status(self, partition: PartitionId) -> ReplicaStatus | None:
+        """Of this node's replica of a partition; None if it has none."""
+
+    def producers(self, partition: PartitionId) -> Sequence[ActiveProducer] | None:
+        """The idempotent producers that this node's replica knows, the least recent writer first; None if it has no
+        replica."""
+
+    def describe_quorum(self, timeout_ms: int, done: DoneFn[Quorum]) -> None:
+        """Raft as its leader knows it, from any node: asks the leader, whichever node it is."""
+
+    def request_preferred_leader(self, partition: PartitionId) -> bool:
+        """Asks the partition's leader, on whichever node, to hand over to the first replica. False, and nothing is
+        requested, if that node is not fit to lead. Best effort: the state shows whether it happened, and a second
+        request does no harm."""
 
     def queued_bytes(self) -> int:
         """Bytes submitted to this node's disk and not yet durable, without the appends of partitions that it follows.

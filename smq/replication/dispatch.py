@@ -12,6 +12,7 @@ from smq.raft_state.ids import NodeId, PartitionId
 from smq.replication.host import Host
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.heartbeats import Heartbeats
+from smq.replication.membership.quorum import QuorumQueries
 from smq.replication.net import wire
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
@@ -31,12 +32,14 @@ class Dispatcher:
         heartbeats: Heartbeats,
         proposer: Proposer,
         controller: Controller,
+        quorum: QuorumQueries,
         replicas: Replicas,
     ) -> None:
         self._host = host
         self._heartbeats = heartbeats
         self._proposer = proposer
         self._controller = controller
+        self._quorum = quorum
         self._replicas = replicas
         self._is_stopped = False
 
@@ -110,6 +113,10 @@ class Dispatcher:
                 self._controller.on_resign(peer, message, now_ns())
             case wire.Transfer(pid, epoch, target):
                 self._replicas.transfer(pid, epoch, target)
+            case wire.DescribeQuorum():
+                self._quorum.on_query(peer, message)
+            case wire.QuorumDescribed():
+                self._quorum.on_described(message)
 
     def _to_replica(self, pid: PartitionId, use: Callable[[Replica], None]) -> None:
         replica = self._replicas.get(pid)

@@ -12,10 +12,10 @@ from typing import Final
 import structlog
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, TopicId
+from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, PartitionId, TopicId
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.state import ClusterState
-from smq.replication.api import DoneFn, NodeStatus, ReplicaStatus
+from smq.replication.api import ActiveProducer, DoneFn, NodeStatus, ReplicaStatus
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
@@ -24,6 +24,7 @@ from smq.replication.membership.controller import Controller
 from smq.replication.membership.drain import Drain
 from smq.replication.membership.heartbeats import Heartbeats
 from smq.replication.membership.liveness import Liveness
+from smq.replication.membership.quorum import QuorumQueries
 from smq.replication.membership.registration import Registration
 from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
@@ -143,11 +144,13 @@ class Node:
         self._registration = Registration(host, self.rng, self.replicas.drop_orphans, self._wait_for_upgrade)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas)
         self._maintenance = StorageMaintenance(host, self.replicas, self._space, self._hang)
+        self._quorum = QuorumQueries(host, self.rng, self._proposer.late)
         self.dispatcher = Dispatcher(
             host,
             heartbeats=self.heartbeats,
             proposer=self._proposer,
             controller=self._controller,
+            quorum=self._quorum,
             replicas=self.replicas,
         )
         self._external = ExternalOffsets(host, self._proposer.late)
@@ -155,6 +158,7 @@ class Node:
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
         self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch
         self.partition_range, self.offset_for_time = requests.partition_range, requests.offset_for_time
+        self.request_preferred_leader, self.describe_quorum = requests.request_preferred_leader, self._quorum.describe
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
         self.commit_offsets, self.fetch_offsets = requests.commit_offsets, requests.fetch_offsets
         self.assign_offsets, self.advance_external_hwm = requests.assign_offsets, requests.advance_external_hwm
@@ -262,6 +266,7 @@ class Node:
         self._registration.stop()
         self.replicas.close(error)
         self._external.close(error)
+        self._quorum.close(error)
         self.applied.digests.close(error)
         self._proposer.close(error)
         self._answers.flush()
@@ -310,6 +315,14 @@ class Node:
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         return (replica.status() for replica in self.replicas.all())
+
+    def replica_status(self, partition: PartitionId) -> ReplicaStatus | None:
+        replica = self.replicas.get(partition)
+        return replica.status() if replica is not None else None
+
+    def producers(self, partition: PartitionId) -> list[ActiveProducer] | None:
+        replica = self.replicas.get(partition)
+        return list(replica.log.producers.entries()) if replica is not None else None
 
     def topic_id(self, topic: str) -> TopicId | None:
         state = self.state.topics.get(topic)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from smq.raft_state.ids import LogIndex, NodeId, Term
+from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.raft_state.replies import Applied
 from smq.replication.marks import Mark
 
@@ -111,10 +111,12 @@ Op: TypeAlias = Put | Delete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Space to write to: on the file system, and in pages that the store has freed and not used again."""
+    """Space to write to: on the file system, and in pages that the store has freed and not used again. `total_bytes` is
+    the size of the file system."""
 
     free_bytes: int
     reusable_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +216,29 @@ ProposalDone: TypeAlias = Callable[[Committed | ProposalLost], None]
 ReadIndexDone: TypeAlias = Callable[[LogIndex | ProposalLost], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumReplica:
+    """One disk with Raft's log, as the Raft leader knows it. `end` is after the last entry that is durable there. Times
+    are in milliseconds of the leader's wall clock. -1 is unknown."""
+
+    node: NodeId
+    disk: DiskId  # empty if unknown
+    end: int
+    heard_ms: int  # its last answer; -1 for the leader itself
+    caught_up_ms: int  # when it last had the whole log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quorum:
+    """Raft, as its leader knows it. An observer is a disk without a vote: its node has not been admitted with it."""
+
+    leader: NodeId
+    term: Term
+    committed_end: int
+    voters: tuple[QuorumReplica, ...]
+    observers: tuple[QuorumReplica, ...]
+
+
 class StateMachine(Protocol):
     """Driven by the engine. An exception from any of these ends the process."""
 
@@ -298,6 +323,9 @@ class Engine(Protocol):
 
     def transfer_leadership(self, to: NodeId | None) -> None:
         """Best effort; nothing happens if this node does not lead or the target lags."""
+
+    def quorum(self) -> Quorum | None:
+        """None unless this node leads."""
 
     @property
     def marks(self) -> Marks:

@@ -28,6 +28,7 @@ from smq.replication.api import (
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.lookup import Lookup, clipped
+from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
 from smq.replication.partition.external_offsets import ExternalOffsets
@@ -208,6 +209,14 @@ class Requests:
         if replica is None or replica.leading is None:
             return {}
         return {n: end for n, end in replica.follower_ends().items() if self._liveness.is_candidate(n)}
+
+    def request_preferred_leader(self, partition: PartitionId) -> bool:
+        part = self._host.state.partition(partition)
+        if part is None or not self._liveness.is_fit_to_lead(part.replicas[0]):
+            return False
+        if part.leader != part.replicas[0]:
+            request_transfer(self._host, self._replicas, part, part.replicas[0])
+        return True
 
     def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
         part = self._lookup.applied_partition(topic, partition)

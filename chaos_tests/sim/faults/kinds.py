@@ -98,6 +98,18 @@ def _set_drained(fault: Fault, node: NodeId, *, drained: bool) -> None:
         reached.api.propose(command, TERMINATE_MS, lambda _reply: None)
 
 
+def elect(fault: Fault) -> Script:
+    """An operator asks any node for the preferred leaders of all partitions."""
+    world = fault.arena.world
+    node = fault.rng.choice(list(world.nodes))
+    reached = fault.arena.cluster.hosts[node]
+    fault.note("elect", n=node)
+    if reached.api is not None:
+        for known in world.partitions:
+            reached.api.request_preferred_leader(known.pid)
+    yield fault.duration()
+
+
 def pause(fault: Fault) -> Script:
     nodes = fault.targets()
     for node in nodes:
@@ -341,6 +353,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         crash_at_step,
         terminate,
         drain,
+        elect,
         pause,
         partition,
         reset,

@@ -321,6 +321,21 @@ class World:
 
         self.hosts[node].engine.read_index(done)
 
+    def check_quorum(self, leader: Host) -> None:
+        """What a leader says of its voters is true of their disks. A voter that has adopted its term keeps in this term
+        what it acknowledged in it. While a snapshot replaces a journal, no index of the new one is on disk yet."""
+        quorum = leader.engine.quorum()
+        assert quorum is not None, "the node leads"
+        now_ms = max(replica.caught_up_ms for replica in quorum.voters if replica.node == leader.node)
+        for replica in quorum.voters:
+            host = self.hosts[replica.node]
+            is_same = host.is_running and host.engine.term == quorum.term and host.disk_id == replica.disk
+            durable = host.engine.journal.durable_index if is_same and host is not leader else 0
+            if durable and replica.end > durable + 1:
+                raise Violation(f"voter {replica.node} is said to have {replica.end - 1} entries on its disk")
+            if max(replica.heard_ms, replica.caught_up_ms) > now_ms:
+                raise Violation(f"voter {replica.node} was heard in the future")
+
     def note_answer(self, command: str, outcome: Committed | ProposalLost) -> None:
         if isinstance(outcome, Committed):
             self.trace(f"ack {command} {outcome.index}")
@@ -348,6 +363,7 @@ class World:
                     self.propose(self.rng.choice(chosen).node)
             for host in leaders:
                 self.read(host.node)
+                self.check_quorum(host)
             if self.is_faulty:
                 self.scheduler.after_ms(self.rng.expovariate(1 / self.proposal_gap_ms), step)
 

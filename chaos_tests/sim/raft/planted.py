@@ -184,6 +184,19 @@ _ALL: Final = (
         ),
     ),
     GroupBug(
+        name="quorum-of-what-was-sent",
+        rule="an operator sees what is durable on each voter's disk, not what was sent there",
+        mutations=(
+            Mutation(
+                _RAFT + "leader:_described",
+                "progress.match_index + 1 if progress.match_index else -1",
+                "progress.next_index",
+            ),
+        ),
+        plan=_plan(),
+        message="is said to have",
+    ),
+    GroupBug(
         name="install-not-atomic",
         rule="findings 5 and 6: a snapshot and the journal it replaces are one transaction",
         mutations=(

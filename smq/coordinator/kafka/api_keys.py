@@ -39,11 +39,19 @@ class ApiKey(enum.IntEnum):
     DESCRIBE_ACLS = 29
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
-    INCREMENTAL_ALTER_CONFIGS = 44
     DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
+    INCREMENTAL_ALTER_CONFIGS = 44
+    LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    DESCRIBE_QUORUM = 55
     DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +87,19 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.DESCRIBE_ACLS: Served("DescribeAcls", Versions(1, 3)),
         ApiKey.DESCRIBE_CONFIGS: Served("DescribeConfigs", Versions(1, 4)),
         ApiKey.ALTER_CONFIGS: Served("AlterConfigs", Versions(0, 2)),
+        ApiKey.DESCRIBE_LOG_DIRS: Served("DescribeLogDirs", Versions(1, 5)),
         ApiKey.CREATE_PARTITIONS: Served("CreatePartitions", Versions(0, 3)),
-        ApiKey.INCREMENTAL_ALTER_CONFIGS: Served("IncrementalAlterConfigs", Versions(0, 1)),
         ApiKey.DELETE_GROUPS: Served("DeleteGroups", Versions(0, 2)),
+        ApiKey.ELECT_LEADERS: Served("ElectLeaders", Versions(0, 2)),
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: Served("IncrementalAlterConfigs", Versions(0, 1)),
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: Served("ListPartitionReassignments", Versions(0, 0)),
         ApiKey.OFFSET_DELETE: Served("OffsetDelete", Versions(0, 0)),
+        ApiKey.DESCRIBE_CLIENT_QUOTAS: Served("DescribeClientQuotas", Versions(0, 1)),
+        ApiKey.DESCRIBE_QUORUM: Served("DescribeQuorum", Versions(0, 2)),
         ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),
+        ApiKey.DESCRIBE_PRODUCERS: Served("DescribeProducers", Versions(0, 0)),
+        ApiKey.LIST_CONFIG_RESOURCES: Served("ListConfigResources", Versions(0, 1)),
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS: Served("DescribeTopicPartitions", Versions(0, 0)),
     }
 )
 

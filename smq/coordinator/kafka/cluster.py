@@ -20,6 +20,7 @@ from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId
 from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
+from smq.raft_state.names import is_topic_name
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
@@ -111,6 +112,25 @@ def live_leader(state: ClusterState, partition: PartitionState) -> NodeState | N
     if node is None or node.fenced or node.incarnation != partition.leader_incarnation:
         return None
     return node
+
+
+def describe_partition(state: ClusterState, partition: PartitionState) -> Struct:
+    """What Metadata and DescribeTopicPartitions say of it."""
+    leader = live_leader(state, partition)
+    live = [n for n in partition.replicas if n in state.nodes and not state.nodes[n].fenced]
+    return {
+        "error_code": KafkaError.NONE if leader is not None else KafkaError.LEADER_NOT_AVAILABLE,
+        "partition_index": partition.index,
+        "leader_id": leader.node if leader is not None else -1,
+        "leader_epoch": partition.epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": live,
+        "offline_replicas": [n for n in partition.replicas if n not in live],
+    }
+
+
+def code_of_unknown_topic(name: str) -> KafkaError:
+    return KafkaError.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else KafkaError.INVALID_TOPIC_EXCEPTION
 
 
 def topic_names(state: ClusterState, topics: list[Struct], name_key: str, *, by_id: bool) -> list[str | None]:

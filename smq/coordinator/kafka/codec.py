@@ -140,7 +140,7 @@ def _decode_value(source: _Source, field: Field) -> str:
     name = source.name()
     if not field.is_array:
         if not field.type:
-            source.add(f"{name} = {_decode_struct(source, field.fields)}")
+            _decode_one_struct(source, field, name, is_nullable=is_nullable)
         else:
             kind = "string" if field.type == "string" else "bytes"
             reader = source.compact(f"read_*{'nullable_' if is_nullable else ''}{kind}")
@@ -168,6 +168,20 @@ def _decode_value(source: _Source, field: Field) -> str:
         source.add(f"if {count} < 0:")
         source.add(f"    {name} = None")
     return name
+
+
+def _decode_one_struct(source: _Source, field: Field, name: str, *, is_nullable: bool) -> None:
+    """Adds the code that gives `name` the value of a struct outside an array. A null has a negative byte before it."""
+    if not is_nullable:
+        source.add(f"{name} = {_decode_struct(source, field.fields)}")
+        return
+    mark = source.name("n")
+    _decode_run(source, [(mark, _FIXED["int8"])])
+    source.add(f"{name} = None")
+    source.add(f"if {mark} >= 0:")
+    source.indent()
+    source.add(f"{name} = {_decode_struct(source, field.fields)}")
+    source.indent(-1)
 
 
 def _decode_tagged(source: _Source, fields: list[Field]) -> dict[str, str]:
@@ -253,9 +267,7 @@ def _encode_value(source: _Source, field: Field, value: str) -> None:
     if field.is_array:
         _encode_array(source, field, value)
     elif not field.type:
-        name = source.name()
-        source.add(f"{name} = {value}")
-        _encode_struct(source, field.fields, name)
+        _encode_one_struct(source, field, value)
     elif field.type == "records":
         name = source.name()
         source.add(f"{name} = {value}")
@@ -267,6 +279,20 @@ def _encode_value(source: _Source, field: Field, value: str) -> None:
     else:
         writer = source.compact("*string" if field.type == "string" else "*sized")
         source.add(f"w += {writer}({value})")
+
+
+def _encode_one_struct(source: _Source, field: Field, value: str) -> None:
+    """Adds the code that writes a struct outside an array."""
+    name = source.name()
+    source.add(f"{name} = {value}")
+    if source.version not in field.nullable:
+        _encode_struct(source, field.fields, name)
+        return
+    source.add(f"w += b'\\xff' if {name} is None else b'\\1'")
+    source.add(f"if {name} is not None:")
+    source.indent()
+    _encode_struct(source, field.fields, name)
+    source.indent(-1)
 
 
 def _encode_array(source: _Source, field: Field, value: str) -> None:

@@ -28,6 +28,12 @@ from smq.coordinator.kafka.find_coordinator import find_coordinator
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
 from smq.coordinator.kafka.producer_ids import init_producer_id
+from smq.coordinator.kafka.tools import listings
+from smq.coordinator.kafka.tools.active_producers import describe_producers
+from smq.coordinator.kafka.tools.leader_election import elect_leaders
+from smq.coordinator.kafka.tools.log_dirs import describe_log_dirs
+from smq.coordinator.kafka.tools.raft_quorum import describe_quorum
+from smq.coordinator.kafka.tools.topic_partitions import describe_topic_partitions
 from smq.coordinator.kafka.wire import Budget, Buffer, CodecError
 
 Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
@@ -57,11 +63,19 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
     ApiKey.DESCRIBE_CONFIGS: config_admin.describe_configs,
     ApiKey.ALTER_CONFIGS: config_admin.alter_configs,
+    ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
     ApiKey.CREATE_PARTITIONS: topic_admin.create_partitions,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: config_admin.incremental_alter_configs,
     ApiKey.DELETE_GROUPS: group_admin.delete_groups,
+    ApiKey.ELECT_LEADERS: elect_leaders,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: config_admin.incremental_alter_configs,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: listings.list_partition_reassignments,
     ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: listings.describe_client_quotas,
+    ApiKey.DESCRIBE_QUORUM: describe_quorum,
     ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
+    ApiKey.DESCRIBE_PRODUCERS: describe_producers,
+    ApiKey.LIST_CONFIG_RESOURCES: listings.list_config_resources,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
 }
 
 

@@ -19,6 +19,7 @@ class Gateway:
     settings: Settings
     request_bytes_max: int
     response_bytes_max: int
+    data_dir: str  # absolute
     inflight: InflightBytes
 
     @property

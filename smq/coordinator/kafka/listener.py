@@ -34,6 +34,7 @@ class KafkaServer:
         settings: Settings,
         request_bytes_max: int,
         response_bytes_max: int,
+        data_dir: str,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
@@ -44,6 +45,7 @@ class KafkaServer:
             settings=settings,
             request_bytes_max=request_bytes_max,
             response_bytes_max=response_bytes_max,
+            data_dir=data_dir,
             inflight=self._inflight,
         )
         self._request_bytes_max = request_bytes_max

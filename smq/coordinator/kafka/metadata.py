@@ -11,10 +11,11 @@ from smq.coordinator.kafka.cluster import (
     INTERNAL_TOPICS,
     NO_TOPIC_ID,
     brokers,
+    code_of_unknown_topic,
     confirmation_failure,
     controller,
     create_on_use,
-    live_leader,
+    describe_partition,
 )
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import CODES, KafkaError, code_of
@@ -24,7 +25,7 @@ from smq.coordinator.service.turns import Turns
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
 from smq.raft_state.names import is_topic_name
-from smq.raft_state.state import ClusterState, PartitionState, TopicState
+from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import is_external
 
 _AUTO_CREATE_VERSION: Final = 4  # older requests have no such field, and mean yes
@@ -99,7 +100,7 @@ async def _named_topic(gateway: Gateway, requested: Struct, *, may_create: bool)
     return (
         await _topic(state, found, Turns())
         if found is not None
-        else _unknown(name, NO_TOPIC_ID, _code_of_unknown(name))
+        else _unknown(name, NO_TOPIC_ID, code_of_unknown_topic(name))
     )
 
 
@@ -119,10 +120,6 @@ async def _unconfirmed_topic(state: ClusterState, requested: Struct) -> Struct:
     )
 
 
-def _code_of_unknown(name: str) -> KafkaError:
-    return KafkaError.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else KafkaError.INVALID_TOPIC_EXCEPTION
-
-
 def _unknown(name: str | None, topic_id: bytes, code: KafkaError) -> Struct:
     return {
         "error_code": code,
@@ -139,21 +136,7 @@ async def _topic(state: ClusterState, topic: TopicState, turns: Turns) -> Struct
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": [_partition(state, partition) async for partition in turns.over(topic.partitions)],
-    }
-
-
-def _partition(state: ClusterState, partition: PartitionState) -> Struct:
-    leader = live_leader(state, partition)
-    live = [n for n in partition.replicas if n in state.nodes and not state.nodes[n].fenced]
-    return {
-        "error_code": KafkaError.NONE if leader is not None else KafkaError.LEADER_NOT_AVAILABLE,
-        "partition_index": partition.index,
-        "leader_id": leader.node if leader is not None else -1,
-        "leader_epoch": partition.epoch,
-        "replica_nodes": partition.replicas,
-        "isr_nodes": live,
-        "offline_replicas": [n for n in partition.replicas if n not in live],
+        "partitions": [describe_partition(state, partition) async for partition in turns.over(topic.partitions)],
     }
 
 

@@ -17,6 +17,7 @@ from smq.raft_state.ids import LogIndex, Offset, PartitionId
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import Cancel, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
+from smq.replication.ports import Quorum
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 T = TypeVar("T")
@@ -144,6 +145,11 @@ class NodeCalls:
     ) -> TimeOffset:
         answer = Answer[TimeOffset](self.timeouts)
         self.node.offset_for_time(topic, partition, kind, value, timeout_ms, answer.done)
+        return await answer.result(timeout_ms)
+
+    async def describe_quorum(self, timeout_ms: int) -> Quorum:
+        answer = Answer[Quorum](self.timeouts)
+        self.node.describe_quorum(timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def commit_offsets(

@@ -7,11 +7,13 @@ it; the leader asks it.
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import INT32_MAX, BatchHeader
+from smq.replication.api import ActiveProducer
 
 CACHED_BATCHES: Final = 5  # a Kafka producer has at most five batches in flight to a partition
 PRODUCERS_MAX: Final = 1000  # per partition: 160 KB of snapshot; the least recent writer is forgotten first
@@ -114,6 +116,12 @@ class ProducerTable:
         self._producers[producer_id] = _Producer(producer_epoch, batches)
         if len(self._producers) > PRODUCERS_MAX:
             del self._producers[next(iter(self._producers))]
+
+    def entries(self) -> Iterator[ActiveProducer]:
+        """The least recent writer first. The table must not change meanwhile."""
+        for producer_id, producer in self._producers.items():
+            last = producer.batches[-1]
+            yield ActiveProducer(ProducerId(producer_id), producer.producer_epoch, last.last_seq, last.ts_ns)
 
     def snapshot(self) -> bytes:
         parts: list[bytes] = []

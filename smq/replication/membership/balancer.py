@@ -1,8 +1,8 @@
 """Balancing leaderships while all nodes are healthy: to the preferred replicas, and off drained nodes.
 
 Owns the pace: a few handovers at a time, and none to a node that has only just come back; the more often it went, the
-longer it waits. It only asks the leaders to hand over (they refuse if it would hurt), and never elects. Only the
-controller uses it, and runs it while this node leads Raft.
+longer it waits. It only asks the leaders to hand over (they refuse if it would hurt), and never elects. The controller
+runs it while this node leads Raft. An operator's request for one hand-over is made here too, at any node.
 """
 
 from collections.abc import Iterator
@@ -30,6 +30,19 @@ def is_heard(host: Host, liveness: Liveness, node: NodeState, now_ns: int) -> bo
         return node.incarnation == host.incarnation
     heard_ns = liveness.heard_ns(node.node, node.incarnation)
     return heard_ns > 0 and now_ns - heard_ns < 4 * host.config.heartbeat_interval_ms * 1_000_000
+
+
+def request_transfer(host: Host, replicas: Replicas, part: PartitionState, target: NodeId) -> bool:
+    """Asks the partition's leader, which may be another node, to hand over. False if it has no live leader: then an
+    election is due."""
+    leader = host.state.nodes.get(part.leader)
+    if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation:
+        return False
+    if part.leader == host.node_id:
+        replicas.transfer(part.pid, part.epoch, target)
+    else:
+        host.links.send(part.leader, Channel.CONTROL, wire.Transfer(part.pid, part.epoch, target))
+    return True
 
 
 class _Health:
@@ -129,15 +142,10 @@ class Balancer:
         return None
 
     def _request(self, part: PartitionState, target: NodeId, now_ns: int) -> bool:
-        leader = self._host.state.nodes.get(part.leader)
-        if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation:
-            return False  # an election is due, not a hand-over
-        self._requested_ns[part.pid] = now_ns
-        if part.leader == self._host.node_id:
-            self._replicas.transfer(part.pid, part.epoch, target)
-        else:
-            self._host.links.send(part.leader, Channel.CONTROL, wire.Transfer(part.pid, part.epoch, target))
-        return True
+        is_requested = request_transfer(self._host, self._replicas, part, target)
+        if is_requested:
+            self._requested_ns[part.pid] = now_ns
+        return is_requested
 
     def _leave_raft(self, now_ns: int) -> None:
         """A drained node does not lead Raft while another can, nor one whose disk hangs: its copy of an entry does not

@@ -71,6 +71,15 @@ class Liveness:
             return False
         return self.disk(node) is not DiskCondition.HANGS and self.is_heard(node)
 
+    def is_fit_to_lead(self, node: NodeId) -> bool:
+        """Whether a leadership that an operator wants may be given to this node or another."""
+        if self.disk(node) is not DiskCondition.FINE:
+            return False
+        if node != self._config.node_id:
+            return self.is_candidate(node)
+        known = self._applied.state.nodes.get(node)
+        return known is not None and not known.fenced and not known.drained and not self.is_self_leaving
+
     def raft_leader(self) -> NodeId | None:
         """While it is heard. If it died with a majority, the engine still names it, because no other is elected."""
         leader = self._engine.leader

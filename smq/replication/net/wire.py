@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.replication.marks import Mark, pack_marks, unpack_marks
-from smq.replication.ports import Buffer
+from smq.replication.ports import Buffer, Quorum, QuorumReplica
 
 RAFT: Final = 0  # the rest of the message belongs to the engine
 _PID_BYTES: Final = 20
@@ -101,11 +101,27 @@ class Resign:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """CONTROL, from the Raft leader to a partition's leader: hand over to `target`."""
+    """CONTROL, to a partition's leader, from the Raft leader or a node whose operator wants it: hand over to
+    `target`."""
 
     partition: PartitionId
     epoch: Epoch
     target: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeQuorum:
+    """CONTROL, to the Raft leader: what does it know of Raft's voters?"""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumDescribed:
+    """CONTROL, the answer; from a node that leads Raft only."""
+
+    request: int
+    quorum: Quorum
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +212,8 @@ Message: TypeAlias = (
     | ElectionReport
     | Resign
     | Transfer
+    | DescribeQuorum
+    | QuorumDescribed
     | Ping
     | Probe
     | Ack
@@ -215,6 +233,9 @@ _RESIGN: Final = struct.Struct(">BI")
 _PID_EPOCH: Final = struct.Struct(">20si")
 _PID_END: Final = struct.Struct(">20sq")
 _TRANSFER: Final = struct.Struct(">B20sii")
+_DESCRIBE_QUORUM: Final = struct.Struct(">BQ")
+_QUORUM: Final = struct.Struct(">BQiqqII")  # then the voters, then the observers
+_QUORUM_REPLICA: Final = struct.Struct(">i?16sqqq")
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
 _ACK: Final = struct.Struct(">B20siqqqI????")
@@ -262,6 +283,17 @@ def encode(message: Message) -> list[Buffer]:
             return [_RESIGN.pack(6, len(partitions)), b"".join(_PID_EPOCH.pack(*item) for item in partitions)]
         case Transfer(pid, epoch, target):
             return [_TRANSFER.pack(7, pid, epoch, target)]
+        case DescribeQuorum(request):
+            return [_DESCRIBE_QUORUM.pack(14, request)]
+        case QuorumDescribed(request, quorum):
+            counts = (len(quorum.voters), len(quorum.observers))
+            head = _QUORUM.pack(15, request, quorum.leader, quorum.term, quorum.committed_end, *counts)
+            return [head, *map(_pack_replica, (*quorum.voters, *quorum.observers))]
+
+
+def _pack_replica(replica: QuorumReplica) -> bytes:
+    times = (replica.heard_ms, replica.caught_up_ms)
+    return _QUORUM_REPLICA.pack(replica.node, bool(replica.disk), replica.disk, replica.end, *times)
 
 
 def decode(payload: memoryview) -> Message:
@@ -329,6 +361,34 @@ def _transfer(payload: memoryview) -> Message:
     return Transfer(PartitionId(pid), Epoch(epoch), NodeId(target))
 
 
+def _describe_quorum(payload: memoryview) -> Message:
+    return DescribeQuorum(_DESCRIBE_QUORUM.unpack(payload)[1])
+
+
+def _quorum_described(payload: memoryview) -> Message:
+    _, request, leader, term, committed_end, voter_count, observer_count = _QUORUM.unpack_from(payload)
+    if len(payload) - _QUORUM.size != (voter_count + observer_count) * _QUORUM_REPLICA.size:
+        raise WireError(f"{voter_count} voters and {observer_count} observers do not fit {len(payload)} bytes")
+    replicas = tuple(
+        QuorumReplica(
+            node=NodeId(node),
+            disk=DiskId(disk if has_disk else b""),
+            end=end,
+            heard_ms=heard_ms,
+            caught_up_ms=caught_up_ms,
+        )
+        for node, has_disk, disk, end, heard_ms, caught_up_ms in _QUORUM_REPLICA.iter_unpack(payload[_QUORUM.size :])
+    )
+    quorum = Quorum(
+        leader=NodeId(leader),
+        term=Term(term),
+        committed_end=committed_end,
+        voters=replicas[:voter_count],
+        observers=replicas[voter_count:],
+    )
+    return QuorumDescribed(request, quorum)
+
+
 def _ping(payload: memoryview) -> Message:
     _, number, is_answer = _PING.unpack(payload)
     return Ping(number, is_answer)
@@ -391,6 +451,8 @@ _DECODERS: Final = {
     6: _resign,
     7: _transfer,
     8: _read_index,
+    14: _describe_quorum,
+    15: _quorum_described,
     16: _probe,
     17: _ack,
     18: _append,

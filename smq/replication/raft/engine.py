@@ -18,6 +18,7 @@ from smq.replication.ports import (
     Disk,
     ProposalDone,
     ProposalLost,
+    Quorum,
     ReadIndexDone,
     Rng,
     StateMachine,
@@ -213,6 +214,12 @@ class TurnEngine(abc.ABC):
         if self.is_leader:
             self._enter(lambda raft: raft.hand_over(to))
             self._wake()
+
+    def quorum(self) -> Quorum | None:
+        if self._raft is None or not self._raft.is_leader:
+            return None
+        now, wall_ms = self.now(), self._clock.wall_ns() // 1_000_000
+        return self._raft.lead.quorum(self._node_id, lambda at: wall_ms - round((now - at) * 1000))
 
     def renounce(self) -> None:
         self._enter(lambda raft: raft.renounce())

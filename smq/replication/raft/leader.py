@@ -8,10 +8,11 @@ nor commit an entry of an older term by counting. Only the core imports it.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from smq.raft_state.ids import DiskId, NodeId
+from smq.raft_state.ids import DiskId, NodeId, Term
+from smq.replication.ports import Quorum, QuorumReplica
 from smq.replication.raft.journal import Snapshot
 from smq.replication.raft.messages import (
     NO_ANSWER,
@@ -42,6 +43,9 @@ class Progress:
     requested: int = 0  # the latest question (for reads) of the present session
     confirmed: int = 0  # the latest question that it has answered
     disk: DiskId | None = None  # that gave these answers
+    answered_at: float | None = None  # its last answer with its log's end; None before the first
+    end_at_answer: int = 0  # the leader's last index at that time
+    caught_up_at: float | None = None  # when it last had all that the leader had
     commit_sent: int = 0
     answered_floor: int = 0  # refusals of earlier messages were handled by the reset that set this number
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)  # (number, bytes)
@@ -57,6 +61,15 @@ class Progress:
         """Sessions are FIFO: an answer settles every earlier message, too."""
         while self.in_flight and self.in_flight[0][0] <= number:
             self.in_flight_bytes -= self.in_flight.popleft()[1]
+
+    def note_end(self, now: float, last_index: int) -> None:
+        """After an answer. Under load a follower never has the newest entry: then it counts as caught up at its answer
+        before, if it now has all that the leader had at that time."""
+        if self.match_index >= last_index:
+            self.caught_up_at = now
+        elif self.answered_at is not None and self.match_index >= self.end_at_answer:
+            self.caught_up_at = self.answered_at
+        self.answered_at, self.end_at_answer = now, last_index
 
     def restart(self, next_number: int) -> None:
         """Everything in flight is lost, or will be refused."""
@@ -119,6 +132,7 @@ class Leader:
         if m.success:
             progress.match_index = max(progress.match_index, min(m.next_index - 1, last_index))
             progress.next_index = max(progress.next_index, progress.match_index + 1)
+            progress.note_end(progress.heard_at, last_index)
             if progress.transfer and progress.transfer.snapshot.index <= progress.match_index:
                 progress.transfer = None
         elif m.reset and m.number >= progress.answered_floor:
@@ -145,6 +159,34 @@ class Leader:
         index = self.committable_index()
         if index > self._view.commit_index and self._view.journal.term_at(index) == self._view.term:
             self._view.commit_to(index)
+
+    def quorum(self, node_id: NodeId, wall_ms: Callable[[float], int]) -> Quorum:
+        """`wall_ms`: the wall clock's time at a time of the monotonic clock."""
+        view = self._view
+        own = QuorumReplica(
+            node=node_id,
+            disk=view.voters.own_disk,
+            end=view.journal.last_index + 1,
+            heard_ms=-1,
+            caught_up_ms=wall_ms(view.now()),
+        )
+        voters, observers = [own], []
+        for peer, progress in self._progress.items():
+            known = _described(peer, progress, wall_ms)
+            registered = view.voters.registered_disk(peer)
+            if self._counts(peer, progress) or known.disk in (b"", registered):
+                voters.append(replace(known, disk=known.disk or registered or DiskId(b"")))
+            else:
+                nothing = QuorumReplica(node=peer, disk=registered or DiskId(b""), end=-1, heard_ms=-1, caught_up_ms=-1)
+                voters.append(nothing)
+                observers.append(known)
+        return Quorum(
+            leader=node_id,
+            term=Term(view.term),
+            committed_end=view.commit_index + 1,
+            voters=tuple(sorted(voters, key=lambda replica: replica.node)),
+            observers=tuple(observers),
+        )
 
     # --------------------------------------------------------------------------------------------------- reading
     def begin_read(self, done: Callable[[int | None], None]) -> None:
@@ -305,3 +347,13 @@ class Leader:
         ):
             self._is_successor_notified = True
             self._view.send(self._successor, TimeoutNow(term=self._view.term), Needs.VOTE)
+
+
+def _described(peer: NodeId, progress: Progress, wall_ms: Callable[[float], int]) -> QuorumReplica:
+    return QuorumReplica(
+        node=peer,
+        disk=progress.disk or DiskId(b""),
+        end=progress.match_index + 1 if progress.match_index else -1,
+        heard_ms=wall_ms(progress.heard_at) if progress.disk is not None else -1,
+        caught_up_ms=wall_ms(progress.caught_up_at) if progress.caught_up_at is not None else -1,
+    )

@@ -41,6 +41,10 @@ class Voters:
             return True
         return self._registered_disk(node) in (None, disk) and not self._is_doubted(node, disk)
 
+    def registered_disk(self, node: NodeId) -> DiskId | None:
+        """The disk that has the node's vote; None until one is registered."""
+        return self._registered_disk(node)
+
     @property
     def may_stand(self) -> bool:
         return self.counts(self._node_id, self.own_disk)

@@ -325,6 +325,7 @@ class LmdbDisk:
         used = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats) + _META_PAGES
         return Space(
             free_bytes=found.f_bavail * found.f_frsize,
+            total_bytes=found.f_blocks * found.f_frsize,
             reusable_bytes=max(pages - used, 0) * stats[0]["psize"],
         )
 

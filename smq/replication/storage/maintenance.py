@@ -80,6 +80,7 @@ class StorageMaintenance:
         counts, progress, space = self._replicas.repairs.counts, self.scrubber.progress, self._space.space
         return StorageStatus(
             free_bytes=space.free_bytes,
+            total_bytes=space.total_bytes,
             reusable_bytes=space.reusable_bytes,
             is_full=self._space.is_full,
             is_hung=self._hang.hangs,

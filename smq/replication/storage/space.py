@@ -26,7 +26,7 @@ class SpaceGuard:
         self._appended_bytes = 0  # since the last refresh
         self.reserve_bytes = reserve_bytes
         self.is_full = False
-        self.space = Space(free_bytes=0, reusable_bytes=0)  # as of the last refresh
+        self.space = Space(free_bytes=0, reusable_bytes=0, total_bytes=0)  # as of the last refresh
 
     def refresh(self) -> None:
         """Asks the disk: some 20 microseconds."""

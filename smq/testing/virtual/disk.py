@@ -185,8 +185,9 @@ class FakeDisk:
 
     def space(self) -> Space:
         if self.capacity is None:
-            return Space(free_bytes=ENDLESS_BYTES, reusable_bytes=0)
-        return Space(free_bytes=max(self.capacity - self._image.size_bytes(), 0), reusable_bytes=0)
+            return Space(free_bytes=ENDLESS_BYTES, reusable_bytes=0, total_bytes=ENDLESS_BYTES)
+        free_bytes = max(self.capacity - self._image.size_bytes(), 0)
+        return Space(free_bytes=free_bytes, reusable_bytes=0, total_bytes=self.capacity)
 
     def size_bytes(self) -> int:
         return self._image.size_bytes()

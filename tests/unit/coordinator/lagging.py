@@ -8,10 +8,32 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, TsNs
+from smq.raft_state.ids import (
+    DiskId,
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionId,
+    PartitionIndex,
+    TopicId,
+    TsNs,
+)
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState, EpochStart, GroupPhase, GroupState, NodeState, PartitionState, TopicState
-from smq.replication.api import Acks, Cancel, DoneFn, Fetched, NodeApi, PartitionRange, Produced, TimeKind, TimeOffset
+from smq.replication.api import (
+    Acks,
+    ActiveProducer,
+    Cancel,
+    DoneFn,
+    Fetched,
+    NodeApi,
+    PartitionRange,
+    Produced,
+    TimeKind,
+    TimeOffset,
+)
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
 from smq.replication.proposer import Barriers
@@ -86,6 +108,9 @@ class LaggingNode:
 
     def status(self) -> Any:
         return SimpleNamespace(raft_leader=None)
+
+    def producers(self, _partition: PartitionId) -> list[ActiveProducer]:
+        return []
 
     def queued_bytes(self) -> int:
         return 0

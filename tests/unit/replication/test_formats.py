@@ -11,11 +11,11 @@ from typing import get_args
 
 import pytest
 
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.replication.marks import Mark, pack_marks
 from smq.replication.net import wire
 from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
-from smq.replication.ports import Channel, Table
+from smq.replication.ports import Channel, Quorum, QuorumReplica, Table
 from smq.replication.raft import messages as raft
 from smq.replication.raft.journal import RaftJournal, Snapshot
 from smq.replication.raft.writer import JournalWriter
@@ -36,6 +36,17 @@ WIRE: list[wire.Message] = [
     wire.Resign(((PID, Epoch(1)),)),
     wire.Transfer(PID, Epoch(1), NodeId(3)),
     wire.ReadIndex(12),
+    wire.DescribeQuorum(19),
+    wire.QuorumDescribed(
+        19,
+        Quorum(
+            leader=NodeId(1),
+            term=Term(2),
+            committed_end=3,
+            voters=(QuorumReplica(node=NodeId(1), disk=DISK, end=4, heard_ms=-1, caught_up_ms=5),),
+            observers=(QuorumReplica(node=NodeId(2), disk=DiskId(b""), end=-1, heard_ms=6, caught_up_ms=-1),),
+        ),
+    ),
     wire.Probe(PID, Epoch(1), 13),
     wire.Ack(PID, Epoch(1), Incarnation(7), Offset(14), Offset(15), 13, True, is_full=True, is_held=True),
     wire.Append(PID, Epoch(1), 13, [b"one", b"two"]),

@@ -15,7 +15,7 @@ from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.net import wire
 from smq.replication.net.links import Links
-from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, ReadIndexDone, Table
+from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, Quorum, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
@@ -65,6 +65,9 @@ class ScriptedEngine:
 
     def flush_marks(self) -> None: ...
     def renounce(self) -> None: ...
+    def quorum(self) -> Quorum | None:
+        return None
+
     def rewrite_row(self, table: Table, key: bytes) -> None: ...
     def stop(self) -> None: ...
 

@@ -96,6 +96,7 @@ class Rig:
             settings=Settings({}),
             request_bytes_max=8 * MIB,
             response_bytes_max=8 * MIB,
+            data_dir="/data",
             inflight=inflight,
         )
         self.connection = Connection(

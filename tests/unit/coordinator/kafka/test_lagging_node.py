@@ -50,6 +50,7 @@ def gateway_of(node: LaggingNode) -> Gateway:
         settings=Settings({}),
         request_bytes_max=MIB,
         response_bytes_max=MIB,
+        data_dir="/data",
         inflight=InflightBytes(),
     )
 
@@ -173,6 +174,15 @@ def _incremental_alter_configs(name: str, _topic_id: bytes) -> tuple[ApiKey, int
     return ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"validate_only": False, "resources": [_resource(name)]}
 
 
+def _describe_topic_partitions(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    request = {"topics": [{"name": name}], "response_partition_limit": 10, "cursor": None}
+    return ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, request
+
+
+def _describe_producers(name: str, _topic_id: bytes) -> tuple[ApiKey, int, Struct]:
+    return ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": name, "partition_indexes": [0]}]}
+
+
 BY_NAME_OR_ID: tuple[Named, ...] = (_produce, _fetch, _metadata, _offset_commit, _offset_fetch, _delete_topics)
 BY_NAME: tuple[Named, ...] = (
     *BY_NAME_OR_ID,
@@ -184,6 +194,8 @@ BY_NAME: tuple[Named, ...] = (
     _describe_configs,
     _alter_configs,
     _incremental_alter_configs,
+    _describe_topic_partitions,
+    _describe_producers,
 )
 COMMANDS = (_create_partitions, _alter_configs, _incremental_alter_configs)  # the state machine says what is unknown
 
@@ -191,6 +203,12 @@ COMMANDS = (_create_partitions, _alter_configs, _incremental_alter_configs)  # t
 @pytest.mark.parametrize("named", BY_NAME)
 def test_a_topic_created_through_another_node_is_found_by_name(named: Named) -> None:
     assert set(ask(LaggingNode(), *named(TOPIC, NO_TOPIC_ID))) == {KafkaError.NONE}
+
+
+def test_the_leader_of_a_topic_created_through_another_node_is_known() -> None:
+    request = {"election_type": 0, "topic_partitions": [{"topic": TOPIC, "partitions": [0]}], "timeout_ms": 1_000}
+    codes = ask(LaggingNode(), ApiKey.ELECT_LEADERS, 2, request)
+    assert codes == [KafkaError.NONE, KafkaError.ELECTION_NOT_NEEDED]
 
 
 @pytest.mark.parametrize("named", BY_NAME_OR_ID)

@@ -71,6 +71,7 @@ def ask(calls: LateCalls, epoch: int) -> dict[str, Any]:
         settings=Settings({}),
         request_bytes_max=MIB,
         response_bytes_max=MIB,
+        data_dir="/data",
         inflight=InflightBytes(),
     )
     requested = {"partition_index": 0, "timestamp": 100, "current_leader_epoch": epoch}

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.raft_state.limits import DISK_ID_BYTES
 from smq.replication.marks import START_BYTES, Mark
 from smq.replication.net import wire
+from smq.replication.ports import Quorum, QuorumReplica
 
 PIDS = st.binary(min_size=20, max_size=20).map(PartitionId)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -27,6 +28,23 @@ MARKS = st.builds(
     UINT64,
 )
 
+QUORUM_REPLICAS = st.builds(
+    QuorumReplica,
+    node=st.integers(0, 2**31 - 1).map(NodeId),
+    disk=st.one_of(st.just(b""), st.binary(min_size=DISK_ID_BYTES, max_size=DISK_ID_BYTES)).map(DiskId),
+    end=INT64,
+    heard_ms=INT64,
+    caught_up_ms=INT64,
+)
+QUORUMS = st.builds(
+    Quorum,
+    leader=st.integers(0, 2**31 - 1).map(NodeId),
+    term=INT64.map(Term),
+    committed_end=INT64,
+    voters=st.lists(QUORUM_REPLICAS).map(tuple),
+    observers=st.lists(QUORUM_REPLICAS).map(tuple),
+)
+
 MESSAGES = st.one_of(
     st.builds(wire.Heartbeat, INT64.map(Incarnation), MARKS, st.lists(MARKS).map(tuple), st.booleans(), DISKS),
     st.builds(wire.Propose, UINT64, st.binary()),
@@ -36,6 +54,8 @@ MESSAGES = st.one_of(
     st.builds(wire.ElectionReport, UINT64, INT64.map(Incarnation), st.lists(st.tuples(PIDS, OFFSETS)).map(tuple)),
     st.builds(wire.Resign, st.lists(st.tuples(PIDS, EPOCHS)).map(tuple)),
     st.builds(wire.Transfer, PIDS, EPOCHS, st.integers(0, 2**31 - 1).map(NodeId)),
+    st.builds(wire.DescribeQuorum, UINT64),
+    st.builds(wire.QuorumDescribed, UINT64, QUORUMS),
     st.builds(wire.Ping, UINT64, st.booleans()),
     st.builds(wire.Probe, PIDS, EPOCHS, UINT32),
     st.builds(wire.Ack, PIDS, EPOCHS, INT64.map(Incarnation), OFFSETS, OFFSETS, UINT32, *[st.booleans()] * 4),

@@ -23,7 +23,7 @@ class FakeSpace:
 
     def space(self) -> Space:
         self.looks += 1
-        return Space(free_bytes=self.free, reusable_bytes=self.reusable)
+        return Space(free_bytes=self.free, reusable_bytes=self.reusable, total_bytes=1 << 40)
 
 
 def guard(free: int, reusable: int = 0, *, reserve: int = RESERVE) -> tuple[SpaceGuard, FakeSpace]:

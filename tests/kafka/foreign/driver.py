@@ -8,7 +8,8 @@ Owns the protocol. A request is an object with `op` and the arguments of that op
 - `produce` topic, codec, records;
 - `read` topic, count -> `records` from the beginning;
 - `group` topic, group, count -> the next `records` for the group, committed up to the last of them;
-- `time` topic, timestamp -> `records`: the first at or after that time, found by the client's own look-up.
+- `time` topic, timestamp -> `records`: the first at or after that time, found by the client's own look-up;
+- `tools` topic, `transact`: see `Client`.
 
 A record has `k`ey and `v`alue (base64 or null), `t`imestamp in milliseconds, `h`eaders (pairs of a name and base64),
 and, if it was read, its `o`ffset.
@@ -115,6 +116,14 @@ class Client:
         """The offset of the record that the client finds there."""
         (found,) = self._ask("time", topic=topic, timestamp=timestamp_ms)["records"]
         return int(found["o"])
+
+    def tools(self, topic: str) -> dict[str, Any]:
+        """What the client's administration tools show of the cluster and of the topic. Java only."""
+        return self._ask("tools", topic=topic)
+
+    def transact(self) -> str:
+        """The error of a transactional producer. Java only."""
+        return str(self._ask("transact")["failure"])
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -9,16 +9,21 @@ import java.util.Base64;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Set;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.ListConfigResourcesOptions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.ElectionType;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.quota.ClientQuotaFilter;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.common.utils.AppInfoParser;
@@ -64,6 +69,8 @@ public final class Driver {
             case "read" -> read(request);
             case "group" -> group(request);
             case "time" -> time(request);
+            case "tools" -> tools(request);
+            case "transact" -> transact();
             default -> Map.of("error", "there is no operation " + request.op());
         };
     }
@@ -74,6 +81,45 @@ public final class Driver {
             admin.createTopics(List.of(topic)).all().get();
         }
         return Map.of();
+    }
+
+    /** What Kafka's administration tools ask of a cluster, about one topic. */
+    private Map<String, Object> tools(Request request) throws Exception {
+        TopicPartition place = new TopicPartition(request.topic(), 0);
+        try (Admin admin = Admin.create(base)) {
+            var nodes = admin.describeCluster().nodes().get().stream().map(node -> node.id()).toList();
+            var topic = admin.describeTopics(List.of(request.topic())).allTopicNames().get().get(request.topic());
+            List<Long> sizes = new ArrayList<>();
+            for (var directories : admin.describeLogDirs(nodes).allDescriptions().get().values()) {
+                directories.values().forEach(d -> sizes.add(d.replicaInfos().get(place).size()));
+            }
+            var election = admin.electLeaders(ElectionType.PREFERRED, Set.of(place)).partitions().get().get(place);
+            var quorum = admin.describeMetadataQuorum().quorumInfo().get();
+            var producers = admin.describeProducers(List.of(place)).partitionResult(place).get().activeProducers();
+            var resources = admin.listConfigResources(Set.of(), new ListConfigResourcesOptions()).all().get();
+            return Map.of(
+                    "nodes", nodes,
+                    "partitions", topic.partitions().size(),
+                    "sizes", sizes,
+                    "election", election.map(e -> e.getClass().getSimpleName()).orElse("none"),
+                    "leader", quorum.leaderId(),
+                    "voters", quorum.voters().stream().map(voter -> voter.replicaId()).toList(),
+                    "last_sequences", producers.stream().map(producer -> producer.lastSequence()).toList(),
+                    "resources", resources.stream().map(resource -> resource.name()).toList(),
+                    "reassigned", admin.listPartitionReassignments().reassignments().get().size(),
+                    "quotas", admin.describeClientQuotas(ClientQuotaFilter.all()).entities().get().size());
+        }
+    }
+
+    /** The error of a transactional producer. */
+    private Map<String, Object> transact() {
+        var serializer = new ByteArraySerializer();
+        try (var producer = new KafkaProducer<>(with("transactional.id", "tx"), serializer, serializer)) {
+            producer.initTransactions();
+            return Map.of("failure", "none");
+        } catch (KafkaException e) {
+            return Map.of("failure", e.getClass().getSimpleName());
+        }
     }
 
     private Map<String, Object> produce(Request request) throws Exception {

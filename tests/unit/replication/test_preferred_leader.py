@@ -1,0 +1,140 @@
+"""An operator's request for the preferred leader at any node: whom it reaches, and which replica is not fit."""
+
+from typing import cast
+
+import pytest
+
+from smq.raft_state.commands import Command, CreateTopic, FenceNode, SetNodeDrained
+from smq.raft_state.ids import Epoch, LogIndex, NodeId, PartitionId, TopicId
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication.config import NodeConfig
+from smq.replication.host import Host as NodeHost
+from smq.replication.membership.liveness import Liveness
+from smq.replication.net import wire
+from smq.replication.net.links import Links
+from smq.replication.partition.external_offsets import ExternalOffsets
+from smq.replication.partition.replicas import Replicas
+from smq.replication.ports import Engine
+from smq.replication.proposer import Barriers
+from smq.replication.requests import Requests
+from smq.testing.virtual.clock import Machine as Hardware
+from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, register
+
+
+class World:
+    """Node 1. Both peers are heard, and all disks have room. One partition, led by its second replica."""
+
+    def __init__(self) -> None:
+        self.clock = SimClock(Process(Scheduler(), "n", self._raise), Hardware())
+        self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
+        self.node_id, self.incarnation = ME, INCARNATION
+        self.machine = Machine()
+        self.index = 0
+        self.is_full = False
+        self.sent: list[tuple[NodeId, wire.Message]] = []
+        self.transferred: list[tuple[Epoch, NodeId]] = []
+        self.links = Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message))))
+        self.liveness = Liveness(
+            self.config, clock=self.clock, applied=self, engine=cast(Engine, None), is_full=lambda: self.is_full
+        )
+        self.requests = Requests(
+            cast(NodeHost, self),
+            cast(Replicas, self),
+            self.liveness,
+            cast(Barriers, None),
+            cast(ExternalOffsets, None),
+        )
+        self.apply(default_init("c"))
+        for node in (ME, PEER_A, PEER_B):
+            self.apply(register(node))
+        self.hear(PEER_A)
+        self.hear(PEER_B)
+        topic_id = TopicId(b"t" * 16)
+        self.apply(CreateTopic(name="t", topic_id=topic_id, partition_count=3, replication_factor=3, created_ms=0))
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
+
+    @property
+    def state(self) -> ClusterState:
+        return self.machine.state
+
+    def apply(self, command: Command) -> None:
+        self.index += 1
+        self.machine.apply(LogIndex(self.index), command)
+
+    def hear(self, peer: NodeId, *, is_leaving: bool = False, is_full: bool = False) -> None:
+        self.liveness.on_heartbeat(peer, INCARNATION, is_leaving=is_leaving, is_full=is_full)
+
+    def transfer(self, _pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
+        self.transferred.append((epoch, target))
+
+    def part(self, preferred: NodeId, leader: NodeId) -> PartitionState:
+        """A partition with these."""
+        part = next(part for part in self.state.topics["t"].partitions if part.replicas[0] == preferred)
+        part.leader = leader
+        return part
+
+    def request(self, part: PartitionState) -> bool:
+        return self.requests.request_preferred_leader(part.pid)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_leader_elsewhere_is_asked_by_a_message(world: World) -> None:
+    part = world.part(preferred=PEER_A, leader=PEER_B)
+    assert world.request(part)
+    assert world.sent == [(PEER_B, wire.Transfer(part.pid, part.epoch, PEER_A))]
+    assert world.transferred == []
+
+
+def test_this_node_gets_its_own_leadership_back(world: World) -> None:
+    """It never hears itself, and is fit nevertheless."""
+    part = world.part(preferred=ME, leader=PEER_B)
+    assert world.request(part)
+    assert world.sent == [(PEER_B, wire.Transfer(part.pid, part.epoch, ME))]
+
+
+def test_this_node_hands_over_what_it_leads(world: World) -> None:
+    part = world.part(preferred=PEER_A, leader=ME)
+    assert world.request(part)
+    assert world.transferred == [(part.epoch, PEER_A)]
+    assert world.sent == []
+
+
+def test_nothing_is_requested_of_the_preferred_leader_itself(world: World) -> None:
+    assert world.request(world.part(preferred=PEER_A, leader=PEER_A))
+    assert world.sent == []
+
+
+def test_a_dead_leader_is_not_asked(world: World) -> None:
+    part = world.part(preferred=PEER_A, leader=PEER_B)
+    world.apply(FenceNode(node=PEER_B, incarnation=INCARNATION))
+    part.leader = PEER_B
+    assert world.request(part), "an election is due, and a later request may find a leader"
+    assert world.sent == []
+
+
+@pytest.mark.parametrize("why", ["fenced", "drained", "leaving", "full"])
+@pytest.mark.parametrize("preferred", [ME, PEER_A])
+def test_a_replica_that_is_not_fit_is_not_requested(world: World, preferred: NodeId, why: str) -> None:
+    if why == "fenced":
+        world.apply(FenceNode(node=preferred, incarnation=INCARNATION))
+    elif why == "drained":
+        world.apply(SetNodeDrained(node=preferred, drained=True))
+    elif preferred == ME:
+        world.liveness.is_self_leaving, world.is_full = why == "leaving", why == "full"
+    else:
+        world.hear(preferred, is_leaving=why == "leaving", is_full=why == "full")
+    assert not world.request(world.part(preferred=preferred, leader=PEER_B))
+    assert world.sent == []
+
+
+def test_a_partition_that_is_gone_is_not_requested(world: World) -> None:
+    assert not world.requests.request_preferred_leader(PartitionId(b"x" * 20))

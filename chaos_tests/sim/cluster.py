@@ -106,6 +106,7 @@ class Cluster:
             on_fatal=on_fatal,
         )
         disk.capacity = host.capacity
+        disk.on_blocking_read = partial(self._blocked, node)
         for hook in self.on_started:
             hook(host)
         host.process, host.disk = process, disk
@@ -165,6 +166,12 @@ class Cluster:
             self.recorder.note("fault", what="resume", n=node)
             host.process.resume()
             self.network.resumed(node)
+
+    def _blocked(self, node: NodeId, ms: float) -> None:
+        """The process reads batches on its loop while its disk does not answer: everything in it waits."""
+        self.recorder.note("progress", ok=False, why=f"the loop of node {node} waited {ms:.0f} ms for its disk")
+        self.pause(node)
+        self.scheduler.after_ms(ms, partial(self.resume, node))
 
     def _died(self, host: SimHost, start: int, error: Exception) -> None:
         """An exception left a callback: production would exit non-zero."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 
+_READER = "smq.replication.log.reader:LogReader."
 _REPLICA = "smq.replication.partition.replica:Replica."
 
 DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
@@ -44,6 +45,34 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="hung_disk",
         anomalies=frozenset({"no-progress"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="cold-reads-on-the-loop",
+        rule="reads that may wait for the medium do not hold up the loop",
+        mutations=(
+            Mutation(
+                _READER + "read_memory",
+                "        return None\n    return _fitting",
+                "        return self.read(offset, end, bytes_max)\n    return _fitting",
+            ),
+        ),
+        scenario="slow_reads",
+        anomalies=frozenset({"no-progress"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="unreadable-batch-ends-the-process",
+        rule="a batch that the medium cannot give is damaged, and is fetched again",
+        mutations=(
+            Mutation(
+                "smq.replication.log.codec:parse_header_of",
+                "if len(value) < ENVELOPE_BYTES + HEADER_BYTES:\n",
+                "assert value, 'EIO'\n    if len(value) < ENVELOPE_BYTES + HEADER_BYTES:\n",
+            ),
+        ),
+        scenario="slow_reads",
+        anomalies=frozenset({"process-died", "no-progress"}),
         seeds=8,
     ),
 )

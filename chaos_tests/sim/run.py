@@ -48,13 +48,14 @@ from smq.testing.virtual.rng import Streams
 
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
-# Coarser than the defaults of production: with those, idle ticks are a third of a run's events and find nothing.
+# Coarser or smaller than the defaults of production. With those, idle ticks are a third of a run's events.
 TIMINGS: dict[str, Any] = {
     "heartbeat_interval_ms": 400,
     "tick_interval_ms": 100,
     "election_timeout_min_ms": 480,
     "election_timeout_max_ms": 960,
     "raft_heartbeat_ms": 150,
+    "tail_bytes_kept": 1_000,  # logs are short here, and most reads should come from the disk
 }
 LONGEST = 3.0  # times its seconds: a storm may last this long if it lacks acknowledged operations
 ELECT_MS_MAX = 10_000.0  # of one probe for a preferred leader: hand-overs take a few round trips

@@ -4,10 +4,13 @@ No setting here may change the outcome of a command: those that do are in the re
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from smq.raft_state.codec import FEATURE_LEVEL
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import REPLIES_MAX_DEFAULT
+
+TAIL_BYTES_KEPT: Final = 256 << 10  # consumers and followers read the newest batches next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class NodeConfig:
     append_inflight_bytes_max: int = 64 << 20
     # Below it no records are appended. Twice the bytes that may be in flight, and their pages, must fit into it.
     disk_reserve_bytes: int = 256 << 20
+    tail_bytes_kept: int = TAIL_BYTES_KEPT  # of durable batches per partition, read from memory
     scrub_period_s: int = 7 * 24 * 3600  # everything on disk is read and checked once per period; 0: never
     replica_inflight_bytes_max: int = 8 << 20  # sent to one follower of one partition and not yet acknowledged
     fetch_bytes_max: int = 8 << 20

@@ -2,7 +2,7 @@
 
 Owns the composition of the replication layer and its life: start, ticks, drain, stop. It holds no rule: those of a
 partition are in `partition`, of elections in `membership`, of requests in `requests`. It runs on one thread and never
-blocks, but for reads of committed data. A failed commit or a broken invariant ends the process through `on_fatal`. A
+blocks, but for look-ups of committed data. A failed commit or a broken invariant ends the process through `on_fatal`. A
 node that meets what a newer smq wrote stops as if it had crashed, but its process stays: it says what it waits for.
 """
 

@@ -1,8 +1,8 @@
 """The four ports through which a node meets the world: Clock, Rng, Network, Disk, and the port of the engine.
 
 Production gives the node the real ones, the simulation its own; the code between is the same. Everything runs on one
-thread, the node's loop: no port may call back from another thread, and no call here may block (a disk read of committed
-data is the one exception). A callback is never made from inside the call that requested it.
+thread, the node's loop: no port may call back from another thread, and no call here may block (`get` and the scans of
+a disk are the exceptions: for starts and look-ups). A callback is never made from inside the call that requested it.
 """
 
 import enum
@@ -79,6 +79,10 @@ class Network(Protocol):
 
 
 # ---------------------------------------------------------------------------------------------------------- disk
+class DataDamaged(Exception):
+    """Bytes on disk fail their CRC, or do not decode. The message names table and key."""
+
+
 class Table(enum.Enum):
     """The named tables of a node's one environment (docs/formats.md)."""
 
@@ -134,7 +138,8 @@ class Disk(Protocol):
 
     Submissions are committed in order, each whole or not at all, any number of them in one synced transaction.
     A failed commit is fatal: `on_fatal` (given at construction) is called once, and nothing more is reported durable.
-    Reads see all committed data, which may be more than has been reported.
+    Reads see all committed data, which may be more than has been reported. A value that the medium cannot give is read
+    as empty, by `read_from` and `examine`: it then fails its check, as damaged bytes do.
     """
 
     def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
@@ -176,6 +181,21 @@ class Disk(Protocol):
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
     ) -> list[bytes]:
         """As `scan`, keys only."""
+
+    def read_from(
+        self,
+        table: Table,
+        lowest: bytes,
+        start: bytes,
+        stop: bytes,
+        *,
+        bytes_max: int,
+        done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
+    ) -> bool:
+        """As `scan` in [start, stop), beginning with the last key in [lowest, start] if there is one. The rows may have
+        to come from the medium, so a thread of the disk's own reads them if it has one. `done` runs on the loop, not
+        necessarily in order, with what was committed at some moment in between. False, and nothing is read, if too many
+        reads wait. DataDamaged if the table cannot be walked."""
 
     def examine(
         self,
@@ -338,7 +358,3 @@ class Engine(Protocol):
         """Ends a leadership or a candidacy of this node: its disk is no longer the one that stood for it."""
 
     def stop(self) -> None: ...
-
-
-class DataDamaged(Exception):
-    """Bytes on disk fail their CRC, or do not decode. The message names table and key."""

@@ -198,6 +198,15 @@ CATALOGUE: Final = {
             hold_s=(12.0, 20.0),
         ),
         Fault(
+            "slow-reads",
+            "disk",
+            "no read of the leader's batches finds them in memory, and each takes some half second",
+            do.traced("preadv2:error=EAGAIN", "pread64:delay_enter=50000"),  # a read takes several calls
+            do.untraced,
+            frozenset({"strace"}),
+            hold_s=(6.0, 10.0),
+        ),
+        Fault(
             "clock-jump",
             "clock",
             "the leader's wall clock jumps by up to an hour either way",

@@ -254,7 +254,15 @@ def traced(*inject: str) -> Strike:
         node = arena.leader()
         pid = str(arena.fleet.nodes[node].pid)
         options = [word for rule in inject for word in ("-e", f"inject={rule}")]
-        command = ["strace", "-f", "-qqq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync,pwrite64,msync"]
+        command = [
+            "strace",
+            "-f",
+            "-qqq",
+            "-o",
+            "/dev/null",
+            "-e",
+            "trace=fdatasync,fsync,pwrite64,msync,pread64,preadv2",
+        ]
         arena.helpers.append(subprocess.Popen([*command, *options, "-p", pid], stderr=subprocess.DEVNULL))
         return [node]
 

@@ -1,6 +1,6 @@
 """Disks that hang: no commit ends for tens of seconds, and none fails. Judged while the disk still hangs.
 
-Owns the strike and its probes. Records are taken and served at once, from memory where it must be, because a majority
+Owns the strike and its probes. Records are taken and served immediately, if need be from memory, because a majority
 of the disks writes; after a bound, no partition depends on the hung disk any more. A check after the heal would find
 nothing, because every queued commit ends then.
 """
@@ -22,7 +22,7 @@ PAUSE_MS: Final = 50.0  # between two reads of a probe; a read waits up to 150 m
 
 
 def hung_disk(fault: Fault) -> Script:
-    """One node's disk hangs. Partitions are probed while it does, one of those that it leads at once."""
+    """One node's disk hangs. Partitions are probed while it does, one of those that it leads immediately."""
     hosts = [host for host in fault.hosts() if host.disk is not None]
     lasting_ms = max(fault.lasting_ms(), RECOVERED_MS)
     for host in hosts:

@@ -237,6 +237,26 @@ def slow_disk(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def slow_reads(fault: Fault) -> Script:
+    """Reads that are not answered from memory take as long as this lasts. Nothing else may wait for them."""
+    for host in fault.hosts():
+        if host.disk is not None:
+            ms = fault.lasting_ms()
+            fault.note("slow-reads", n=host.node, ms=ms)
+            host.disk.stall_reads(ms)
+    yield fault.duration()
+
+
+def read_error(fault: Fault) -> Script:
+    """The medium cannot give some batches any more, until they are written again, while the node runs. It is always the
+    same node, because the others must have them."""
+    host = fault.arena.cluster.hosts[fault.arena.victim]
+    for _ in range(fault.rng.randint(1, 3)):
+        key = host.image.make_unreadable(Table.BATCHES, fault.rng)
+        fault.note("read-error", n=host.node, key=key.hex() if key is not None else None)
+    yield fault.duration()
+
+
 def disk_error(fault: Fault) -> Script:
     """The next commit fails: the process must end itself, and must not have sent any message that waited for it."""
     for host in fault.hosts():
@@ -362,6 +382,8 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         stall,
         slow_disk,
         hung.hung_disk,
+        slow_reads,
+        read_error,
         disk_error,
         fill_disk,
         disk_full,

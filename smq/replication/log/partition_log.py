@@ -13,6 +13,7 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
+from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log.codec import (
     TIME_APPEND,
     TIME_CREATE,
@@ -45,16 +46,17 @@ from smq.replication.log.state import (
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 
-TAIL_BYTES_KEPT: Final = 256 << 10  # of durable batches per partition: consumers and followers read them next
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, durable batches leave memory immediately
 
 
 class TailBudget:
-    """The bytes of batches held in memory by all partitions of a node."""
+    """The bytes of batches held in memory by all partitions of a node, and how much each keeps of durable ones. Those
+    that are not durable are always held: the disk's queue bounds them."""
 
-    __slots__ = ("used",)
+    __slots__ = ("kept", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int | None) -> None:
+        self.kept = TAIL_BYTES_KEPT if kept is None else kept
         self.used = 0
 
 
@@ -78,7 +80,7 @@ class _Pending:
 
 
 class PartitionLog(LogReader):
-    """See the module. `generation` grows whenever batches are dropped from the end.
+    """See the module. `generation` grows whenever batches are dropped from the end, or all of them.
 
     `damaged_batches` holds the base of every batch that is known to fail its CRC and that `replace` has not repaired.
     `tail_damage` is set if recovery found a damaged batch and no index row that describes it: the log then ends before
@@ -102,7 +104,6 @@ class PartitionLog(LogReader):
         has_producers: bool = True,
     ) -> None:
         super().__init__(disk, pid, log_start, base=base, state=state, first=first)
-        self.generation = 0
         self.tail_damage = tail_damage
         self.damaged_batches = set(damaged_batches)
         self.has_producers = has_producers
@@ -179,7 +180,7 @@ class PartitionLog(LogReader):
         while (
             tail
             and tail[0].end <= self.durable_end
-            and (self._tail_bytes > TAIL_BYTES_KEPT or self._budget.used > TAIL_BYTES_NODE_MAX)
+            and (self._tail_bytes > self._budget.kept or self._budget.used > TAIL_BYTES_NODE_MAX)
         ):
             self._count_tail(-len(tail.popleft().value))
 

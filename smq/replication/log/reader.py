@@ -6,7 +6,7 @@ PartitionLog, its only subclass, does.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -53,6 +53,7 @@ class LogReader:
         self._state = state
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
+        self.generation = 0
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
@@ -176,9 +177,50 @@ class LogReader:
             start = rows[-1][0] + b"\x00"
 
     # --------------------------------------------------------------------------------------------- reading
+    def read_memory(self, offset: Offset, end: Offset, bytes_max: int) -> list[StoredValue] | None:
+        """As `read`, but None if the batches have to come from the disk, where `read_later` finds them."""
+        if not self.log_start <= offset < min(end, self.appended_end):
+            return []
+        if not self._tail or offset < self._tail[0].base:
+            return None
+        return _fitting(self._read_tail(offset, end), bytes_max)
+
+    def read_later(
+        self,
+        offset: Offset,
+        end: Offset,
+        bytes_max: int,
+        done: Callable[[list[StoredValue] | DataDamaged | None], None],
+    ) -> bool:
+        """As `read`, for batches that may have to come from the medium: the loop goes on meanwhile. The offset is in
+        the durable log. `done` gets None if the log has been cut or trimmed there meanwhile: look again. False, and
+        nothing is read, if too many reads wait."""
+        stop, generation = min(end, self.durable_end), self.generation
+        lowest, start = batch_key(self.pid, self._first), batch_key(self.pid, offset)
+
+        def on_rows(rows: list[tuple[bytes, bytes]] | DataDamaged) -> None:
+            # Changes that were submitted after this read began may be among the rows, or not.
+            if self.generation != generation or offset < max(self._first, self.log_start):
+                found: list[StoredValue] | DataDamaged | None = None
+            elif isinstance(rows, DataDamaged):
+                found = rows
+            else:
+                is_found = bool(rows) and rows[0][0] <= start
+                try:
+                    first = rows[0][0] if is_found else start
+                    found = _fitting(self._parse_rows(rows if is_found else [], first, offset, stop), bytes_max)
+                except BatchDamaged as e:
+                    found = e
+            done(found)
+
+        return self._disk.read_from(
+            Table.BATCHES, lowest, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1), done=on_rows
+        )
+
     def read(self, offset: Offset, end: Offset, bytes_max: int) -> list[StoredValue]:
         """The batches from the one that contains `offset` to the last that starts below `end`: at least one if there
-        is one, then as many as fit into `bytes_max`. A short answer does not mean the end of the log.
+        is one, then as many as fit into `bytes_max`. A short answer does not mean the end of the log. The caller may
+        have to wait for the medium: for look-ups and recovery.
 
         Empty below log_start and at or beyond the end. Batches that are not durable yet are read from memory. Raises
         BatchDamaged if the first batch fails; batches before a damaged one are returned.
@@ -190,12 +232,7 @@ class LogReader:
             found = self._read_tail(offset, stop)
         else:
             found = self._read_disk(offset, min(stop, self.durable_end), bytes_max)
-        total = 0
-        for i, stored in enumerate(found):
-            total += len(stored.value)
-            if total > bytes_max and i:
-                return found[:i]
-        return found
+        return _fitting(found, bytes_max)
 
     def holds(self, offset: Offset) -> bool:
         """Whether the log has the offset on disk. Deleted batches do not count, even if their bytes are still there."""
@@ -213,9 +250,16 @@ class LogReader:
 
     def _read_disk(self, offset: Offset, stop: Offset, bytes_max: int) -> list[StoredValue]:
         start = self._key_of_batch_at(offset)
+        rows = self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1))
+        return self._parse_rows(rows, start, offset, stop)
+
+    def _parse_rows(
+        self, rows: list[tuple[bytes, bytes]], start: bytes, offset: Offset, stop: Offset
+    ) -> list[StoredValue]:
+        """`start` is the key of the batch that contains `offset`."""
         found: list[StoredValue] = []
         expected = base_of_key(start)
-        for key, value in self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1)):
+        for key, value in rows:
             try:
                 if not found and key != start:
                     # A key with flipped bits sorts before the batch, where every search looks. That row is damaged, but
@@ -307,6 +351,16 @@ class LogReader:
 
     def _walk_to_timestamp(self, create_ms: int, after_ts_ns: int) -> BatchInfo | None:
         return next((info for info in self._live_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)
+
+
+def _fitting(found: list[StoredValue], bytes_max: int) -> list[StoredValue]:
+    """At least one, if there is one."""
+    total = 0
+    for i, stored in enumerate(found):
+        total += len(stored.value)
+        if total > bytes_max and i:
+            return found[:i]
+    return found
 
 
 def parse_stored(pid: PartitionId, key: bytes, value: bytes) -> StoredValue:

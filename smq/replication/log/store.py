@@ -46,9 +46,9 @@ _BEYOND_ALL: Final = b"\xff" * 32
 
 
 class LogStore:
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, *, tail_bytes_kept: int | None = None) -> None:
         self._disk = disk
-        self._budget = TailBudget()
+        self._budget = TailBudget(tail_bytes_kept)
         self._reaper = Reaper(disk)
 
     def create(self, pid: PartitionId, log_start: Offset, *, has_producers: bool = True) -> PartitionLog:

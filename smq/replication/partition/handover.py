@@ -21,7 +21,7 @@ from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.store import PartitionLog
 from smq.replication.partition.streams import FollowerStream
-from smq.replication.ports import Buffer, DataDamaged
+from smq.replication.ports import Buffer
 
 LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this close, to keep the pause short
 PAUSE_MS_MAX: Final = 1_000  # a longer one is abandoned, and batches are accepted again
@@ -70,14 +70,12 @@ class HandOver:
     def begin(self, target: NodeId) -> bool:
         """False if this node does not lead, is already handing over, or the target is not known to be close."""
         replica = self._replica
-        stream, log, epoch = replica.stream_to(target), replica.log, replica.leading
+        stream, epoch = replica.stream_to(target), replica.leading
         if epoch is None or self._target is not None or stream is None or stream.acked_end is None:
             return False
-        try:
-            lag = log.read(stream.acked_end, log.appended_end, LAG_BYTES_MAX)
-        except DataDamaged:
-            return False
-        if lag and lag[-1].end < log.appended_end:
+        if stream.acked_end < replica.log.appended_end and (
+            stream.lag_bytes is None or stream.lag_bytes > LAG_BYTES_MAX
+        ):
             return False
         self._target = target
         at_ns = self._host.clock.monotonic_ns() + PAUSE_MS_MAX * 1_000_000

@@ -15,7 +15,7 @@ from smq.raft_state.ids import Offset, TsNs
 from smq.records import BatchCorrupt, parse_header
 from smq.replication.api import DoneFn, Fetched, SizedRun, StoredBatch, TimeKind, TimeOffset
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged, BatchInfo
+from smq.replication.log.codec import BatchDamaged, BatchInfo, StoredValue
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.partition.repair import Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
@@ -26,6 +26,7 @@ from smq.replication.runtime.deadlines import Deadline
 _log = structlog.get_logger("smq.reads")
 
 REPAIRS_PER_POLL_MAX: Final = 4  # one repairs a batch, unless LMDB's tree hides the new bytes
+READ_MS_MAX: Final = 5_000  # how long a reader waits for this node's disk: another replica may be faster
 BARRIER_MS_MAX: Final = 5_000  # how long OFFSET_OUT_OF_RANGE waits for a quorum to confirm it
 
 
@@ -41,6 +42,7 @@ class Poll:
     done: DoneFn[Fetched]
     repairs: int = 0  # those that it has waited for
     confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be answered
+    reading: Deadline | None = None  # of the read under way
     parked: bool = False
     finished: bool = False
     deadline: Deadline | None = None
@@ -72,10 +74,14 @@ class Reads:
         """Answers now, or parks the poll until the replica has more."""
         try:
             self._try(poll)
-        except BatchDamaged as e:
-            self._repairs.request(poll.replica, e, partial(self._after_repair, poll, e))
         except Exception as e:  # noqa: BLE001  # a read changes nothing, so the node survives any exception
-            self.finish(poll, read_failure(e))
+            self._fail(poll, e)
+
+    def _fail(self, poll: Poll, error: Exception) -> None:
+        if isinstance(error, BatchDamaged):
+            self._repairs.request(poll.replica, error, partial(self._after_repair, poll, error))
+        else:
+            self.finish(poll, read_failure(error))
 
     def _try(self, poll: Poll) -> None:
         replica = poll.replica
@@ -89,15 +95,58 @@ class Reads:
             message = f"offset {poll.offset} is outside [{part.log_start}, {part.hwm}]"
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
         poll.confirmed = False  # it is in range: a later doubt needs a barrier of its own
-        if poll.max_bytes:
-            batches = self._read(replica, poll.offset, poll.max_bytes)
-            is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
+        if not poll.max_bytes:
+            self._conclude(poll, [], is_enough=poll.offset < replica.readable_end)
+            return
+        end = replica.readable_end
+        found = replica.log.read_memory(poll.offset, end, poll.max_bytes) if poll.offset < end else []
+        if found is None:
+            self._read_later(poll, end)
         else:
-            batches, is_enough = [], poll.offset < replica.readable_end
+            self._take(poll, end, found)
+
+    def _take(self, poll: Poll, end: Offset, found: list[StoredValue]) -> None:
+        batches = [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in found if v.end <= end]
+        is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
+        self._conclude(poll, batches, is_enough=is_enough)
+
+    def _conclude(self, poll: Poll, batches: list[StoredBatch], *, is_enough: bool) -> None:
         if is_enough or self._host.clock.monotonic_ns() >= poll.deadline_ns:
-            self.finish(poll, self._fetched(replica, batches))
+            self.finish(poll, self._fetched(poll.replica, batches))
         else:
             self._park(poll)
+
+    # -------------------------------------------------------------------------------------- from the disk
+    def _read_later(self, poll: Poll, end: Offset) -> None:
+        """Reads batches that are not in memory. The loop goes on; a poll has at most one read under way."""
+        if poll.reading:
+            return  # a wake-up, or its deadline: the read's end looks at everything again
+        if not poll.replica.log.read_later(poll.offset, end, poll.max_bytes, partial(self._on_read, poll, end)):
+            details = ErrorDetails(retry_after_ms=200)
+            raise SmqError(ErrorCode.OVERLOADED, "too many reads wait for this node's disk", details)
+        at_ns = self._host.clock.monotonic_ns() + READ_MS_MAX * 1_000_000
+        poll.reading = self._host.deadlines.add(at_ns, partial(self._give_up, poll))
+
+    def _on_read(self, poll: Poll, end: Offset, found: list[StoredValue] | DataDamaged | None) -> None:
+        if poll.reading is not None:
+            poll.reading.cancel()
+            poll.reading = None
+        if poll.finished:
+            return
+        try:
+            if isinstance(found, DataDamaged):
+                raise found
+            if found is not None:
+                self._take(poll, end, found)
+            if not poll.finished and (found is None or poll.replica.readable_end > end):
+                self._try(poll)  # the log was cut meanwhile, or has grown beyond what was read and is not enough
+        except Exception as e:  # noqa: BLE001  # as in `fetch`
+            self._fail(poll, e)
+
+    def _give_up(self, poll: Poll) -> None:
+        poll.reading = None
+        message = "this node's disk takes too long to read: read from another replica, or try again"
+        self.finish(poll, SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=200)))
 
     def _after_repair(self, poll: Poll, damage: BatchDamaged, outcome: Outcome) -> None:
         """A repaired batch is read as if nothing had happened."""
@@ -114,13 +163,6 @@ class Reads:
     def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
         part = replica.part
         return Fetched(batches, part.log_start, part.hwm, part.lso, replica.readable_end)
-
-    def _read(self, replica: Replica, offset: Offset, max_bytes: int) -> list[StoredBatch]:
-        end = replica.readable_end
-        if offset >= end or offset < replica.log.log_start:
-            return []
-        values = replica.log.read(offset, end, max_bytes)
-        return [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in values if v.end <= end]
 
     def _confirm(self, poll: Poll) -> None:
         left_ns = poll.deadline_ns - self._host.clock.monotonic_ns()

@@ -21,7 +21,7 @@ from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.net import wire
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.replica import Replica
-from smq.replication.ports import Channel, DataDamaged
+from smq.replication.ports import Buffer, Channel, DataDamaged
 from smq.replication.runtime.deadlines import Deadline
 
 _log = structlog.get_logger("smq.repair")
@@ -98,7 +98,7 @@ class Repairs:
         repair = self._under_way[key] = _Repair(replica, damage, offset, [done], others)
         if damage.row is not None and not damage.offset < replica.log.durable_end:
             replica.log.forget_row(damage.row, partial(self._on_durable, repair))
-        elif not self._accept(repair, self._local_copy(repair)):
+        elif damage.row is None or not self._read_own(repair):
             self._ask_next(repair)
 
     def _is_ineffective(self, key: tuple[PartitionId, Offset]) -> bool:
@@ -123,14 +123,15 @@ class Repairs:
             self._finish(repair, Outcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------------------- asking
-    def _local_copy(self, repair: _Repair) -> StoredValue | None:
-        """If only the index row is damaged, the batch is here."""
-        log, offset = repair.replica.log, repair.offset
-        try:
-            found = log.read(offset, Offset(offset + 1), 1) if repair.damage.row is not None else []
-        except DataDamaged:
-            return None
-        return found[0] if found else None
+    def _read_own(self, repair: _Repair) -> bool:
+        """If only the index row is damaged, the batch is here. False if it cannot be read now."""
+
+        def on_read(found: list[StoredValue] | DataDamaged | None) -> None:
+            own = found[0] if found and not isinstance(found, DataDamaged) else None
+            if self._under_way.get((repair.damage.pid, repair.offset)) is repair and not self._accept(repair, own):
+                self._ask_next(repair)
+
+        return repair.replica.log.read_later(repair.offset, Offset(repair.offset + 1), 1, on_read)
 
     def _ask_next(self, repair: _Repair) -> None:
         host = self._host
@@ -199,16 +200,22 @@ class Repairs:
     # ---------------------------------------------------------------------------------------- answering
     def on_fetch(self, peer: NodeId, replica: Replica | None, message: wire.FetchBatch) -> None:
         """Another replica has lost a batch: sends it only if it is valid, intact and durable here."""
-        value = b""
-        if replica is not None:
-            try:
-                found = replica.log.read(message.offset, Offset(message.offset + 1), 1)
-                value = found[0].value if found and found[0].end <= replica.durable_verified_end else b""
-            except BatchDamaged as e:
-                self.request(replica, e, lambda _outcome: None)
-            except DataDamaged:
-                pass  # the empty answer reports it
-        self._host.links.send(peer, Channel.DATA, wire.FoundBatch(message.partition, message.request, value))
+
+        def on_read(found: list[StoredValue] | DataDamaged | None) -> None:
+            value: Buffer = b""  # the empty answer reports that it cannot help
+            if isinstance(found, BatchDamaged) and replica is not None:
+                self.request(replica, found, lambda _outcome: None)
+            elif found and not isinstance(found, DataDamaged) and replica is not None:
+                value = found[0].value if found[0].end <= replica.durable_verified_end else b""
+            self._host.links.send(peer, Channel.DATA, wire.FoundBatch(message.partition, message.request, value))
+
+        at = message.offset
+        if replica is None or not replica.log.log_start <= at < replica.durable_verified_end:
+            on_read(None)
+            return
+        in_memory = replica.log.read_memory(at, Offset(at + 1), 1)
+        if in_memory is not None or not replica.log.read_later(at, Offset(at + 1), 1, on_read):
+            on_read(in_memory)
 
 
 def repair_error(damage: BatchDamaged, outcome: Outcome) -> SmqError:

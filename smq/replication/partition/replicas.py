@@ -46,7 +46,7 @@ class Replicas:
         self._host = host
         self._slices = slices
         self._reachable = reachable
-        self._store = LogStore(host.disk)
+        self._store = LogStore(host.disk, tail_bytes_kept=host.config.tail_bytes_kept)
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._by_pid: dict[PartitionId, Replica] = {}
         self._unsettled: deque[PartitionId] = deque()  # moved by the state, and not followed yet

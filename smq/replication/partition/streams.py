@@ -11,7 +11,7 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.replication.host import Host
-from smq.replication.log.store import BatchDamaged, PartitionLog
+from smq.replication.log.store import BatchDamaged, PartitionLog, StoredValue
 from smq.replication.net import wire
 from smq.replication.ports import Channel, DataDamaged
 
@@ -44,6 +44,7 @@ class FollowerStream:
         self._next: Offset | None = None  # None while the follower's position is unknown
         self._in_flight: deque[tuple[Offset, int]] = deque()  # (end, bytes) of appends not yet acknowledged
         self._in_flight_bytes = 0
+        self._is_reading = False  # from the disk, at most once at a time
         self._heard_ns = 0
         self._probed_ns = 0
         self._lacks_producers = False  # by its last report
@@ -123,6 +124,11 @@ class FollowerStream:
         """The follower's position is known."""
         return self._next is not None
 
+    @property
+    def lag_bytes(self) -> int | None:
+        """What the follower has not acknowledged; None if it has not even been sent all."""
+        return self._in_flight_bytes if self._next == self._log.appended_end else None
+
     def pump(self) -> None:
         """Sends what the follower lacks, within the window."""
         window = self._host.config.replica_inflight_bytes_max
@@ -135,20 +141,44 @@ class FollowerStream:
                 self._restart(None)  # the follower learns the new log start from Raft; a probe then finds it there
                 return
             size_max = min(APPEND_BYTES_MAX, window)
-            try:
-                values = self._log.read(self._next, self._log.appended_end, size_max)
-            except BatchDamaged as e:
+            values = self._log.read_memory(self._next, self._log.appended_end, size_max)
+            if values is None:
+                self._read_later(self._next, size_max)
+                return
+            if not values or not self._send(values):
+                return
+
+    def _read_later(self, at: Offset, size_max: int) -> None:
+        """What the follower lacks is not in memory: the loop goes on while it is read. If too many reads wait, the next
+        visit tries again."""
+        if not self._is_reading:
+            stream, on_read = self._stream, self._on_read
+            self._is_reading = self._log.read_later(
+                at, self._log.appended_end, size_max, lambda found: on_read(stream, at, found)
+            )
+
+    def _on_read(self, stream: int, at: Offset, found: list[StoredValue] | DataDamaged | None) -> None:
+        self._is_reading = False
+        is_wanted = stream == self._stream and self._next == at and not self.is_full and not self._is_held
+        if is_wanted and found is not None:
+            if isinstance(found, BatchDamaged):
                 self._restart(None)  # producers must not suffer for it: the probe after the repair continues from here
-                self._repair(e, self._on_repair)
-                return
-            self.is_unreadable = False
-            if not values:
-                return
-            message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in values])
-            if not self._host.links.send(self.peer, Channel.DATA, message):
+                self._repair(found, self._on_repair)
+            elif isinstance(found, DataDamaged):
+                self.is_unreadable = True
                 self._restart(None)
-                return
-            size = sum(len(v.value) for v in values)
-            self._next = values[-1].end
-            self._in_flight.append((self._next, size))
-            self._in_flight_bytes += size
+            else:
+                self._send(found)
+        self.pump()
+
+    def _send(self, values: list[StoredValue]) -> bool:
+        self.is_unreadable = False
+        message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in values])
+        if not self._host.links.send(self.peer, Channel.DATA, message):
+            self._restart(None)
+            return False
+        size = sum(len(v.value) for v in values)
+        self._next = values[-1].end
+        self._in_flight.append((self._next, size))
+        self._in_flight_bytes += size
+        return True

@@ -17,9 +17,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from smq.replication.ports import DataDamaged, Examined, Op, Put, Space, Table
+from smq.replication.storage.pages_lmdb import NotCached, PageFile, PagesDamaged, Row, SnapshotGone
+from smq.replication.storage.workers import Gate, Workers
 
 if TYPE_CHECKING:
     from lmdb import _Database
@@ -39,6 +42,9 @@ LMDB_MAJOR: Final = 0  # LMDB 0.9's file format, explicit so that no environment
 MAP_BYTES: Final = 1 << 40  # virtual; large from the start, so that it rarely has to grow
 MAP_BYTES_MAX: Final = 1 << 46  # half of a process's address space; a larger map is impossible
 COMMIT_BYTES_MAX: Final = 16 << 20  # of values per transaction: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
+READERS: Final = 4  # threads: one read may take seconds on a failing medium, and must not hold up all others
+READS_QUEUED_MAX: Final = 10_000  # a small object each; above the partitions that one fetch may name
+SNAPSHOT_TRIES: Final = 20  # each fails only if two commits end within microseconds
 SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
 REPLACE_ADVICE: Final = (
     "Move the directory away and start the node with an empty one while the others are up; they hold every "
@@ -71,16 +77,6 @@ class _Submission:
     done: Callable[[], None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Examination:
-    table: Table
-    start: bytes
-    stop: bytes
-    bytes_max: int
-    check: Callable[[bytes, bytes], bool]
-    done: Callable[[Examined], None]
-
-
 class LmdbDisk:
     """See the Disk port. Raises DiskOpenError from the constructor."""
 
@@ -103,10 +99,12 @@ class LmdbDisk:
             os.close(self._lock_fd)
             raise
         self._map_size = map_size
-        self._map_lock = threading.Lock()  # held by each read, and while the map moves
-        self._examine_lock = threading.Lock()  # held by each slice, and while the map moves
-        self._examinations: SimpleQueue[_Examination | None] = SimpleQueue()  # one at a time; None: close
-        self._examiner: threading.Thread | None = None  # started by the first slice
+        self._map_lock = threading.Lock()  # held by each read of the loop, and while the map moves
+        self._gate = Gate()  # passed by each read of another thread, and shut while the map moves
+        self._pages = PageFile(self._path / DATA_FILE)
+        workers = partial(Workers, post=self._post, on_error=on_fatal)
+        self._readers = workers("smq-disk-reader", threads=READERS, queued_max=READS_QUEUED_MAX)
+        self._examiner = workers("smq-disk-examiner", threads=1, queued_max=1)
         self._submitted_seq = 0
         self._durable_seq = 0
         self._queued_bytes = 0
@@ -201,7 +199,7 @@ class LmdbDisk:
 
     def _grow_map(self) -> None:
         self._map_size = min(self._map_size * 2, MAP_BYTES_MAX)
-        with self._map_lock, self._examine_lock:
+        with self._gate.alone(), self._map_lock:
             self._env.set_mapsize(self._map_size)
 
     def _post(self, fn: Callable[[], None]) -> None:
@@ -219,20 +217,52 @@ class LmdbDisk:
 
     # ------------------------------------------------------------------------------------------- reads
     @contextmanager
-    def _reading(self, table: Table) -> Iterator["lmdb.Cursor[bytes]"]:
-        """A cursor in a read transaction that ends with the block. Any error of LMDB counts as damage."""
+    def _rows_of(self, table: Table, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[Iterator[Row]]:
+        """For the loop, in a read transaction that ends with the block. Any error of LMDB counts as damage. Batches are
+        read by page: through the map, one that the medium cannot give would end the process."""
+        if table is Table.BATCHES:
+            with self._pages_of(table, start, stop, guard=lambda: self._map_lock, reverse=reverse) as rows:
+                yield rows
+            return
         try:
             with self._map_lock, self._env.begin() as txn, txn.cursor(self._tables[table]) as cursor:
-                yield cursor
+                yield ((key, cursor.value) for key in _keys(cursor, start, stop, reverse=reverse))
         except lmdb.Error as e:
             raise DataDamaged(f"table {table.value} of {self._path} cannot be read: {e}") from e
 
+    @contextmanager
+    def _pages_of(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        guard: Callable[[], AbstractContextManager[object]],
+        lowest: bytes | None = None,
+        reverse: bool = False,
+        cached_only: bool = False,
+    ) -> Iterator[Iterator[Row]]:
+        """In a read transaction that ends with the block. Raises NotCached only with `cached_only`."""
+        for _ in range(SNAPSHOT_TRIES):
+            with guard():
+                try:
+                    with self._env.begin() as txn:
+                        rows = self._pages.reader(cached_only=cached_only).rows(
+                            txn.id(), table.value.encode(), start, stop, lowest=lowest, reverse=reverse
+                        )
+                        try:
+                            first = next(rows, None)
+                        except SnapshotGone:
+                            continue
+                        yield rows if first is None else chain((first,), rows)
+                        return
+                except (lmdb.Error, PagesDamaged, struct.error) as e:
+                    raise DataDamaged(f"table {table.value} of {self._path} cannot be walked: {e}") from e
+        raise DataDamaged(f"table {table.value} of {self._path} was changed faster than it could be read")
+
     def get(self, table: Table, key: bytes) -> bytes | None:
-        try:
-            with self._map_lock, self._env.begin(self._tables[table]) as txn:
-                return txn.get(key)
-        except lmdb.Error as e:
-            raise DataDamaged(f"table {table.value} of {self._path}, key {key.hex()}, cannot be read: {e}") from e
+        rows = self.scan(table, key, key + b"\x00", limit=1)
+        return rows[0][1] if rows else None
 
     def scan(
         self,
@@ -244,31 +274,41 @@ class LmdbDisk:
         limit: int = 1 << 30,
         bytes_max: int = 1 << 62,
     ) -> list[tuple[bytes, bytes]]:
-        pairs: list[tuple[bytes, bytes]] = []
-        total = 0
         if limit <= 0 or start >= stop:
-            return pairs
-        with self._reading(table) as cursor:
-            for key in _keys(cursor, start, stop, reverse=reverse):
-                value = cursor.value()
-                pairs.append((key, value))
-                total += len(value)
-                if len(pairs) >= limit or total >= bytes_max:
-                    break
-        return pairs
+            return []
+        with self._rows_of(table, start, stop, reverse=reverse) as rows:
+            return _taken(rows, limit, bytes_max)
 
     def scan_keys(
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
     ) -> list[bytes]:
-        keys: list[bytes] = []
         if limit <= 0 or start >= stop:
-            return keys
-        with self._reading(table) as cursor:
-            for key in _keys(cursor, start, stop, reverse=reverse):
-                keys.append(key)
-                if len(keys) >= limit:
-                    break
-        return keys
+            return []
+        with self._rows_of(table, start, stop, reverse=reverse) as rows:
+            return [key for key, _ in islice(rows, limit)]
+
+    def read_from(
+        self,
+        table: Table,
+        lowest: bytes,
+        start: bytes,
+        stop: bytes,
+        *,
+        bytes_max: int,
+        done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
+    ) -> bool:
+        def read(guard: Callable[[], AbstractContextManager[object]], *, cached_only: bool) -> Callable[[], None]:
+            try:
+                with self._pages_of(table, start, stop, guard=guard, lowest=lowest, cached_only=cached_only) as rows:
+                    return partial(done, _taken(rows, 1 << 30, bytes_max))
+            except DataDamaged as e:
+                return partial(done, e)
+
+        try:  # what is in memory need not change threads
+            self._post(read(lambda: self._map_lock, cached_only=True))
+        except NotCached:
+            return self._readers.submit(lambda: read(self._gate.shared, cached_only=False))
+        return True
 
     def examine(
         self,
@@ -279,39 +319,15 @@ class LmdbDisk:
         check: Callable[[bytes, bytes], bool],
         done: Callable[[Examined], None],
     ) -> None:
-        if self._examiner is None:
-            self._examiner = threading.Thread(target=self._examine_forever, name="smq-disk-examiner", daemon=True)
-            self._examiner.start()
-        self._examinations.put(_Examination(table, start, stop, bytes_max, check, done))
-
-    def _examine_forever(self) -> None:
-        """The examiner thread. LMDB's reads give up the GIL while they fetch a page."""
-        while (work := self._examinations.get()) is not None:
+        def job() -> Callable[[], None]:
             try:
-                self._post(partial(work.done, self._examined(work)))
-            except BaseException as e:  # noqa: BLE001  # a tree that cannot be walked: a write would make it worse
-                self._post(partial(self._on_fatal, e))
-                return
+                with self._pages_of(table, start, stop, guard=self._gate.shared) as rows:
+                    return partial(done, _examined(rows, bytes_max, check))
+            except DataDamaged as e:
+                raise DataDamaged(f"{e}. {REPLACE_ADVICE}") from e
 
-    def _examined(self, work: "_Examination") -> Examined:
-        damaged: list[bytes] = []
-        size = 0
-        last = work.start
-        try:
-            with self._examine_lock, self._env.begin() as txn, txn.cursor(self._tables[work.table]) as cursor:
-                for key in _keys(cursor, work.start, work.stop, reverse=False):
-                    value = cursor.value()
-                    if not work.check(key, value):
-                        damaged.append(key)
-                    size, last = size + len(value), key
-                    if size >= work.bytes_max:
-                        return Examined(damaged=damaged, size=size, next_key=last + b"\x00")
-        except lmdb.Error as e:
-            raise self._structure_damaged(work.table, e) from e
-        return Examined(damaged=damaged, size=size, next_key=None)
-
-    def _structure_damaged(self, table: Table, error: lmdb.Error) -> DataDamaged:
-        return DataDamaged(f"table {table.value} of {self._path} cannot be walked: {error}. {REPLACE_ADVICE}")
+        if not self._examiner.submit(job):
+            raise RuntimeError("a slice is examined already")
 
     def space(self) -> Space:
         """The pages of LMDB's own free list count as free: they are few."""
@@ -338,11 +354,36 @@ class LmdbDisk:
         self._is_closed = True
         self._queue.put(None)
         self._writer.join()
-        if self._examiner is not None:
-            self._examinations.put(None)
-            self._examiner.join()
+        self._readers.close()
+        self._examiner.close()
+        self._pages.close()
         self._env.close()
         os.close(self._lock_fd)
+
+
+def _taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    pairs: list[tuple[bytes, bytes]] = []
+    total = 0
+    for key, read_value in rows:
+        value = read_value()
+        pairs.append((key, value))
+        total += len(value)
+        if len(pairs) >= limit or total >= bytes_max:
+            break
+    return pairs
+
+
+def _examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
+    damaged: list[bytes] = []
+    size = 0
+    for key, read_value in rows:
+        value = read_value()
+        if not check(key, value):
+            damaged.append(key)
+        size += len(value)
+        if size >= bytes_max:
+            return Examined(damaged=damaged, size=size, next_key=key + b"\x00")
+    return Examined(damaged=damaged, size=size, next_key=None)
 
 
 def _keys(cursor: "lmdb.Cursor[bytes]", start: bytes, stop: bytes, *, reverse: bool) -> Iterator[bytes]:
@@ -427,7 +468,7 @@ def _open_environment(path: Path, map_size: int) -> tuple[lmdb.Environment, dict
             map_async=False,
             mode=DIRECTORY_MODE,
             max_dbs=len(Table),
-            max_spare_txns=1,  # reads are one at a time, on the loop
+            max_spare_txns=READERS + 2,  # one for the loop, one for the examiner
             lib_version=LMDB_MAJOR,
         )
     except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as e:

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
-from smq.replication.ports import Clock, Examined, Op, Put, Rng, Space, Table, Timer
+from smq.replication.ports import Clock, DataDamaged, Examined, Op, Put, Rng, Space, Table, Timer
 
 NS_PER_MS = 1_000_000
 REPORT_DELAY_MS_MAX = 0.2  # reads see a commit a little before its report reaches the loop, as with a real thread
+COLD = 0.1  # share of the reads that find no page in memory
+COLD_READ_MS_MAX = 20.0
+READ_RETRY_MS = 50.0  # a stalled read looks this often whether it may continue
 ENDLESS_BYTES = 1 << 40  # free space of a disk without a capacity
 REPORTED_AT_ONCE = 0.7  # share of the commits that are reported without this delay
 TORN = 0.3  # chance that the unsynced submissions that survive a crash end anywhere, not between two groups
@@ -42,6 +45,16 @@ class DiskImage:
             else:
                 for key in list(rows.irange(op.start, op.stop, inclusive=(True, False))):
                     del rows[key]
+
+    def make_unreadable(self, table: Table, rng: Rng) -> bytes | None:
+        """The medium cannot give one value of the table any more, until it is written again. Returns its key, or None
+        if the table is empty."""
+        rows = self.tables[table]
+        if not rows:
+            return None
+        key: bytes = rows.keys()[int(rng.random() * len(rows))]
+        rows[key] = b""
+        return key
 
     def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
         """Flips one bit of one value of the table. Returns the key of that value, or None if all values are empty."""
@@ -91,6 +104,8 @@ class FakeDisk:
         self._fail_next: BaseException | None = None
         self._stalled_until_ns = 0
         self._stalled: Timer | None = None  # a commit that waits for the end of the stall
+        self._reads_stalled_until_ns = 0
+        self.on_blocking_read: Callable[[float], None] | None = None  # a stalled `scan` of batches, with the ms left
         self._queue: deque[_Submission] = deque()
         self._in_flight: list[_Submission] = []
         self._unreported: deque[_Submission] = deque()  # committed, but not reported to the loop yet
@@ -151,6 +166,14 @@ class FakeDisk:
         limit: int = 1 << 30,
         bytes_max: int = 1 << 62,
     ) -> list[tuple[bytes, bytes]]:
+        wait_ns = self._reads_stalled_until_ns - self._clock.monotonic_ns()
+        if table is Table.BATCHES and wait_ns > 0 and self.on_blocking_read is not None:
+            self.on_blocking_read(wait_ns / NS_PER_MS)
+        return self._scan(table, start, stop, reverse=reverse, limit=limit, bytes_max=bytes_max)
+
+    def _scan(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int, bytes_max: int = 1 << 62
+    ) -> list[tuple[bytes, bytes]]:
         rows = self._image.tables[table]
         pairs: list[tuple[bytes, bytes]] = []
         total = 0
@@ -166,7 +189,38 @@ class FakeDisk:
     def scan_keys(
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
     ) -> list[bytes]:
-        return [key for key, _ in self.scan(table, start, stop, reverse=reverse, limit=limit)]
+        return [key for key, _ in self._scan(table, start, stop, reverse=reverse, limit=limit)]
+
+    def read_from(
+        self,
+        table: Table,
+        lowest: bytes,
+        start: bytes,
+        stop: bytes,
+        *,
+        bytes_max: int,
+        done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
+    ) -> bool:
+        """Reads at some moment between the request and the answer, as a thread would."""
+
+        def read() -> None:
+            wait_ns = self._reads_stalled_until_ns - self._clock.monotonic_ns()
+            if self._is_dead or self._is_closed:
+                return
+            if wait_ns > 0:
+                self._clock.call_later(min(wait_ns / NS_PER_MS, READ_RETRY_MS), read)
+                return
+            before = self.scan_keys(table, lowest, start + b"\x00", reverse=True, limit=1)
+            first = before[0] if before else start
+            rows = self._scan(table, first, stop, reverse=False, limit=1 << 30, bytes_max=bytes_max)
+            self._clock.call_later(self._rng.random() * REPORT_DELAY_MS_MAX, lambda: done(rows))
+
+        self._clock.call_later(self._read_latency_ms(), read)
+        return True
+
+    def _read_latency_ms(self) -> float:
+        is_cold = self._rng.random() < COLD
+        return self._rng.random() * (COLD_READ_MS_MAX if is_cold else REPORT_DELAY_MS_MAX)
 
     def examine(
         self,
@@ -177,7 +231,7 @@ class FakeDisk:
         check: Callable[[bytes, bytes], bool],
         done: Callable[[Examined], None],
     ) -> None:
-        rows = self.scan(table, start, stop, bytes_max=bytes_max)
+        rows = self._scan(table, start, stop, reverse=False, limit=1 << 30, bytes_max=bytes_max)
         size = sum(len(value) for _, value in rows)
         damaged = [key for key, value in rows if not check(key, value)]
         next_key = rows[-1][0] + b"\x00" if size >= bytes_max else None
@@ -302,8 +356,13 @@ class FakeDisk:
         """Lets no commit end within `ms` from now."""
         self._stalled_until_ns = max(self._stalled_until_ns, self._clock.monotonic_ns() + int(ms * NS_PER_MS))
 
+    def stall_reads(self, ms: float) -> None:
+        """Lets no `read_from` end within `ms` from now."""
+        self._reads_stalled_until_ns = self._clock.monotonic_ns() + int(ms * NS_PER_MS)
+
     def end_stall(self) -> None:
-        self._stalled_until_ns = 0
+        """Of commits and of reads."""
+        self._stalled_until_ns = self._reads_stalled_until_ns = 0
         if self._stalled is not None:
             self._stalled.cancel()
             self._clock.call_soon(self._on_latency_passed)

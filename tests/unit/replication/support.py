@@ -227,15 +227,18 @@ class Host:
         return answer
 
     def ack(self, peer: NodeId, end: int, *, epoch: int | None = None, incarnation: int = INCARNATION) -> None:
-        """A follower says how far its durable verified log reaches."""
+        """A follower says how far its durable verified log reaches. Its first report answers the probe."""
+        stream = self.live.stream_to(peer)
+        probes = [m.stream for p, m in self.sent if p == peer and isinstance(m, wire.Probe)]
+        is_answer = stream is not None and not stream.is_placed and bool(probes)
         ack = wire.Ack(
             self.part.pid,
             Epoch(self.part.epoch if epoch is None else epoch),
             Incarnation(incarnation),
             Offset(end),
             Offset(end),
-            0,
-            False,
+            probes[-1] if is_answer else 0,
+            is_answer,
         )
         self.live.on_ack(peer, ack)
 

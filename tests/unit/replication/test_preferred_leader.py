@@ -14,6 +14,7 @@ from smq.replication.host import Host as NodeHost
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
 from smq.replication.net.links import Links
+from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Engine
@@ -33,12 +34,12 @@ class World:
         self.node_id, self.incarnation = ME, INCARNATION
         self.machine = Machine()
         self.index = 0
-        self.is_full = False
+        self.own_disk = DiskCondition.FINE
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.transferred: list[tuple[Epoch, NodeId]] = []
         self.links = Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message))))
         self.liveness = Liveness(
-            self.config, clock=self.clock, applied=self, engine=cast(Engine, None), is_full=lambda: self.is_full
+            self.config, clock=self.clock, applied=self, engine=cast(Engine, None), own_disk=lambda: self.own_disk
         )
         self.requests = Requests(
             cast(NodeHost, self),
@@ -66,8 +67,8 @@ class World:
         self.index += 1
         self.machine.apply(LogIndex(self.index), command)
 
-    def hear(self, peer: NodeId, *, is_leaving: bool = False, is_full: bool = False) -> None:
-        self.liveness.on_heartbeat(peer, INCARNATION, is_leaving=is_leaving, is_full=is_full)
+    def hear(self, peer: NodeId, *, is_leaving: bool = False, disk: DiskCondition = DiskCondition.FINE) -> None:
+        self.liveness.on_heartbeat(peer, INCARNATION, is_leaving=is_leaving, disk=disk)
 
     def transfer(self, _pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
         self.transferred.append((epoch, target))
@@ -121,17 +122,18 @@ def test_a_dead_leader_is_not_asked(world: World) -> None:
     assert world.sent == []
 
 
-@pytest.mark.parametrize("why", ["fenced", "drained", "leaving", "full"])
+@pytest.mark.parametrize("why", ["fenced", "drained", "leaving", "full", "hangs"])
 @pytest.mark.parametrize("preferred", [ME, PEER_A])
 def test_a_replica_that_is_not_fit_is_not_requested(world: World, preferred: NodeId, why: str) -> None:
+    disk = {"full": DiskCondition.FULL, "hangs": DiskCondition.HANGS}.get(why, DiskCondition.FINE)
     if why == "fenced":
         world.apply(FenceNode(node=preferred, incarnation=INCARNATION))
     elif why == "drained":
         world.apply(SetNodeDrained(node=preferred, drained=True))
     elif preferred == ME:
-        world.liveness.is_self_leaving, world.is_full = why == "leaving", why == "full"
+        world.liveness.is_self_leaving, world.own_disk = why == "leaving", disk
     else:
-        world.hear(preferred, is_leaving=why == "leaving", is_full=why == "full")
+        world.hear(preferred, is_leaving=why == "leaving", disk=disk)
     assert not world.request(world.part(preferred=preferred, leader=PEER_B))
     assert world.sent == []
 

@@ -19,6 +19,7 @@ from smq.replication.log.codec import build_value
 from smq.replication.log.lineage import EpochRun, extend_runs, runs_from
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
+from smq.replication.ports import DataDamaged
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness, make_batch
 
 PID = PartitionId(b"a partition's 20 by.")
@@ -106,6 +107,7 @@ class LogAgainstList(RuleBasedStateMachine):
         self.count = 0
         self.done: set[int] = set()
         self.epoch = 1
+        self.reads_under_way = 0
         self.snapshots: dict[int, Model] = {}
 
     def begin(self, harness: Harness) -> None:
@@ -186,6 +188,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
+        self.await_reads()
         self.recover(LogStore(self.harness.reopen()))
         self.snapshots = {0: self.model}
 
@@ -208,6 +211,33 @@ class LogAgainstList(RuleBasedStateMachine):
         assert found == expected[: len(found)]
         assert bool(found) == bool(expected)
         assert len(found) <= 1 or sum(len(s.value) for s in found) <= bytes_max
+
+    @rule(at=st.integers(0, 20), length=st.integers(1, 9), bytes_max=st.integers(0, 600))
+    def read_later(self, at: int, length: int, bytes_max: int) -> None:
+        """What is committed in between may be cut, trimmed and written again: the answer must not show it."""
+        offset = Offset(self.model.log_start + at)
+        end, durable_end, expected = Offset(offset + length), self.log.durable_end, self.model
+        if offset >= durable_end:
+            return
+
+        def done(found: list[StoredValue] | DataDamaged | None) -> None:
+            self.reads_under_way -= 1
+            if found is None:
+                assert self.model != expected, "nothing has changed, so there is nothing to look at again"
+                return
+            assert not isinstance(found, DataDamaged), found
+            stop = min(end, durable_end)
+            rows = [r.stored for r in expected.live if r.stored.end > offset and r.stored.base < stop]
+            assert found, "there is such a batch"
+            assert found == rows[: len(found)]
+            assert len(found) <= 1 or sum(len(s.value) for s in found) <= bytes_max
+
+        self.reads_under_way += 1
+        assert self.log.read_later(offset, end, bytes_max, done)
+
+    @rule()
+    def await_reads(self) -> None:
+        self.harness.wait(lambda: not self.reads_under_way)
 
     @rule(start=st.integers(0, 12), length=st.integers(0, 20), bytes_max=st.integers(1, 2000))
     def sized_run(self, start: int, length: int, bytes_max: int) -> None:
@@ -301,6 +331,7 @@ class FakeLogAgainstList(LogAgainstList):
             raise AssertionError(f"{log} is none of what was submitted after {reported}: {candidates}")
         self.recover(store)
         self.snapshots = {0: self.model}
+        self.reads_under_way = 0  # they died with the process
 
 
 class LmdbLogAgainstList(LogAgainstList):

@@ -7,6 +7,7 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, parse_header, validate_produced
+from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log import partition_log
 from smq.replication.log.codec import BatchDamaged, base_of_key, batch_key, build_value
 from smq.replication.log.lineage import EpochRun
@@ -133,7 +134,7 @@ def test_any_flipped_bit_of_a_stored_batch_is_detected() -> None:
 
 def test_damage_names_partition_and_offset_and_is_never_served(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
-    stored = [append(log, 5, payload=bytes(partition_log.TAIL_BYTES_KEPT // 2)) for _ in range(4)]
+    stored = [append(log, 5, payload=bytes(TAIL_BYTES_KEPT // 2)) for _ in range(4)]
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 5), flipped(stored[1].value, 1000))
     assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "batches before it are served"
@@ -481,10 +482,10 @@ def test_durable_batches_do_not_stay_in_memory_beyond_the_budget(harness: Harnes
     store = LogStore(harness.disk)
     log = store.create(PID, Offset(0))
     for _ in range(40):
-        append(log, payload=bytes(partition_log.TAIL_BYTES_KEPT // 8))
+        append(log, payload=bytes(TAIL_BYTES_KEPT // 8))
     harness.settle()
     held = sum(len(s.value) for s in cast("list[StoredValue]", log._tail))
-    assert 0 < held <= partition_log.TAIL_BYTES_KEPT
+    assert 0 < held <= TAIL_BYTES_KEPT
     assert len(log.read(Offset(0), ALL, 1 << 30)) + len(log.read(log._tail[0].base, ALL, 1 << 30)) >= 40
 
 
@@ -523,3 +524,71 @@ def test_a_checkpoint_whose_key_belongs_to_no_partition_is_deleted(harness: Harn
     harness.settle()
     assert [log.appended_end for log in logs.values()] == [3]
     assert harness.disk.get(Table.CHECKPOINTS, PID[:7]) is None
+
+
+# -------------------------------------------------------------------------------------- reads off the loop
+def durable_log(harness: FakeHarness, count: int = 3) -> partition_log.PartitionLog:
+    log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
+    for _ in range(count):
+        append(log, payload=b"old")
+    harness.settle()
+    return log
+
+
+def slow_read(harness: FakeHarness, log: partition_log.PartitionLog, offset: int) -> list[object]:
+    """A read that takes place after everything that is submitted meanwhile."""
+    harness.disk.stall_reads(10_000)
+    answers: list[object] = []
+    assert log.read_memory(Offset(offset), ALL, 1 << 20) is None
+    assert log.read_later(Offset(offset), ALL, 1 << 20, answers.append)
+    return answers
+
+
+def test_a_slow_read_finds_what_was_durable_when_it_began() -> None:
+    harness = FakeHarness()
+    log = durable_log(harness)
+    before = log.read(Offset(0), ALL, 1 << 20)
+    answers = slow_read(harness, log, 1)
+    append(log, payload=b"new")
+    harness.settle()
+    assert answers == [before[1:]]
+
+
+def test_a_slow_read_of_a_range_that_is_written_again_meanwhile_looks_again() -> None:
+    harness = FakeHarness()
+    log = durable_log(harness)
+    answers = slow_read(harness, log, 1)
+    log.truncate(Offset(1))
+    append(log, payload=b"new", epoch=2)
+    harness.settle()
+    assert answers == [None]
+
+
+def test_a_slow_read_below_a_log_start_that_has_moved_meanwhile_is_no_damage() -> None:
+    harness = FakeHarness()
+    log = durable_log(harness)
+    answers = slow_read(harness, log, 0)
+    log.advance_log_start(Offset(2))
+    harness.settle()
+    assert answers == [None]
+
+
+def test_a_slow_read_of_a_dropped_log_looks_again() -> None:
+    harness = FakeHarness()
+    log = durable_log(harness)
+    answers = slow_read(harness, log, 0)
+    log.drop()
+    harness.settle()
+    assert answers == [None]
+
+
+def test_a_slow_read_of_an_unreadable_batch_is_its_damage_and_ends_before_a_later_one() -> None:
+    harness = FakeHarness()
+    log = durable_log(harness)
+    rows = harness.disk.image.tables[Table.BATCHES]
+    rows[rows.keys()[1]] = b""
+    first, second = slow_read(harness, log, 0), slow_read(harness, log, 1)
+    harness.settle()
+    assert [s.base for s in first[0]] == [0]  # type: ignore[attr-defined]  # a list of batches
+    assert isinstance(second[0], BatchDamaged)
+    assert second[0].offset == 1

@@ -7,8 +7,8 @@ from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import parse_header
+from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log.codec import BatchDamaged, base_of_key, parse_value
-from smq.replication.log.partition_log import TAIL_BYTES_KEPT
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.net import wire
 from smq.replication.partition.repair import REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
@@ -226,6 +226,7 @@ def leader_with_rot() -> Host:
     host.live.on_ack(
         PEER_B, wire.Ack(host.part.pid, Epoch(1), INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
     )
+    host.settle(100)  # it is read from the disk
     return host
 
 

@@ -196,10 +196,10 @@ def test_a_follower_with_a_full_disk_takes_nothing_reports_it_and_resumes() -> N
 
 def test_a_follower_whose_link_was_busy_with_others_is_served_without_another_record() -> None:
     host = leader()
-    probe = next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
+    probe = next(m for p, m in reversed(host.sent) if p == PEER_B and isinstance(m, wire.Probe))
     host.network.backlog = 1 << 30
     ack = wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
-    host.live.on_ack(PEER_A, ack)
+    host.live.on_ack(PEER_B, ack)
     host.network.backlog = 0
     host.live.on_tick(host.clock.monotonic_ns())
-    assert [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
+    assert [m for p, m in host.sent if p == PEER_B and isinstance(m, wire.Append)]

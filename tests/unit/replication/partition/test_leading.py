@@ -131,10 +131,10 @@ def test_rule_11_a_hand_over_waits_for_the_target_though_all_is_committed_withou
 def test_rule_11_a_handover_to_a_follower_that_lags_far_does_not_begin(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    host.ack(PEER_A, 0)
     for _ in range(3):
         host.produce()
     host.settle()
-    host.ack(PEER_A, 0)
     monkeypatch.setattr(handover, "LAG_BYTES_MAX", 2 * len(batch()))
     assert not host.live.transfer(PEER_A)
     host.ack(PEER_A, 2)

@@ -206,7 +206,7 @@ def test_an_unforeseen_error_reaches_the_reader_and_not_the_node(
         raise ZeroDivisionError
 
     reader.commit(batch())
-    monkeypatch.setattr(type(reader.host.live.log), "read", surprise)
+    monkeypatch.setattr(type(reader.host.live.log), "read_memory", surprise)
     reader.fetch(0)
     assert reader.error.code is ErrorCode.INTERNAL
 
@@ -233,7 +233,7 @@ def test_a_batch_that_is_missing_after_repairs_is_reported_as_damaged_and_not_so
     def read(*_: object, **__: object) -> list[StoredValue]:
         raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")
 
-    monkeypatch.setattr(reader.host.live.log, "read", read)
+    monkeypatch.setattr(reader.host.live.log, "read_memory", read)
     reader.fetch(0)
     assert reader.error.code is ErrorCode.DATA_DAMAGED
     assert "empty it" in str(reader.error)

@@ -79,6 +79,9 @@ class Harness(Protocol):
     def settle(self) -> None:
         """Runs the loop until every submission is reported, or the disk has failed."""
 
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Runs the loop until the condition holds."""
+
     def reopen(self) -> Disk: ...
 
     def submit_failing(self) -> None: ...
@@ -106,6 +109,10 @@ class FakeHarness:
 
     def settle(self) -> None:
         self.clock.run()
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            assert self.clock.step(), "nothing is under way"
 
     def reopen(self) -> FakeDisk:
         self.fake.close()
@@ -147,6 +154,10 @@ class LmdbHarness:
         while self._lmdb.durable_seq < self._lmdb.submitted_seq and not self.fatal:
             self._calls.get(timeout=SETTLE_TIMEOUT_S)()
             self.posts += 1
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            self.run_next()
 
     def run_next(self) -> None:
         """Waits for the next callback that a thread of the disk posts to the loop, and runs it."""

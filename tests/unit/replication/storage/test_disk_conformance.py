@@ -1,5 +1,6 @@
 """One suite over both disks: the real and the simulated one keep the promises of the Disk port alike."""
 
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from smq.replication.ports import Delete, Op, Put, Table
+from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
 
 T = Table.RAFT_LOG
@@ -263,3 +264,58 @@ TestLmdbAgainstDict = LmdbAgainstDict.TestCase
 TestLmdbAgainstDict.settings = settings(
     max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+# ---------------------------------------------------------------------------------------- reads off the loop
+def read_from(
+    harness: Harness, lowest: bytes, start: bytes, stop: bytes, bytes_max: int = 1 << 30, table: Table = Table.BATCHES
+) -> list[tuple[bytes, bytes]]:
+    answers: list[list[tuple[bytes, bytes]] | DataDamaged] = []
+    assert harness.disk.read_from(table, lowest, start, stop, bytes_max=bytes_max, done=answers.append)
+    assert not answers, "never from within the call"
+    harness.wait(lambda: bool(answers))
+    assert not isinstance(answers[0], DataDamaged)
+    return answers[0]
+
+
+@pytest.mark.parametrize("table", [Table.BATCHES, Table.TIMES])
+def test_a_read_off_the_loop_begins_with_the_last_key_before_its_start(harness: Harness, table: Table) -> None:
+    rows = [(b"%02d" % i, bytes([i]) * (3_000 if i % 3 else 10)) for i in range(0, 60, 2)]
+    harness.disk.submit([Put(table, key, value) for key, value in rows])
+    harness.settle()
+    assert read_from(harness, b"", b"", b"99", table=table) == rows
+    assert [k for k, _ in read_from(harness, b"", b"21", b"27", table=table)] == [b"20", b"22", b"24", b"26"]
+    assert [k for k, _ in read_from(harness, b"", b"20", b"24", table=table)] == [b"20", b"22"]
+    assert [k for k, _ in read_from(harness, b"21", b"21", b"24", table=table)] == [b"22"], "none in [lowest, start]"
+    assert [k for k, _ in read_from(harness, b"50", b"99", b"999", table=table)] == [b"58"]
+    assert [k for k, _ in read_from(harness, b"", b"11", b"99", 5_000, table=table)] == [b"10", b"12", b"14"]
+    assert read_from(harness, b"", b"", b"00", table=table) == []
+
+
+def test_reads_off_the_loop_see_whole_submissions(harness: Harness) -> None:
+    """A read takes place at some moment between request and answer, and each submission is there or not."""
+    disk = harness.disk
+    answers: list[list[tuple[bytes, bytes]] | DataDamaged] = []
+    for i in range(60):
+        disk.submit([Put(Table.BATCHES, b"a", b"%d" % i), Put(Table.BATCHES, b"b", b"%d" % i + bytes(5_000))])
+        assert disk.read_from(Table.BATCHES, b"", b"", b"z", bytes_max=1 << 30, done=answers.append)
+    harness.wait(lambda: len(answers) == 60)
+    for rows in answers:
+        assert not isinstance(rows, DataDamaged)
+        if rows:
+            (_, a), (_, b) = rows
+            assert b == a + bytes(5_000)
+
+
+def test_scans_of_batches_agree_with_reads_off_the_loop(harness: Harness) -> None:
+    rng = random.Random(3)
+    keys = sorted({rng.randbytes(rng.randint(1, 30)) for _ in range(3_000)})
+    harness.disk.submit([Put(Table.BATCHES, key, bytes(rng.choice((0, 9, 3_000)))) for key in keys])
+    harness.settle()
+    for _ in range(200):
+        start, stop = sorted((rng.choice(keys), rng.randbytes(2)))
+        scanned = harness.disk.scan(Table.BATCHES, start, stop)
+        assert [k for k, _ in scanned] == [k for k in keys if start <= k < stop]
+        assert read_from(harness, start, start, stop) == scanned
+        assert harness.disk.scan(Table.BATCHES, start, stop, reverse=True) == scanned[::-1]
+        assert harness.disk.get(Table.BATCHES, start) == (scanned[0][1] if start in keys and scanned else None)

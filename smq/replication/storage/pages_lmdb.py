@@ -1,0 +1,311 @@
+"""Reads rows from LMDB's file by page, without its memory map.
+
+LMDB reads through a map, so a page that the medium cannot give ends the process by SIGBUS, wherever it is touched. Here
+the same pages come by `pread`, which reports an error. Owns the knowledge of LMDB 0.9's page format, for reading only,
+with one exception: pages of a value that cannot be read are overwritten with zeros, because LMDB itself touches them
+when the row is replaced. The caller holds a read transaction of LMDB's, so that no page of its snapshot is reused.
+It must never know what keys and values mean. Only the real disk imports it.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+_PAGE: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper; of an overflow page the last two: a count
+_OVERFLOW_PAGE: Final = struct.Struct("<QHHI")
+_NODE: Final = struct.Struct("<HHHH")  # low, high, flags, key size
+_DB: Final = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
+_META: Final = struct.Struct("<IIQQ48s48sQQ")  # magic, version, address, map size, two tables, last page, transaction
+_PAGE_NUMBER: Final = struct.Struct("<Q")
+_HEADER: Final = _PAGE.size
+_MAGIC: Final = 0xBEEFC0DE
+_BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04  # flags of pages
+_ON_OVERFLOW: Final = 0x01  # flag of a node: its value has pages of its own
+_NO_ROOT: Final = (1 << 64) - 1
+_DEPTH_MAX: Final = 32  # as LMDB's
+_NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)  # Linux
+AHEAD_FACTOR: Final = 16  # values read together once two have followed one another
+AHEAD_BYTES_MAX: Final = 1 << 20
+_Level = tuple["_Page", int]  # a page on the way down, and the node taken
+Row = tuple[bytes, Callable[[], bytes]]  # key, and how to read the value: empty if the medium cannot give it
+
+
+class PagesDamaged(Exception):
+    """The pages are not a tree of LMDB's, or a page of the tree itself cannot be read."""
+
+
+class NotCached(Exception):
+    """A page is not in memory."""
+
+
+class SnapshotGone(Exception):
+    """Two newer transactions have been committed: begin another read transaction, and try again."""
+
+
+class _Page:
+    """A branch or a leaf, with its keys sorted."""
+
+    __slots__ = ("count", "data", "is_leaf", "places")
+
+    def __init__(self, data: bytes, number: int) -> None:
+        found, _, flags, lower, _ = _PAGE.unpack_from(data)
+        if found != number or not flags & (_BRANCH | _LEAF) or not _HEADER <= lower <= len(data):
+            raise PagesDamaged(f"page {number} is no part of a tree")
+        self.data = data
+        self.is_leaf = bool(flags & _LEAF)
+        self.count = (lower - _HEADER) // 2
+        self.places = struct.unpack_from(f"<{self.count}H", data, _HEADER)
+
+    def node(self, index: int) -> tuple[int, int, int, int]:
+        """(offset of the key, its size, flags, value size); of a branch, the last two hold the child's number."""
+        at = self.places[index]
+        low, high, flags, key_size = _NODE.unpack_from(self.data, at)
+        return at + _NODE.size, key_size, flags, low | high << 16
+
+    def key(self, index: int) -> bytes:
+        at = self.places[index] + _NODE.size
+        return self.data[at : at + (self.data[at - 2] | self.data[at - 1] << 8)]
+
+    def child(self, index: int) -> int:
+        _, _, flags, low = self.node(index)
+        return low | flags << 32
+
+    def search(self, key: bytes) -> tuple[int, bool]:
+        """(index of the first key that is not smaller, or `count`; whether it is equal). Step by step as LMDB, with the
+        same result in a page whose keys are out of order: what it wrote there must be found. The first key of a branch
+        is below all."""
+        low, high = (0 if self.is_leaf else 1), self.count - 1
+        index, is_after = 0, False
+        while low <= high:
+            index = (low + high) >> 1
+            found = self.key(index)
+            if found == key:
+                return index, True
+            is_after = key > found
+            if is_after:
+                low = index + 1
+            else:
+                high = index - 1
+        return index + is_after, False
+
+    def child_for(self, key: bytes) -> int:
+        """The index of the child that a search for the key descends to."""
+        index, is_equal = self.search(key)
+        return self.count - 1 if index >= self.count else index if is_equal else max(index - 1, 0)
+
+
+class PageFile:
+    """LMDB's data file. Safe for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._page_bytes = _DB.unpack(_META.unpack(os.pread(self._fd, _META.size, _HEADER))[4])[0]
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def reader(self, *, cached_only: bool) -> "PageReader":
+        """For one read. With `cached_only` it never waits for the medium, and raises NotCached instead."""
+        return PageReader(self._fd, self._page_bytes, _read_cached if cached_only else os.pread)
+
+
+def _read_cached(fd: int, size: int, at: int) -> bytearray:
+    buffer = bytearray(size)
+    try:
+        found = os.preadv(fd, [buffer], at, _NOWAIT) if _NOWAIT is not None else 0
+    except OSError as e:  # not cached; or a file system that cannot tell
+        raise NotCached from e
+    if found < size:
+        raise NotCached
+    return buffer
+
+
+class PageReader:
+    """One read in one transaction of LMDB's."""
+
+    def __init__(self, fd: int, page_bytes: int, pread: Callable[[int, int, int], bytes | bytearray]) -> None:
+        self._fd = fd
+        self._page_bytes = page_bytes
+        self._read = pread
+        self._ahead = memoryview(
+            b""
+        )  # of the pages that follow the last value, because its successor usually lies there
+        self._ahead_at = 0
+        self._next_value_at = -1  # where the successor lies if it follows on
+
+    def rows(
+        self,
+        transaction: int,
+        table: bytes,
+        start: bytes,
+        stop: bytes,
+        *,
+        lowest: bytes | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        """The rows in [start, stop) as of a transaction that is being held, ascending or descending. With `lowest`, the
+        last one in [lowest, start] comes first if there is one. Raises PagesDamaged, SnapshotGone."""
+        root = self._root_of(transaction, table)
+        if root == _NO_ROOT:
+            return
+        if reverse:
+            yield from self._backward(self._descend(root, stop), start, stop)
+        else:
+            yield from self._forward(self._descend(root, start), start, stop, lowest)
+
+    def _forward(self, path: list[_Level], start: bytes, stop: bytes, lowest: bytes | None) -> Iterator[Row]:
+        if lowest is not None and self._key_at(list(path)) != start:
+            before = list(path)
+            if self._step_back(before) and before[-1][0].key(before[-1][1]) >= lowest:
+                path = before
+        while self._key_at(path) is not None:
+            page, first = path[-1]
+            for index in range(first, page.count):
+                key = page.key(index)
+                if key >= stop:
+                    return
+                yield key, partial(self._value, page, index)
+            path[-1] = (page, page.count)
+
+    def _backward(self, path: list[_Level], start: bytes, stop: bytes) -> Iterator[Row]:
+        while self._step_back(path):
+            page, index = path[-1]
+            key = page.key(index)
+            if key < start:
+                return
+            if key < stop:  # a flipped bit may have turned an earlier row's key into a larger one
+                yield key, partial(self._value, page, index)
+
+    # ------------------------------------------------------------------------------------------- the tree
+    def _root_of(self, transaction: int, table: bytes) -> int:
+        for number in (0, 1):
+            magic, _, _, _, _, main, _, found = _META.unpack(
+                self._pread(_META.size, number * self._page_bytes + _HEADER)
+            )
+            if magic == _MAGIC and found == transaction:
+                break
+        else:
+            raise SnapshotGone
+        root: int = _DB.unpack(main)[-1]
+        path = self._descend(root, table)
+        if self._key_at(path) != table:
+            raise PagesDamaged(f"table {table!r} is missing")
+        root = _DB.unpack(self._value(*path[-1]))[-1]
+        return root
+
+    def _descend(self, number: int, key: bytes) -> list[_Level]:
+        """The way to the first key in the leaf that is not smaller; the index may be one past the leaf's end."""
+        path: list[_Level] = []
+        while len(path) < _DEPTH_MAX:
+            page = self._page(number)
+            if page.is_leaf:
+                path.append((page, page.search(key)[0]))
+                return path
+            index = page.child_for(key)
+            path.append((page, index))
+            number = page.child(index)
+        raise PagesDamaged("the tree is too deep")
+
+    def _key_at(self, path: list[_Level]) -> bytes | None:
+        """The key at the position, after moving it to the next leaf if it is one past the end of its own."""
+        page, index = path[-1]
+        if index >= page.count and not self._next_leaf(path):
+            return None
+        page, index = path[-1]
+        return page.key(index)
+
+    def _next_leaf(self, path: list[_Level]) -> bool:
+        depth = len(path) - 2
+        while depth >= 0 and path[depth][1] + 1 >= path[depth][0].count:
+            depth -= 1
+        if depth < 0:
+            return False
+        self._walk(path, depth, path[depth][1] + 1, at_end=False)
+        return True
+
+    def _step_back(self, path: list[_Level]) -> bool:
+        """To the node before the position; False if there is none."""
+        page, index = path[-1]
+        if index > 0:
+            path[-1] = (page, index - 1)
+            return True
+        depth = len(path) - 2
+        while depth >= 0 and path[depth][1] == 0:
+            depth -= 1
+        if depth < 0:
+            return False
+        self._walk(path, depth, path[depth][1] - 1, at_end=True)
+        return True
+
+    def _walk(self, path: list[_Level], depth: int, index: int, *, at_end: bool) -> None:
+        """Replaces the way from `depth` on by the way to the first, or last, node below this child."""
+        page = path[depth][0]
+        path[depth:] = [(page, index)]
+        while not page.is_leaf:
+            if len(path) > _DEPTH_MAX:
+                raise PagesDamaged("the tree is too deep")
+            page = self._page(page.child(index))
+            if not page.count:
+                raise PagesDamaged("a page of the tree is empty")
+            index = page.count - 1 if at_end else 0
+            path.append((page, index))
+
+    # ------------------------------------------------------------------------------------------- the file
+    def _page(self, number: int) -> _Page:
+        return _Page(bytes(self._pread(self._page_bytes, number * self._page_bytes)), number)
+
+    def _pread(self, size: int, at: int) -> bytes | bytearray:
+        try:
+            data = self._read(self._fd, size, at)
+        except OSError as e:
+            raise PagesDamaged(f"the file cannot be read at byte {at}: {e.strerror}") from e
+        if len(data) < size:
+            raise PagesDamaged(f"the file ends before byte {at + size}")
+        return data
+
+    def _value(self, page: _Page, index: int) -> bytes:
+        at, key_size, flags, size = page.node(index)
+        at += key_size
+        if not flags & _ON_OVERFLOW:
+            return page.data[at : at + size]
+        (number,) = _PAGE_NUMBER.unpack_from(page.data, at)
+        try:
+            return self._read_ahead(number * self._page_bytes + _HEADER, size)
+        except PagesDamaged:
+            self._make_readable(number, size)
+            return b""
+
+    def _read_ahead(self, at: int, size: int) -> bytes:
+        """Values written together lie one after the other: the second of a run brings those that follow, in a larger
+        piece each time, because each call may have to wait for the interpreter's lock."""
+        offset = at - self._ahead_at
+        if offset < 0 or offset + size > len(self._ahead):
+            is_run = at == self._next_value_at
+            self._ahead, self._ahead_at, offset = memoryview(b""), at, 0
+            wanted = min(AHEAD_FACTOR * size, AHEAD_BYTES_MAX) if is_run else size
+            if wanted > size:
+                with suppress(PagesDamaged, NotCached):
+                    self._ahead = memoryview(self._pread(wanted, at))
+            if not self._ahead:
+                self._ahead = memoryview(self._pread(size, at))
+        self._next_value_at = at - _HEADER + self._pages_of(size) * self._page_bytes + _HEADER
+        return bytes(self._ahead[offset : offset + size])
+
+    def _pages_of(self, size: int) -> int:
+        return (_HEADER - 1 + size) // self._page_bytes + 1
+
+    def _make_readable(self, first: int, size: int) -> None:
+        """Overwrites the unreadable pages of a value. A medium gives a page again once it has been written, or takes
+        another in its place. The first page keeps the header that LMDB needs to free them all."""
+        count = self._pages_of(size)
+        for number in range(first, first + count):
+            at = number * self._page_bytes
+            try:
+                self._pread(self._page_bytes, at)
+            except PagesDamaged:
+                header = _OVERFLOW_PAGE.pack(first, 0, _OVERFLOW, count) if number == first else b""
+                os.pwrite(self._fd, header.ljust(self._page_bytes, b"\x00"), at)

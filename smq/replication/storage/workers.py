@@ -1,0 +1,111 @@
+"""Threads for reads that may wait for the medium, so that the loop does not.
+
+Owns the threads, their queue, and the bounds: how many jobs wait, and how many results the loop has yet to take. It
+must never know what a job reads. Only the real disk imports it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final, TypeAlias
+
+Job: TypeAlias = Callable[[], Callable[[], None]]  # runs on a thread; what it returns runs on the loop
+RESULTS_PER_THREAD: Final = 2  # not taken by the loop yet; a result may hold some megabytes
+
+
+class Workers:
+    """Started with the first job. Jobs begin in order; with several threads they may end in any."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        threads: int,
+        queued_max: int,
+        post: Callable[[Callable[[], None]], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """`post` runs a function on the loop. `on_error` runs there if a job raises; its thread has ended then."""
+        self._name = name
+        self._count = threads
+        self._queued_max = queued_max
+        self._post = post
+        self._on_error = on_error
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: close
+        self._threads: list[threading.Thread] = []
+        self._results = threading.Semaphore(RESULTS_PER_THREAD * threads)
+
+    def submit(self, job: Job) -> bool:
+        """False, and nothing is done, if too many jobs wait."""
+        if self._jobs.qsize() >= self._queued_max:
+            return False
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._run, name=f"{self._name}-{i}", daemon=True) for i in range(self._count)
+            ]
+            for thread in self._threads:
+                thread.start()
+        self._jobs.put(job)
+        return True
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._results.acquire()
+            try:
+                result = job()
+            except BaseException as e:  # noqa: BLE001  # the job's owner decides what it means
+                self._post(partial(self._on_error, e))
+                return
+            self._post(partial(self._take, result))
+
+    def _take(self, result: Callable[[], None]) -> None:
+        self._results.release()
+        result()
+
+    def close(self) -> None:
+        """Waits for the jobs under way; jobs that have not begun are dropped."""
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+            self._results.release()  # the loop may take no more results
+        for thread in self._threads:
+            thread.join()
+
+
+class Gate:
+    """Many may pass together, or one alone: reads of the map, and its move."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._is_shut = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            while self._is_shut:
+                self._changed.wait()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._is_shut = True
+            while self._inside:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_shut = False
+                self._changed.notify_all()

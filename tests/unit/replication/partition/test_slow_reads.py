@@ -1,0 +1,115 @@
+"""Reads that wait for the medium: nothing else waits for them, and no reader waits for ever."""
+
+import pytest
+
+from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import Offset
+from smq.replication.log.store import LogStore
+from smq.replication.net import wire
+from smq.replication.partition.reads import READ_MS_MAX
+from smq.replication.ports import Table
+from tests.unit.replication.partition.test_reads import Reader
+from tests.unit.replication.support import ME, PEER_A, Host, batch
+
+LONG_MS = 4 * READ_MS_MAX
+
+
+def cold(host: Host) -> None:
+    """Durable batches leave memory."""
+    host.store = LogStore(host.disk, tail_bytes_kept=0)
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
+    create = Host.create_partition
+
+    def create_cold(host: Host, start: int = 0) -> object:
+        cold(host)
+        return create(host, start)
+
+    monkeypatch.setattr(Host, "create_partition", create_cold)
+    return Reader()
+
+
+def test_a_fetch_from_the_disk_is_answered_when_its_read_ends_however_short_its_wait(reader: Reader) -> None:
+    reader.commit(batch(), batch())
+    reader.host.disk.stall_reads(400)
+    reader.fetch(0, max_wait_ms=0)
+    reader.host.settle(300)
+    assert reader.results == []
+    reader.host.settle(300)
+    assert reader.bases == [0, 1]
+
+
+def test_a_reader_does_not_wait_for_ever_and_gets_one_answer(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.host.disk.stall_reads(LONG_MS)
+    reader.fetch(0)
+    reader.host.settle(READ_MS_MAX + 100)
+    assert reader.error.code is ErrorCode.NODE_NOT_READY
+    assert reader.error.code.is_retriable
+    reader.host.settle(LONG_MS)
+    assert len(reader.results) == 1
+
+
+def test_what_is_in_memory_is_served_while_the_disk_does_not_answer(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.host.disk.stall_reads(LONG_MS)
+    reader.host.disk.stall(LONG_MS)
+    reader.host.produce()
+    reader.host.advance(2)
+    reader.fetch(1)
+    assert reader.bases == [1]
+
+
+def test_a_read_that_finds_too_little_looks_again_at_what_was_committed_meanwhile(reader: Reader) -> None:
+    reader.commit(batch(b"x" * 500))
+    reader.host.disk.stall_reads(200)
+    reader.fetch(0, min_bytes=900, max_wait_ms=60_000)
+    reader.commit(batch(b"y" * 500))
+    reader.host.settle(400)
+    assert reader.bases == [0, 1]
+
+
+def test_a_log_start_that_passes_a_read_is_out_of_range_and_no_damage(reader: Reader) -> None:
+    reader.commit(batch(), batch())
+    reader.host.disk.stall_reads(200)
+    reader.fetch(0)
+    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(1)))
+    reader.host.settle(400)
+    reader.barriers.release(1)  # type: ignore[arg-type]  # any index
+    reader.host.settle(1)
+    assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert reader.host.repairs.counts.found == 0
+
+
+def test_a_batch_that_the_medium_cannot_give_is_fetched_again_from_another_replica(reader: Reader) -> None:
+    reader.commit(batch(b"rotten"))
+    rows = reader.host.disk.image.tables[Table.BATCHES]
+    whole, rows[rows.keys()[0]] = rows.values()[0], b""
+    reader.fetch(0)
+    reader.host.settle(100)
+    (asked,) = {p: m for p, m in reader.host.sent if isinstance(m, wire.FetchBatch)}.items()
+    reader.host.repairs.on_found(asked[0], wire.FoundBatch(reader.host.part.pid, asked[1].request, memoryview(whole)))
+    reader.host.settle(100)
+    assert reader.bases == [0]
+
+
+def test_producers_and_other_followers_do_not_wait_for_a_follower_that_is_behind() -> None:
+    host = Host()
+    cold(host)
+    host.create_partition()
+    host.elect(ME)
+    for _ in range(3):
+        host.produce()
+    host.settle()
+    host.disk.stall_reads(1_000)
+    host.ack(PEER_A, 0)  # it needs what is on the disk only
+    sent = len(host.messages(wire.Append))
+    answer = host.produce()
+    host.settle(500)
+    assert (len(host.messages(wire.Append)), answer.result) == (sent, None)
+    host.settle(1_000)
+    appended = [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
+    assert sum(len(m.values) for m in appended) == 4

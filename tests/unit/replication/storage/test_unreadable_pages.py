@@ -1,0 +1,129 @@
+"""Pages that the medium cannot give: the batch is damaged, and the process goes on.
+
+LMDB's map would answer such a page with SIGBUS. A file that ends too early does the same as a failing medium, so the
+test with a real fault takes one, in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.replication.storage import pages_lmdb
+from smq.replication.storage.disk_lmdb import DATA_FILE, walk
+from tests.unit.replication.storage.support import LmdbHarness
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+VALUES = {b"%d" % i: bytes([65 + i]) * 20_000 for i in range(8)}
+
+
+def written(path: Path) -> LmdbHarness:
+    harness = LmdbHarness(path)
+    for key, value in VALUES.items():
+        harness.disk.submit([Put(Table.BATCHES, key, value)])
+        harness.settle()
+    return harness
+
+
+def read_later(harness: LmdbHarness, key: bytes) -> list[tuple[bytes, bytes]] | DataDamaged:
+    answers: list[list[tuple[bytes, bytes]] | DataDamaged] = []
+    assert harness.disk.read_from(Table.BATCHES, b"", key, key + b"\x00", bytes_max=1, done=answers.append)
+    harness.wait(lambda: bool(answers))
+    return answers[0]
+
+
+class FailingMedium:
+    """`os.pread` fails for some pages until they are written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bad: set[int] = set()
+        self._pread, self._pwrite = os.pread, os.pwrite
+        monkeypatch.setattr(os, "pread", self.pread)
+        monkeypatch.setattr(os, "pwrite", self.pwrite)
+        monkeypatch.setattr(pages_lmdb, "_NOWAIT", None)  # what cannot be read is not in memory either
+
+    def pread(self, fd: int, size: int, at: int) -> bytes:
+        if self.bad.intersection(range(at // PAGE, (at + size - 1) // PAGE + 1)):
+            raise OSError(5, "Input/output error")
+        return self._pread(fd, size, at)
+
+    def pwrite(self, fd: int, data: bytes, at: int) -> int:
+        self.bad.discard(at // PAGE)
+        return self._pwrite(fd, data, at)
+
+
+def page_of(harness: LmdbHarness, value: bytes) -> int:
+    """The first page of a stored value."""
+    at = (harness.path / DATA_FILE).read_bytes().index(value)
+    assert at % PAGE == 16, "it has pages of its own, and the first begins with a header"
+    return at // PAGE
+
+
+@pytest.mark.parametrize("which", [(0,), (2,), (0, 1, 2, 3, 4)])
+def test_a_value_on_unreadable_pages_is_read_as_empty_and_can_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: tuple[int, ...]
+) -> None:
+    harness = written(tmp_path / "node")
+    medium = FailingMedium(monkeypatch)
+    medium.bad = {page_of(harness, VALUES[b"3"]) + i for i in which}
+    assert read_later(harness, b"3") == [(b"3", b"")]
+    again = read_later(harness, b"3")
+    assert again != [(b"3", VALUES[b"3"])], "its pages can be read now, but not what was there"
+    assert read_later(harness, b"4") == [(b"4", VALUES[b"4"])]
+    harness.disk.submit([Delete(Table.BATCHES, b"3", b"4"), Put(Table.BATCHES, b"3", b"new" * 9_000)])
+    harness.settle()
+    assert read_later(harness, b"3") == [(b"3", b"new" * 9_000)]
+    for i in range(50):  # the pages are used again
+        harness.disk.submit([Put(Table.BATCHES, b"%d" % (i % 8), bytes([i]) * 20_000)])
+        harness.settle()
+    assert [value[0] for _, value in harness.disk.scan(Table.BATCHES, b"", b"z")] == [48, 49, *range(42, 48)]
+    harness.close()
+    walk(str(harness.path))
+
+
+def test_a_slice_that_is_examined_reports_an_unreadable_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = written(tmp_path / "node")
+    FailingMedium(monkeypatch).bad = {page_of(harness, VALUES[b"5"])}
+    slices: list[list[bytes]] = []
+    harness.disk.examine(
+        Table.BATCHES, b"", b"z", 1 << 30, lambda _key, value: bool(value), lambda found: slices.append(found.damaged)
+    )
+    harness.wait(lambda: bool(slices))
+    assert (slices, harness.fatal) == ([[b"5"]], [])
+    harness.close()
+
+
+def test_an_unreadable_page_of_the_tree_is_damage_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = written(tmp_path / "node")
+    FailingMedium(monkeypatch).bad = set(range(2, 10_000))
+    assert isinstance(read_later(harness, b"3"), DataDamaged)
+    with pytest.raises(DataDamaged, match="cannot be walked"):
+        harness.disk.get(Table.BATCHES, b"3")
+    harness.close()
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from tests.unit.replication.storage.test_unreadable_pages import DATA_FILE, PAGE, VALUES, page_of, read_later, written
+from smq.replication.ports import Delete, Put, Table
+harness = written(Path(sys.argv[1]))
+last = max(VALUES, key=lambda key: page_of(harness, VALUES[key]))
+os.truncate(harness.path / DATA_FILE, (page_of(harness, VALUES[last]) + int(sys.argv[2])) * PAGE)
+assert read_later(harness, last) == [(last, b"")]
+harness.disk.submit([Delete(Table.BATCHES, last, last + b"x"), Put(Table.BATCHES, last, b"new")])
+harness.settle()
+assert read_later(harness, last) == [(last, b"new")]
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("readable", ["0", "2"])
+def test_a_process_survives_pages_that_its_map_cannot_give(tmp_path: Path, readable: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "node"), readable], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr

@@ -1,7 +1,7 @@
 """A process that never stops sending: `endless_sender.py ADDRESS STREAMS`.
 
 It publishes 8 MiB of garbage on each of many streams of one connection until it is killed. It prints one line per
-stream whose first request has left, and reads no answers.
+stream when its first request has left, and reads no answers.
 """
 
 import asyncio
@@ -13,16 +13,24 @@ import grpc
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AgentStub
 
+RESTART_S = 0.1
 WASTE = pb.PublishRecordRequest(topic="big", batch=os.urandom((8 << 20) - 1000))
 
 
 async def pour(channel: grpc.aio.Channel) -> None:
-    call = AgentStub(channel).PublishRecord(None)
-    await call.write(WASTE)
-    sys.stdout.write("pours\n")
-    sys.stdout.flush()
+    """A stream that breaks begins again: on a busy machine a connection may time out, which does not end a flood."""
+    has_poured = False
     while True:
-        await call.write(WASTE)
+        call = AgentStub(channel).PublishRecord(None)
+        try:
+            while True:
+                await call.write(WASTE)
+                if not has_poured:
+                    has_poured = True
+                    sys.stdout.write("pours\n")
+                    sys.stdout.flush()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            await asyncio.sleep(RESTART_S)
 
 
 async def main(address: str, streams: int) -> None:

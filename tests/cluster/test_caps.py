@@ -31,6 +31,7 @@ from tests.cluster.slow_reader import SlowReader
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 BIG = encode_batch([NewRecord(key=None, value=os.urandom(MIB - 1000), timestamp_ms=1)])
+SERVED_S = 60.0  # on a machine with a dozen processes per core; otherwise milliseconds
 SETTLED_S = 1.0  # without any growth: whatever comes was asked for long before
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # HTTP/2's, with empty settings
 
@@ -88,10 +89,14 @@ def settled_growth(cluster: Cluster, before: int, node: int = 1) -> int:
     return most
 
 
-def is_healthy(cluster: Cluster) -> bool:
-    """Another client is served as ever."""
-    answer = cluster.nodes[1].raw.fetch("big", 0, 0, max_bytes=MIB)
-    return len(answer.batches) == 1
+def check_served(cluster: Cluster) -> None:
+    """Another client is served, while the first goes on. How soon depends on what else the machine does, so an attempt
+    that gets no answer in time is repeated."""
+
+    def is_served() -> bool:
+        return len(cluster.nodes[1].raw.fetch("big", 0, 0, max_bytes=MIB).batches) == 1
+
+    wait_for("an answer for another client", is_served, SERVED_S)
 
 
 # -------------------------------------------------------------------------------------------- clients that never read
@@ -106,7 +111,7 @@ def test_a_grpc_client_that_fetches_and_never_reads_holds_no_more_than_its_share
         slow.stop_reading()
         calls: list[Any] = [fetch.future(request) for _ in range(200)]
         grown = settled_growth(one, before)
-        assert is_healthy(one)
+        check_served(one)
         for call in calls:
             call.cancel()
     # Each answer is in memory up to three times: its batches, the message, and gRPC's own copy. As much again is what
@@ -128,7 +133,7 @@ def test_a_subscriber_that_never_reads_holds_one_response(one: Cluster, before: 
 
         call: Any = AgentStub(channel).SubscribeRecord(requests())
         grown = settled_growth(one, before)
-        assert is_healthy(one)
+        check_served(one)
         ask.set()
         call.cancel()
     # The log's batches, their records, the message, its bytes and gRPC's copy; the allocator as above.
@@ -142,7 +147,7 @@ def test_a_kafka_client_that_fetches_and_never_reads_holds_no_more_than_its_shar
     for _ in range(300):  # 2.4 GiB, if they were all read from the log
         raw.send(ApiKey.FETCH, 4, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=8 * MIB, topics=topics)
     grown = settled_growth(one, before)
-    assert is_healthy(one)
+    check_served(one)
     raw.close()
     assert grown < 3 * limits.KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX + 64 * MIB
 
@@ -161,7 +166,7 @@ def test_a_grpc_client_that_never_stops_sending_is_slowed_down(one: Cluster, bef
             for _ in range(40):
                 most = max(most, memory_bytes(one) - before)
                 time.sleep(0.05)
-            assert is_healthy(one)
+            check_served(one)
         finally:
             pouring.kill()
     # A message in the making, one parsed, one with the node, and what the allocator keeps of those before.
@@ -181,7 +186,7 @@ def test_a_grpc_client_of_many_large_calls_fills_only_the_places_of_arrivals(one
         codes = {call.code() for call in calls}
     assert grpc.StatusCode.OK in codes
     assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert is_healthy(one)
+    check_served(one)
     # On its way a request is gRPC's bytes, then Python's; being served Python's and the message.
     arriving = limits.GRPC_ARRIVALS_MAX + limits.GRPC_ARRIVALS_SLOW_MAX
     assert most < 2 * 9 * MIB * arriving + 2 * limits.GRPC_LARGE_REQUESTS_BYTES_MAX + 64 * MIB
@@ -294,7 +299,7 @@ def test_ten_thousand_idle_connections_cost_little_and_disturb_no_client(
         wait_for("all of them", lambda: _descriptors(one) > 10_000)
         grown = memory_bytes(one) - before
         record_property("MiB held by 10,000 idle connections", grown // MIB)
-        assert is_healthy(one)
+        check_served(one)
         alive = sum(1 for s in held if _is_open(s))
         assert alive == 10_000
         assert grown < 10_000 * 40_000

@@ -47,6 +47,7 @@ class World:
             self.liveness,
             cast(Barriers, None),
             cast(ExternalOffsets, None),
+            refusal=lambda: None,
         )
         self.apply(default_init("c"))
         for node in (ME, PEER_A, PEER_B):

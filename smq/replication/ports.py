@@ -138,8 +138,8 @@ class Disk(Protocol):
 
     Submissions are committed in order, each whole or not at all, any number of them in one synced transaction.
     A failed commit is fatal: `on_fatal` (given at construction) is called once, and nothing more is reported durable.
-    Reads see all committed data, which may be more than has been reported. A value that the medium cannot give is read
-    as empty, by `read_from` and `examine`: it then fails its check, as damaged bytes do.
+    Reads see all committed data, which may be more than has been reported. A value of table BATCHES that the medium
+    cannot give is read as empty: it then fails its check, as damaged bytes do.
     """
 
     def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:

@@ -192,10 +192,16 @@ class LmdbDisk:
         with self._env.begin(write=True) as txn:
             for submission in group:
                 for op in submission.ops:
+                    if self._pages.unreadable:
+                        self._make_replaceable(txn, op)
                     if isinstance(op, Put):
                         txn.put(op.key, op.value, db=tables[op.table])
                     else:
                         _delete_range(txn, tables[op.table], op.start, op.stop)
+
+    def _make_replaceable(self, txn: "lmdb.Transaction[bytes]", op: Op) -> None:
+        start, stop = (op.key, op.key + b"\x00") if isinstance(op, Put) else (op.start, op.stop)
+        self._pages.make_replaceable(txn.id() - 1, op.table.value.encode(), start, stop)
 
     def _grow_map(self) -> None:
         self._map_size = min(self._map_size * 2, MAP_BYTES_MAX)

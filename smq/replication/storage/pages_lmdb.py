@@ -2,9 +2,9 @@
 
 LMDB reads through a map, so a page that the medium cannot give ends the process by SIGBUS, wherever it is touched. Here
 the same pages come by `pread`, which reports an error. Owns the knowledge of LMDB 0.9's page format, for reading only,
-with one exception: pages of a value that cannot be read are overwritten with zeros, because LMDB itself touches them
-when the row is replaced. The caller holds a read transaction of LMDB's, so that no page of its snapshot is reused.
-It must never know what keys and values mean. Only the real disk imports it.
+with one exception: LMDB itself touches the pages of a value when its row is replaced or deleted, so right before that,
+those that still cannot be read are overwritten. The caller holds a transaction of LMDB's, so that no page of its
+snapshot is reused. It must never know what keys and values mean. Only the real disk imports it.
 """
 
 import os
@@ -28,6 +28,7 @@ _ON_OVERFLOW: Final = 0x01  # flag of a node: its value has pages of its own
 _NO_ROOT: Final = (1 << 64) - 1
 _DEPTH_MAX: Final = 32  # as LMDB's
 _NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)  # Linux
+UNREADABLE_MAX: Final = 10_000  # values: a disk with more of them is not worth a repair
 AHEAD_FACTOR: Final = 16  # values read together once two have followed one another
 AHEAD_BYTES_MAX: Final = 1 << 20
 _Level = tuple["_Page", int]  # a page on the way down, and the node taken
@@ -104,13 +105,26 @@ class PageFile:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._page_bytes = _DB.unpack(_META.unpack(os.pread(self._fd, _META.size, _HEADER))[4])[0]
+        self.unreadable: dict[tuple[bytes, bytes], None] = {}  # (table, key) of such values; UNREADABLE_MAX
 
     def close(self) -> None:
         os.close(self._fd)
 
     def reader(self, *, cached_only: bool) -> "PageReader":
         """For one read. With `cached_only` it never waits for the medium, and raises NotCached instead."""
-        return PageReader(self._fd, self._page_bytes, _read_cached if cached_only else os.pread)
+        return PageReader(self._fd, self._page_bytes, _read_cached if cached_only else os.pread, self._note_unreadable)
+
+    def _note_unreadable(self, table: bytes, key: bytes) -> None:
+        if len(self.unreadable) < UNREADABLE_MAX:
+            self.unreadable[table, key] = None
+
+    def make_replaceable(self, transaction: int, table: bytes, start: bytes, stop: bytes) -> None:
+        """Before the rows in [start, stop) are replaced or deleted, by the one writer, whose newest committed
+        transaction is named."""
+        for noted in [n for n in list(self.unreadable) if n[0] == table and start <= n[1] < stop]:
+            del self.unreadable[noted]
+            with suppress(PagesDamaged, SnapshotGone):  # then LMDB has to cope
+                self.reader(cached_only=False).make_readable(transaction, *noted)
 
 
 def _read_cached(fd: int, size: int, at: int) -> bytearray:
@@ -127,13 +141,19 @@ def _read_cached(fd: int, size: int, at: int) -> bytearray:
 class PageReader:
     """One read in one transaction of LMDB's."""
 
-    def __init__(self, fd: int, page_bytes: int, pread: Callable[[int, int, int], bytes | bytearray]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        page_bytes: int,
+        pread: Callable[[int, int, int], bytes | bytearray],
+        note_unreadable: Callable[[bytes, bytes], None],
+    ) -> None:
+        self._note_unreadable = note_unreadable
+        self._table = b""
         self._fd = fd
         self._page_bytes = page_bytes
         self._read = pread
-        self._ahead = memoryview(
-            b""
-        )  # of the pages that follow the last value, because its successor usually lies there
+        self._ahead = memoryview(b"")  # the last value and what follows it: its successor usually does
         self._ahead_at = 0
         self._next_value_at = -1  # where the successor lies if it follows on
 
@@ -149,6 +169,7 @@ class PageReader:
     ) -> Iterator[Row]:
         """The rows in [start, stop) as of a transaction that is being held, ascending or descending. With `lowest`, the
         last one in [lowest, start] comes first if there is one. Raises PagesDamaged, SnapshotGone."""
+        self._table = table
         root = self._root_of(transaction, table)
         if root == _NO_ROOT:
             return
@@ -276,7 +297,7 @@ class PageReader:
         try:
             return self._read_ahead(number * self._page_bytes + _HEADER, size)
         except PagesDamaged:
-            self._make_readable(number, size)
+            self._note_unreadable(self._table, page.key(index))
             return b""
 
     def _read_ahead(self, at: int, size: int) -> bytes:
@@ -298,9 +319,18 @@ class PageReader:
     def _pages_of(self, size: int) -> int:
         return (_HEADER - 1 + size) // self._page_bytes + 1
 
-    def _make_readable(self, first: int, size: int) -> None:
-        """Overwrites the unreadable pages of a value. A medium gives a page again once it has been written, or takes
-        another in its place. The first page keeps the header that LMDB needs to free them all."""
+    def make_readable(self, transaction: int, table: bytes, key: bytes) -> None:
+        """Overwrites the pages of a value that cannot be read. A medium gives a page again once it has been written, or
+        takes another in its place. The first page keeps the header that LMDB needs to free them all."""
+        root = self._root_of(transaction, table)
+        path = self._descend(root, key) if root != _NO_ROOT else []
+        if not path or self._key_at(path) != key:
+            return
+        page, index = path[-1]
+        at, key_size, flags, size = page.node(index)
+        if not flags & _ON_OVERFLOW:
+            return
+        (first,) = _PAGE_NUMBER.unpack_from(page.data, at + key_size)
         count = self._pages_of(size)
         for number in range(first, first + count):
             at = number * self._page_bytes

@@ -70,7 +70,7 @@ def test_kafkas_metadata_of_all_topics_is_made_some_partitions_at_a_time(monkeyp
             made = await metadata._topic(known, topic, together)
             assert [p["partition_index"] for p in made["partitions"]] == list(range(PARTITIONS))
 
-    most, count = most_in_a_turn(monkeypatch, metadata, "_partition", answer)
+    most, count = most_in_a_turn(monkeypatch, metadata, "describe_partition", answer)
     assert (most, count) == (turns.ITEMS_PER_TURN, TOPICS * PARTITIONS)
 
 

@@ -12,6 +12,7 @@ from zlib import crc32
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected
 from smq.replication.applied_state import AppliedState
@@ -34,6 +35,8 @@ RARE = (
     "damage_met",
     "quick_restarts_of_a_leader",
     "duplicates_answered",
+    "producers_expired",
+    "producers_refused",
     "hwm_of_a_dead_epoch_rejected",
     "log_starts_moved",
     "damaged_messages_refused",
@@ -45,8 +48,10 @@ RARE = (
 class Observer:
     """One per run."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, producer_expiration_ms: int = 0) -> None:
+        """Every node's state begins with this expiration, if it is not 0."""
         self.recorder = recorder
+        self.producer_expiration_ms = producer_expiration_ms
         self.counts: Counter[str] = Counter()
         self.cluster: Cluster | None = None
         self._entries: dict[int, tuple[int, NodeId]] = {}
@@ -241,6 +246,8 @@ class WatchedNode(Node):
         self.groups: GroupCoordinator | None = None
         self.watched = WatchedState(clock, config.feature_level_known)
         self.watched.node = self
+        if observer.producer_expiration_ms:
+            self.watched.state.config[PRODUCER_EXPIRATION_MS] = str(observer.producer_expiration_ms)
         super().__init__(
             config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched
         )
@@ -256,18 +263,25 @@ class WatchedNode(Node):
 _truncations: Counter[str] = Counter()
 
 
-def count_truncations(counts: Counter[str]) -> Callable[[], None]:
-    """Counts calls of PartitionLog.truncate that cut something; returns a function that stops the counting."""
-    original = PartitionLog.truncate
+def count_log_events(counts: Counter[str]) -> Callable[[], None]:
+    """Counts truncations that cut something, and producers that expire; returns a function that stops the counting."""
+    original, original_forget = PartitionLog.truncate, PartitionLog.forget_producers
 
     def counted(self: PartitionLog, end: Any) -> None:
         if end < self.appended_end:
             counts["truncations"] += 1
         original(self, end)
 
+    def counted_forget(self: PartitionLog, start: Any) -> int:
+        gone = original_forget(self, start)
+        counts["producers_expired"] += gone
+        return gone
+
     PartitionLog.truncate = counted  # type: ignore[method-assign, assignment]  # a probe of the simulation
+    PartitionLog.forget_producers = counted_forget  # type: ignore[method-assign]  # likewise
 
     def restore() -> None:
         PartitionLog.truncate = original  # type: ignore[method-assign]  # undoes the above
+        PartitionLog.forget_producers = original_forget  # type: ignore[method-assign]  # likewise
 
     return restore

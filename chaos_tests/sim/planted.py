@@ -9,6 +9,7 @@ from chaos_tests.sim.mutation import Mutation, PlantedBug
 from chaos_tests.sim.planted_agreement import AGREEMENT_BUGS
 from chaos_tests.sim.planted_disks import DISK_BUGS
 from chaos_tests.sim.planted_overload import OVERLOAD_BUGS
+from chaos_tests.sim.planted_producers import PRODUCER_BUGS
 from chaos_tests.sim.raft.planted import COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER, UNCONFIRMED_READS
 
 _LINEAGE = "smq.replication.log.lineage:"
@@ -18,6 +19,7 @@ _CONTROLLER = "smq.replication.membership.controller:Controller."
 _READS = "smq.replication.partition.reads:"
 _HANDLERS = "smq.raft_state.handlers."
 _REPLICA = "smq.replication.partition.replica:Replica."
+_WAITERS = "smq.replication.partition.waiters:Waiters."
 LOST = frozenset(
     {"lost-write", "offset-reuse", "inconsistent-offsets", "divergent-replica", "precommitted-read", "aborted-read"}
 )
@@ -151,7 +153,7 @@ BUGS: tuple[PlantedBug, ...] = (
         name="waiter-without-epoch",
         rule="10: a waiter is (epoch, base, end), never an offset alone",
         mutations=(
-            Mutation(_REPLICA + "_verdict", "if epoch_end is not None and waiter.end > epoch_end:", "if False:"),
+            Mutation(_WAITERS + "_verdict", "if epoch_end is not None and waiter.end > epoch_end:", "if False:"),
         ),
         scenario="churn",
         anomalies=BROKEN,
@@ -162,11 +164,13 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="10: success only once the HWM has been applied",
         mutations=(
             Mutation(
-                _REPLICA + "_verdict",
-                "waiter.end <= self.part.hwm:",
-                "waiter.end <= (self._majority_end() if self.leading is not None else self.part.hwm):",
+                _WAITERS + "_verdict",
+                "waiter.end <= part.hwm:",
+                "waiter.end <= (self._replica._majority_end() if self._replica.leading is not None else part.hwm):",
             ),
-            Mutation(_REPLICA + "_recount", "if self._majority_end()", "self._settle()\n    if self._majority_end()"),
+            Mutation(
+                _REPLICA + "_recount", "if self._majority_end()", "self._waiters.settle()\n    if self._majority_end()"
+            ),
         ),
         scenario="churn",
         anomalies=BROKEN,
@@ -261,8 +265,8 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.log.partition_log:PartitionLog.truncate",
-                "    self._state = state\n    ops.append",
-                "    state.producers = self._state.producers\n    self._state = state\n    ops.append",
+                "    self._state = state\n    if state",
+                "    state.producers = self._state.producers\n    self._state = state\n    if state",
             ),
         ),
         scenario="churn",
@@ -275,7 +279,7 @@ BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _REPLICA + "produce",
-                "cached = self._owner.send_order.check(self.pid, header, self.log.producers)",
+                "cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)",
                 "cached = None",
             ),
         ),
@@ -288,7 +292,7 @@ BUGS: tuple[PlantedBug, ...] = (
         rule="16: a duplicate is answered through rule 10",
         mutations=(
             Mutation(
-                _REPLICA + "_verdict",
+                _WAITERS + "_verdict",
                 "is_acked = may_precede_mark and",
                 "is_acked = waiter.duplicate or may_precede_mark and",
             ),
@@ -400,7 +404,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="time-outs-called-definite",
         rule="in doubt, an error is indefinite",
-        mutations=(Mutation(_REPLICA + "_expire", "ErrorCode.TIMED_OUT", "ErrorCode.APPEND_LOST"),),
+        mutations=(Mutation(_WAITERS + "_expire", "ErrorCode.TIMED_OUT", "ErrorCode.APPEND_LOST"),),
         scenario="partitions",
         anomalies=frozenset({"aborted-read", "duplicate"}),
         seeds=15,
@@ -580,6 +584,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     *AGREEMENT_BUGS,
     *DISK_BUGS,
+    *PRODUCER_BUGS,
 )
 
 

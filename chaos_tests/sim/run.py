@@ -24,6 +24,7 @@ from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
+from chaos_tests.sim.clients.crowd import Crowd
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
 from chaos_tests.sim.clients.noter import Noter
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
@@ -35,7 +36,7 @@ from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
 from chaos_tests.sim.levels import LEVEL_TWO, level_two
-from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_truncations
+from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_log_events
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script, Sleep
 from chaos_tests.sim.scenario import Scenario
 from smq.raft_state.ids import NodeId
@@ -124,7 +125,7 @@ class Simulation:
         self.scheduler = Scheduler()
         self.streams = Streams(seed)
         self.recorder = Recorder(lambda: self.scheduler.now_ns)
-        self.observer = Observer(self.recorder)
+        self.observer = Observer(self.recorder, producer_expiration_ms=scenario.cluster.producer_expiration_ms)
         self.trace: list[str] = []
         self._clients_at_work = 0
         self.nodes = tuple(NodeId(n) for n in range(1, scenario.cluster.nodes + 1))
@@ -181,7 +182,7 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------ the course
     def run(self) -> Result:
-        stop_counting = count_truncations(self.observer.counts)
+        stop_counting = count_log_events(self.observer.counts)
         try:
             if self._boot():
                 self._storm()
@@ -279,6 +280,7 @@ class Simulation:
                 Producer(world, f"{kind}-{i}", acks=acks, idempotent=idempotent, think_ms=think).run()
                 for i in range(count)
             ]
+        made += [Crowd(world, f"crowd-{i}", i, think_ms=think).run() for i in range(mix.crowds)]
         made += [Pipeline(world, f"pipeline-{i}", think_ms=think * 1.5).run() for i in range(mix.pipelines)]
         made += [Connected(world, f"connected-{i}", think_ms=think).run() for i in range(mix.connected)]
         made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]
@@ -387,7 +389,8 @@ class Simulation:
         return [known for known in self.world.partitions if not known.dropped]
 
     def _probes(self) -> Script:
-        producer = Producer(self.world, "probe", acks=Acks.ALL, idempotent=True, think_ms=0)
+        has_room = not self.scenario.clients.crowds  # otherwise a new idempotent producer may be one too many
+        producer = Producer(self.world, "probe", acks=Acks.ALL, idempotent=has_room, think_ms=0)
         ranges = RangeReader(self.world, "probe-range", think_ms=0)
         member = GroupMember(self.world, "probe-member", "g", think_ms=0)
         for known in self._live():
@@ -427,6 +430,7 @@ class Simulation:
         counts = self.observer.counts
         counts["damaged_messages_refused"] = self.cluster.network.damage_refused
         counts["duplicates_answered"] = self.world.duplicates
+        counts["producers_refused"] = self.world.producers_refused
         counts["log_starts_moved"] = sum(1 for e in self.recorder.events if e["f"] == "trim" and e["ty"] == "ok")
         return Result(
             seed=self.seed,

@@ -32,6 +32,7 @@ class ClusterProfile:
     drift_max: float = 0.001
     upgrades: bool = False  # there is a feature level 2 (chaos_tests/sim/levels.py), and no node knows it at first
     lost_forever: int = 0  # nodes whose disks do not survive; the storm then ends with a loss of power
+    producer_expiration_ms: int = 0  # of the replicated state, below what a cluster accepts; 0: its default
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
 
@@ -39,6 +40,7 @@ class ClusterProfile:
 class ClientMix:
     idempotent: int = 2  # acks=all, with retries
     plain: int = 1  # acks=all, one attempt
+    crowds: int = 0  # each has many idempotent producers of one batch
     pipelines: int = 2  # acks=all, idempotent, up to five batches in flight
     connected: int = 0  # acks=all, idempotent, up to five batches in flight down one connection
     leader_acks: int = 1  # acks=1, idempotent

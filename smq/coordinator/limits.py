@@ -120,7 +120,6 @@ MEMBER_ID_CHARS_MAX: Final = 233  # of an assigned id: the client's name, trunca
 GROUP_TICK_MS: Final = 50  # sessions last seconds
 GROUP_PAUSE_MS: Final = 1_000  # if a tick is this late, the process stood still and missed heartbeats
 GROUP_COMMAND_MS_MAX: Final = 10_000  # of one change of a group: longer than an election
-GROUP_EXPIRY_MS: Final = 600_000  # between two checks for expired offsets
 METRICS_GROUPS_MAX: Final = 1_000  # more series would make a scrape larger than a batch
 
 HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing is posted here

@@ -17,6 +17,9 @@ from smq.raft_state.limits import (
     NODES_MAX,
     OFFSETS_RETENTION_MINUTES_DEFAULT,
     OFFSETS_RETENTION_MINUTES_MAX,
+    PRODUCER_EXPIRATION_MS_DEFAULT,
+    PRODUCER_EXPIRATION_MS_MAX,
+    PRODUCER_EXPIRATION_MS_MIN,
     TOPIC_PARTITIONS_MAX,
 )
 
@@ -25,6 +28,7 @@ REPLICATION_FACTOR: Final = "default.replication.factor"
 AUTO_CREATE: Final = "auto.create.topics.enable"
 GROUP_INITIAL_DELAY_MS: Final = "group.initial.rebalance.delay.ms"
 OFFSETS_RETENTION_MINUTES: Final = "offsets.retention.minutes"
+PRODUCER_EXPIRATION_MS: Final = "producer.id.expiration.ms"
 IN_NODE_TOML: Final = (NUM_PARTITIONS, REPLICATION_FACTOR, AUTO_CREATE, GROUP_INITIAL_DELAY_MS)
 
 REPLICAS_BY_NODES: Final = "-1"
@@ -66,6 +70,13 @@ CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
         accepts=between(0, OFFSETS_RETENTION_MINUTES_MAX),
         type=ConfigType.INT,
     ),
+    PRODUCER_EXPIRATION_MS: ConfigKey(
+        default=str(PRODUCER_EXPIRATION_MS_DEFAULT),
+        values=f"a whole number of milliseconds from {PRODUCER_EXPIRATION_MS_MIN} to {PRODUCER_EXPIRATION_MS_MAX}",
+        meaning="how long a partition remembers an idempotent producer that writes nothing to it",
+        accepts=between(PRODUCER_EXPIRATION_MS_MIN, PRODUCER_EXPIRATION_MS_MAX),
+        type=ConfigType.INT,
+    ),
 }
 
 
@@ -77,6 +88,11 @@ def cluster_value(config: Mapping[str, str], key: str) -> str:
 def offsets_retention_ms(config: Mapping[str, str]) -> int:
     """How long a group without members keeps its offsets; 0 is for ever."""
     return int(cluster_value(config, OFFSETS_RETENTION_MINUTES)) * 60_000
+
+
+def producer_expiration_ms(config: Mapping[str, str]) -> int:
+    """How long a partition remembers a producer that writes nothing to it."""
+    return int(cluster_value(config, PRODUCER_EXPIRATION_MS))
 
 
 def known_cluster_keys() -> str:

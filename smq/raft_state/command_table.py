@@ -25,7 +25,7 @@ from smq.raft_state.fields import (
     HwmAdvances,
     OneOf,
 )
-from smq.raft_state.handlers import cluster_config, groups, members, nodes, partitions, producer_ids, topics
+from smq.raft_state.handlers import cluster_config, expiry, groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
@@ -213,7 +213,14 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("generation", INT32),
         ("partitions", Many(PARTITION)),
     ),
-    _command(21, commands.ExpireOffsets, groups.expire_offsets, ("now_ms", INT64)),
+    _command(
+        21,
+        commands.AdvanceClock,
+        expiry.advance_clock,
+        ("seen_ms", INT64),
+        ("elapsed_ms", INT64),
+        ("now_ms", INT64),
+    ),
     # groups: their members
     _command(
         23,

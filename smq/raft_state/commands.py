@@ -325,9 +325,14 @@ class DeleteOffsets(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireOffsets(Command):
-    """Deletes the offsets of groups that have had no members for the retention, as of this time."""
+class AdvanceClock(Command):
+    """Moves the clock by which committed offsets and producers expire, and lets expire what is due.
 
+    `seen_ms` is the clock as the proposer has applied it, `elapsed_ms` the time since it changed there, by the
+    proposer's monotonic clock, and `now_ms` the proposer's wall clock, which may be wrong."""
+
+    seen_ms: int
+    elapsed_ms: int
     now_ms: int
 
 

@@ -67,6 +67,13 @@ class ErrorCode(enum.Enum):
     NODE_NOT_READY = _Traits(34, True, True, "retry, here or at another node: this one is starting or has no quorum")
     INTERNAL = _Traits(35, False, False, "report it with the node's log")
     INVALID_OFFSET = _Traits(36, True, False, "correct the offset: it must be >= 0 and within what the message names")
+    TOO_MANY_PRODUCERS = _Traits(
+        38,
+        True,
+        True,
+        "raise producers_max in the node's node.toml, lower producer.id.expiration.ms, or use fewer producers;"
+        " known producers are not affected",
+    )
     ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialised")
     NOT_COORDINATOR = _Traits(50, True, True, "look up the group's coordinator again, and retry there")
     ILLEGAL_GENERATION = _Traits(51, True, False, "join the group again: it has rebalanced without this member")

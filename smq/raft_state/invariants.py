@@ -15,6 +15,7 @@ from smq.raft_state.limits import (
     DISK_ID_BYTES,
     GROUP_MEMBERS_MAX,
     NODES_MAX,
+    PRODUCER_MARKS_MAX,
     PRODUCERS_MAX,
     REQUEST_ID_BYTES,
 )
@@ -110,6 +111,12 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
         _require(partition.leader_incarnation <= incarnation, f"{where}: a leader from the future")
     check_offsets(partition)
     _require(partition.ts_ns >= 0, f"{where}: ts_ns {partition.ts_ns}")
+    _require(0 <= partition.producers_start <= partition.hwm, f"{where}: producers start above the hwm")
+    marks = partition.producer_marks
+    _require(len(marks) <= PRODUCER_MARKS_MAX, f"{where}: more than PRODUCER_MARKS_MAX marks")
+    hwms = [partition.producers_start, *(mark.hwm for mark in marks), partition.hwm + 1]
+    _require(all(a < b for a, b in pairwise(hwms)), f"{where}: the marks of producers do not ascend")
+    _require(all(a.clock_ms < b.clock_ms for a, b in pairwise(marks)), f"{where}: the marks' times do not ascend")
     history = partition.history
     _require(bool(history) and history[-1].epoch == partition.epoch, f"{where}: the history's last epoch")
     for a, b in pairwise(history):

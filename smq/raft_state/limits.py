@@ -58,7 +58,15 @@ OFFSETS_RETENTION_MINUTES_MAX: Final = 100 * 365 * 1_440  # a century: beyond it
 GROUP_INITIAL_DELAY_MS_DEFAULT: Final = 3_000  # like Kafka's
 GROUP_INITIAL_DELAY_MS_MAX: Final = 60_000  # beyond it a first consumer would seem to hang
 GENERATION_MAX: Final = 2**31 - 1  # an int32 of Kafka's protocol
-EXPIRY_STEP_MS_MAX: Final = 1_200_000  # per ExpireOffsets, one each 10 minutes: the clock runs at most at double speed
+
+# --- the clock of expiry, and producers
+CLOCK_ELAPSED_MS_MAX: Final = 600_000  # per AdvanceClock: after hours without a quorum, retries still have their time
+PRODUCER_EXPIRATION_MS_DEFAULT: Final = 86_400_000  # Kafka's default, a day
+# Twice five minutes, the longest default delivery timeout of any known client: the clock may run at double speed.
+PRODUCER_EXPIRATION_MS_MIN: Final = 600_000
+PRODUCER_EXPIRATION_MS_MAX: Final = 2**31 - 1  # Kafka's type of this setting
+PRODUCER_MARKS_PER_EXPIRATION: Final = 4  # a producer is forgotten after one expiration to one and a quarter
+PRODUCER_MARKS_MAX: Final = 8  # twice that, for changes of the setting; without room, producers live longer
 
 # --- offsets: half of int64 is spare, so the sum of an offset and a batch cannot overflow
 START_OFFSET_MAX: Final = Offset(2**62)

@@ -47,6 +47,7 @@ from smq.raft_state.state import (
     MemberState,
     NodeState,
     PartitionState,
+    ProducerMark,
     TopicState,
 )
 
@@ -92,8 +93,9 @@ _TOPIC: Final = (
     ("created_ms", INT64),
 )
 _CONFIG_PAIR: Final = Group((TEXT, TEXT))
-_PARTITION: Final = struct.Struct(">iqiqqqqBI")  # ..., number of replicas, length of the history
+_PARTITION: Final = struct.Struct(">iqiqqqqqBBI")  # ..., number of replicas, of marks, length of the history
 _EPOCH: Final = struct.Struct(">iq")
+_MARK: Final = struct.Struct(">qq")
 
 
 def write_topic(topic: TopicState) -> bytes:
@@ -115,7 +117,7 @@ def read_topic(reader: Reader) -> TopicState:
 
 
 def write_partition(out: bytearray, p: PartitionState) -> None:
-    """By hand, since there may be 100,000 of them: one struct, then the replicas, then the history."""
+    """By hand, since there may be 100,000 of them: one struct, then the replicas, marks and history."""
     history = p.history
     out += _PARTITION.pack(
         p.leader,
@@ -125,10 +127,14 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
         p.hwm,
         p.log_start,
         p.ts_ns,
+        p.producers_start,
         len(p.replicas),
+        len(p.producer_marks),
         len(history),
     )
     out += struct.pack(f">{len(p.replicas)}i", *p.replicas)
+    for mark in p.producer_marks:
+        out += _MARK.pack(mark.clock_ms, mark.hwm)
     if len(history) == 1:
         out += _EPOCH.pack(history[0].epoch, history[0].start)
     else:
@@ -137,7 +143,8 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
 
 def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> PartitionState:
     """Inverse of `write_partition`."""
-    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, replicas, epochs = reader.unpack(_PARTITION)
+    row = reader.unpack(_PARTITION)
+    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, replicas, marks, epochs = row
     return PartitionState(
         topic_id=topic_id,
         index=index,
@@ -148,7 +155,11 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
         hwm=hwm,
         log_start=log_start,
         ts_ns=ts_ns,
+        producers_start=producers_start,
         replicas=struct.unpack(f">{replicas}i", reader.take(4 * replicas)),
+        producer_marks=[
+            ProducerMark(at_ms, mark) for at_ms, mark in _MARK.iter_unpack(reader.take(_MARK.size * marks))
+        ],
         history=[EpochStart(e, start) for e, start in _EPOCH.iter_unpack(reader.take(_EPOCH.size * epochs))],
     )
 

@@ -48,10 +48,22 @@ class EpochStart:
     start: Offset
 
 
+@dataclass(frozen=True, slots=True)
+class ProducerMark:
+    """The high water mark when the clock of expiry showed a time."""
+
+    clock_ms: int
+    hwm: Offset
+
+
+_NO_OFFSET = Offset(0)
+
+
 @dataclass(slots=True, kw_only=True)
 class PartitionState:
     """`history` ascends in epoch, its last entry is the current epoch. It lacks epochs without records, but for the
-    oldest known and the current one, so starts ascend, and only the first two may be equal.
+    oldest known and the current one, so starts ascend, and only the first two may be equal. Batches that end at or
+    below `producers_start` no longer make their producers known.
 
     A partition of external storage has no records here: no replicas, no leader, always epoch 0 (rule 19)."""
 
@@ -66,6 +78,8 @@ class PartitionState:
     hwm: Offset
     log_start: Offset
     ts_ns: TsNs  # of the last batch below the hwm; 0 before the first
+    producers_start: Offset = _NO_OFFSET
+    producer_marks: list[ProducerMark] = field(default_factory=list)  # oldest first: where it moves when they expire
 
     @property
     def pid(self) -> PartitionId:
@@ -197,7 +211,7 @@ class ClusterState:
     next_producer_id: ProducerId = ProducerId(0)
     groups: dict[str, GroupState] = field(default_factory=dict)
     coordinators: list[CoordinatorSlot] = field(default_factory=lambda: [_NO_COORDINATOR] * COORDINATOR_SLOTS)
-    expiry_clock_ms: int = 0  # the current time for expiry; 0 before the first ExpireOffsets
+    expiry_clock_ms: int = 0  # the current time for expiry; 0 before the first AdvanceClock
     # The highest generation of any deleted group. New groups continue from it, so that a command for a former group
     # never fits a new group of the same name.
     generation_floor: Generation = _NO_GENERATION

@@ -165,6 +165,8 @@ class NodeStatus:
     applied_index: LogIndex
     commit_index: LogIndex
     storage: StorageStatus
+    producers: int  # idempotent producers that this node remembers, over all its partitions
+    producers_max: int  # beyond it new ones are refused
     feature_level_known: int = 1  # the highest that this smq knows; the cluster's is in the state
     waiting: str = ""  # why the node has stopped to wait for an upgrade: its process only says so
     warnings: tuple[str, ...] = ()  # for an operator to act on, in plain words

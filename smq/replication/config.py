@@ -45,6 +45,9 @@ class NodeConfig:
     # A node's appends not yet durable: half of it for partitions that it leads (beyond it OVERLOADED), half of it for
     # those that it follows (beyond it their leaders wait).
     append_inflight_bytes_max: int = 64 << 20
+    # Producers that this node remembers over all its partitions, 160 to 340 bytes each; beyond it new ones are refused.
+    # A follower takes what its leaders have taken, so a node may hold more.
+    producers_max: int = 1_000_000
     # Below it no records are appended. Twice the bytes that may be in flight, and their pages, must fit into it.
     disk_reserve_bytes: int = 256 << 20
     tail_bytes_kept: int = TAIL_BYTES_KEPT  # of durable batches per partition, read from memory

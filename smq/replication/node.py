@@ -22,6 +22,7 @@ from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.drain import Drain
+from smq.replication.membership.expiry_clock import ExpiryClock
 from smq.replication.membership.heartbeats import Heartbeats
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.quorum import QuorumQueries
@@ -143,6 +144,7 @@ class Node:
         self.applied.connect(self._controller, self.replicas, self._proposer)
         self._registration = Registration(host, self.rng, self.replicas.drop_orphans, self._wait_for_upgrade)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas)
+        self._expiry_clock = ExpiryClock(host)
         self._maintenance = StorageMaintenance(host, self.replicas, self._space, self._hang)
         self._quorum = QuorumQueries(host, self.rng, self._proposer.late)
         self.dispatcher = Dispatcher(
@@ -246,6 +248,7 @@ class Node:
             self.engine.flush_marks()
             self.heartbeats.send_all()
             self.replicas.on_beat()
+            self._expiry_clock.on_beat()
         self.replicas.visit(now_ns)
         self.clock.call_later(self.config.tick_interval_ms, self._tick)
 
@@ -305,9 +308,16 @@ class Node:
             applied_index=self.applied.index,
             commit_index=self.engine.commit_index,
             storage=self._maintenance.status(),
+            producers=self.replicas.producers_held,
+            producers_max=self.config.producers_max,
             feature_level_known=self.config.feature_level_known,
             waiting=self.waiting,
-            warnings=(*self._waiting_warnings(), *self._registration.warnings(), *self._maintenance.warnings()),
+            warnings=(
+                *self._waiting_warnings(),
+                *self._registration.warnings(),
+                *self._maintenance.warnings(),
+                *self.replicas.warnings(),
+            ),
         )
 
     def _waiting_warnings(self) -> list[str]:
@@ -322,7 +332,7 @@ class Node:
 
     def producers(self, partition: PartitionId) -> list[ActiveProducer] | None:
         replica = self.replicas.get(partition)
-        return list(replica.log.producers.entries()) if replica is not None else None
+        return list(replica.log.producers.entries(replica.part.producers_start)) if replica is not None else None
 
     def topic_id(self, topic: str) -> TopicId | None:
         state = self.state.topics.get(topic)

@@ -23,9 +23,9 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.server import Server
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.cluster_config import GROUP_INITIAL_DELAY_MS
-from smq.raft_state.commands import ExpireOffsets
+from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.ids import NodeId
-from smq.raft_state.limits import EXPIRY_STEP_MS_MAX
+from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX
 from smq.replication.api import NodeStatus
 from smq.replication.runtime.asyncio_runtime import AsyncioClock
 from smq.testing.kafka_client import RawKafka
@@ -143,13 +143,14 @@ class Faces:
             assert answer.base_offset == base
 
     async def pass_days(self, calendar: Calendar, days: int) -> None:
-        """With the expiry of old commits that a coordinator proposes every few minutes."""
+        """With the steps of the clock that the Raft leader proposes every few minutes."""
         calendar.days += days
         node = self.served.server.node
-        expiry = ExpireOffsets(now_ms=node.clock.wall_ns() // 1_000_000)
-        expiries = [NodeCalls(node).propose(expiry, 10_000) for _ in range(days * DAY_MS // EXPIRY_STEP_MS_MAX + 1)]
-        await asyncio.gather(*expiries)
-        assert node.state.expiry_clock_ms == expiry.now_ms
+        now_ms = node.clock.wall_ns() // 1_000_000
+        while (before_ms := node.state.expiry_clock_ms) < now_ms:  # a step that another one overtakes does nothing
+            seen = range(before_ms, now_ms, 2 * CLOCK_ELAPSED_MS_MAX) if before_ms else (0,)
+            steps = [AdvanceClock(seen_ms=ms, elapsed_ms=CLOCK_ELAPSED_MS_MAX, now_ms=now_ms) for ms in seen]
+            await asyncio.gather(*(NodeCalls(node).propose(step, 10_000) for step in steps))
 
     async def fetch_at(self, offset: int) -> Struct:
         """The answer of the partition's leader, as it is on the wire."""
@@ -166,7 +167,7 @@ class Faces:
 
 
 async def read_and_leave(faces: Faces, calendar: Calendar) -> None:
-    await faces.pass_days(calendar, 0)  # the first proposal only sets the clock of the expiry
+    await faces.pass_days(calendar, 0)  # the first step only starts the clock of expiry
     await faces.served.create("t")
     await faces.publish(0, NEXT)
     assert await faces.read_kafka(NEXT, reset="earliest", commits=True) == list(range(NEXT))

@@ -22,7 +22,7 @@ FRESH_SEEDS = int(os.environ.get("SIM_FRESH_SEEDS", "12"))
 # that puts it back: test_planted.py finds that within its bound of seeds. Any change in what nodes or clients do gives
 # a seed another course: `python -m chaos_tests planted NAME` prints the one to pin then.
 PINNED = {
-    ("log_start", 1): "jump-without-producers",
+    ("log_start", 2): "jump-without-producers",
     ("clocks", 1): "index-rows-taken-for-batches",
     ("overload", 1): "stuck-behind-a-busy-link",
 }

@@ -56,6 +56,7 @@ class World:
     externals: list[Known] = field(default_factory=list)  # of external storage
     stopped: bool = False
     duplicates: int = 0
+    producers_refused: int = 0  # attempts, as one too many
     _next_value: int = 0
     _decoded: dict[bytes, list[int]] = field(default_factory=dict)
 

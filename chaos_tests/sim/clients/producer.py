@@ -19,6 +19,11 @@ from smq.replication.api import Acks, NodeApi, Produced
 ATTEMPT_MS = 700
 DEADLINE_MS = 4000.0
 RECORDS_MAX = 5
+REFUSED_MS = 1000.0  # before a producer that is one too many tries again, as the node advises
+
+
+def _is_refused_as_new(result: SmqError | Lost) -> bool:
+    return isinstance(result, SmqError) and result.code is ErrorCode.TOO_MANY_PRODUCERS
 
 
 @dataclass(slots=True)
@@ -93,13 +98,16 @@ class Producer(Client):
                 unknown = True
             if (unknown and not self.idempotent) or not self._may_retry(result) or self.world.now_ms() > until:
                 return result, unknown
-            yield Sleep(self.rng.uniform(5, 80))
+            yield Sleep(self.rng.uniform(5, 80) if not _is_refused_as_new(result) else REFUSED_MS)
 
     def _may_retry(self, result: SmqError | Lost) -> bool:
         return may_retry(result)
 
     def _learn(self, partition: Known, result: SmqError | Lost) -> None:
         hint: NodeId | None = None
+        if _is_refused_as_new(result):
+            self.world.producers_refused += 1
+            return  # this is the leader
         if isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER:
             hint = result.details.leader
         partition.leader = hint

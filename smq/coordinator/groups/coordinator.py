@@ -1,6 +1,6 @@
 """The groups that this node coordinates, as the replicated table of coordinators says.
 
-Owns the live groups, their clock, and the expiry of offsets. This node answers each request by the table as it has
+Owns the live groups and their clock. This node answers each request by the table as it has
 applied it, and says so if it is not the coordinator. Being wrong about that is harmless, because every command names
 the epoch of its coordinator. The composition root makes one per node and hands it to the Kafka port.
 """
@@ -15,7 +15,6 @@ from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Sync, Synced
 from smq.coordinator.limits import (
     GROUP_COMMAND_MS_MAX,
-    GROUP_EXPIRY_MS,
     GROUP_PAUSE_MS,
     GROUP_SESSION_MS_MAX,
     GROUP_SESSION_MS_MIN,
@@ -23,8 +22,7 @@ from smq.coordinator.limits import (
     GROUPS_NEW_PER_ADDRESS_MAX,
     MEMBER_ID_CHARS_MAX,
 )
-from smq.raft_state.cluster_config import offsets_retention_ms
-from smq.raft_state.commands import Command, CommitCoordinatedOffsets, ExpireOffsets, OffsetCommit
+from smq.raft_state.commands import Command, CommitCoordinatedOffsets, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Generation, RequestId
@@ -59,11 +57,10 @@ class GroupCoordinator:
         self._was_away = False
         self._last_tick_ns = 0
         self._ticks = 0
-        self._expired_ns = 0
 
     def start(self) -> None:
         self._is_running = True
-        self._last_tick_ns = self._expired_ns = self._clock.monotonic_ns()
+        self._last_tick_ns = self._clock.monotonic_ns()
         self._tick()
 
     def stop(self) -> None:
@@ -273,23 +270,7 @@ class GroupCoordinator:
                     group.grant_time()
             for group in [g for g in self._live.values() if g.due_ns <= now_ns]:
                 group.on_time(now_ns)
-            self._expire_offsets(now_ns)
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 0:
             self._live = {name: group for name, group in self._live.items() if not group.is_idle}
         self._clock.call_later(GROUP_TICK_MS, self._tick)
-
-    def _expire_offsets(self, now_ns: int) -> None:
-        """One node at a time does this, the coordinator of the first slot. Two would do no harm."""
-        state = self._node.state
-        retention_ms = offsets_retention_ms(state.config)
-        interval_ms = min(GROUP_EXPIRY_MS, max(1_000, retention_ms // 4))
-        if now_ns - self._expired_ns < interval_ms * _NS_PER_MS or not self._owns(state.coordinators[0]):
-            return
-        self._expired_ns = now_ns
-        if state.groups and retention_ms:
-            self.propose(ExpireOffsets(now_ms=self.wall_ms()), _ignore)
-
-
-def _ignore(_reply: Reply | SmqError) -> None:
-    """The next one comes soon."""

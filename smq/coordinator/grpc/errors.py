@@ -43,6 +43,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.OFFSET_OUT_OF_RANGE: grpc.StatusCode.OUT_OF_RANGE,
     ErrorCode.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.TOO_MANY_PRODUCERS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorCode.STORAGE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorCode.NOT_LEADER: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.NOT_REPLICA: grpc.StatusCode.FAILED_PRECONDITION,

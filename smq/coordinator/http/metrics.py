@@ -59,6 +59,8 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
         ("smq_raft_term", "Raft's term.", status.raft_term),
         ("smq_raft_applied_index", "Last Raft entry applied.", status.applied_index),
         ("smq_raft_commit_index", "Last Raft entry known to be committed.", status.commit_index),
+        ("smq_producers", "Idempotent producers that this node remembers, over all its partitions.", status.producers),
+        ("smq_producers_max", "Beyond this number the node refuses new idempotent producers.", status.producers_max),
         ("smq_cluster_nodes", "Nodes that have registered.", len(state.nodes)),
         ("smq_cluster_nodes_fenced", "Registered nodes that are fenced: no heartbeats arrive from them.", fenced),
         ("smq_cluster_feature_level", "The feature level of the cluster.", state.feature_level),

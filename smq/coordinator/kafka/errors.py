@@ -102,6 +102,7 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.NO_QUORUM: KafkaError.REQUEST_TIMED_OUT,
     ErrorCode.TIMED_OUT: KafkaError.REQUEST_TIMED_OUT,
     ErrorCode.OVERLOADED: KafkaError.NOT_ENOUGH_REPLICAS,  # "not stored, try again", without a look-up of the leader
+    ErrorCode.TOO_MANY_PRODUCERS: KafkaError.NOT_ENOUGH_REPLICAS,  # likewise: producers retry, in order
     ErrorCode.STORAGE_FULL: KafkaError.KAFKA_STORAGE_ERROR,
     ErrorCode.DATA_DAMAGED: KafkaError.KAFKA_STORAGE_ERROR,
     ErrorCode.UNKNOWN_GROUP: KafkaError.GROUP_ID_NOT_FOUND,

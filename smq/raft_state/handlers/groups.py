@@ -1,16 +1,15 @@
 """Handlers of what groups have committed: commits, their deletion and their expiry.
 
 Owns the committed offsets, and when a group exists: while it has offsets or members. `members` owns its members. Only
-`registry`, `members` and `topics` import it.
+`registry`, `members`, `expiry` and `topics` import it.
 """
 
 from smq.raft_state.cluster_config import offsets_retention_ms
-from smq.raft_state.commands import CommitOffsets, DeleteGroup, DeleteOffsets, ExpireOffsets, OffsetCommit
+from smq.raft_state.commands import CommitOffsets, DeleteGroup, DeleteOffsets, OffsetCommit
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Generation, PartitionId, TopicId
 from smq.raft_state.limits import (
     COMMIT_ITEMS_MAX,
-    EXPIRY_STEP_MS_MAX,
     GENERATION_MAX,
     GROUP_NAME_BYTES_MAX,
     METADATA_BYTES_MAX,
@@ -157,19 +156,12 @@ def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- expiry
-def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
+def expire_offsets(state: ClusterState) -> None:
     """The offsets of a group without members expire one retention after its last member left or its last commit,
-    whichever was later. The expiry clock follows the proposers' clocks in small steps, so that one wrong clock cannot
-    delete the offsets of all groups. The first time is unbounded, so it only starts the clock: existing commits count
-    as made then."""
-    before = state.expiry_clock_ms
-    if not before:
-        _start_clock(state, command.now_ms)
-        return _DONE
-    state.expiry_clock_ms = max(before, min(command.now_ms, before + EXPIRY_STEP_MS_MAX))
+    whichever was later, by the clock that `expiry` moves."""
     retention_ms = offsets_retention_ms(state.config)
     if not retention_ms:
-        return _DONE
+        return
     horizon_ms = state.expiry_clock_ms - retention_ms
     for group in list(state.groups.values()):
         if group.members or group.emptied_ms > horizon_ms:
@@ -177,11 +169,10 @@ def expire_offsets(state: ClusterState, command: ExpireOffsets) -> Applied:
         for pid in [pid for pid, committed in group.offsets.items() if committed.committed_ms <= horizon_ms]:
             del group.offsets[pid]
         drop_if_unused(state, group)
-    return _DONE
 
 
-def _start_clock(state: ClusterState, now_ms: int) -> None:
-    state.expiry_clock_ms = max(now_ms, 0)
+def start_clock(state: ClusterState) -> None:
+    """The clock has begun, at a time that nothing bounds: existing commits count as made then."""
     for group in state.groups.values():
         for committed in group.offsets.values():
             committed.committed_ms = max(committed.committed_ms, state.expiry_clock_ms)

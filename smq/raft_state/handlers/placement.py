@@ -109,6 +109,7 @@ def new_partitions(
             hwm=start,
             log_start=start,
             ts_ns=ts_ns,
+            producers_start=start,
         )
         for index, replicas in enumerate(placed, first)
     ]

@@ -7,7 +7,7 @@ checks the lineage and says where to cut. Only the log store creates it; the rep
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -36,12 +36,13 @@ from smq.replication.log.reader import LogReader
 from smq.replication.log.reaper import SLICE_BATCHES, SLICE_BYTES
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
-    CHECKPOINT_BATCHES_PER_PRODUCER,
     CHECKPOINT_BYTES,
+    NOT_SAVED,
     LogState,
+    PartitionRow,
     checkpoint_key,
-    encode_checkpoint,
     encode_partition,
+    next_checkpoint,
     partition_key,
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
@@ -49,15 +50,16 @@ from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, durable batches leave memory immediately
 
 
-class TailBudget:
-    """The bytes of batches held in memory by all partitions of a node, and how much each keeps of durable ones. Those
-    that are not durable are always held: the disk's queue bounds them."""
+class NodeBudget:
+    """What all partitions of a node hold in memory together: bytes of batches, and how much each partition keeps of
+    durable ones; and producers. Batches that are not durable are always held: the disk's queue bounds them."""
 
-    __slots__ = ("kept", "used")
+    __slots__ = ("kept", "producers", "used")
 
     def __init__(self, kept: int | None) -> None:
         self.kept = TAIL_BYTES_KEPT if kept is None else kept
         self.used = 0
+        self.producers = 0
 
 
 class _Pending:
@@ -86,7 +88,8 @@ class PartitionLog(LogReader):
     `tail_damage` is set if recovery found a damaged batch and no index row that describes it: the log then ends before
     that batch, and refuses appends until it is truncated (everything after the damage goes too) or dropped.
     `has_producers` is false if other logs held batches below this log's start that this one never had: their producers
-    are unknown here until `adopt_producers` brings them from a log that knows them.
+    are unknown here until `adopt_producers` brings them from a log that knows them. `producers_start` is the one up to
+    which `forget_producers` has removed expired producers.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class PartitionLog(LogReader):
         base: LogState,
         state: LogState,
         first: Offset,
-        budget: TailBudget,
+        budget: NodeBudget,
         tail_damage: DataDamaged | None = None,
         damaged_batches: Iterable[Offset] = (),
         has_producers: bool = True,
@@ -114,6 +117,9 @@ class PartitionLog(LogReader):
         self._budget = budget
         self._is_dropped = False
         self._is_trimming = False
+        self.producers_start = Offset(0)
+        self._producers_counted = 0
+        self._count_producers()
 
     # --------------------------------------------------------------------------------------------- append
     def append(
@@ -157,6 +163,8 @@ class PartitionLog(LogReader):
         state, pid = self._state, self.pid
         is_latest = info.max_timestamp_ms > state.create_ms_max
         state.add(info)
+        if info.producer_id >= 0:
+            self._count_producers()
         ops.append(Put(Table.BATCHES, batch_key(pid, info.base), stored.value))
         ops.append(Put(Table.TIMES, *index_row(pid, info)))
         if is_latest:
@@ -229,7 +237,9 @@ class PartitionLog(LogReader):
         self._forget_tail(end)
         self.durable_end = min(self.durable_end, end)
         self._state = state
-        ops.append(self._checkpoint())
+        if state.saved.end < end:
+            ops.append(self._checkpoint())
+        self._settle_producers()
         self._disk.submit(ops)
 
     def advance_log_start(
@@ -249,12 +259,13 @@ class PartitionLog(LogReader):
             self._replace_all(state)
             return
         self.log_start = offset
-        self.trim([self._partition_row()])
+        self.trim(is_moved=True)
 
-    def trim(self, ops: Sequence[Op] = ()) -> None:
-        """Deletes the batches before log_start slice by slice; `ops` go with the first slice. Batches that still wait
-        to be deleted are invisible to readers; a restart continues the deletion."""
-        if self._is_dropped or (self._is_trimming and not ops):
+    def trim(self, *, is_moved: bool = False) -> None:
+        """Deletes the batches before log_start slice by slice. If the start has just moved, the partition's row says so
+        with the first slice. Batches that still wait to be deleted are invisible to readers; a restart continues the
+        deletion."""
+        if self._is_dropped or (self._is_trimming and not is_moved):
             return
         deletions: list[Op] = []
         if not self._is_trimming and self.tail_damage is None and self._first < self.log_start:
@@ -263,9 +274,9 @@ class PartitionLog(LogReader):
                 deletions = self._delete_before(first) if first > self._first else []
         if deletions:
             self._is_trimming = True
-            self._disk.submit([*deletions, *ops], self._on_trimmed)
-        elif ops:
-            self._disk.submit(ops)
+            self._disk.submit([*deletions, self._partition_row()], self._on_trimmed)
+        elif is_moved:
+            self._disk.submit([self._partition_row()])
 
     def _on_trimmed(self) -> None:
         self._is_trimming = False
@@ -283,22 +294,49 @@ class PartitionLog(LogReader):
 
     def producers_at(self, offset: Offset) -> bytes:
         """The producer state before the batch that contains `offset`, or at the log's end, for `adopt_producers`."""
-        return self._state_at(max(self._boundary(offset), self._base.end)).producers.snapshot()
+        end = max(self._boundary(offset), self._base.end)
+        if end == self.appended_end:
+            return self._state.producers.snapshot()
+        producers = self._state_at(end).producers
+        producers.forget_before(self.producers_start)
+        return producers.snapshot()
+
+    def forget_producers(self, start: Offset) -> int:
+        """The producers without a batch above `start` have expired: removes them, which changes no answer. Returns how
+        many there were."""
+        before = self._producers_counted
+        self.producers_start = start
+        self._settle_producers()
+        return before - self._producers_counted
+
+    def _settle_producers(self) -> None:
+        """After a state was read from disk: checkpoints hold expired producers, too."""
+        for state in (self._state, self._base):
+            state.producers.forget_before(self.producers_start)
+        self._count_producers()
+
+    def _count_producers(self) -> None:
+        count = len(self._state.producers)
+        self._budget.producers += count - self._producers_counted
+        self._producers_counted = count
 
     def adopt_producers(self, snapshot: bytes) -> None:
         """Takes over the producer state of another log. ValueError if this log is not empty or the bytes are not a
         snapshot."""
         if not self._is_empty():
             raise ValueError(f"{self!r} is not empty")
-        self._state.producers = ProducerTable.restore(snapshot)
         self._base.producers = ProducerTable.restore(snapshot)
+        self._base.saved = NOT_SAVED
         self.has_producers = True
         self._disk.submit([self._partition_row(), self._base_row()])
+        self._state.producers, self._state.saved = self._base.producers.copy(), self._base.saved
+        self._settle_producers()
 
     def _delete_before(self, first: Offset) -> list[Op]:
         """`first` is the base of a batch; the state before it becomes the base checkpoint."""
         pid = self.pid
-        self._base = self._state_at(first)
+        base = self._state_up_to(first, self._base.copy())
+        self._base = base if base.end == first else self._state_at(first)
         self._base.runs = []
         self._first = first
         self.damaged_batches = {base for base in self.damaged_batches if base >= first}
@@ -306,12 +344,16 @@ class PartitionLog(LogReader):
         self.durable_end = max(self.durable_end, first)
         while self._tail and self._tail[0].end <= first:
             self._count_tail(-len(self._tail.popleft().value))
+        base_row = self._base_row()
+        kept = self._base.saved.full_end
+        if self._state.saved.full_end < kept:
+            self._state.saved = NOT_SAVED  # some of its checkpoints go, so the next one is full
         return [
             Delete(Table.BATCHES, batch_key(pid, 0), batch_key(pid, first)),
             Delete(Table.TIMES, times_range(pid, TIME_APPEND)[0], after_append_time(pid, self._base.last_ts_ns)),
             Delete(Table.TIMES, times_range(pid, TIME_CREATE)[0], after_create_time(pid, self._base.create_ms_max)),
-            Delete(Table.CHECKPOINTS, checkpoint_key(pid, 0), checkpoint_key(pid, first)),
-            self._base_row(),
+            Delete(Table.CHECKPOINTS, checkpoint_key(pid, 0), checkpoint_key(pid, kept)),
+            base_row,
         ]
 
     def _replace_all(self, state: LogState) -> None:
@@ -319,11 +361,14 @@ class PartitionLog(LogReader):
         state.end = self.log_start
         state.runs = []
         state.bytes_total = self._base.bytes_total
+        state.saved = NOT_SAVED
         self._forget_tail(Offset(-1))
         self._state = state
+        self._settle_producers()
+        row = self._checkpoint()
         self._base = state.copy()
         self._first = self.durable_end = state.end
-        self._disk.submit([*delete_partition(self.pid), self._partition_row(), self._checkpoint()])
+        self._disk.submit([*delete_partition(self.pid), self._partition_row(), row])
 
     def _boundary(self, at: Offset) -> Offset:
         """The base of the batch that contains `at`; if none does, appended_end or the first batch's base."""
@@ -349,24 +394,23 @@ class PartitionLog(LogReader):
         """The partition goes, and this object must not be used again. The store deletes the partition's data."""
         self._forget_tail(Offset(-1))
         self._is_dropped = True
+        self._budget.producers -= self._producers_counted
+        self._producers_counted = 0
 
     # ----------------------------------------------------------------------------------------- checkpoints
     def _is_checkpoint_due(self) -> bool:
-        batches = self._batches_since_checkpoint
-        return (batches >= CHECKPOINT_BATCHES or self._bytes_since_checkpoint >= CHECKPOINT_BYTES) and (
-            batches >= CHECKPOINT_BATCHES_PER_PRODUCER * len(self._state.producers)
-            or self._bytes_since_checkpoint >= CHECKPOINT_BYTES
-        )
+        return self._batches_since_checkpoint >= CHECKPOINT_BATCHES or self._bytes_since_checkpoint >= CHECKPOINT_BYTES
 
     def _checkpoint(self) -> Op:
         self._batches_since_checkpoint = self._bytes_since_checkpoint = 0
-        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._state.end), encode_checkpoint(self._state))
+        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._state.end), next_checkpoint(self._state))
 
     def _partition_row(self) -> Op:
-        return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(self.log_start, self.has_producers))
+        row = PartitionRow(self.log_start, self._base.end, self.has_producers)
+        return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(row))
 
     def _base_row(self) -> Op:
-        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), encode_checkpoint(self._base))
+        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), next_checkpoint(self._base))
 
     def note_recovered(self, batches: int, size: int) -> None:
         """Records how much of the log comes after the newest checkpoint."""
@@ -384,14 +428,17 @@ class PartitionLog(LogReader):
 
     def rewrite_checkpoint(self, key: bytes) -> None:
         """Repairs a damaged row of table CHECKPOINTS: its content is known, or the row is only a short cut and goes."""
+        if self.tail_damage is not None or self._is_dropped:
+            return
         if key == partition_key(self.pid):
-            op = self._partition_row()
-        elif key == checkpoint_key(self.pid, self._base.end):
-            op = self._base_row()
-        else:
-            op = Delete(Table.CHECKPOINTS, key, key + b"\x00")
-        if self.tail_damage is None and not self._is_dropped:
-            self._disk.submit([op])
+            self._disk.submit([self._partition_row()])
+            return
+        ops: list[Op] = [Delete(Table.CHECKPOINTS, key, key + b"\x00")]
+        if key <= checkpoint_key(self.pid, self._base.end):
+            self._base.saved = NOT_SAVED  # the base may continue the damaged one
+            ops.append(self._base_row())
+        self._state.saved = NOT_SAVED
+        self._disk.submit(ops)
 
     def replace(self, stored: StoredValue, row: bytes | None, done: Callable[[], None]) -> bool:
         """Replaces a damaged batch by a verified one, and rewrites its index row (`row`: the key of a damaged one).

@@ -1,9 +1,12 @@
 """The idempotence table of one partition: which producer wrote which sequence last, folded from the log.
 
 Owns the answer to "is this batch new, a repeat, or out of order". It checks against the appended (not the committed)
-state, and truncation rolls it back by folding again. It is equal on all replicas, because it depends on the log alone:
-it reads no clock, and the order in the log decides which producer is forgotten. It does no I/O. The log store keeps
-it; the leader asks it.
+state, and truncation rolls it back by folding again. Its answers are equal on all replicas: they depend on the log and
+on the partition's replicated `producers_start` alone, whether or not the entries below that have been removed here. It
+reads no clock, never forgets an entry by itself, and does no I/O. The log store keeps it; the leader asks it.
+
+An entry is one bytes object, because a node may hold hundreds of thousands: 160 bytes of memory with one batch, 290
+with five. A snapshot is the entries one after another, and copies of a table share their entries.
 """
 
 import struct
@@ -16,10 +19,11 @@ from smq.records import INT32_MAX, BatchHeader
 from smq.replication.api import ActiveProducer
 
 CACHED_BATCHES: Final = 5  # a Kafka producer has at most five batches in flight to a partition
-PRODUCERS_MAX: Final = 1000  # per partition: 160 KB of snapshot; the least recent writer is forgotten first
 
-_PRODUCER: Final = struct.Struct(">qhB")  # id, producer epoch, number of batches
-_BATCH: Final = struct.Struct(">iqqiq")  # epoch, base offset, end, first sequence, ts_ns
+_HEAD: Final = struct.Struct(">qhB")  # id, producer epoch, number of batches
+_BATCH: Final = struct.Struct(">iqqiq")  # epoch, base offset, end, first sequence, ts_ns; the newest last
+_END: Final = struct.Struct(">q")
+_END_FROM_STOP: Final = 20  # the end of the newest batch lies this far before the entry's own end
 
 
 class CachedBatch(NamedTuple):
@@ -33,48 +37,57 @@ class CachedBatch(NamedTuple):
     ts_ns: TsNs
 
 
-class _Producer(NamedTuple):
-    producer_epoch: ProducerEpoch
-    batches: tuple[CachedBatch, ...]  # the newest last; never empty
-
-
 class ProducerTable:
-    """The producers of one partition, the least recent writer first."""
+    """The producers of one partition. Equal if they hold the same entries."""
 
-    __slots__ = ("_producers",)
+    __slots__ = ("_changed", "_entries", "size_bytes")
 
     def __init__(self) -> None:
-        self._producers: dict[int, _Producer] = {}
+        self._entries: dict[int, bytes] = {}  # bounded by the node's producers_max, which the leader watches
+        self._changed: set[int] = set()  # producers whose entries no checkpoint holds yet
+        self.size_bytes = 0  # of a snapshot
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._entries)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ProducerTable) and list(self._producers.items()) == list(other._producers.items())
+        return isinstance(other, ProducerTable) and self._entries == other._entries
 
     __hash__ = None  # type: ignore[assignment]  # a table changes, so it must not be a key
 
-    def check(self, header: BatchHeader) -> CachedBatch | None:
-        """The cached batch if it is in the log already, None if it is new.
+    def knows(self, producer_id: int, start: Offset) -> bool:
+        """Whether a batch of this producer above `start` is remembered."""
+        return self._known(producer_id, start) is not None
 
-        Raises PRODUCER_FENCED for an older producer epoch, OUT_OF_ORDER_SEQUENCE for a gap. An unknown producer may
-        begin with any sequence: its earlier batches may have been deleted, or its entry forgotten.
+    def _known(self, producer_id: int, start: Offset) -> bytes | None:
+        entry = self._entries.get(producer_id)
+        return entry if entry is not None and _last_end(entry) > start else None
+
+    def check(self, header: BatchHeader, start: Offset) -> CachedBatch | None:
+        """The cached batch if it is in the log already, None if it is new. Batches that end at or below `start` count
+        as forgotten.
+
+        Raises PRODUCER_FENCED for an older producer epoch, OUT_OF_ORDER_SEQUENCE for a gap. As in Kafka, an unknown
+        producer may begin with any sequence: its earlier batches have expired, or were deleted before this log began.
         """
-        producer = self._producers.get(header.producer_id)
-        if producer is None:
+        entry = self._known(header.producer_id, start)
+        if entry is None:
             return None
-        if header.producer_epoch < producer.producer_epoch:
+        _, producer_epoch, _ = _HEAD.unpack_from(entry)
+        if header.producer_epoch < producer_epoch:
             raise SmqError(
                 ErrorCode.PRODUCER_FENCED,
-                f"producer {header.producer_id} has epoch {producer.producer_epoch}, the batch has the older "
+                f"producer {header.producer_id} has epoch {producer_epoch}, the batch has the older "
                 f"{header.producer_epoch}",
             )
         expected = 0
-        if header.producer_epoch == producer.producer_epoch:
-            for cached in reversed(producer.batches):
-                if cached.first_seq == header.base_sequence and cached.last_seq == header.last_sequence:
+        if header.producer_epoch == producer_epoch:
+            batches = [_cached(*row) for row in _BATCH.iter_unpack(entry[_HEAD.size :])]
+            for cached in reversed(batches):
+                is_same = cached.first_seq == header.base_sequence and cached.last_seq == header.last_sequence
+                if is_same and cached.end > start:
                     return cached
-            expected = (producer.batches[-1].last_seq + 1) & INT32_MAX
+            expected = (batches[-1].last_seq + 1) & INT32_MAX
         if header.base_sequence != expected:
             raise SmqError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE,
@@ -82,14 +95,15 @@ class ProducerTable:
             )
         return None
 
-    def next_sequence(self, header: BatchHeader) -> int | None:
+    def next_sequence(self, header: BatchHeader, start: Offset) -> int | None:
         """The sequence that must follow in the log under the producer and epoch of `header`; None if the table knows
         none of it."""
-        producer = self._producers.get(header.producer_id)
-        if producer is None or producer.producer_epoch != header.producer_epoch:
+        entry = self._known(header.producer_id, start)
+        if entry is None or _HEAD.unpack_from(entry)[1] != header.producer_epoch:
             return None
-        return (producer.batches[-1].last_seq + 1) & INT32_MAX
+        return (_newest(entry).last_seq + 1) & INT32_MAX
 
+    # ------------------------------------------------------------------------------------------------- changes
     def fold(self, header: BatchHeader, ts_ns: TsNs) -> None:
         """Records an appended batch; `header` carries its base offset and epoch."""
         if header.producer_id >= 0:
@@ -108,46 +122,93 @@ class ProducerTable:
 
     def note(self, producer_id: ProducerId, producer_epoch: ProducerEpoch, batch: CachedBatch) -> None:
         """As `fold`, from its parts. Never refuses: the log is the truth."""
-        known = self._producers.pop(producer_id, None)
-        if known is None or known.producer_epoch != producer_epoch:
-            batches: tuple[CachedBatch, ...] = (batch,)
-        else:
-            batches = (*known.batches[-(CACHED_BATCHES - 1) :], batch)
-        self._producers[producer_id] = _Producer(producer_epoch, batches)
-        if len(self._producers) > PRODUCERS_MAX:
-            del self._producers[next(iter(self._producers))]
+        row = _BATCH.pack(batch.epoch, batch.base_offset, batch.end, batch.first_seq, batch.ts_ns)
+        known = self._entries.get(producer_id)
+        kept, count = b"", 1
+        if known is not None and _HEAD.unpack_from(known)[1] == producer_epoch:
+            kept = known[max(_HEAD.size, len(known) - (CACHED_BATCHES - 1) * _BATCH.size) :]
+            count = len(kept) // _BATCH.size + 1
+        self._put(producer_id, _HEAD.pack(producer_id, producer_epoch, count) + kept + row)
+        self._changed.add(producer_id)
 
-    def entries(self) -> Iterator[ActiveProducer]:
-        """The least recent writer first. The table must not change meanwhile."""
-        for producer_id, producer in self._producers.items():
-            last = producer.batches[-1]
-            yield ActiveProducer(ProducerId(producer_id), producer.producer_epoch, last.last_seq, last.ts_ns)
+    def entries(self, start: Offset) -> Iterator[ActiveProducer]:
+        """The producers with a batch above `start`. The table must not change meanwhile."""
+        for producer_id, entry in self._entries.items():
+            if _last_end(entry) <= start:
+                continue
+            last = _newest(entry)
+            yield ActiveProducer(
+                ProducerId(producer_id), ProducerEpoch(_HEAD.unpack_from(entry)[1]), last.last_seq, last.ts_ns
+            )
 
+    def _put(self, producer_id: int, entry: bytes) -> None:
+        known = self._entries.get(producer_id)
+        self.size_bytes += len(entry) - (len(known) if known is not None else 0)
+        self._entries[producer_id] = entry
+
+    def forget_before(self, start: Offset) -> None:
+        """Removes the producers without a batch above `start`. No answer changes: `check` does not count them."""
+        gone = [producer_id for producer_id, entry in self._entries.items() if _last_end(entry) <= start]
+        for producer_id in gone:
+            self.size_bytes -= len(self._entries.pop(producer_id))
+        self._changed.difference_update(gone)
+        if len(gone) > len(self._entries):
+            self._entries = dict(self._entries)  # a dict keeps the memory of its largest size
+
+    def share(self, other: "ProducerTable") -> None:
+        """Uses the other table's objects for entries that are equal: two tables read from disk cost little more than
+        one."""
+        for producer_id, entry in other._entries.items():
+            if self._entries.get(producer_id) == entry:
+                self._entries[producer_id] = entry
+
+    def copy(self) -> "ProducerTable":
+        """Shares the entries, which never change."""
+        table = ProducerTable()
+        table._entries, table._changed = self._entries.copy(), self._changed.copy()
+        table.size_bytes = self.size_bytes
+        return table
+
+    # --------------------------------------------------------------------------------------------------- bytes
     def snapshot(self) -> bytes:
-        parts: list[bytes] = []
-        for producer_id, producer in self._producers.items():
-            parts.append(_PRODUCER.pack(producer_id, producer.producer_epoch, len(producer.batches)))
-            parts.extend(_BATCH.pack(b.epoch, b.base_offset, b.end, b.first_seq, b.ts_ns) for b in producer.batches)
-        return b"".join(parts)
+        return b"".join(self._entries.values())
+
+    def changes(self) -> bytes:
+        """The entries that have changed since `mark_saved`, in the form of a snapshot."""
+        return b"".join(self._entries[producer_id] for producer_id in sorted(self._changed))
+
+    def mark_saved(self) -> None:
+        self._changed.clear()
+
+    def add(self, snapshot: bytes) -> None:
+        """Takes in the entries of a snapshot, or of `changes`, in place of older ones. ValueError if the bytes are
+        neither."""
+        at, size = 0, len(snapshot)
+        while at < size:
+            if at + _HEAD.size > size:
+                raise ValueError("a producer snapshot is truncated")
+            producer_id, _, count = _HEAD.unpack_from(snapshot, at)
+            stop = at + _HEAD.size + count * _BATCH.size
+            if not 1 <= count <= CACHED_BATCHES or stop > size:
+                raise ValueError(f"a producer snapshot does not decode: {count} batches at byte {at} of {size}")
+            self._put(producer_id, snapshot[at:stop])
+            at = stop
 
     @classmethod
     def restore(cls, snapshot: bytes) -> "ProducerTable":
         """Inverse of `snapshot`. ValueError if the bytes are not one."""
         table = cls()
-        at = 0
-        try:
-            while at < len(snapshot):
-                producer_id, producer_epoch, count = _PRODUCER.unpack_from(snapshot, at)
-                at += _PRODUCER.size
-                stop = at + count * _BATCH.size
-                batches = tuple(_cached(*row) for row in _BATCH.iter_unpack(snapshot[at:stop]))
-                if len(batches) != count:
-                    raise ValueError("a producer snapshot is truncated")
-                table._producers[producer_id] = _Producer(producer_epoch, batches)
-                at = stop
-        except struct.error as e:
-            raise ValueError(f"a producer snapshot does not decode: {e}") from e
+        table.add(snapshot)
         return table
+
+
+def _last_end(entry: bytes) -> int:
+    end: int = _END.unpack_from(entry, len(entry) - _END_FROM_STOP)[0]
+    return end
+
+
+def _newest(entry: bytes) -> CachedBatch:
+    return _cached(*_BATCH.unpack_from(entry, len(entry) - _BATCH.size))
 
 
 def _cached(epoch: int, base: int, end: int, first_seq: int, ts_ns: int) -> CachedBatch:

@@ -33,7 +33,7 @@ from smq.replication.log.codec import (
 )
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.producers import ProducerTable
-from smq.replication.log.state import LogState, checkpoint_key, decode_checkpoint
+from smq.replication.log.state import NOT_SAVED, LogState, checkpoint_key, load_checkpoint
 from smq.replication.ports import DataDamaged, Disk, Table
 
 INDEX_ROWS_PER_SCAN: Final = 1024  # some 0.3 ms and 100 KB
@@ -91,9 +91,10 @@ class LogReader:
             raise BatchDamaged(self.pid, state.end, "both the batch and its index row are damaged")
         return state
 
-    def _state_up_to(self, end: Offset) -> LogState:
-        """As `_state_at`, but stops before the first batch that fails together with its index row."""
-        state = self._checkpoint_at_or_below(end)
+    def _state_up_to(self, end: Offset, start: LogState | None = None) -> LogState:
+        """As `_state_at`, but stops before the first batch that fails together with its index row. `start` is a state
+        to begin with: it is changed and returned."""
+        state = start if start is not None else self._checkpoint_at_or_below(end)
         while state.end < end:
             with suppress(BatchDamaged):
                 self._fold_rows(state, end)
@@ -133,10 +134,16 @@ class LogReader:
         while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
             stop, row = rows[0]
             try:
-                return decode_checkpoint(row)
+                state = load_checkpoint(row, self._checkpoint_row)
             except DataDamaged:
                 continue  # an older checkpoint only means more to read
+            if state.saved.full_end < self._base.saved.full_end:
+                state.saved = NOT_SAVED  # the deletion of some of its checkpoints is queued
+            return state
         return self._base.copy()
+
+    def _checkpoint_row(self, end: Offset) -> bytes | None:
+        return self._disk.get(Table.CHECKPOINTS, checkpoint_key(self.pid, end))
 
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
         """The batches appended after that time that end at or below `end`."""

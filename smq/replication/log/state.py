@@ -3,16 +3,21 @@
 Owns `LogState`, which is equal for equal logs whichever way they came about (appended, truncated, recovered), and the
 bytes of checkpoint and partition rows. It must never touch a disk. Only this package imports it.
 
-    CHECKPOINTS  partition(20) 0          -> version, log_start, producers complete?, CRC: the partition exists
+    CHECKPOINTS  partition(20) 0          -> version, log_start, end of the base, producers complete?, CRC: it exists
     CHECKPOINTS  partition(20) 1 end(8)   -> version, the state of the log up to `end`, CRC
 
-The checkpoint with the lowest end is the base: it holds the state that deleted batches left behind, and it never lies
-above the end of the first batch. The state at any later offset is the newest checkpoint at or below it plus the
-batches from there.
+The base is the checkpoint that the partition's row names: it holds the state that deleted batches left behind, and it
+never lies above the end of the first batch. The state at any later offset is the newest checkpoint at or below it plus
+the batches from there.
+
+A checkpoint holds the whole table of producers, or only the entries that have changed since an older checkpoint, whose
+end it names. So a table of 100,000 producers, which is 16 MB, is not written each time. It is written in full when the
+changes since have become as large as the table: all in all a checkpoint writes at most twice what has changed.
 """
 
 import struct
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -26,19 +31,34 @@ from smq.replication.ports import DataDamaged
 CHECKPOINT_VERSION: Final = 1
 CHECKPOINT_BATCHES: Final = 1024  # recovery reads at most this many batches after the last checkpoint ...
 CHECKPOINT_BYTES: Final = 16 << 20  # ... or about this much: some 10 ms
-CHECKPOINT_BATCHES_PER_PRODUCER: Final = 8  # a large producer table is written less often: it costs 3 us per producer
+SMALL_TABLE_BYTES: Final = 16 << 10  # of producers: always written in full, 16 bytes per batch at most
+CHAIN_ROWS_MAX: Final = 1024  # checkpoints with changes after a full one: 10 ms to read
 
 NO_CREATE_TIME: Final = -(1 << 63)
-_STATE: Final = struct.Struct(">BqqqqI")  # version, end, last ts_ns, largest create time, bytes so far, runs
+_NOWHERE: Final = Offset(-1)
+# version, end, last ts_ns, largest create time, bytes so far, end of the checkpoint before (-1: this is full), runs
+_STATE: Final = struct.Struct(">BqqqqqI")
 _RUN: Final = struct.Struct(">iqq")
-_PARTITION: Final = struct.Struct(">Bq?")  # version, log_start, whether the producer state is complete
+_PARTITION: Final = struct.Struct(">Bqq?")  # version, log_start, end of the base, whether the producers are complete
 _CRC_BYTES: Final = 4
+
+
+class Saved(NamedTuple):
+    """The checkpoints that hold the producers of a state, up to their latest changes. `rows` is 0 if there is none."""
+
+    end: Offset  # of the newest
+    full_end: Offset  # of the oldest, which is full
+    changes_bytes: int  # of all the others
+    rows: int
+
+
+NOT_SAVED: Final = Saved(_NOWHERE, _NOWHERE, 0, 0)
 
 
 class LogState:
     """Mutable: `add` is the only change. `bytes_total` counts from the partition's creation on this node."""
 
-    __slots__ = ("bytes_total", "create_ms_max", "end", "last_ts_ns", "producers", "runs")
+    __slots__ = ("bytes_total", "create_ms_max", "end", "last_ts_ns", "producers", "runs", "saved")
 
     def __init__(self, end: Offset) -> None:
         self.end = end
@@ -47,6 +67,7 @@ class LogState:
         self.bytes_total = 0
         self.runs: list[EpochRun] = []
         self.producers = ProducerTable()
+        self.saved = NOT_SAVED
 
     def add(self, info: BatchInfo) -> None:
         """Folds in the next batch."""
@@ -67,10 +88,62 @@ class LogState:
         self.runs = runs_from(self.runs, first)
 
     def copy(self) -> "LogState":
-        return decode_checkpoint(encode_checkpoint(self))
+        state = LogState(self.end)
+        state.last_ts_ns, state.create_ms_max, state.bytes_total = self.last_ts_ns, self.create_ms_max, self.bytes_total
+        state.runs, state.producers, state.saved = self.runs.copy(), self.producers.copy(), self.saved
+        return state
 
 
-def encode_checkpoint(state: LogState) -> bytes:
+class Checkpoint(NamedTuple):
+    """One row. `before` is the end of the checkpoint that it continues, -1 if it is full."""
+
+    state: LogState  # without the producers
+    before: Offset
+    producers: bytes
+
+
+def next_checkpoint(state: LogState) -> bytes:
+    """The row to write now at the state's end. From then on the state counts as saved there."""
+    saved, table = state.saved, state.producers
+    changes = table.changes() if saved.rows else b""
+    is_full = (
+        not saved.rows
+        or saved.end >= state.end  # the row replaces its predecessor
+        or saved.rows >= CHAIN_ROWS_MAX
+        or table.size_bytes <= max(SMALL_TABLE_BYTES, saved.changes_bytes + len(changes))
+    )
+    if is_full:
+        row = _encode_checkpoint(state, _NOWHERE, table.snapshot())
+        state.saved = Saved(state.end, state.end, 0, 1)
+    else:
+        row = _encode_checkpoint(state, saved.end, changes)
+        state.saved = Saved(state.end, saved.full_end, saved.changes_bytes + len(changes), saved.rows + 1)
+    table.mark_saved()
+    return row
+
+
+def load_checkpoint(row: bytes, row_at: Callable[[Offset], bytes | None]) -> LogState:
+    """The state that a row and the older ones that it continues hold together. Raises DataDamaged if one of them is
+    missing or damaged."""
+    newest = decode_checkpoint(row)
+    chain = [newest]
+    while (before := chain[-1].before) != _NOWHERE:
+        older = row_at(before) if before < chain[-1].state.end else None
+        if older is None:
+            raise DataDamaged(f"the checkpoint at {before}, which a newer one continues, is missing")
+        chain.append(decode_checkpoint(older))
+    state = newest.state
+    try:
+        for checkpoint in reversed(chain):
+            state.producers.add(checkpoint.producers)
+    except ValueError as e:
+        raise DataDamaged(f"a checkpoint does not decode: {e}") from e
+    changes_bytes = sum(len(checkpoint.producers) for checkpoint in chain[:-1])
+    state.saved = Saved(state.end, chain[-1].state.end, changes_bytes, len(chain))
+    return state
+
+
+def _encode_checkpoint(state: LogState, before: Offset, producers: bytes) -> bytes:
     parts = [
         _STATE.pack(
             CHECKPOINT_VERSION,
@@ -78,19 +151,20 @@ def encode_checkpoint(state: LogState) -> bytes:
             state.last_ts_ns,
             state.create_ms_max,
             state.bytes_total,
+            before,
             len(state.runs),
         )
     ]
     parts.extend(_RUN.pack(*run) for run in state.runs)
-    parts.append(state.producers.snapshot())
+    parts.append(producers)
     return _sealed(b"".join(parts))
 
 
-def decode_checkpoint(value: bytes) -> LogState:
-    """Inverse of `encode_checkpoint`. Raises DataDamaged."""
+def decode_checkpoint(value: bytes) -> Checkpoint:
+    """A single row. Raises DataDamaged."""
     body = _unsealed(value, "a checkpoint")
     try:
-        version, end, last_ts_ns, create_ms_max, bytes_total, run_count = _STATE.unpack_from(body)
+        version, end, last_ts_ns, create_ms_max, bytes_total, before, run_count = _STATE.unpack_from(body)
         if version != CHECKPOINT_VERSION:
             raise DataDamaged(f"checkpoint version {version} is unknown")
         state = LogState(Offset(end))
@@ -98,23 +172,28 @@ def decode_checkpoint(value: bytes) -> LogState:
         stop = _STATE.size + run_count * _RUN.size
         for epoch, start, run_end in _RUN.iter_unpack(body[_STATE.size : stop]):
             state.runs.append(EpochRun(Epoch(epoch), Offset(start), Offset(run_end)))
-        state.producers = ProducerTable.restore(body[stop:])
     except (ValueError, struct.error) as e:
         raise DataDamaged(f"a checkpoint does not decode: {e}") from e
-    return state
+    return Checkpoint(state, Offset(before), body[stop:])
 
 
-def encode_partition(log_start: Offset, has_producers: bool) -> bytes:
-    return _sealed(_PARTITION.pack(CHECKPOINT_VERSION, log_start, has_producers))
+class PartitionRow(NamedTuple):
+    log_start: Offset
+    base_end: Offset
+    has_producers: bool  # whether the producer state is complete
 
 
-def decode_partition(value: bytes) -> tuple[Offset, bool]:
-    """(log_start, whether the producer state is complete). Raises DataDamaged."""
+def encode_partition(row: PartitionRow) -> bytes:
+    return _sealed(_PARTITION.pack(CHECKPOINT_VERSION, *row))
+
+
+def decode_partition(value: bytes) -> PartitionRow:
+    """Raises DataDamaged."""
     body = _unsealed(value, "a partition's row")
     if len(body) != _PARTITION.size or body[0] != CHECKPOINT_VERSION:
         raise DataDamaged("a partition's row does not decode")
-    _, log_start, has_producers = _PARTITION.unpack(body)
-    return Offset(log_start), has_producers
+    _, log_start, base_end, has_producers = _PARTITION.unpack(body)
+    return PartitionRow(Offset(log_start), Offset(base_end), has_producers)
 
 
 def _sealed(body: bytes) -> bytes:

@@ -25,16 +25,17 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
-from smq.replication.log.partition_log import PartitionLog, TailBudget, delete_partition
+from smq.replication.log.partition_log import NodeBudget, PartitionLog, delete_partition
 from smq.replication.log.reader import parse_stored
 from smq.replication.log.reaper import Reaper
 from smq.replication.log.state import (
     LogState,
+    PartitionRow,
     checkpoint_key,
-    decode_checkpoint,
     decode_partition,
-    encode_checkpoint,
     encode_partition,
+    load_checkpoint,
+    next_checkpoint,
     partition_key,
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
@@ -48,18 +49,19 @@ _BEYOND_ALL: Final = b"\xff" * 32
 class LogStore:
     def __init__(self, disk: Disk, *, tail_bytes_kept: int | None = None) -> None:
         self._disk = disk
-        self._budget = TailBudget(tail_bytes_kept)
+        self.budget = NodeBudget(tail_bytes_kept)
         self._reaper = Reaper(disk)
 
     def create(self, pid: PartitionId, log_start: Offset, *, has_producers: bool = True) -> PartitionLog:
         """An empty log. The remains of an older log of this id are deleted first."""
         state = LogState(log_start)
+        row = PartitionRow(log_start, state.end, has_producers)
         self._disk.submit(
             [
                 *delete_partition(pid),
                 *self._reaper.forget(pid),
-                Put(Table.CHECKPOINTS, partition_key(pid), encode_partition(log_start, has_producers)),
-                Put(Table.CHECKPOINTS, checkpoint_key(pid, log_start), encode_checkpoint(state)),
+                Put(Table.CHECKPOINTS, partition_key(pid), encode_partition(row)),
+                Put(Table.CHECKPOINTS, checkpoint_key(pid, log_start), next_checkpoint(state)),
             ]
         )
         return PartitionLog(
@@ -69,7 +71,7 @@ class LogStore:
             base=state.copy(),
             state=state,
             first=log_start,
-            budget=self._budget,
+            budget=self.budget,
             has_producers=has_producers,
         )
 
@@ -106,8 +108,9 @@ class LogStore:
     def _open(self, pid: PartitionId) -> PartitionLog:
         log_start = Offset(0)
         try:
-            log_start, has_producers = self._partition_row(pid)
-            base = self._base(pid)
+            row = self._partition_row(pid)
+            log_start = row.log_start
+            base = self._base(pid, row.base_end)
         except DataDamaged as e:
             # Without these rows the log cannot be trusted to be complete: it counts as empty.
             empty = LogState(log_start)
@@ -116,19 +119,23 @@ class LogStore:
             log.has_producers = False
         else:
             log = self._recover(pid, log_start, base)
-            log.has_producers = has_producers
+            log.has_producers = row.has_producers
         return log
 
-    def _partition_row(self, pid: PartitionId) -> tuple[Offset, bool]:
+    def _partition_row(self, pid: PartitionId) -> PartitionRow:
         row = self._disk.get(Table.CHECKPOINTS, partition_key(pid))
         if row is None:
             raise DataDamaged("the partition's row is missing")
         return decode_partition(row)
 
-    def _base(self, pid: PartitionId) -> LogState:
-        for _, row in self._disk.scan(Table.CHECKPOINTS, checkpoint_key(pid, 0), partition_stop(pid), limit=1):
-            return decode_checkpoint(row)
-        raise DataDamaged("the first checkpoint is missing")
+    def _base(self, pid: PartitionId, end: Offset) -> LogState:
+        row = self._disk.get(Table.CHECKPOINTS, checkpoint_key(pid, end))
+        if row is None:
+            raise DataDamaged("the first checkpoint is missing")
+        return self._load(pid, row)
+
+    def _load(self, pid: PartitionId, row: bytes) -> LogState:
+        return load_checkpoint(row, lambda end: self._disk.get(Table.CHECKPOINTS, checkpoint_key(pid, end)))
 
     def _newest_checkpoint(self, pid: PartitionId, base: LogState) -> LogState:
         """Skips damaged ones: an older checkpoint only means more to read."""
@@ -136,13 +143,14 @@ class LogStore:
         while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
             key, row = rows[0]
             try:
-                return decode_checkpoint(row)
+                return self._load(pid, row)
             except DataDamaged:
                 stop = key
         return base.copy()
 
     def _recover(self, pid: PartitionId, log_start: Offset, base: LogState) -> PartitionLog:
         state = self._newest_checkpoint(pid, base)
+        state.producers.share(base.producers)
         keys = self._disk.scan_keys(Table.BATCHES, batch_key(pid, 0), partition_stop(pid), limit=1)
         first = base_of_key(keys[0]) if keys else log_start
         if first > log_start:
@@ -182,7 +190,7 @@ class LogStore:
             base=base,
             state=state,
             first=first,
-            budget=self._budget,
+            budget=self.budget,
             tail_damage=tail_damage,
             damaged_batches=damaged_batches,
         )

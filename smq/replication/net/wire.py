@@ -17,6 +17,8 @@ from smq.replication.ports import Buffer, Quorum, QuorumReplica
 RAFT: Final = 0  # the rest of the message belongs to the engine
 _PID_BYTES: Final = 20
 ITEMS_MAX: Final = 1 << 20  # in one message; the frame cap bounds the bytes
+TABLE_PIECE_BYTES: Final = 1 << 20  # of producers in one message: as an Append, it must not hold up the link
+TABLE_PIECES_MAX: Final = 4096  # 4 GiB: more than twenty million producers, which no node remembers
 
 
 class WireError(ValueError):
@@ -166,12 +168,15 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """DATA, leader to follower: the producer state at offset `at`, for a log that jumped there (rule 16)."""
+    """DATA, leader to follower: the producer state at offset `at`, for a log that jumped there (rule 16). It comes in
+    consecutive pieces, as the table of 100,000 producers has 16 MB: this is number `piece` of `pieces`."""
 
     partition: PartitionId
     epoch: Epoch
     stream: int
     at: Offset
+    piece: int
+    pieces: int
     table: bytes
 
 
@@ -239,7 +244,7 @@ _QUORUM_REPLICA: Final = struct.Struct(">i?16sqqq")
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
 _ACK: Final = struct.Struct(">B20siqqqI????")
-_PRODUCERS: Final = struct.Struct(">B20siIq")
+_PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
 _FOUND_BATCH: Final = struct.Struct(">B20sQ")
 _APPEND: Final = struct.Struct(">B20siII")
@@ -255,8 +260,8 @@ def encode(message: Message) -> list[Buffer]:
         case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
             flags = (resync, needs_producers, is_full, is_held)
             return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags)]
-        case Producers(pid, epoch, stream, at, table):
-            return [_PRODUCERS.pack(20, pid, epoch, stream, at), table]
+        case Producers(pid, epoch, stream, at, piece, pieces, table):
+            return [_PRODUCERS.pack(20, pid, epoch, stream, at, piece, pieces), table]
         case FetchBatch(pid, request, offset):
             return [_FETCH_BATCH.pack(21, pid, request, offset)]
         case FoundBatch(pid, request, value):
@@ -413,8 +418,11 @@ def _ack(payload: memoryview) -> Message:
 
 
 def _producers(payload: memoryview) -> Message:
-    _, pid, epoch, stream, at = _PRODUCERS.unpack_from(payload)
-    return Producers(PartitionId(pid), Epoch(epoch), stream, Offset(at), bytes(payload[_PRODUCERS.size :]))
+    _, pid, epoch, stream, at, piece, pieces = _PRODUCERS.unpack_from(payload)
+    if not piece < pieces <= TABLE_PIECES_MAX:
+        raise WireError(f"piece {piece} of {pieces} of a table of producers")
+    table = bytes(payload[_PRODUCERS.size :])
+    return Producers(PartitionId(pid), Epoch(epoch), stream, Offset(at), piece, pieces, table)
 
 
 def _fetch_batch(payload: memoryview) -> Message:

@@ -6,10 +6,7 @@ except by rule 10, nor move a high water mark itself: it only marks one as due. 
 are in `reads`.
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol
 
 from smq.raft_state.commands import HwmAdvance
@@ -28,27 +25,12 @@ from smq.replication.partition.intake import Intake
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.step_aside import Hang, step_aside
 from smq.replication.partition.streams import FollowerStream
+from smq.replication.partition.waiters import WAITERS_MAX, Waiter, Waiters
 from smq.replication.ports import Buffer, Channel
-from smq.replication.runtime.deadlines import Deadline
 
 _NODE_STOPS: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)
-WAITERS_MAX: Final = 10_000  # waiting batches per partition: with 1 KB each, 10 MB of records
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """A producer's batch: identified by epoch, base and end, never by an offset alone (rule 10)."""
-
-    epoch: Epoch
-    base: Offset
-    end: Offset
-    ts_ns: TsNs
-    acks: Acks
-    duplicate: bool
-    header: BatchHeader
-    done: DoneFn[Produced]
-    deadline: Deadline | None = None
-    answered: bool = False
+PRODUCERS_PER_WORK: Final = 30  # forgotten in 10 us
+NEW_PRODUCER_RETRY_MS: Final = 1_000  # producers expire in steps of a second and more
 
 
 def leader_error(asked_node: NodeId, state: ClusterState, part: PartitionState) -> SmqError:
@@ -93,6 +75,10 @@ class ReplicaOwner(Protocol):
     @property
     def send_order(self) -> SendOrder: ...
 
+    @property
+    def producers_held(self) -> int:
+        """The producers that this node remembers, over all its partitions."""
+
     def mark_due(self, replica: "Replica") -> None:
         """The partition's high water mark may move."""
 
@@ -126,15 +112,12 @@ class Replica:
         self._epoch_seen: Epoch | None = None
         self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
         self._streams: dict[NodeId, FollowerStream] = {}
-        # Both ascend by epoch, then by end: an epoch's waiters are all settled when it ends. Repeated batches wait
-        # separately, because they may name any epoch.
-        self._waiters: deque[_Waiter] = deque()
-        self._leader_waiters: deque[_Waiter] = deque()  # acks=1
-        self._repeated: list[_Waiter] = []
+        self._waiters = Waiters(host, self)
         self._hand_over = HandOver(host, self)
         self._resync_requested = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
         self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
+        self._table: list[wire.Producers] = []  # consecutive pieces of one table of producers, as they arrive
 
     # -------------------------------------------------------------------------------------- judging the log
     def judge(self) -> None:
@@ -179,9 +162,10 @@ class Replica:
         return self.log.appended_end if self.leading is not None else self.part.next_offset
 
     # -------------------------------------------------------------------------------------- applied state
-    def on_applied(self) -> None:
-        """The partition's replicated state may have moved. Settles producers first, then judges the log, then acts."""
-        self._settle()
+    def on_applied(self) -> int:
+        """The partition's replicated state may have moved. Settles producers first, then judges the log, then acts.
+        Returns the work, in units of 10 us."""
+        self._waiters.settle()
         judged_by = self._epoch_seen
         is_new_epoch = self.part.epoch != judged_by
         if is_new_epoch:
@@ -198,6 +182,9 @@ class Replica:
         if self.leading is not None:
             self._recount()
             self._hand_over.drive()
+        if self.part.producers_start <= self.log.producers_start:
+            return 1
+        return 1 + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
 
     def _advance_log_start(self, judged_by: Epoch | None) -> None:
         """Rules 14 and 16. Incomplete producer state is dropped with its batches: a sequence that is too old, or was
@@ -263,11 +250,7 @@ class Replica:
         self._stop_leading()
         if error.code in _NODE_STOPS:  # definite, but the others may yet commit appended batches
             error = SmqError(ErrorCode.TIMED_OUT, error.message)
-        for waiter in [*self._waiters, *self._leader_waiters, *self._repeated]:
-            self._answer(waiter, error)
-        self._waiters.clear()
-        self._leader_waiters.clear()
-        self._repeated.clear()
+        self._waiters.close(error)
 
     # -------------------------------------------------------------------------------------- producing
     def produce(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> None:
@@ -280,21 +263,23 @@ class Replica:
             raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
         self._check_has_space()
         header = self._validated(batch, limit)
-        cached = self._owner.send_order.check(self.pid, header, self.log.producers)
+        log = self.log
+        cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
         if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
             # This whole log is valid, so a batch that it remembers below the mark is committed, however old its epoch.
             found = Produced(cached.base_offset, Offset(cached.end - 1), cached.ts_ns, cached.epoch, True)
             self._host.deliver(lambda: done(found))
             return
         if cached is not None:
-            waiter = _Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, header, done)
+            waiter = Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, header, done)
         else:
             self._check_space(len(batch))
+            self._check_producer(header)
             ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
             epoch = self.part.epoch
             stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
             self._judged_end = self.log.appended_end
-            waiter = _Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, header, done)
+            waiter = Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, header, done)
             for stream in self._streams.values():
                 stream.pump()
         self._owner.send_order.came(self.pid, header)
@@ -302,23 +287,14 @@ class Replica:
             nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
             self._host.deliver(lambda: done(nothing))
             return
-        at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
-        waiter.deadline = self._host.deadlines.add(at_ns, partial(self._expire, waiter))
-        if cached is not None:
-            self._repeated.append(waiter)
-            self._settle()
-        elif acks is Acks.LEADER:
-            self._leader_waiters.append(waiter)
-        else:
-            self._waiters.append(waiter)
+        self._waiters.add(waiter, timeout_ms)
 
     def _check_leads(self) -> None:
         if self.leading is None or self.leading != self.part.epoch:
             raise self.not_leader()
 
     def _check_has_space(self) -> None:
-        waiting = len(self._waiters) + len(self._leader_waiters) + len(self._repeated)
-        if not self._owner.intake.has_room or waiting >= WAITERS_MAX:
+        if not self._owner.intake.has_room or len(self._waiters) >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
     def _check_space(self, size: int) -> None:
@@ -328,6 +304,19 @@ class Replica:
         full = [s.peer for s in self._streams.values() if s.is_full]
         if len(self.part.replicas) - len(full) <= len(self.part.replicas) // 2:
             raise full_elsewhere(full[0])
+
+    def _check_producer(self, header: BatchHeader) -> None:
+        """TOO_MANY_PRODUCERS if this would be one more than this node may remember. Followers take what their leader
+        has taken."""
+        held, limit = self._owner.producers_held, self._host.config.producers_max
+        if header.producer_id < 0 or held < limit or self.log.producers.knows(header.producer_id, Offset(-1)):
+            return
+        raise SmqError(
+            ErrorCode.TOO_MANY_PRODUCERS,
+            f"node {self._host.node_id} remembers {held} producers, its limit is {limit} (producers_max): idempotent"
+            " producers that are new to the partition have to wait until others have expired",
+            ErrorDetails(retry_after_ms=NEW_PRODUCER_RETRY_MS),
+        )
 
     def _validated(self, batch: Buffer, limit: int) -> BatchHeader:
         if len(batch) > limit:
@@ -342,62 +331,6 @@ class Replica:
     def not_leader(self) -> SmqError:
         return leader_error(self._host.node_id, self._host.state, self.part)
 
-    def _settle(self) -> None:
-        """Rule 10: success iff the HWM has passed the end within the batch's own epoch; failure iff beyond its
-        epoch."""
-        for waiters in (self._waiters, self._leader_waiters):
-            while waiters:
-                verdict = None if waiters[0].answered else self._verdict(waiters[0])
-                if verdict is not None:
-                    self._answer(waiters[0], verdict)
-                elif not waiters[0].answered:
-                    break
-                waiters.popleft()
-        for waiter in self._repeated:
-            verdict = self._verdict(waiter)
-            if verdict is not None:
-                self._answer(waiter, verdict)
-        if self._repeated:
-            self._repeated = [w for w in self._repeated if not w.answered]
-
-    def _verdict(self, waiter: _Waiter) -> Produced | SmqError | None:
-        epoch_end = self._epoch_end(waiter.epoch)
-        if epoch_end is not None and waiter.end > epoch_end:
-            if waiter.epoch < self.part.history[0].epoch:
-                return SmqError(ErrorCode.TIMED_OUT, "the epoch of the append has been forgotten")
-            return SmqError(ErrorCode.APPEND_LOST, f"epoch {waiter.epoch} ended at {epoch_end}")
-        # With one replica, as in Kafka, the producer then finds its record below the high water mark.
-        may_precede_mark = waiter.acks is Acks.LEADER and len(self.part.replicas) > 1
-        is_acked = may_precede_mark and waiter.end <= self.durable_verified_end
-        if is_acked or waiter.end <= self.part.hwm:
-            last = Offset(waiter.end - 1)
-            return Produced(waiter.base, last, waiter.ts_ns, waiter.epoch, waiter.duplicate)
-        return None
-
-    def _epoch_end(self, epoch: Epoch) -> Offset | None:
-        """The end of an epoch: None for the current one and later ones, -1 for one that has been pruned."""
-        if epoch < self.part.history[0].epoch:
-            return Offset(-1)
-        for entry in self.part.history:
-            if entry.epoch > epoch:
-                return entry.start
-        return None
-
-    def _expire(self, waiter: _Waiter) -> None:
-        if not waiter.answered:
-            self._answer(waiter, SmqError(ErrorCode.TIMED_OUT, "no majority of replicas stored it in time"))
-
-    def _answer(self, waiter: _Waiter, result: Produced | SmqError) -> None:
-        if waiter.answered:
-            return
-        waiter.answered = True
-        if waiter.deadline is not None:
-            waiter.deadline.cancel()
-        if isinstance(result, SmqError):
-            self.expect(waiter.header)
-        done = waiter.done
-        self._host.deliver(lambda: done(result))
-
     def expect(self, batch: Buffer | BatchHeader) -> None:
         """The batch was not appended, or is not known to stay: its producer sends it again."""
         self._owner.send_order.expect(self.pid, batch)
@@ -410,8 +343,8 @@ class Replica:
     def after_durable(self) -> None:
         """Rule 7: reports or counts the present state of this log, not single events."""
         if self.leading is not None:
-            if self._leader_waiters or self._repeated:
-                self._settle()
+            if self._waiters.wait_for_disk:
+                self._waiters.settle()
             self._recount()
         elif self.part.leader != self._host.node_id:
             self._send_ack(resync=False)
@@ -540,15 +473,30 @@ class Replica:
         log = self.log
         is_current = message.epoch == self.part.epoch and peer == self.part.leader and self.leading is None
         if log.has_producers or not is_current or message.at != log.log_start:
+            self._table.clear()
             return
+        if not self._is_whole_with(message):
+            return
+        table = b"".join(piece.table for piece in self._table)
+        self._table.clear()
         if log.tail_damage is not None:
             log.truncate(log.appended_end)
         try:
-            log.adopt_producers(message.table)
+            log.adopt_producers(table)
         except ValueError as e:
             raise wire.WireError(f"producers that cannot be adopted: {e}") from e
         self._stream_seen = message.stream
         self._owner.mark_durable(self.pid)
+
+    def _is_whole_with(self, message: wire.Producers) -> bool:
+        """Keeps the next piece of a table; true if it is the last. A piece out of turn is dropped with its table."""
+        if self._table and self._table[-1].stream != message.stream:
+            self._table.clear()
+        if message.piece == len(self._table):
+            self._table.append(message)
+        else:
+            self._table.clear()
+        return len(self._table) == message.pieces
 
     def _fits(self, value: StoredValue) -> bool:
         """Only a valid batch (rule 3) that starts at the end of the log."""

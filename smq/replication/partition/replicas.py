@@ -80,6 +80,21 @@ class Replicas:
         return [r for r in self._by_pid.values() if r.leading is not None]
 
     @property
+    def producers_held(self) -> int:
+        """The producers that this node remembers, over all its partitions."""
+        return self._store.budget.producers
+
+    def warnings(self) -> list[str]:
+        """For an operator to act on."""
+        held, limit = self.producers_held, self._host.config.producers_max
+        if held < limit:
+            return []
+        return [
+            f"this node remembers {held} idempotent producers, its limit is {limit}, and refuses new ones: raise"
+            " producers_max in node.toml, or lower producer.id.expiration.ms"
+        ]
+
+    @property
     def log_count(self) -> int:
         return len(self._logs)
 
@@ -135,9 +150,9 @@ class Replicas:
             log = log if log is not None else self._create_log(part)
             replica = self._by_pid[pid] = Replica(self._host, self, part, log)
         replica.part = part
-        replica.on_applied()
+        work = replica.on_applied()
         self.reads.wake(replica)
-        return WORK_PER_LOG if is_new else 1
+        return work + WORK_PER_LOG if is_new else work
 
     def _create_log(self, part: PartitionState) -> PartitionLog:
         # Its producers are known if no record has ever been deleted; otherwise the leader sends them (rule 16).

@@ -10,7 +10,7 @@ refuse what the log's own table of producers can judge. `replicas` owns it; repl
 from typing import Final, NamedTuple
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import PartitionId
+from smq.raft_state.ids import Offset, PartitionId
 from smq.records import INT32_MAX, MAGIC, BatchCorrupt, BatchHeader, Buffer, parse_header
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.ports import Clock
@@ -95,16 +95,16 @@ class SendOrder:
                 self.expect(pid, header)
 
     # ------------------------------------------------------------------------------------------ arrivals
-    def check(self, pid: PartitionId, header: BatchHeader, table: ProducerTable) -> CachedBatch | None:
+    def check(self, pid: PartitionId, header: BatchHeader, table: ProducerTable, start: Offset) -> CachedBatch | None:
         """As `table.check`; also OVERLOADED for a batch that overtook a refused one."""
         if not self._awaited and not self._lost_count_until_ns:
-            return table.check(header)
+            return table.check(header, start)
         now_ns, key = self._clock.monotonic_ns(), (pid, header.producer_id)
         awaited = self._awaited.get(key)
         if awaited is not None and (awaited.until_ns <= now_ns or awaited.epoch < header.producer_epoch):
             del self._awaited[key]
             awaited = None
-        expected = table.next_sequence(header)
+        expected = table.next_sequence(header, start)
         if awaited is not None and awaited.epoch == header.producer_epoch:
             # What the log holds of this epoch already may be beyond the awaited batch: another leader has taken it.
             is_next = expected is None or expected == awaited.sequence
@@ -112,7 +112,7 @@ class SendOrder:
                 raise _overtaken(f"batch {awaited.sequence} of producer {header.producer_id} was refused")
         elif expected is None and header.base_sequence > 0 and now_ns < self._lost_count_until_ns:
             raise _overtaken(f"batches of many producers were refused, perhaps the first of {header.producer_id}")
-        return table.check(header)
+        return table.check(header, start)
 
     def came(self, pid: PartitionId, header: BatchHeader) -> None:
         """The batch is in the log."""

@@ -48,6 +48,7 @@ class FollowerStream:
         self._heard_ns = 0
         self._probed_ns = 0
         self._lacks_producers = False  # by its last report
+        self._table: deque[wire.Producers] = deque()  # pieces that have yet to be sent, before any append
         self.is_full = False  # the follower's disk takes no records, by its last report
         self._is_held = False  # the follower's disk is behind, and this partition waits for its turn there
         self.is_unreadable = False  # the batch that the follower needs next fails its CRC here
@@ -61,6 +62,7 @@ class FollowerStream:
     def _restart(self, at: Offset | None) -> None:
         self._stream += 1
         self._next = at
+        self._table.clear()
         self._in_flight.clear()
         self._in_flight_bytes = 0
 
@@ -92,7 +94,7 @@ class FollowerStream:
             fits = self._log.log_start <= ack.expect <= self._log.appended_end
             self._restart(ack.expect if fits else None)
             if fits and ack.needs_producers:
-                self._send_producers(ack.expect)
+                self._prepare_producers(ack.expect)
         self._lacks_producers = ack.needs_producers
         while self._in_flight and self._in_flight[0][0] <= ack.end:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
@@ -103,7 +105,7 @@ class FollowerStream:
         """If no replica could help, this replica decides what to do about it."""
         self.is_unreadable = not is_repaired
 
-    def _send_producers(self, at: Offset) -> None:
+    def _prepare_producers(self, at: Offset) -> None:
         """Before the first append: a log that never held the batches below `at` cannot know their producers."""
         try:
             table = self._log.producers_at(at)
@@ -111,9 +113,23 @@ class FollowerStream:
             self.is_unreadable = True
             self._restart(None)
             return
-        message = wire.Producers(self._pid, self._epoch, self._stream, at, table)
-        if not self._host.links.send(self.peer, Channel.DATA, message):
-            self._restart(None)
+        size = wire.TABLE_PIECE_BYTES
+        pieces = [table[i : i + size] for i in range(0, len(table), size)] or [b""]
+        for number, piece in enumerate(pieces):
+            message = wire.Producers(self._pid, self._epoch, self._stream, at, number, len(pieces), piece)
+            self._table.append(message)
+
+    def _send_producers(self) -> bool:
+        """Sends the pieces for which the link has room; true once all are sent."""
+        window = self._host.config.replica_inflight_bytes_max
+        while self._table:
+            if self._host.links.backlog_bytes(self.peer, Channel.DATA) >= window:
+                return False
+            if not self._host.links.send(self.peer, Channel.DATA, self._table.popleft()):
+                self._restart(None)
+                return False
+            self._probed_ns = self._host.clock.monotonic_ns()  # the answer comes after the last piece
+        return True
 
     @property
     def incarnation(self) -> Incarnation | None:
@@ -131,6 +147,8 @@ class FollowerStream:
 
     def pump(self) -> None:
         """Sends what the follower lacks, within the window."""
+        if self._table and not self._send_producers():
+            return
         window = self._host.config.replica_inflight_bytes_max
         if self.is_full or self._is_held:
             return

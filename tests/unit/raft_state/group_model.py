@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from smq.raft_state.cluster_config import offsets_retention_ms
-from smq.raft_state.commands import Command, DeleteGroup, DeleteOffsets, ExpireOffsets
+from smq.raft_state.commands import AdvanceClock, Command, DeleteGroup, DeleteOffsets
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Generation, PartitionId, TopicId
-from smq.raft_state.limits import EXPIRY_STEP_MS_MAX, OFFSETS_RETENTION_MINUTES_DEFAULT
+from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX, OFFSETS_RETENTION_MINUTES_DEFAULT
 from smq.raft_state.replies import Applied, GenerationFormed
 from smq.raft_state.state import ClusterState, GroupPhase
 from tests.unit.raft_state.support import (
@@ -246,16 +246,23 @@ class GroupRules(RuleBasedStateMachine):
         self.expect(kept_minutes(minutes), None)
         self.retention_ms = minutes * 60_000
 
-    @rule(step_ms=st.sampled_from([-5_000, 0, 1, 900, 59_999, 100_000, 10 * EXPIRY_STEP_MS_MAX]))
-    def expire(self, step_ms: int) -> None:
+    @rule(
+        step_ms=st.sampled_from([-5_000, 0, 1, 900, 59_999, 100_000, 10 * CLOCK_ELAPSED_MS_MAX]),
+        elapsed_ms=st.sampled_from([0, 1, 900, 30_000, 100_000, 10 * CLOCK_ELAPSED_MS_MAX]),
+        is_late=st.booleans(),
+    )
+    def expire(self, step_ms: int, elapsed_ms: int, is_late: bool) -> None:
         now_ms = max(self.clock_ms + step_ms, 1)
-        self.expect(ExpireOffsets(now_ms=now_ms), None)
+        self.expect(AdvanceClock(seen_ms=self.clock_ms - is_late, elapsed_ms=elapsed_ms, now_ms=now_ms), None)
         if not self.clock_ms:
             self.clock_ms = now_ms
             for team in self.teams.values():
                 team.offsets = {pid: (offset, max(at, now_ms)) for pid, (offset, at) in team.offsets.items()}
             return
-        self.clock_ms = max(self.clock_ms, min(now_ms, self.clock_ms + EXPIRY_STEP_MS_MAX))
+        if is_late:
+            return
+        elapsed_ms = min(elapsed_ms, CLOCK_ELAPSED_MS_MAX)
+        self.clock_ms += min(max(now_ms - self.clock_ms, elapsed_ms // 2), 2 * elapsed_ms)
         old_ms = self.clock_ms - self.retention_ms
         for name, team in list(self.teams.items()):
             if self.retention_ms and not team.members and team.emptied_ms <= old_ms:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from smq.raft_state.commands import (
     AddPartitions,
+    AdvanceClock,
     AdvanceLogStart,
     AllocateProducerId,
     AlterClusterConfig,
@@ -19,7 +20,6 @@ from smq.raft_state.commands import (
     DeleteGroup,
     DeleteOffsets,
     DeleteTopic,
-    ExpireOffsets,
     FenceNode,
     OffsetCommit,
     RaiseFeatureLevel,
@@ -81,7 +81,7 @@ def _external_offsets() -> list[Command]:
 def _groups_with_members() -> list[Command]:
     """In every phase."""
     return [
-        ExpireOffsets(now_ms=1),  # starts the clock
+        AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=1),  # starts the clock
         *(register(node, 7, kafka=f"host:{node}") for node in (2, 4)),
         form("team", _epoch("team"), 0, member("a"), member("b", "range", "sticky", instance="i")),
         assign_members("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
@@ -95,11 +95,16 @@ def _groups_with_members() -> list[Command]:
         commit("deleted", (pid(2, 0), 1)),
         DeleteGroup(group="deleted", request_id=rid(40)),
         AlterClusterConfig(
-            set_=(("num.partitions", "4"), ("offsets.retention.minutes", "17"), ("default.replication.factor", "1")),
+            set_=(
+                ("num.partitions", "4"),
+                ("offsets.retention.minutes", "17"),
+                ("default.replication.factor", "1"),
+                ("producer.id.expiration.ms", "700000"),
+            ),
             request_id=rid(41),
         ),
         AlterClusterConfig(unset=("default.replication.factor",)),
-        ExpireOffsets(now_ms=500_000),
+        AdvanceClock(seen_ms=1, elapsed_ms=400_000, now_ms=500_000),
         form("left", _epoch("left"), 0, member("d")),
         remove("left", _epoch("left"), 1, "d"),
         register(4, 8, kafka="moved:1"),

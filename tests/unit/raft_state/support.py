@@ -109,6 +109,11 @@ def kept_minutes(minutes: int) -> AlterClusterConfig:
     return settings(offsets_retention_minutes=minutes)
 
 
+def producers_kept_ms(ms: int) -> AlterClusterConfig:
+    """Partitions remember producers so long."""
+    return settings(producer_id_expiration_ms=ms)
+
+
 def elect(partition: PartitionId, epoch: int, candidate: int, end: int, incarnation: int = 1) -> ElectLeader:
     return ElectLeader(
         partition=partition,

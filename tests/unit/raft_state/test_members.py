@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from smq.raft_state.commands import (
+    AdvanceClock,
     Command,
     DeleteGroup,
     DeleteOffsets,
     DeleteTopic,
-    ExpireOffsets,
     FenceNode,
     SetNodeDrained,
     UnfenceNode,
@@ -19,8 +19,8 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import members as members_module
 from smq.raft_state.ids import Generation, Incarnation, NodeId
 from smq.raft_state.limits import (
+    CLOCK_ELAPSED_MS_MAX,
     COORDINATOR_SLOTS,
-    EXPIRY_STEP_MS_MAX,
     GENERATION_MAX,
     GROUP_BYTES_MAX,
     GROUP_MEMBERS_MAX,
@@ -214,10 +214,10 @@ GONE: dict[str, list[Command]] = {
     ],
     "expired": [
         kept_minutes(1),
-        ExpireOffsets(now_ms=1),
+        AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=1),
         member_commit("g", 1, "a", (pid(1), 1)),
         remove("g", 1, 1, "a"),
-        ExpireOffsets(now_ms=62_000),
+        AdvanceClock(seen_ms=1, elapsed_ms=62_000, now_ms=62_000),
     ],
 }
 
@@ -415,10 +415,17 @@ def test_deletion_of_a_topic_removes_its_offsets_and_keeps_the_members(driver: D
 
 
 # ------------------------------------------------------------------------------------------------ expiry
+def expire(driver: Driver, now_ms: int) -> None:
+    """A step of the clock, proposed with a correct measurement as long as `now_ms` is."""
+    before = driver.machine.state.expiry_clock_ms
+    elapsed_ms = min(max(now_ms - before, 0), CLOCK_ELAPSED_MS_MAX)
+    driver.ok(AdvanceClock(seen_ms=before, elapsed_ms=elapsed_ms, now_ms=now_ms))
+
+
 def expire_daily(driver: Driver, from_ms: int, to_ms: int) -> None:
-    """As a coordinator does, often enough for the expiry clock to keep up."""
-    for now_ms in range(from_ms, to_ms + 1, EXPIRY_STEP_MS_MAX // 2):
-        driver.machine.apply(driver.next_index(), ExpireOffsets(now_ms=now_ms))
+    """As the Raft leader does, often enough for the clock to keep up."""
+    for now_ms in range(from_ms, to_ms + 1, CLOCK_ELAPSED_MS_MAX):
+        expire(driver, now_ms)
 
 
 def test_consumer_finds_its_offsets_after_30_days_but_not_after_the_retention(
@@ -440,47 +447,48 @@ def test_consumer_finds_its_offsets_after_30_days_but_not_after_the_retention(
 
 def test_retention_counts_from_the_last_member_or_the_last_commit(driver: Driver) -> None:
     driver.ok(kept_minutes(1))
-    driver.ok(ExpireOffsets(now_ms=1_000))
+    expire(driver, 1_000)
     driver.ok(replace(commit("memberless", (pid(1), 1)), committed_ms=1_000))
     driver.ok(replace(commit("memberless", (pid(1, 1), 1)), committed_ms=1_050))
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=1_000))
-    driver.ok(ExpireOffsets(now_ms=61_010))
+    expire(driver, 61_010)
     assert list(group(driver, "memberless").offsets) == [pid(1, 1)]
     assert list(group(driver).offsets) == [pid(1)]
     driver.ok(remove("g", 1, 1, "a", at_ms=61_110))
-    driver.ok(ExpireOffsets(now_ms=121_109))
+    expire(driver, 121_109)
     assert list(driver.machine.state.groups) == ["g"]
-    driver.ok(ExpireOffsets(now_ms=121_110))
+    expire(driver, 121_110)
     assert driver.machine.state.groups == {}
 
 
 def test_retention_of_0_keeps_offsets_forever(driver: Driver) -> None:
     driver.ok(kept_minutes(0))
     driver.ok(commit("g", (pid(1), 1)))
-    driver.ok(ExpireOffsets(now_ms=2**60))
+    expire(driver, 2**60)
     assert "g" in driver.machine.state.groups
 
 
 def test_one_clock_that_jumps_does_not_delete_the_offsets(driver: Driver) -> None:
     driver.ok(replace(commit("g", (pid(1), 1)), committed_ms=DAY_MS))
-    driver.ok(ExpireOffsets(now_ms=DAY_MS))
-    driver.ok(ExpireOffsets(now_ms=10_000 * DAY_MS))
-    driver.ok(ExpireOffsets(now_ms=0))
-    assert driver.machine.state.expiry_clock_ms == DAY_MS + EXPIRY_STEP_MS_MAX
+    expire(driver, DAY_MS)
+    expire(driver, 10_000 * DAY_MS)
+    assert driver.machine.state.expiry_clock_ms == DAY_MS + 2 * CLOCK_ELAPSED_MS_MAX
+    expire(driver, 0)
+    assert driver.machine.state.expiry_clock_ms == DAY_MS + 2 * CLOCK_ELAPSED_MS_MAX
     assert "g" in driver.machine.state.groups
 
 
 def test_slow_clock_does_not_make_a_fresh_commit_expire(driver: Driver) -> None:
     driver.ok(kept_minutes(1))
-    driver.ok(ExpireOffsets(now_ms=DAY_MS))
+    expire(driver, DAY_MS)
     driver.ok(replace(commit("memberless", (pid(1), 1)), committed_ms=5))
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=5))
     driver.ok(remove("g", 1, 1, "a", at_ms=5))
-    driver.ok(ExpireOffsets(now_ms=DAY_MS + 59_999))
+    expire(driver, DAY_MS + 59_999)
     assert sorted(driver.machine.state.groups) == ["g", "memberless"]
-    driver.ok(ExpireOffsets(now_ms=DAY_MS + 60_000))
+    expire(driver, DAY_MS + 60_000)
     assert driver.machine.state.groups == {}
 
 
@@ -488,7 +496,7 @@ def test_first_clock_that_is_years_ahead_deletes_nothing_now_or_later(driver: Dr
     """The first time is unbounded, and the expiry clock never goes back: it must not make commits of correct clocks
     count as old."""
     driver.ok(replace(commit("before", (pid(1), 1)), committed_ms=DAY_MS))
-    driver.ok(ExpireOffsets(now_ms=2_000 * DAY_MS))
+    expire(driver, 2_000 * DAY_MS)
     driver.ok(replace(commit("after", (pid(1), 1)), committed_ms=2 * DAY_MS))
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=2 * DAY_MS))

@@ -130,6 +130,10 @@ class Host:
     def state(self) -> ClusterState:
         return self.machine.state
 
+    @property
+    def producers_held(self) -> int:
+        return self.store.budget.producers
+
     def mark_due(self, replica: Replica) -> None:
         assert replica is self.replica
         self.due.append(replica.pid)

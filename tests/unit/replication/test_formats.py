@@ -51,7 +51,7 @@ WIRE: list[wire.Message] = [
     wire.Ack(PID, Epoch(1), Incarnation(7), Offset(14), Offset(15), 13, True, is_full=True, is_held=True),
     wire.Append(PID, Epoch(1), 13, [b"one", b"two"]),
     wire.Ping(16, True),
-    wire.Producers(PID, Epoch(1), 13, Offset(14), b"table"),
+    wire.Producers(PID, Epoch(1), 13, Offset(14), 0, 2, b"table"),
     wire.FetchBatch(PID, 17, Offset(18)),
     wire.FoundBatch(PID, 17, b"value"),
 ]

@@ -466,7 +466,7 @@ def test_rule_13_unverified_batches_are_not_readable() -> None:
 
 def send_producers(host: Host, at: int) -> None:
     """A leader without idempotent producers answers a log that jumped (rule 16)."""
-    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), b""))
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), 0, 1, b""))
     host.settle()
 
 

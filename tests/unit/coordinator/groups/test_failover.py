@@ -4,14 +4,14 @@ import pytest
 
 from smq.coordinator.groups import changing
 from smq.coordinator.groups.outcomes import Outcome
-from smq.raft_state.commands import Command, DeleteGroup, ExpireOffsets, RemoveMembers
+from smq.raft_state.commands import Command, DeleteGroup, RemoveMembers
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Incarnation
 from smq.raft_state.replies import Rejected, Reply
 from smq.replication.api import DoneFn
 from tests.unit.coordinator.groups.world import GROUP, World, assemble, client, converge, restarted, static_pair
-from tests.unit.raft_state.support import commit, kept_minutes, pid, register, remove
+from tests.unit.raft_state.support import commit, pid, register, remove
 
 OK = Outcome.OK
 
@@ -261,15 +261,6 @@ def test_group_that_is_deleted_while_members_join_starts_over(world: World) -> N
     a.ask()
     world.run()
     assert (a.outcome, a.generation, world.group.offsets) == (OK, 1, {})
-
-
-def test_expiry_is_proposed_by_one_node(world: World) -> None:
-    assert not isinstance(world.apply(kept_minutes(1)), Rejected)
-    world.apply(commit(GROUP, (pid(1), 3)))
-    world.run(90_000)  # the first check starts the clock of expiry
-    proposers = [n for n, node in world.nodes.items() if any(isinstance(c, ExpireOffsets) for c in node.proposed)]
-    assert proposers == [world.machine.state.coordinators[0].node]
-    assert world.machine.state.groups == {}  # committed long before the virtual clock's time
 
 
 def test_churn_of_members_leaves_none_behind(world: World) -> None:

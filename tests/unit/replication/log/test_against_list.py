@@ -15,6 +15,7 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
 from smq.replication.log import partition_log
 from smq.replication.log import reader as log_reader
+from smq.replication.log import state as log_state
 from smq.replication.log.codec import build_value
 from smq.replication.log.lineage import EpochRun, extend_runs, runs_from
 from smq.replication.log.producers import ProducerTable
@@ -96,12 +97,13 @@ class LogAgainstList(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for name, value in {
             "CHECKPOINT_BATCHES": 3,
-            "CHECKPOINT_BATCHES_PER_PRODUCER": 1,
             "TAIL_BYTES_KEPT": 200,
             "SLICE_BATCHES": 1,
         }.items():
             self.patch.setattr(partition_log, name, value)
         self.patch.setattr(log_reader, "INDEX_ROWS_PER_SCAN", 2)
+        self.patch.setattr(log_state, "SMALL_TABLE_BYTES", 0)  # so that checkpoints continue each other
+        self.patch.setattr(log_state, "CHAIN_ROWS_MAX", 4)
         self.model = Model(Offset(FAR), (), (), 0)
         self.log: PartitionLog
         self.count = 0

@@ -12,7 +12,7 @@ from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.state import EpochStart, PartitionState
 from smq.replication.log.lineage import EpochRun, verified_end
-from smq.replication.partition.replica import Replica
+from smq.replication.partition.waiters import epoch_end_of
 from tests.unit.raft_state.support import advance, advances, cluster, elect, pid, topic
 
 STEPS = st.lists(st.tuples(st.sampled_from(["advance", "elect", "elect", "trim"]), st.integers(0, 4)), max_size=30)
@@ -67,8 +67,8 @@ def test_producers_are_settled_as_by_the_whole_history(steps: list[tuple[str, in
 
 
 def _epoch_ends(history: list[EpochStart], newest: Epoch) -> list[Offset | None]:
-    replica: Any = SimpleNamespace(part=SimpleNamespace(history=history))
-    return [Replica._epoch_end(replica, Epoch(e)) for e in range(newest + 2)]
+    part: Any = SimpleNamespace(history=history)
+    return [epoch_end_of(part, Epoch(e)) for e in range(newest + 2)]
 
 
 @given(STEPS)

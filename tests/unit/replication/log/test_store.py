@@ -332,7 +332,6 @@ def test_a_checkpoint_of_the_truncated_log_is_not_used_for_the_new_one(monkeypat
     for _ in range(3):
         append(log)
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 1)
-    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_PER_PRODUCER", 0)
     append(log, producer=(1, 0, 0))  # with it a checkpoint at 4, which knows producer 1
     harness.settle()
     assert len(harness.disk.scan_keys(Table.CHECKPOINTS, PID + b"\x01", PID + b"\x02")) == 2
@@ -347,7 +346,6 @@ def test_a_checkpoint_of_the_truncated_log_is_not_used_for_the_new_one(monkeypat
 
 def test_producers_after_a_truncation_equal_a_fresh_fold(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 8)
-    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES_PER_PRODUCER", 0)
     rng = random.Random(3)
     log = LogStore(harness.disk).create(PID, Offset(0))
     next_sequence = dict.fromkeys(range(5), 0)
@@ -372,13 +370,13 @@ def test_producer_state_outlives_its_batches(harness: Harness) -> None:
     append(log, 2)
     log.advance_log_start(Offset(4))
     log = LogStore(harness.reopen()).open_all()[PID]
-    again = log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))))
+    again = log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0))
     assert again is not None
     assert (again.base_offset, again.end, again.ts_ns) == (0, 3, first.ts_ns)
     log.advance_log_start(Offset(50))
     log = LogStore(harness.reopen()).open_all()[PID]
-    assert log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0)))) == again
-    assert log.producers.check(parse_header(make_batch(1, producer=(9, 0, 3)))) is None
+    assert log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0)) == again
+    assert log.producers.check(parse_header(make_batch(1, producer=(9, 0, 3))), Offset(0)) is None
 
 
 def test_time_look_ups_after_a_truncation_find_only_remaining_records(harness: Harness) -> None:

@@ -331,7 +331,7 @@ def test_a_jump_over_an_epoch_and_the_log_start_leaves_no_sequence_that_was_neve
     host = leader_with_an_uncommitted_sequence()
     jump(host, hwm=2, log_start=2)
     assert (host.live.log.log_start, host.live.log.appended_end) == (2, 2)
-    assert host.live.log.producers.check(parse_header(idempotent(1))) is None
+    assert host.live.log.producers.check(parse_header(idempotent(1)), Offset(0)) is None
 
 
 def test_a_jump_within_what_is_here_keeps_the_sequences_that_were_committed() -> None:
@@ -362,7 +362,7 @@ def send_producers(host: Host, at: int) -> None:
     table = ProducerTable()
     cached = CachedBatch(Epoch(1), Offset(8), Offset(9), Sequence(8), Sequence(8), TsNs(88))
     table.note(ProducerId(7), ProducerEpoch(0), cached)
-    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), table.snapshot()))
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), 0, 1, table.snapshot()))
     host.settle()
 
 
@@ -416,16 +416,16 @@ def test_producers_of_another_offset_are_not_taken() -> None:
 @pytest.mark.parametrize(("peer", "epoch"), [(PEER_B, 1), (PEER_A, 0), (PEER_A, 2)])
 def test_producers_are_taken_from_the_leader_in_its_epoch_alone(peer: NodeId, epoch: int) -> None:
     host = jumped()
-    host.live.on_producers(peer, wire.Producers(host.part.pid, Epoch(epoch), 1, Offset(9), b""))
+    host.live.on_producers(peer, wire.Producers(host.part.pid, Epoch(epoch), 1, Offset(9), 0, 1, b""))
     assert not host.live.log.has_producers
-    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), b""))
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), 0, 1, b""))
     assert host.live.log.has_producers
 
 
 def test_producers_that_do_not_decode_are_refused() -> None:
     host = jumped()
     with pytest.raises(wire.WireError, match="cannot be adopted"):
-        host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), b"\x01"))
+        host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), 0, 1, b"\x01"))
 
 
 def test_a_leader_sends_its_producers_to_a_log_that_jumped() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import PartitionId
+from smq.raft_state.ids import Offset, PartitionId
 from smq.records import INT32_MAX, BatchHeader, parse_header
 from smq.replication.api import Acks, Produced
 from smq.replication.log.producers import ProducerTable
@@ -35,7 +35,7 @@ class World:
 
     def is_refused(self, sequence: int, pid: PartitionId = PID, *, producer: int = 7, epoch: int = 0) -> bool:
         try:
-            self.order.check(pid, header(sequence, producer=producer, epoch=epoch), self.table)
+            self.order.check(pid, header(sequence, producer=producer, epoch=epoch), self.table, Offset(0))
         except SmqError as e:
             if e.code is not ErrorCode.OVERLOADED:
                 raise

@@ -1,0 +1,149 @@
+"""The producers that wait for the answer to a batch, of one partition on one node.
+
+Owns rule 10: who is answered, when, and with what. It must never answer before the replica's applied state, or with
+acks=1 its disk, says so. Only `replica` imports it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, Offset, TsNs
+from smq.raft_state.state import PartitionState
+from smq.records import BatchHeader
+from smq.replication.api import Acks, DoneFn, Produced
+from smq.replication.host import Host
+from smq.replication.ports import Buffer
+from smq.replication.runtime.deadlines import Deadline
+
+WAITERS_MAX: Final = 10_000  # waiting batches per partition: with 1 KB each, 10 MB of records
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A producer's batch: identified by epoch, base and end, never by an offset alone (rule 10)."""
+
+    epoch: Epoch
+    base: Offset
+    end: Offset
+    ts_ns: TsNs
+    acks: Acks
+    duplicate: bool
+    header: BatchHeader
+    done: DoneFn[Produced]
+    deadline: Deadline | None = None
+    answered: bool = False
+
+
+class WaitedFor(Protocol):
+    """The replica, as its waiters see it."""
+
+    @property
+    def part(self) -> PartitionState: ...
+
+    @property
+    def durable_verified_end(self) -> Offset: ...
+
+    def expect(self, batch: Buffer | BatchHeader) -> None:
+        """The batch was not appended, or is not known to stay: its producer sends it again."""
+
+
+class Waiters:
+    """Bounded by WAITERS_MAX, which the replica checks by `len` before it takes a batch in."""
+
+    def __init__(self, host: Host, replica: WaitedFor) -> None:
+        self._host = host
+        self._replica = replica
+        # Both ascend by epoch, then by end: an epoch's waiters are all settled when it ends. Repeated batches wait
+        # separately, because they may name any epoch.
+        self._new: deque[Waiter] = deque()
+        self._new_at_leader: deque[Waiter] = deque()  # acks=1
+        self._repeated: list[Waiter] = []
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._new_at_leader) + len(self._repeated)
+
+    @property
+    def wait_for_disk(self) -> bool:
+        """Whether more on this node's disk may settle any of them."""
+        return bool(self._new_at_leader or self._repeated)
+
+    def add(self, waiter: Waiter, timeout_ms: int) -> None:
+        """A batch that is in the log."""
+        at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
+        waiter.deadline = self._host.deadlines.add(at_ns, partial(self._expire, waiter))
+        if waiter.duplicate:
+            self._repeated.append(waiter)
+            self.settle()
+        elif waiter.acks is Acks.LEADER:
+            self._new_at_leader.append(waiter)
+        else:
+            self._new.append(waiter)
+
+    def settle(self) -> None:
+        """Rule 10: success iff the HWM has passed the end within the batch's own epoch; failure iff beyond its
+        epoch."""
+        for waiters in (self._new, self._new_at_leader):
+            while waiters:
+                verdict = None if waiters[0].answered else self._verdict(waiters[0])
+                if verdict is not None:
+                    self._answer(waiters[0], verdict)
+                elif not waiters[0].answered:
+                    break
+                waiters.popleft()
+        for waiter in self._repeated:
+            verdict = self._verdict(waiter)
+            if verdict is not None:
+                self._answer(waiter, verdict)
+        if self._repeated:
+            self._repeated = [w for w in self._repeated if not w.answered]
+
+    def close(self, error: SmqError) -> None:
+        """Answers all of them with the error."""
+        for waiter in [*self._new, *self._new_at_leader, *self._repeated]:
+            self._answer(waiter, error)
+        self._new.clear()
+        self._new_at_leader.clear()
+        self._repeated.clear()
+
+    def _verdict(self, waiter: Waiter) -> Produced | SmqError | None:
+        part = self._replica.part
+        epoch_end = epoch_end_of(part, waiter.epoch)
+        if epoch_end is not None and waiter.end > epoch_end:
+            if waiter.epoch < part.history[0].epoch:
+                return SmqError(ErrorCode.TIMED_OUT, "the epoch of the append has been forgotten")
+            return SmqError(ErrorCode.APPEND_LOST, f"epoch {waiter.epoch} ended at {epoch_end}")
+        # With one replica, as in Kafka, the producer then finds its record below the high water mark.
+        may_precede_mark = waiter.acks is Acks.LEADER and len(part.replicas) > 1
+        is_acked = may_precede_mark and waiter.end <= self._replica.durable_verified_end
+        if is_acked or waiter.end <= part.hwm:
+            last = Offset(waiter.end - 1)
+            return Produced(waiter.base, last, waiter.ts_ns, waiter.epoch, waiter.duplicate)
+        return None
+
+    def _expire(self, waiter: Waiter) -> None:
+        if not waiter.answered:
+            self._answer(waiter, SmqError(ErrorCode.TIMED_OUT, "no majority of replicas stored it in time"))
+
+    def _answer(self, waiter: Waiter, result: Produced | SmqError) -> None:
+        if waiter.answered:
+            return
+        waiter.answered = True
+        if waiter.deadline is not None:
+            waiter.deadline.cancel()
+        if isinstance(result, SmqError):
+            self._replica.expect(waiter.header)
+        done = waiter.done
+        self._host.deliver(lambda: done(result))
+
+
+def epoch_end_of(part: PartitionState, epoch: Epoch) -> Offset | None:
+    """The end of an epoch: None for the current one and later ones, -1 for one that has been pruned."""
+    if epoch < part.history[0].epoch:
+        return Offset(-1)
+    for entry in part.history:
+        if entry.epoch > epoch:
+            return entry.start
+    return None

@@ -1,0 +1,109 @@
+"""Who moves the clock of expiry, how often, and with which measurement."""
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from smq.raft_state.commands import AdvanceClock, Command
+from smq.raft_state.errors import SmqError
+from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
+from smq.raft_state.replies import Reply
+from smq.replication.api import DoneFn
+from smq.replication.membership.expiry_clock import INTERVAL_MS_MAX, ExpiryClock, interval_ms
+from smq.replication.ports import Engine
+from tests.unit.raft_state.support import kept_minutes, producers_kept_ms
+from tests.unit.replication.support import Host
+
+BEAT_MS = 1_000
+
+
+class Raft:
+    is_leader = True
+
+
+class Node:
+    """One node's expiry clock over a real machine; commands are applied immediately unless they are `lost`."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.raft = Raft()
+        self.proposed: list[AdvanceClock] = []
+        self.waiting: list[DoneFn[Reply]] = []
+        self.is_lost = False
+        self.clock = ExpiryClock(replace(self.host.node_host(), engine=cast(Engine, self.raft), propose=self._propose))
+
+    def _propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
+        assert isinstance(command, AdvanceClock)
+        self.proposed.append(command)
+        if self.is_lost:
+            self.waiting.append(done)
+        else:
+            done(self.host.apply(command))
+
+    def run(self, ms: int) -> None:
+        for _ in range(ms // BEAT_MS):
+            self.host.settle(BEAT_MS)
+            self.clock.on_beat()
+
+    @property
+    def now_ms(self) -> int:
+        return self.host.state.expiry_clock_ms
+
+
+def test_the_first_step_comes_immediately_and_then_one_every_ten_minutes() -> None:
+    node = Node()
+    node.run(2 * INTERVAL_MS_MAX + 10_000)
+    assert [step.seen_ms == 0 for step in node.proposed] == [True, False, False]
+    first, second, third = node.proposed
+    assert first.now_ms == second.seen_ms
+    assert INTERVAL_MS_MAX <= second.elapsed_ms < INTERVAL_MS_MAX + 2 * BEAT_MS
+    assert node.now_ms == third.now_ms
+
+
+def test_only_the_raft_leader_proposes() -> None:
+    node = Node()
+    node.raft.is_leader = False
+    node.run(2 * INTERVAL_MS_MAX)
+    assert node.proposed == []
+
+
+def test_the_clock_moves_although_offsets_are_kept_for_ever() -> None:
+    node = Node()
+    node.host.apply(kept_minutes(0))
+    node.host.apply(producers_kept_ms(PRODUCER_EXPIRATION_MS_MIN))
+    assert interval_ms(node.host.state) == PRODUCER_EXPIRATION_MS_MIN // 4
+    node.run(PRODUCER_EXPIRATION_MS_MIN)
+    assert len(node.proposed) == 4
+
+
+@pytest.mark.parametrize(("minutes", "interval"), [(1, 15_000), (2, 30_000), (10_000_000, INTERVAL_MS_MAX)])
+def test_the_shortest_retention_gives_the_interval(minutes: int, interval: int) -> None:
+    node = Node()
+    node.host.apply(kept_minutes(minutes))
+    assert interval_ms(node.host.state) == interval
+
+
+def test_a_step_is_measured_from_the_last_change_that_was_seen_here() -> None:
+    """A new leader has measured, too: a change of leaders costs no time and gains none."""
+    node = Node()
+    node.run(BEAT_MS)
+    node.raft.is_leader = False
+    node.run(INTERVAL_MS_MAX // 2)
+    before = node.now_ms
+    node.host.apply(AdvanceClock(seen_ms=before, elapsed_ms=1_000, now_ms=before + 1_000))
+    node.raft.is_leader = True
+    node.run(INTERVAL_MS_MAX - 10_000)
+    assert len(node.proposed) == 1
+    node.run(20_000)
+    assert abs(node.proposed[1].elapsed_ms - INTERVAL_MS_MAX) <= 2 * BEAT_MS
+
+
+def test_a_step_without_an_answer_is_not_proposed_twice_at_a_time() -> None:
+    node = Node()
+    node.is_lost = True
+    node.run(20_000)
+    assert len(node.proposed) == 1
+    node.waiting[0](cast(SmqError, None))
+    node.run(2 * BEAT_MS)
+    assert len(node.proposed) == 2

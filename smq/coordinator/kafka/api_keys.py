@@ -68,7 +68,7 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.FETCH: Served("Fetch", Versions(4, 18)),
         ApiKey.LIST_OFFSETS: Served("ListOffsets", Versions(1, 11)),
         ApiKey.METADATA: Served("Metadata", Versions(0, 13)),
-        ApiKey.OFFSET_COMMIT: Served("OffsetCommit", Versions(2, 10)),
+        ApiKey.OFFSET_COMMIT: Served("OffsetCommit", Versions(1, 10)),  # 1: kaf and other users of older saramas
         ApiKey.OFFSET_FETCH: Served("OffsetFetch", Versions(1, 10)),
         ApiKey.FIND_COORDINATOR: Served("FindCoordinator", Versions(0, 6)),
         ApiKey.JOIN_GROUP: Served("JoinGroup", Versions(0, 9)),

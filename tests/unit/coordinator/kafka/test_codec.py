@@ -4,6 +4,7 @@ import ast
 import importlib
 import random
 import re
+import struct
 import subprocess
 import sys
 from typing import Any
@@ -23,11 +24,13 @@ from smq.coordinator.kafka.schema import Field, Message
 from smq.coordinator.kafka.wire import ELEMENTS_MAX, CodecError
 
 MESSAGES_A_VERSION = 12
+UNKNOWN_TO_KIO = {(ApiKey.OFFSET_COMMIT, 1)}  # `test_offset_commit_of_version_1` has its bytes
 CASES = [
     (message, version)
     for key, row in SERVED.items()
     for message in (request_message(key), response_message(key))
     for version in range(row.versions.lo, row.versions.hi + 1)
+    if (key, version) not in UNKNOWN_TO_KIO
 ]
 IDS = [f"{message.name}-v{version}" for message, version in CASES]
 _ERROR_CODES = [code.value for code in ErrorCode]
@@ -51,6 +54,23 @@ def test_served_versions_are_within_the_definitions(key: int) -> None:
     for message in (request_message(key), response_message(key)):
         assert message.api_key == key
         assert message.versions.lo <= SERVED[key].versions.lo <= SERVED[key].versions.hi <= message.versions.hi
+
+
+def test_offset_commit_of_version_1() -> None:
+    """As kaf sends it: with a time per partition, which is ignored, and without a leader epoch."""
+    text = b"\0\x01g" + struct.pack(">i", -1) + b"\0\0" + struct.pack(">i", 1) + b"\0\x01t" + struct.pack(">i", 1)
+    data = text + struct.pack(">iqqh", 3, 42, -1, -1)
+    request = request_decoder(ApiKey.OFFSET_COMMIT, 1)(memoryview(data), 0)
+    assert (request["group_id"], request["generation_id_or_member_epoch"], request["member_id"]) == ("g", -1, "")
+    (topic,) = request["topics"]
+    (partition,) = topic["partitions"]
+    assert (topic["name"], partition["partition_index"], partition["committed_offset"]) == ("t", 3, 42)
+    assert (partition["committed_leader_epoch"], partition["committed_metadata"]) == (-1, None)
+    partitions = [{"partition_index": 3, "error_code": 0}]
+    answer = compile_encoder(response_message(ApiKey.OFFSET_COMMIT), 1)(
+        {"throttle_time_ms": 0, "topics": [{"name": "t", "topic_id": bytes(16), "partitions": partitions}]}
+    )
+    assert b"".join(answer) == struct.pack(">i", 1) + b"\0\x01t" + struct.pack(">iih", 1, 3, 0)
 
 
 # ------------------------------------------------------------------------------------------------ against kio

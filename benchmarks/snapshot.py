@@ -18,6 +18,8 @@ from benchmarks.report import Report
 from smq.clients import SyncAdmin
 from smq.raft_state.codec import FEATURE_LEVEL
 from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.handlers.fencing import changes_of
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, RequestId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
@@ -129,7 +131,17 @@ def _full_machine() -> Machine:
         count = COMMITS if n < GROUPS else 1
         items = tuple(OffsetCommit(partition=pids[(first + k) % len(pids)], offset=Offset(n % 2)) for k in range(count))
         request = RequestId(n.to_bytes(16, "big"))
-        apply(CommitOffsets(request_id=request, group=f"g{n % GROUPS}", items=items, committed_ms=1))
+        group = f"g{n % GROUPS}"
+        apply(
+            CommitOffsets(
+                request_id=request,
+                group=group,
+                coordinator_epoch=coordinator_of(machine.state, group).epoch,
+                changes_seen=changes_of(machine.state, group),
+                items=items,
+                committed_ms=1,
+            )
+        )
     return machine
 
 

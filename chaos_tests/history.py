@@ -15,6 +15,7 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | trim   | k, o                                 |                                                          |
 | commit | g, k, o, tag, gen?                   |                                                          |
 | fetch  | g, k, n                              | o, tag (-1 and "" if there is no commit)                 |
+| gdelete | g                                   |                                                          |
 | assign | k, c (count)                         | o (base)                                                 |
 | set    | name, v                              |                                                          |
 | setting | name, n                             | seen (v)                                                 |
@@ -28,9 +29,9 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 An invoke with `may_fail` may fail even in a cluster that has settled.
 A `fail` carries `err`, and `lo`/`hi` if the error does. Observations (p -1, ty info): `fault` (what, ...),
 `lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,
-epoch), `died` (n, err), `heal`, `settled` (ok, why, took_ms), `progress` (ok, why: demanded while a
-fault lasts), `topic` (k: known partition), `gdrained` (g, ends: {k: offset}: the group has read everything below),
-`found` (why: an anomaly that an observer saw itself).
+epoch), `died` (n, err), `late-proposal` (n), `heal`, `settled` (ok, why, took_ms), `progress` (ok, why: demanded
+while a fault lasts), `topic` (k: known partition), `gdrained` (g, ends: {k: offset}: the group has read everything
+below), `found` (why: an anomaly that an observer saw itself).
 """
 
 import json

@@ -5,6 +5,7 @@ in the metadata), a history is linearizable exactly if no two forward zones over
 forward one. A zone spans from the earliest end to the latest start of a write and its reads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -44,21 +45,25 @@ class _Cluster:
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     registers: dict[tuple[str, str], tuple[list[Op], list[Op]]] = {}
-    dropped = {op.request["name"]: op.start_ns for op in reversed(facts.history.of("drop"))}
-
-    def outlives(op: Op) -> bool:
-        """Deleting a topic deletes its offsets, so operations that overlap the deletion are not judged."""
-        return op.end_ns < dropped.get(op.request["k"].rsplit("/", 1)[0], NEVER_NS)
-
+    outlives = outliving(facts)
+    deleted = {op.request["g"] for op in facts.history.of("gdelete")}  # no register: `group_changes` judges these
     for op in facts.history.of("commit"):
         registers.setdefault((op.request["g"], op.request["k"]), ([], []))[0].append(op)
     for op in facts.history.of("fetch"):
         if op.is_ok and outlives(op):
             registers.setdefault((op.request["g"], op.request["k"]), ([], []))[1].append(op)
     for (group, key), (writes, reads) in registers.items():
+        if group in deleted:
+            continue
         clusters = _clusters(f"{group} on {key}", writes, reads, findings)
         _check_zones(f"{group} on {key}", clusters, findings)
     return findings.found
+
+
+def outliving(facts: Facts) -> Callable[[Op], bool]:
+    """Whether an operation ended before its topic's deletion began: that deletes the offsets, too."""
+    dropped = {op.request["name"]: op.start_ns for op in reversed(facts.history.of("drop"))}
+    return lambda op: op.end_ns < dropped.get(op.request["k"].rsplit("/", 1)[0], NEVER_NS)
 
 
 def _clusters(name: str, writes: list[Op], reads: list[Op], findings: Findings) -> list[_Cluster]:

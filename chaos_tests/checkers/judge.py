@@ -11,6 +11,7 @@ from typing import Final
 from chaos_tests.checkers import (
     administration,
     assignments,
+    group_changes,
     group_reads,
     groups,
     kafka,
@@ -31,6 +32,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     losses.check,
     sends.check,
     groups.check,
+    group_changes.check,
     membership.check,
     group_reads.check,
     assignments.check,

@@ -20,6 +20,7 @@ from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
 from smq.replication.ports import Channel, Clock, Disk, Network, Rng
+from smq.replication.proposer import _Pending
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
 SAMPLE_MS = 200.0
@@ -243,7 +244,6 @@ class WatchedNode(Node):
         observer: Observer,
     ) -> None:
         self.observer = observer
-        self.groups: GroupCoordinator | None = None
         self.watched = WatchedState(clock, config.feature_level_known)
         self.watched.node = self
         if observer.producer_expiration_ms:
@@ -251,13 +251,26 @@ class WatchedNode(Node):
         super().__init__(
             config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched
         )
+        self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
+        self._watch_proposals()
 
     def start(self) -> None:
-        """Starts a coordinator of groups too if the scenario has members of groups."""
+        """Starts a coordinator of groups too."""
         super().start()
-        if self.config.kafka_address:
-            self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
-            self.groups.start()
+        self.groups.start()
+
+    def _watch_proposals(self) -> None:
+        """Nothing may be proposed, or proposed again, after its caller's deadline."""
+        proposer = self._proposer
+        attempt = proposer._attempt
+
+        def watched(pending: _Pending) -> None:
+            before = pending.sends
+            attempt(pending)
+            if pending.sends > before and self.clock.monotonic_ns() > pending.until_ns:
+                self.observer.recorder.note("late-proposal", n=self.node_id)
+
+        proposer._attempt = watched  # type: ignore[method-assign]  # a probe of the simulation
 
 
 _truncations: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from chaos_tests.sim.administration_bugs import ADMINISTRATION
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 from chaos_tests.sim.planted_agreement import AGREEMENT_BUGS
 from chaos_tests.sim.planted_disks import DISK_BUGS
+from chaos_tests.sim.planted_groups import GROUP_BUGS
 from chaos_tests.sim.planted_overload import OVERLOAD_BUGS
 from chaos_tests.sim.planted_producers import PRODUCER_BUGS
 from chaos_tests.sim.raft.planted import COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER, UNCONFIRMED_READS
@@ -26,100 +27,14 @@ LOST = frozenset(
 BROKEN = LOST | {"process-died", "no-progress", "stale-hwm", "nonmonotonic-send", "duplicate-sequence", "sequence-gap"}
 RAFT = BROKEN | {"two-leaders-in-term", "log-mismatch", "digest-mismatch", "stale-commit", "hwm-regression"}
 
-_SESSIONS = "smq.coordinator.groups.sessions:"
-_GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
 
 _NOTHING_IS_FORGOTTEN = Mutation(
     "smq.replication.raft.disk_marks:has_forgotten", "reported.start != start and reported.writes > base", "False"
 )
 
+
 BUGS: tuple[PlantedBug, ...] = (
-    PlantedBug(
-        name="commit-of-another-generation",
-        rule="every commit of a member is fenced by its generation",
-        mutations=(
-            Mutation(
-                _HANDLERS + "members:commit_coordinated_offsets",
-                "_check_generation(group, group.name, command.generation)",
-                "pass",
-            ),
-        ),
-        scenario="groups",
-        anomalies=frozenset({"stale-generation"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="new-coordinator-evicts-at-once",
-        rule="a new coordinator gives each member one fresh session",
-        mutations=(
-            Mutation(
-                _SESSIONS + "sessions_of",
-                "before.get(name, now_ns + m.member.session_timeout_ms * NS_PER_MS)",
-                "before.get(name, now_ns)",
-            ),
-        ),
-        scenario="groups",
-        anomalies=frozenset({"evicted-alive"}),
-        seeds=5,
-    ),
-    PlantedBug(
-        name="new-coordinator-forgets-the-members",
-        rule="a coordinator takes its groups up from the replicated state",
-        mutations=(
-            Mutation(_GROUPS + "_find", "if group is None and known is not None and known.members:", "if False:"),
-        ),
-        scenario="groups",
-        anomalies=frozenset({"evicted-alive", "phantom-member"}),
-        seeds=5,
-    ),
-    PlantedBug(
-        name="sessions-never-end",
-        rule="silent members are evicted",
-        mutations=(Mutation(_SESSIONS + "silent_members", "until_ns <= now_ns or name in late", "False"),),
-        scenario="groups",
-        anomalies=frozenset({"phantom-member"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="former-coordinator-evicts",
-        rule="changes of a group name the epoch of its coordinator; one that stood still gives all members time",
-        mutations=(
-            Mutation(
-                _HANDLERS + "members:_check_coordinator",
-                "if slot.epoch != command.coordinator_epoch or not slot.node:",
-                "if not slot.node:",
-            ),
-            Mutation(_GROUPS + "_tick", "if self._table != self._node.state.coordinators:", "if False:"),
-            Mutation(_GROUPS + "_tick", "if self._was_away or late_ms > GROUP_PAUSE_MS:", "if False:"),
-        ),
-        scenario="groups",
-        anomalies=frozenset({"evicted-alive", "split-generation", "shared-partition"}),
-        seeds=20,
-    ),
-    PlantedBug(
-        name="former-coordinator-commits",
-        rule="a commit names the epoch of its coordinator: a late one does not overwrite a newer one",
-        mutations=(
-            Mutation(
-                _HANDLERS + "members:commit_coordinated_offsets",
-                "_check_coordinator(state, command)",
-                "pass",
-            ),
-        ),
-        scenario="late_commits",
-        anomalies=frozenset({"stale-commit"}),
-        seeds=40,
-    ),
-    PlantedBug(
-        name="generations-start-over",
-        rule="a group that is formed again counts on, so that no command for the former one fits it",
-        mutations=(
-            Mutation(_HANDLERS + "groups:make_group", "name=name, generation=state.generation_floor", "name=name"),
-        ),
-        scenario="groups",
-        anomalies=frozenset({"split-generation"}),
-        seeds=5,
-    ),
+    *GROUP_BUGS,
     PlantedBug(
         name="hwm-without-epoch-check",
         rule="9: apply rejects an advance of another epoch",

@@ -32,6 +32,7 @@ _STALE_LEADER: Final = frozenset(
     }
 )
 
+_NAMES_THE_NODE: Final = frozenset({ErrorCode.NOT_LEADER, ErrorCode.NOT_COORDINATOR})
 _POSSIBLE_FROM_LAGGING_NODE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
 
 
@@ -84,7 +85,7 @@ def decide_call(
     if not error.code.is_retriable or not (error.code.is_definite or is_repeatable):
         return _GIVE_UP
     step = Step.REFRESH if error.code in _STALE_LEADER else Step.RETRY
-    if error.code is ErrorCode.NOT_LEADER and error.details.leader_address and attempt == 1:
+    if error.code in _NAMES_THE_NODE and error.details.leader_address and attempt == 1:
         return Decision(step=Step.RETRY)  # follow the hint immediately
     wait_ms = backoff.delay_ms(attempt, random, error.details.retry_after_ms)
     if elapsed_ms + wait_ms >= timeout_ms:

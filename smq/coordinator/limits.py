@@ -117,9 +117,11 @@ GROUPS_NEW_PER_ADDRESS_MAX: Final = 1_000
 GROUP_QUEUE_MAX: Final = 4_000  # requests that wait for one command: a few per member of the largest group
 GROUP_ID_GIVEN_MS_MAX: Final = 30_000  # a member joins under its new id immediately, or is gone
 MEMBER_ID_CHARS_MAX: Final = 233  # of an assigned id: the client's name, truncated, and 32 random digits
-GROUP_TICK_MS: Final = 50  # sessions last seconds
+GROUP_TICK_MS: Final = 50  # looks whether the node stood still, and which groups it coordinates
 GROUP_PAUSE_MS: Final = 1_000  # if a tick is this late, the process stood still and missed heartbeats
 GROUP_COMMAND_MS_MAX: Final = 10_000  # of one change of a group: longer than an election
+GROUP_CHANGES_WAITING_MAX: Final = 1_000  # of one group: a commit by each member of the largest group
+GROUP_CHANGES_MAX: Final = 20_000  # of all groups of a node: as many as the node takes proposals
 METRICS_GROUPS_MAX: Final = 1_000  # more series would make a scrape larger than a batch
 
 HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing is posted here

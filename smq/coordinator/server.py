@@ -148,9 +148,9 @@ class Server:
             on_fatal=die,
             on_waiting=self._on_waiting,
         )
+        self._groups = self._group_coordinator(clock)
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
-        self._groups = self._group_coordinator(clock) if kafka_listener is not None else None
         self._kafka = self._kafka_server(kafka_listener, caps.kafka_limits, context)
         connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc_connections}
         if self._kafka is not None:
@@ -171,8 +171,7 @@ class Server:
         await self._grpc.start()
         self._grpc_connections.start()
         await self._http.start()
-        if self._groups is not None:
-            self._groups.start()
+        self._groups.start()
         if self._kafka is not None:
             await self._kafka.start()
         self._is_serving = True
@@ -214,10 +213,11 @@ class Server:
 
     def _add_services(self) -> None:
         agent = AgentService(self.node, request_bytes_max=self._config.request_bytes_max)
-        broker = BrokerService(self.node, response_bytes_max=self._config.request_bytes_max)
+        broker = BrokerService(self.node, self._groups, response_bytes_max=self._config.request_bytes_max)
         smq_pb2_grpc.add_AgentServicer_to_server(agent, self._grpc)
         smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
-        smq_pb2_grpc.add_AdminServicer_to_server(AdminService(self.node, self._settings, self._tls), self._grpc)
+        admin = AdminService(self.node, self._groups, self._settings, self._tls)
+        smq_pb2_grpc.add_AdminServicer_to_server(admin, self._grpc)
 
     def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
         def delay_ms() -> int:
@@ -230,7 +230,6 @@ class Server:
     ) -> KafkaServer | None:
         if listener is None:
             return None
-        assert self._groups is not None, "it is created with the listener"
         return KafkaServer(
             self.node,
             self._groups,
@@ -249,8 +248,7 @@ class Server:
             self._stopping_kafka = asyncio.create_task(self._stop_kafka())
 
     async def _stop_kafka(self) -> None:
-        if self._groups is not None:
-            self._groups.stop()
+        self._groups.stop()
         if self._kafka is not None:
             await self._kafka.stop()
 
@@ -277,8 +275,7 @@ class Server:
                 await drained.wait()
         except TimeoutError:
             log.warning("drain_timed_out")
-        if self._groups is not None:
-            self._groups.stop()
+        self._groups.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         self._grpc_connections.stop()

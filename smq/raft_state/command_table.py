@@ -59,7 +59,7 @@ def _reply(tag: int, cls: type[replies.Reply], *fields: tuple[str, Kind]) -> Row
 
 
 _REQUEST: Final = (("request_id", ANY_ID), ("replies_before", INT64))
-_COORDINATED: Final = (*_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32))
+_COORDINATED: Final = (*_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32), ("changes_seen", INT64))
 _INCARNATION: Final = (("node", INT32), ("incarnation", INT64))
 
 COMMANDS: Final[tuple[CommandRow, ...]] = (
@@ -187,15 +187,6 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         17,
         commands.CommitOffsets,
         groups.commit_offsets,
-        *_REQUEST,
-        ("group", TEXT),
-        ("items", OFFSET_COMMITS),
-        ("committed_ms", INT64),
-    ),
-    _command(
-        18,
-        commands.CommitCoordinatedOffsets,
-        members.commit_coordinated_offsets,
         *_COORDINATED,
         ("generation", INT32),
         ("member_id", TEXT),
@@ -203,13 +194,12 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("items", OFFSET_COMMITS),
         ("committed_ms", INT64),
     ),
-    _command(19, commands.DeleteGroup, groups.delete_group, *_REQUEST, ("group", TEXT)),
+    _command(19, commands.DeleteGroup, groups.delete_group, *_COORDINATED),
     _command(
         20,
         commands.DeleteOffsets,
         groups.delete_offsets,
-        *_REQUEST,
-        ("group", TEXT),
+        *_COORDINATED,
         ("generation", INT32),
         ("partitions", Many(PARTITION)),
     ),

@@ -24,6 +24,9 @@ from smq.raft_state.ids import (
 )
 
 UNKNOWN_AGE: Final = -1  # never refused for its age; the node's proposer always sets one
+UNSEEN: Final = -1  # refused; the coordinator sets the number when it proposes the command
+NO_LEADER_EPOCH: Final = -1  # the reader has not named one
+NO_GENERATION: Final = Generation(-1)  # of a commit that no member makes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +46,12 @@ class Request(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinated(Request):
-    """A command of a group's coordinator. It is refused unless the coordinator's epoch is current."""
+    """A change of a group by its coordinator. It is refused unless the coordinator's epoch is current and the group has
+    changed as often as the coordinator had seen when it proposed the command (see `fencing`)."""
 
     group: str
     coordinator_epoch: Epoch
+    changes_seen: int = UNSEEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,17 +204,9 @@ class AllocateProducerId(Request):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommit:
     partition: PartitionId
-    offset: Offset  # the next offset to read
+    offset: Offset  # the next offset to read; a negative one is kept as it is, and is no position
     metadata: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitOffsets(Request):
-    """All items or none, on behalf of no member: refused while the group has members."""
-
-    group: str
-    items: tuple[OffsetCommit, ...]
-    committed_ms: int
+    leader_epoch: int = NO_LEADER_EPOCH  # of the last record before `offset`, as the reader knows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +241,12 @@ class AdvanceExternalHwms(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitCoordinatedOffsets(Coordinated):
-    """A member's commit, all items or none. The epoch of the coordinator, the group's generation, the member's id and,
-    for a static member, its instance id must be current."""
+class CommitOffsets(Coordinated):
+    """All items or none. Of a member: the group's generation, the member's id and, for a static member, its instance id
+    must be current. Of no member: refused while the group has members."""
 
-    generation: Generation
-    member_id: str
+    generation: Generation = NO_GENERATION
+    member_id: str = ""
     instance_id: str = ""  # "" if the member is not static
     items: tuple[OffsetCommit, ...]
     committed_ms: int
@@ -308,25 +305,24 @@ class ReplaceMember(Coordinated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteGroup(Request):
+class DeleteGroup(Coordinated):
     """Deletes the group and its offsets; refused while it has members."""
-
-    group: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteOffsets(Request):
+class DeleteOffsets(Coordinated):
     """Deletes a group's committed offsets of these partitions. The proposer has checked the subscriptions of the
     members of this generation."""
 
-    group: str
     generation: Generation
     partitions: tuple[PartitionId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceClock(Command):
-    """Moves the clock by which committed offsets and producers expire, and lets expire what is due.
+    """Moves the clock by which committed offsets and producers expire, and lets expire what is due. Groups that have
+    been without offsets and members since the step before this one go, too.
+
 
     `seen_ms` is the clock as the proposer has applied it, `elapsed_ms` the time since it changed there, by the
     proposer's monotonic clock, and `now_ms` the proposer's wall clock, which may be wrong."""

@@ -24,11 +24,12 @@ def coordinator_of(state: ClusterState, group: str) -> CoordinatorSlot:
 
 
 def reassign(state: ClusterState) -> None:
-    """Gives slots without a live process to live ones, then balances. A node without a Kafka listener coordinates
-    nothing, since no client could reach it; a drained node only if there is no other. If no node is live, nothing
-    changes."""
+    """Gives slots without a live process to live ones, then balances. A node without a Kafka listener coordinates only
+    if no live node has one, since Kafka clients could not reach it; a drained node only if there is no other. If no
+    node is live, nothing changes."""
     slots = state.coordinators
-    live = [node for _, node in sorted(state.nodes.items()) if not node.fenced and node.kafka_address]
+    unfenced = [node for _, node in sorted(state.nodes.items()) if not node.fenced]
+    live = [node for node in unfenced if node.kafka_address] or unfenced
     counts = {node.node: 0 for node in live if not node.drained} or {node.node: 0 for node in live}
     if not counts:
         return

@@ -36,7 +36,9 @@ PARTITION: Final = Fixed(PARTITION_ID_BYTES)
 ASSIGNMENTS: Final = Many(Many(INT32))
 CONFIG: Final = Many(Group((TEXT, TEXT)))
 NAMED_BLOBS: Final = Many(Group((TEXT, Blob(U32, COMMAND_BYTES_MAX))))
-OFFSET_COMMITS: Final = Many(Record(OffsetCommit, (("partition", PARTITION), ("offset", INT64), ("metadata", TEXT))))
+OFFSET_COMMITS: Final = Many(
+    Record(OffsetCommit, (("partition", PARTITION), ("offset", INT64), ("metadata", TEXT), ("leader_epoch", INT32)))
+)
 GROUP_MEMBER: Final = Record(
     GroupMember,
     (

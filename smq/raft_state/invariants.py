@@ -133,14 +133,14 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
 def _check_groups(state: ClusterState) -> Iterator[None]:
     _require(len(state.groups) <= state.groups_max, "more groups than groups_max")
     for name, group in state.groups.items():
-        _require(group.name == name and bool(group.offsets or group.members), f"group {name!r} is misfiled or empty")
+        _require(group.name == name, f"group {name!r} is misfiled")
+        _require(group.changes >= 0, f"group {name!r} has changed {group.changes} times")
+        _require(group.is_unused or not group.was_unused, f"group {name!r} counts as unused and is used")
         _check_members(group)
-        for number, (pid, committed) in enumerate(group.offsets.items()):
+        for number, pid in enumerate(group.offsets):
             if number % STEP_ITEMS == 0:
                 yield
             # Formatted only when it is needed: there may be a million commits.
-            if committed.offset < 0:
-                raise InvariantBroken(f"group {name!r} committed {committed.offset}")
             if state.partition(pid) is None:
                 topic_id, _ = split_partition_id(pid)
                 raise InvariantBroken(f"group {name!r} committed for a topic {topic_id.hex()} gone")

@@ -12,8 +12,9 @@ from typing import Final
 
 from smq.raft_state.codec import FEATURE_LEVEL, decode_reply, encode_reply
 from smq.raft_state.command_table import COMMANDS
-from smq.raft_state.commands import Barrier, Command, InitCluster, Request
+from smq.raft_state.commands import Barrier, Command, Coordinated, InitCluster, Request
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers.fencing import FENCED, check_fence, count_change
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
 from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.levels import UpgradeNeeded
@@ -102,7 +103,9 @@ class Machine:
             message = "too many requests came after this one to know whether it has taken effect"
             return Applied(reply=Rejected(code=ErrorCode.REQUEST_EXPIRED, message=message))
         applied = self._run(command)
-        self._remember(request_id, applied.reply)
+        if not (isinstance(applied.reply, Rejected) and applied.reply.code is FENCED):
+            # The fence refuses a coordinator's command, not the caller's request: another attempt may still run it.
+            self._remember(request_id, applied.reply)
         return applied
 
     def _run(self, command: Command) -> Applied:
@@ -113,9 +116,14 @@ class Machine:
             message = "the cluster has not been initialised"
             return Applied(reply=Rejected(code=ErrorCode.NODE_NOT_READY, message=message))
         try:
-            return handler(self.state, command)
+            if not isinstance(command, Coordinated):
+                return handler(self.state, command)
+            check_fence(self.state, command)
+            applied = handler(self.state, command)
         except Refused as refused:
             return Applied(reply=refused.rejected)
+        count_change(self.state, command)
+        return applied
 
     def _remember(self, request_id: RequestId, reply: Reply) -> None:
         replies = self.state.replies

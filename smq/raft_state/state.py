@@ -8,7 +8,7 @@ import enum
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from smq.raft_state.commands import GroupMember
+from smq.raft_state.commands import NO_LEADER_EPOCH, GroupMember
 from smq.raft_state.ids import (
     DiskId,
     Epoch,
@@ -131,6 +131,12 @@ class CommittedOffset:
     offset: Offset
     metadata: str
     committed_ms: int
+    leader_epoch: int = NO_LEADER_EPOCH
+
+    @property
+    def position(self) -> Offset | None:
+        """Where a reader resumes. None for a negative offset, by which Kafka clients say "no position"."""
+        return self.offset if self.offset >= 0 else None
 
 
 _NO_GENERATION = Generation(0)
@@ -175,8 +181,15 @@ class GroupState:
     protocol: str = ""
     leader: str = ""
     emptied_ms: int = 0  # when the last member left; 0 if there never was one
+    changes: int = 0  # how often its coordinators have changed it, and groups of its name before it (see `fencing`)
+    was_unused: bool = False  # at the clock's last step, and nothing has come since
     members: dict[str, MemberState] = field(default_factory=dict)
     offsets: dict[PartitionId, CommittedOffset] = field(default_factory=dict)
+
+    @property
+    def is_unused(self) -> bool:
+        """It has neither offsets nor members."""
+        return not self.offsets and not self.members
 
     def static_member(self, instance_id: str) -> MemberState | None:
         """The member that has this instance id."""
@@ -215,6 +228,7 @@ class ClusterState:
     # The highest generation of any deleted group. New groups continue from it, so that a command for a former group
     # never fits a new group of the same name.
     generation_floor: Generation = _NO_GENERATION
+    changes_floor: int = 0  # above the changes of every deleted group; new groups continue from it, for the same reason
     member_bytes: int = 0  # cost of all groups' members: derived, kept to avoid adding it up
     replies: dict[RequestId, bytes] = field(default_factory=dict)  # encoded replies, oldest first
     replies_counted: int = 0  # remembered since the cluster began

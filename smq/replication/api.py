@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from smq.raft_state.commands import Command, OffsetCommit
+from smq.raft_state.commands import Command
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import (
     Epoch,
@@ -29,7 +29,7 @@ from smq.raft_state.ids import (
     Sequence as ProducerSequence,
 )
 from smq.raft_state.replies import OffsetsAssigned, Reply
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, CommittedOffset
 from smq.replication.ports import Buffer, Quorum
 
 T = TypeVar("T")
@@ -281,10 +281,6 @@ class NodeApi(Protocol):
         """Of a partition that this process leads: how far the followers' logs reach, by their last reports. Contains
         only followers that are heard and that may be given the leadership. Empty if another node leads."""
 
-    def commit_offsets(
-        self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]
-    ) -> None: ...
-
     def assign_offsets(
         self,
         topic: str,
@@ -309,7 +305,7 @@ class NodeApi(Protocol):
         group: str,
         pids: Sequence[PartitionId] | None,
         timeout_ms: int,
-        done: DoneFn[dict[PartitionId, tuple[Offset, str]]],
+        done: DoneFn[dict[PartitionId, CommittedOffset]],
     ) -> None:
         """After a barrier. Partitions without a commit are absent; pids None = all."""
 

@@ -162,7 +162,7 @@ class Node:
         self.partition_range, self.offset_for_time = requests.partition_range, requests.offset_for_time
         self.request_preferred_leader, self.describe_quorum = requests.request_preferred_leader, self._quorum.describe
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
-        self.commit_offsets, self.fetch_offsets = requests.commit_offsets, requests.fetch_offsets
+        self.fetch_offsets = requests.fetch_offsets
         self.assign_offsets, self.advance_external_hwm = requests.assign_offsets, requests.advance_external_hwm
 
     def _disk_condition(self) -> DiskCondition:
@@ -238,9 +238,9 @@ class Node:
         if not self.is_running:
             return
         now_ns = self.clock.monotonic_ns()
+        self._deadlines.run(now_ns)  # before anything is done for a caller whose time is over
         self._maintenance.on_tick(now_ns)
         self.engine.tick()
-        self._deadlines.run(now_ns)
         self._controller.on_tick(now_ns)
         if now_ns - self._last_beat_ns >= self.config.heartbeat_interval_ms * 1_000_000:
             self._last_beat_ns = now_ns

@@ -2,8 +2,9 @@
 
 Owns the retries of proposals: every command either has a request id, under which the state machine answers a repetition
 as it did the first, or is harmless when repeated. So an attempt with an unknown outcome is simply made again, until the
-caller's deadline. It must never report success before this node has applied the command. A read index is requested in
-the same way: from the leader, without a command. Every part that proposes uses it.
+caller's deadline. It must never propose anything after that, because the caller may have gone on, and never report
+success before this node has applied the command. A read index is requested in the same way: from the leader, without a
+command. Every part that proposes uses it.
 """
 
 import heapq
@@ -37,6 +38,7 @@ _RETRY_MS: Final = 20  # after a definite "not leader": the election that it wai
 class _Pending:
     command: bytes | None  # None: a read index is requested
     done: DoneFn[Reply]
+    until_ns: int  # the caller's deadline; `deadline` is checked by a tick, and so later
     deadline: Deadline | None = None
     sent_to: NodeId | None = None  # the current attempt's node; None while it waits for a leader
     attempt: int = 0  # answers of older attempts are ignored
@@ -103,13 +105,17 @@ class Proposer:
             code = ErrorCode.FEATURE_NOT_ENABLED if isinstance(e, FeatureNotEnabled) else ErrorCode.INVALID_REQUEST
             self._finish_with(done, SmqError(code, str(e)))
             return
-        self._begin(_Pending(data, done, renewed=partial(self._encoded, command) if is_ours else None), timeout_ms)
+        renewed = partial(self._encoded, command) if is_ours else None
+        self._begin(_Pending(data, done, self._until_ns(timeout_ms), renewed=renewed))
 
     def read_index(self, timeout_ms: int, done: DoneFn[Reply]) -> None:
         """`done` is called once this node has applied everything that was committed on any node at this call."""
-        self._begin(_Pending(None, done), timeout_ms)
+        self._begin(_Pending(None, done, self._until_ns(timeout_ms)))
 
-    def _begin(self, pending: _Pending, timeout_ms: int) -> None:
+    def _until_ns(self, timeout_ms: int) -> int:
+        return self._clock.monotonic_ns() + timeout_ms * 1_000_000
+
+    def _begin(self, pending: _Pending) -> None:
         if self._closed is not None:
             closed = SmqError(self._closed.code, self._closed.message)  # its own: raising one adds to its traceback
             self._finish_with(pending.done, closed)
@@ -119,8 +125,7 @@ class Proposer:
             error = SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} proposals are waiting", details)
             self._finish_with(pending.done, error)
             return
-        at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
-        pending.deadline = self._deadlines.add(at_ns, lambda: self._expire(pending))
+        pending.deadline = self._deadlines.add(pending.until_ns, lambda: self._expire(pending))
         self._pending[pending] = None
         self._attempt(pending)
 
@@ -136,6 +141,9 @@ class Proposer:
         return data
 
     def _attempt(self, pending: _Pending) -> None:
+        if self._clock.monotonic_ns() > pending.until_ns:
+            self._expire(pending)  # what woke this node, after a pause perhaps, came before its tick
+            return
         pending.attempt += 1
         pending.sent_to = None
         leader = self._engine.leader

@@ -7,12 +7,12 @@ The node offers these methods as its own (`NodeApi`, where they are described).
 
 from collections.abc import Callable, Mapping, Sequence
 
-from smq.raft_state.commands import Assignment, Command, CommitOffsets, ExternalAdvance, OffsetCommit
+from smq.raft_state.commands import Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionIndex, RequestId, TopicId, partition_id
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import CommittedOffset, PartitionState
 from smq.raft_state.topic_config import max_message_bytes
 from smq.replication.api import (
     Acks,
@@ -231,13 +231,6 @@ class Requests:
         except Exception as e:
             raise read_failure(e) from e
 
-    def commit_offsets(
-        self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int, done: DoneFn[Reply]
-    ) -> None:
-        now_ms = self._host.clock.wall_ns() // 1_000_000
-        command = CommitOffsets(request_id=RequestId(request_id), group=group, items=tuple(items), committed_ms=now_ms)
-        self.propose(command, timeout_ms, done)
-
     def assign_offsets(
         self,
         topic: str,
@@ -277,13 +270,13 @@ class Requests:
         group: str,
         pids: Sequence[PartitionId] | None,
         timeout_ms: int,
-        done: DoneFn[dict[PartitionId, tuple[Offset, str]]],
+        done: DoneFn[dict[PartitionId, CommittedOffset]],
     ) -> None:
-        def look_up() -> dict[PartitionId, tuple[Offset, str]]:
+        def look_up() -> dict[PartitionId, CommittedOffset]:
             state = self._host.state.groups.get(group)
             if state is None:
                 return {}
             wanted = state.offsets if pids is None else [pid for pid in pids if pid in state.offsets]
-            return {pid: (state.offsets[pid].offset, state.offsets[pid].metadata) for pid in wanted}
+            return {pid: state.offsets[pid] for pid in wanted}
 
         self._lookup.after_barrier(timeout_ms, done, look_up)

@@ -16,6 +16,7 @@ from smq.clients.errors import ERROR_METADATA_KEY, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc as rpc
 from smq.clients.tls import Tls
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import NewRecord, check_crc, decode_batch, encode_batch, parse_header
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ class RawNode:
 
     def __init__(self, address: str, tls: Tls | None = None) -> None:
         self.address = address
+        self._tls = tls
         options = [
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.use_local_subchannel_pool", 1),
@@ -236,7 +238,22 @@ class RawNode:
         request = pb.CommitOffsetsRequest(
             group=group, offsets=[item], request_id=secrets.token_bytes(16), timeout_ms=timeout_ms
         )
-        self.call(self.broker.CommitOffsets, request)
+        deadline_s = timeout_ms / 1000 + 1  # its coordinator may be dead
+        self.change_group(lambda node: node.call(node.broker.CommitOffsets, request, deadline_s))
+
+    def change_group(self, change: Callable[["RawNode"], T]) -> T:
+        """At this node, or at the group's coordinator if this node names it."""
+        try:
+            return change(self)
+        except SmqError as refusal:
+            address = refusal.details.leader_address
+            if refusal.code is not ErrorCode.NOT_COORDINATOR or address is None:
+                raise
+        coordinator = RawNode(address, self._tls)
+        try:
+            return change(coordinator)
+        finally:
+            coordinator.close()
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """The group's committed offset; None if it has none."""

@@ -332,10 +332,10 @@ def test_churn_of_50_members_leaves_nothing_behind(cluster: Cluster, admin: Sync
         thread.join(max(0.0, until + 3 * TIMEOUT_S - time.monotonic()))  # the last requests may have to time out
     assert seen == set(range(50))
 
-    def is_gone() -> bool:
-        return all(g.name != "kafka-cg-churn" for g in admin.list_groups())
+    def is_empty() -> bool:
+        return [(g.state, g.members) for g in admin.list_groups() if g.name == "kafka-cg-churn"] == [("Empty", 0)]
 
-    wait_for("the group is gone with its last member", is_gone)
+    wait_for("the group is empty after its last member", is_empty)
 
 
 # --------------------------------------------------------------------------------------------- the command line

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
@@ -400,10 +401,9 @@ def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, n
     [
         ("", 1, "", KafkaError.INVALID_GROUP_ID),
         ("g" * 30_000, 1, "", KafkaError.INVALID_GROUP_ID),
-        ("g", -1, "", KafkaError.INVALID_REQUEST),
         ("g", 1, "m" * 5_000, KafkaError.OFFSET_METADATA_TOO_LARGE),
     ],
-    ids=["no group", "long group", "negative", "long metadata"],
+    ids=["no group", "long group", "long metadata"],
 )
 def test_a_commit_that_makes_no_sense_is_refused(
     leader: Leader, new_topic: NewTopic, group: str, offset: int, metadata: str, code: KafkaError
@@ -423,13 +423,59 @@ def test_every_version_of_offset_fetch_returns_the_commit(
     raw = coordinator("v")
     topic_id = cluster.nodes[1].raw.describe(topic).topics[0].topic_id
     ids = {"name": topic, "topic_id": topic_id}
-    partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": "m"}]
-    body = raw.call(ApiKey.OFFSET_COMMIT, max(version, 2), group_id="v", topics=[ids | {"partitions": partitions}])
+    part = {"partition_index": 0, "committed_offset": 5, "committed_metadata": "m", "committed_leader_epoch": 3}
+    partitions = [part]
+    body = raw.call(ApiKey.OFFSET_COMMIT, version, group_id="v", topics=[ids | {"partitions": partitions}])
     assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.NONE
     requested = {"group_id": "v", "topics": [ids | {"partition_indexes": [0, 1]}]}
     body = raw.call(ApiKey.OFFSET_FETCH, version, **requested, groups=[requested])
     found = (body["groups"][0] if version >= 8 else body)["topics"][0]["partitions"]
     assert [(p["committed_offset"], p["metadata"], p["error_code"]) for p in found] == [(5, "m", 0), (-1, "", 0)]
+    epochs = [p.get("committed_leader_epoch", -1) for p in found]
+    assert epochs == [3 if version >= 6 else -1, -1]  # OffsetCommit has it from version 6 on, OffsetFetch from 5
+
+
+@pytest.mark.parametrize("offset", [-1, -2, -1_001])
+def test_negative_offset_is_kept_for_kafka_clients_and_is_no_position_for_readers(
+    cluster: Cluster, coordinator: Leader, leader: Leader, new_topic: NewTopic, offset: int
+) -> None:
+    """KafkaJS commits -1 and -2 to reset a group. Clients take a negative offset as none: their setting decides."""
+    topic = new_topic()
+    leader(topic)
+    raw, name = coordinator("reset"), "kafka-cg-reset"
+    for committed in (0, offset):
+        partitions = [{"partition_index": 0, "committed_offset": committed, "committed_metadata": "m"}]
+        topics = [{"name": topic, "partitions": partitions}]
+        body = raw.call(ApiKey.OFFSET_COMMIT, 8, group_id="reset", topics=topics)
+        assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.NONE
+    requested = {"group_id": "reset", "topics": [{"name": topic, "partition_indexes": [0]}]}
+    body = raw.call(ApiKey.OFFSET_FETCH, 7, **requested)
+    found = body["topics"][0]["partitions"][0]
+    assert (found["committed_offset"], found["metadata"], found["error_code"]) == (offset, "m", 0)
+    node = cluster.nodes[1].raw
+    assert node.committed(name, topic, 0) is None
+    for kind in ("RESUME_OR_EARLIEST", "RESUME_OR_LATEST"):
+        requested_start = pb.ListOffsetsPartition(
+            topic=topic, partition=0, offset_type=pb.OffsetType.Value(kind), group=name
+        )
+        (listed,) = node.call(node.broker.ListOffsets, pb.ListOffsetsRequest(partitions=[requested_start])).offsets
+        assert not listed.HasField("error")
+        assert listed.offset == 0
+    described = node.call(node.admin.DescribeGroup, pb.DescribeGroupRequest(group=name))
+    (at,) = [o for o in described.offsets if o.topic == topic]
+    assert (at.HasField("offset"), at.HasField("lag")) == (False, False)
+
+
+def test_group_without_members_and_offsets_is_still_empty_and_not_dead(
+    cluster: Cluster, coordinator: Leader, new_topic: NewTopic
+) -> None:
+    topic, raw = new_topic(), coordinator("bare")
+    partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
+    raw.call(ApiKey.OFFSET_COMMIT, 8, group_id="bare", topics=[{"name": topic, "partitions": partitions}])
+    topics = [{"name": topic, "partitions": [{"partition_index": 0}]}]
+    assert raw.call(ApiKey.OFFSET_DELETE, 0, group_id="bare", topics=topics)["error_code"] == 0
+    (described,) = raw.call(ApiKey.DESCRIBE_GROUPS, 5, groups=["bare"])["groups"]
+    assert (described["group_state"], described["error_code"]) == ("Empty", 0)
 
 
 def test_a_node_that_does_not_coordinate_the_group_takes_no_commit_of_it(cluster: Cluster, new_topic: NewTopic) -> None:

@@ -493,13 +493,6 @@ def overlapping_commits_in_either_order(s: Story) -> None:
     s.recorder.ok(first, "commit")
 
 
-def unknown_commit_that_took_effect_late(s: Story) -> None:
-    s.commit("lost", 7, kind="info")
-    s.commit("a", 1)
-    s.fetch("a", 1)
-    s.fetch("lost", 7)
-
-
 def leader_ack_that_was_lost(s: Story) -> None:
     s.send([12], 2, acks=1)
     s.send([13], 2)
@@ -543,7 +536,6 @@ def changes_seen_while_they_are_under_way(s: Story) -> None:
     [
         changes_seen_while_they_are_under_way,
         overlapping_commits_in_either_order,
-        unknown_commit_that_took_effect_late,
         leader_ack_that_was_lost,
         mark_reported_while_the_send_below_it_is_on_its_way,
         mark_reported_while_an_unknown_send_is_on_its_way,

@@ -340,7 +340,12 @@ class GroupMember(Client):
         deadline, unknown = time.monotonic() + SEND_S, False
         while True:
             node = self.any_node()
-            result = self.ask(node, lambda raw: raw.call(raw.broker.CommitOffsets, request, ATTEMPT_MS / 1000 + 1))
+            result = self.ask(
+                node,
+                lambda raw: raw.change_group(
+                    lambda at: at.call(at.broker.CommitOffsets, request, ATTEMPT_MS / 1000 + 1)
+                ),
+            )
             if not isinstance(result, Exception):
                 self.world.recorder.ok(self.process, "commit")
                 return

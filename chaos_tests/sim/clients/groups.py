@@ -15,11 +15,11 @@ from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.raft_state.commands import GroupMember, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, RequestId
 
 GROUP: Final = "kg"
-BRIEF: Final = "brief"  # a group whose members commit nothing and leave soon: it ends whenever the last one leaves
+BRIEF: Final = "brief"  # a group whose members commit nothing and leave soon; they delete it when the last one leaves
 STATIC: Final = "static"  # the instance id of the one static member
 REBALANCE_MS: Final = 6_000
 BEAT_MS: Final = 500.0
@@ -79,6 +79,7 @@ class GroupConsumer(Client):
             yield Sleep(self.rng.uniform(0, BEAT_MS))
             yield from self._leave()
             self.member_id = ""
+            yield from self._delete_group()
             return
         if self._held and self.rng.random() < 0.3:  # a thread that has not noticed: its commit must be refused
             yield from self._commit(self.rng.choice(self._held), generation=self.generation - 1)
@@ -127,6 +128,8 @@ class GroupConsumer(Client):
         if isinstance(result, Lost) or _code(result) in (
             KafkaError.NOT_COORDINATOR,
             KafkaError.COORDINATOR_NOT_AVAILABLE,
+            ErrorCode.NOT_COORDINATOR,
+            ErrorCode.NODE_NOT_READY,
         ):
             self.coordinator = None
         return result
@@ -215,12 +218,9 @@ class GroupConsumer(Client):
         items = (OffsetCommit(partition=partition.pid, offset=Offset(at), metadata=tag),)
 
         def request(api: Any, done: Callable[[Any], None]) -> None:
-            code = OUTCOME_CODES[api.groups.refusal(self.group)]
-            if code is not KafkaError.NONE:
-                done(code)
-            else:  # Kafka's requests have no ids: each attempt is a separate command
-                request_id = RequestId(self.rng.randbytes(16))
-                api.groups.commit(self.group, who, generation, items, request_id, int(COMMIT_MS), done)
+            # Kafka's requests have no ids: each attempt is a separate command
+            request_id = RequestId(self.rng.randbytes(16))
+            api.groups.commit(self.group, who, generation, items, request_id, int(COMMIT_MS), done)
 
         self.world.recorder.invoke(
             self.process, "commit", g=self.group, k=partition.key, o=at, tag=tag, gen=generation, m=self.member_id
@@ -248,6 +248,11 @@ class GroupConsumer(Client):
             self.ok("gleave", code=OUTCOME_CODES[outcomes[0]].name)
         else:
             self.conclude_unknown("gleave")
+
+    def _delete_group(self) -> Script:
+        """Refused as long as it has members; the next member then makes a group of the same name."""
+        request_id = RequestId(self.rng.randbytes(16))
+        yield from self._ask(lambda api, done: api.groups.delete_group(self.group, request_id, int(CALL_MS), done))
 
     # ------------------------------------------------------------------------------------------ at the end
     def probe(self) -> Script:

@@ -6,9 +6,10 @@ Owns one small client class for each; all of them use any node.
 from collections.abc import Callable
 from typing import Any
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
-from chaos_tests.sim.rpc import Call, Lost, Script
-from smq.raft_state.commands import AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
+from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
+from smq.coordinator.groups.coordinator import NO_MEMBER
+from smq.raft_state.commands import NO_GENERATION, AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, RequestId, TopicId, partition_id
 from smq.raft_state.replies import TopicCreated
@@ -18,6 +19,8 @@ from smq.testing.virtual.clock import WALL_EPOCH_NS
 
 ATTEMPT_MS = 900
 DEADLINE_MS = 3000.0
+CHANGE_MS = 6_000.0  # that a node is given for a change of a group
+DELETED = "gone"  # a group that is deleted now and then
 LOOK_BACK_NS = 5_000_000_000
 
 
@@ -74,7 +77,8 @@ class RangeReader(Client):
 
 
 class GroupMember(Client):
-    """Commits and fetches the offsets of a group that it shares with others."""
+    """Commits, fetches and deletes the offsets of groups that it shares with others, and that have no members. After an
+    unknown outcome it goes on with the same groups."""
 
     def __init__(self, world: World, name: str, group: str, *, think_ms: float) -> None:
         super().__init__(world, name)
@@ -87,36 +91,82 @@ class GroupMember(Client):
         while not self.world.stopped:
             yield self.think(self.think_ms)
             partition = self.any_partition()
-            if partition is not None:
-                yield from (self.commit(partition) if self.rng.random() < 0.4 else self.fetch(partition))
+            if partition is None:
+                continue
+            group = DELETED if self.rng.random() < 0.3 else self.group
+            if group == DELETED and self.rng.random() < 0.25:
+                yield from self.delete(partition, group)
+            elif self.rng.random() < 0.4:
+                yield from self.commit(partition, group)
+            else:
+                yield from self.fetch(partition, group)
 
-    def commit(self, partition: Known) -> Script:
+    def commit(self, partition: Known, group: str | None = None) -> Script:
+        group = group or self.group
         self._count += 1
         tag, offset = f"{self.name}-{self._count}", self.rng.randint(0, partition.hwm)
-        item = OffsetCommit(partition=partition.pid, offset=Offset(offset), metadata=tag)
-        request_id = self.rng.randbytes(16)
+        items = (OffsetCommit(partition=partition.pid, offset=Offset(offset), metadata=tag),)
+        request_id = RequestId(self.rng.randbytes(16))
 
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.commit_offsets(self.group, [item], request_id, ATTEMPT_MS, done)
+        def request(api: Any, done: Callable[[Any], None]) -> None:
+            api.groups.commit(group, NO_MEMBER, NO_GENERATION, items, request_id, int(CHANGE_MS), done)
 
-        self.world.recorder.invoke(self.process, "commit", g=self.group, k=partition.key, o=offset, tag=tag)
-        result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
-        if not isinstance(result, SmqError | Lost):
-            self.ok("commit")
-        elif unknown:
-            self.conclude_unknown("commit")
+        self.world.recorder.invoke(self.process, "commit", g=group, k=partition.key, o=offset, tag=tag)
+        is_known = yield from self._change("commit", request)
+        if not is_known and not self.world.stopped and self.rng.random() < 0.7:
+            yield from self.commit(partition, group)  # what it commits next must count
+            yield from self.fetch(partition, group)
+
+    def delete(self, partition: Known, group: str) -> Script:
+        request_id = RequestId(self.rng.randbytes(16))
+
+        def request(api: Any, done: Callable[[Any], None]) -> None:
+            api.groups.delete_group(group, request_id, int(CHANGE_MS), done)
+
+        self.world.recorder.invoke(self.process, "gdelete", g=group)
+        is_known = yield from self._change("gdelete", request)
+        if not is_known and not self.world.stopped:
+            yield from self.commit(partition, group)
+            yield from self.fetch(partition, group)
+
+    def _change(self, function: str, request: Callable[[Any, Callable[[Any], None]], None]) -> Any:
+        """A Script that returns whether the outcome is known. As client libraries do it: any node names the
+        coordinator, and an attempt without an answer is repeated under the same request id. A node tries for longer
+        than a client waits, as it does for Kafka clients. Some clients wait for less than an election."""
+        until, unknown, coordinator = self.world.now_ms() + DEADLINE_MS, False, None
+        is_patient = self.world.stopped  # and its last operation must succeed
+        is_hasty = not is_patient and self.rng.random() < 0.3
+        while True:
+            node = coordinator if coordinator is not None else self.any_node()
+            patience_ms = self.rng.uniform(5, 60) if is_hasty else ATTEMPT_MS * 1.5
+            result = yield Call(node, request, patience_ms, CHANGE_MS, is_tied=True)
+            if not isinstance(result, SmqError | Lost):
+                self.ok(function)
+                return True
+            unknown = unknown or is_unknown(result)
+            coordinator = result.details.leader if isinstance(result, SmqError) else None
+            gives_up = result is Lost.TIMED_OUT and not is_patient and (is_hasty or self.rng.random() < 0.5)
+            if self.world.now_ms() > until or not may_retry(result) or gives_up:
+                break
+            yield Sleep(self.rng.uniform(1, 10) if coordinator is not None else self.rng.uniform(10, 120))
+        if unknown:
+            self.conclude_unknown(function)
         else:
-            self.fail("commit", result)
+            self.fail(function, result)
+        return not unknown
 
-    def fetch(self, partition: Known) -> Script:
+    def fetch(self, partition: Known, group: str | None = None) -> Script:
+        group = group or self.group
+
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.fetch_offsets(self.group, [partition.pid], ATTEMPT_MS, done)
+            api.fetch_offsets(group, [partition.pid], ATTEMPT_MS, done)
 
         node = self.any_node()
-        self.world.recorder.invoke(self.process, "fetch", g=self.group, k=partition.key, n=node)
+        self.world.recorder.invoke(self.process, "fetch", g=group, k=partition.key, n=node)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, dict):
-            offset, tag = result.get(partition.pid, (-1, ""))
+            found = result.get(partition.pid)
+            offset, tag = (found.offset, found.metadata) if found is not None else (-1, "")
             self.ok("fetch", o=offset, tag=tag)
         elif is_unknown(result):
             self.conclude_unknown("fetch")

@@ -108,6 +108,7 @@ class BrokerStub:
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListOffsetsRequest, _smq_pb2.ListOffsetsResponse]
     GetPartitionRangeInfo: _grpc.UnaryUnaryMultiCallable[_smq_pb2.GetPartitionRangeInfoRequest, _smq_pb2.GetPartitionRangeInfoResponse]
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]
+    """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]
     AssignOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
@@ -125,6 +126,7 @@ class BrokerAsyncStub(BrokerStub):
     ListOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListOffsetsRequest, _smq_pb2.ListOffsetsResponse]  # type: ignore[assignment]
     GetPartitionRangeInfo: _aio.UnaryUnaryMultiCallable[_smq_pb2.GetPartitionRangeInfoRequest, _smq_pb2.GetPartitionRangeInfoResponse]  # type: ignore[assignment]
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
+    """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]  # type: ignore[assignment]
     AssignOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]  # type: ignore[assignment]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
@@ -162,7 +164,8 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _smq_pb2.CommitOffsetsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_smq_pb2.CommitOffsetsResponse, _abc.Awaitable[_smq_pb2.CommitOffsetsResponse]]: ...
+    ) -> _typing.Union[_smq_pb2.CommitOffsetsResponse, _abc.Awaitable[_smq_pb2.CommitOffsetsResponse]]:
+        """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
 
     @_abc_1.abstractmethod
     def FetchOffsets(
@@ -206,6 +209,7 @@ class AdminStub:
     """Consumer groups, read after a barrier."""
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]
+    """As CommitOffsets: at the group's coordinator."""
     DescribeClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]
@@ -232,6 +236,7 @@ class AdminAsyncStub(AdminStub):
     """Consumer groups, read after a barrier."""
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    """As CommitOffsets: at the group's coordinator."""
     DescribeClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]  # type: ignore[assignment]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]  # type: ignore[assignment]
@@ -302,7 +307,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _smq_pb2.DeleteGroupRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_smq_pb2.DeleteGroupResponse, _abc.Awaitable[_smq_pb2.DeleteGroupResponse]]: ...
+    ) -> _typing.Union[_smq_pb2.DeleteGroupResponse, _abc.Awaitable[_smq_pb2.DeleteGroupResponse]]:
+        """As CommitOffsets: at the group's coordinator."""
 
     @_abc_1.abstractmethod
     def DescribeClusterConfig(

@@ -32,6 +32,7 @@ def refuse_unknown(_memory: GroupMemory, request: Pending | Heartbeat) -> None:
 
 def finish_change(memory: GroupMemory, then: Callable[[], None]) -> None:
     memory.is_changing = False
+    memory.removing = frozenset()
     memory.refuse_change = None
     memory.refresh()
     then()

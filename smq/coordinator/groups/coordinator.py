@@ -1,8 +1,9 @@
 """The groups that this node coordinates, as the replicated table of coordinators says.
 
-Owns the live groups and their clock. This node answers each request by the table as it has
-applied it, and says so if it is not the coordinator. Being wrong about that is harmless, because every command names
-the epoch of its coordinator. The composition root makes one per node and hands it to the Kafka port.
+Owns the live groups, their clock, and the one way to change a group. This node answers each request by the table as
+it has applied it, and says so if it is not the coordinator. Being wrong about that is harmless, because every command
+names the epoch of its coordinator. The composition root makes one per node and hands it to the Kafka port and the gRPC
+port.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Final
 
 import structlog
 
+from smq.coordinator.groups.alarms import Alarms
+from smq.coordinator.groups.changes import Changes
 from smq.coordinator.groups.live import LiveGroup
 from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Sync, Synced
@@ -22,14 +25,14 @@ from smq.coordinator.limits import (
     GROUPS_NEW_PER_ADDRESS_MAX,
     MEMBER_ID_CHARS_MAX,
 )
-from smq.raft_state.commands import Command, CommitCoordinatedOffsets, OffsetCommit
+from smq.raft_state.commands import CommitOffsets, Coordinated, DeleteGroup, DeleteOffsets, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of, slot_of
-from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, Generation, RequestId
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import NO_REQUEST, Epoch, Generation, PartitionId, RequestId
 from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CoordinatorSlot, GroupState
-from smq.replication.api import DoneFn, NodeApi
+from smq.replication.api import Cancel, DoneFn, NodeApi
 from smq.replication.ports import Clock, Rng
 
 log = structlog.get_logger(__name__)
@@ -37,6 +40,9 @@ log = structlog.get_logger(__name__)
 _NS_PER_MS: Final = 1_000_000
 _ID_BYTES: Final = 16  # random: no member id is ever given twice
 _SWEEP_TICKS: Final = 100  # how often objects are dropped if nothing would be lost with them
+
+
+NO_MEMBER: Final = Identity(member_id="")  # commits for a group without members
 
 
 def _nothing() -> None:
@@ -51,6 +57,8 @@ class GroupCoordinator:
         self._node = node
         self._clock = clock
         self._rng = rng
+        self._changes = Changes(node, clock)
+        self._alarms = Alarms(clock, self._ring)
         self._live: dict[str, LiveGroup] = {}  # bounded by groups_max
         self._table: list[CoordinatorSlot] = []  # as it was when the groups were last loaded
         self._is_running = False
@@ -66,6 +74,8 @@ class GroupCoordinator:
     def stop(self) -> None:
         """Sends all waiting members to look for another coordinator."""
         self._is_running = False
+        self._alarms.stop()
+        self._changes.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
         live, self._live = self._live, {}
         for group in live.values():
             group.close(Outcome.NOT_COORDINATOR)
@@ -81,6 +91,22 @@ class GroupCoordinator:
         if not self._is_running or not self._owns(coordinator_of(self._node.state, name)):
             return Outcome.NOT_COORDINATOR
         return Outcome.OK if self._node.is_ready else Outcome.NOT_READY
+
+    def refuse(self, name: str) -> SmqError | None:
+        """As `refusal`, for callers that take errors. Names the coordinator's gRPC port, unless this node has no
+        quorum: then the coordinator that it knows may be out of date, or dead."""
+        if self.refusal(name) is Outcome.OK:
+            return None
+        if not self._node.is_ready:
+            return SmqError(
+                ErrorCode.NODE_NOT_READY, f"this node has no quorum, which a change of group {name!r} needs"
+            )
+        slot = coordinator_of(self._node.state, name)
+        node = self._node.state.nodes.get(slot.node)
+        if node is None or self._owns(slot):
+            return SmqError(ErrorCode.NOT_COORDINATOR, f"no node coordinates group {name!r} yet")
+        details = ErrorDetails(leader=slot.node, leader_address=node.grpc_address)
+        return SmqError(ErrorCode.NOT_COORDINATOR, f"node {slot.node} coordinates group {name!r}", details)
 
     def slots(self) -> frozenset[int]:
         """The slots whose groups this node coordinates."""
@@ -99,7 +125,7 @@ class GroupCoordinator:
             group = None
         known = self._node.state.groups.get(name)
         if group is None and known is not None and known.members:
-            group = self._live[name] = LiveGroup(self, name, epoch)
+            group = self._live[name] = LiveGroup(self, name, epoch, set_alarm=self._alarms.set)
         return group
 
     def _load(self) -> None:
@@ -127,7 +153,9 @@ class GroupCoordinator:
         if group is None:
             epoch = coordinator_of(self._node.state, request.group).epoch
             address = request.member.client_host
-            group = self._live[request.group] = LiveGroup(self, request.group, epoch, opened_by=address)
+            group = self._live[request.group] = LiveGroup(
+                self, request.group, epoch, set_alarm=self._alarms.set, opened_by=address
+            )
         return group.join(request, done)
 
     def _join_refusal(self, request: Join) -> Outcome:
@@ -150,7 +178,7 @@ class GroupCoordinator:
         if name in state.groups or name in self._live:
             return Outcome.OK
         new = [group for group in self._live.values() if group.name not in state.groups]
-        if len(state.groups) + len(new) >= state.groups_max:
+        if len(state.groups) + len(new) >= state.groups_max and not any(g.is_unused for g in state.groups.values()):
             log.warning("group_refused", group=name, reason="the cluster has groups_max groups")
             return Outcome.TOO_MANY_GROUPS
         if sum(group.opened_by == address for group in new) >= GROUPS_NEW_PER_ADDRESS_MAX:
@@ -187,13 +215,15 @@ class GroupCoordinator:
         request_id: RequestId,
         timeout_ms: int,
         done: DoneFn[Reply],
-    ) -> None:
-        """A member's commit, which is a sign of life, too. The caller has asked `refusal` in the same turn of the loop.
-        The state machine decides whether the member may commit and this node still coordinates the group."""
-        group = self._find(name)
+    ) -> Cancel:
+        """A commit of a member, which is a sign of life, too; or of no member (NO_MEMBER, NO_GENERATION). The state
+        machine decides whether the sender may commit. For all changes: SmqError if another node coordinates the group,
+        and the returned function withdraws what has not been proposed yet."""
+        refusal = self.refuse(name)
+        group = self._find(name) if refusal is None else None
         if group is not None:
             group.heartbeat(who, generation)
-        command = CommitCoordinatedOffsets(
+        command = CommitOffsets(
             request_id=request_id,
             group=name,
             coordinator_epoch=self.epoch_of(name),
@@ -203,7 +233,35 @@ class GroupCoordinator:
             items=items,
             committed_ms=self.wall_ms(),
         )
-        self._node.propose(command, timeout_ms, done)
+        return self._change(command, refusal, timeout_ms, done)
+
+    def delete_group(self, name: str, request_id: RequestId, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
+        command = DeleteGroup(request_id=request_id, group=name, coordinator_epoch=self.epoch_of(name))
+        return self._change(command, self.refuse(name), timeout_ms, done)
+
+    def delete_offsets(
+        self,
+        name: str,
+        generation: Generation,
+        partitions: tuple[PartitionId, ...],
+        timeout_ms: int,
+        done: DoneFn[Reply],
+    ) -> Cancel:
+        """`generation` is the one whose subscriptions the caller has looked at."""
+        command = DeleteOffsets(
+            request_id=NO_REQUEST,
+            group=name,
+            coordinator_epoch=self.epoch_of(name),
+            generation=generation,
+            partitions=partitions,
+        )
+        return self._change(command, self.refuse(name), timeout_ms, done)
+
+    def _change(self, command: Coordinated, refusal: SmqError | None, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
+        if refusal is not None:
+            done(refusal)
+            return _nothing
+        return self._changes.submit(command, timeout_ms, done)
 
     def is_rebalancing(self, name: str) -> bool:
         """Whether a round is open for the next generation. False if another node coordinates the group."""
@@ -239,8 +297,8 @@ class GroupCoordinator:
         number = self._rng.randbytes(_ID_BYTES).hex()
         return f"{prefix[: MEMBER_ID_CHARS_MAX - len(number) - 1]}-{number}"
 
-    def propose(self, command: Command, done: Callable[[Reply | SmqError], None]) -> None:
-        self._node.propose(command, GROUP_COMMAND_MS_MAX, done)
+    def propose(self, command: Coordinated, done: Callable[[Reply | SmqError], None]) -> None:
+        self._changes.submit(command, GROUP_COMMAND_MS_MAX, done)
 
     def forget(self, name: str, epoch: Epoch) -> None:
         """The group's last command failed. The next tick reads the group from the state again."""
@@ -257,8 +315,9 @@ class GroupCoordinator:
         if not self._is_running:
             return
         now_ns = self._clock.monotonic_ns()
-        late_ms = (now_ns - self._last_tick_ns) / _NS_PER_MS - GROUP_TICK_MS
+        late_ms = self._late_ms(now_ns)
         self._last_tick_ns = now_ns
+        self._changes.run_deadlines(now_ns)
         if self._table != self._node.state.coordinators:
             self._load()
         if not self._node.is_ready:
@@ -268,9 +327,27 @@ class GroupCoordinator:
                 self._was_away = False
                 for group in self._live.values():
                     group.grant_time()
-            for group in [g for g in self._live.values() if g.due_ns <= now_ns]:
-                group.on_time(now_ns)
+            self._run_due(now_ns)
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 0:
             self._live = {name: group for name, group in self._live.items() if not group.is_idle}
         self._clock.call_later(GROUP_TICK_MS, self._tick)
+
+    def _late_ms(self, now_ns: int) -> float:
+        """How late a tick would be now."""
+        return (now_ns - self._last_tick_ns) / _NS_PER_MS - GROUP_TICK_MS
+
+    def _ring(self) -> None:
+        """Something of a group has run out. After a pause or without a majority, the next tick decides instead."""
+        now_ns = self._clock.monotonic_ns()
+        if self._is_running and self._node.is_ready and not self._was_away and self._late_ms(now_ns) <= GROUP_PAUSE_MS:
+            self._run_due(now_ns)
+
+    def _run_due(self, now_ns: int) -> None:
+        for group in self._alarms.due(now_ns):
+            if self._live.get(group.name) is group:
+                if group.due_ns <= now_ns:
+                    group.on_time(now_ns)
+                # What is still due waits for the command under way, whose reply sets the alarm, too.
+                again_ns = now_ns + GROUP_TICK_MS * _NS_PER_MS if group.due_ns <= now_ns else 0
+                self._alarms.set(group, not_before_ns=again_ns)

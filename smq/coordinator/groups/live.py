@@ -13,6 +13,7 @@ from smq.coordinator.groups import changing, joining, leaving, presence, syncing
 from smq.coordinator.groups.memory import GroupHost, GroupMemory
 from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.pending import Heartbeat, PendingJoin, PendingLeave, PendingSync
+from smq.coordinator.groups.sessions import NEVER_NS
 from smq.coordinator.groups.transitions import TABLE, Action, Event, Phase
 from smq.coordinator.groups.types import Identity, Join, OnJoined, OnLeft, OnSynced, Sync
 from smq.raft_state.ids import Epoch
@@ -52,21 +53,35 @@ ACTIONS: Final[dict[Action, Run]] = {
 class LiveGroup:
     """All methods may be called at any time; answers come through the callbacks, perhaps before the call returns."""
 
-    def __init__(self, host: GroupHost, name: str, epoch: Epoch, *, opened_by: str = "") -> None:
-        """`opened_by` is the address whose request made this object for a group that did not exist."""
+    def __init__(
+        self,
+        host: GroupHost,
+        name: str,
+        epoch: Epoch,
+        *,
+        set_alarm: Callable[["LiveGroup"], None],
+        opened_by: str = "",
+    ) -> None:
+        """`set_alarm` is called when `due_ns` may have become earlier. `opened_by` is the address whose request made
+        this object for a group that did not exist."""
         self.name = name
         self.epoch = epoch
         self.opened_by = opened_by
+        self.alarm_ns = NEVER_NS  # when the alarm calls `on_time`; only `Alarms` changes it
+        self._set_alarm = set_alarm
         self._memory = GroupMemory(host=host, name=name, epoch=epoch, handle=self._handle)
         self._memory.catch_up()
         group = self._memory.refresh()
         if group is not None and group.phase is GroupPhase.COMPLETING:
             self._memory.await_syncs(list(group.members))
+        set_alarm(self)
 
     def _handle(self, event: Event, subject: object) -> None:
         if self._memory.phase not in (Phase.CHANGING, Phase.CLOSED):
             self._memory.catch_up()
         ACTIONS[TABLE[self._memory.phase, event]](self._memory, subject)
+        if self.due_ns < self.alarm_ns:
+            self._set_alarm(self)
 
     # --------------------------------------------------------------------------------------------------- requests
     def join(self, request: Join, done: OnJoined) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from smq.coordinator.groups.pending import Pending, PendingJoin, PendingSync
 from smq.coordinator.groups.round import Round, new_round, rebalance_timeout_ns
 from smq.coordinator.groups.sessions import NEVER_NS, NO_MEMBERS, NS_PER_MS, Sessions
 from smq.coordinator.groups.transitions import Event, Phase, phase_of
-from smq.raft_state.commands import Command
+from smq.raft_state.commands import Coordinated
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch
 from smq.raft_state.replies import Reply
@@ -43,7 +43,7 @@ class GroupHost(Protocol):
 
     def new_member_id(self, prefix: str) -> str: ...
 
-    def propose(self, command: Command, done: Callable[[Reply | SmqError], None]) -> None: ...
+    def propose(self, command: Coordinated, done: Callable[[Reply | SmqError], None]) -> None: ...
 
     def forget(self, name: str, epoch: Epoch) -> None: ...
 
@@ -72,6 +72,7 @@ class GroupMemory:
     syncing: dict[str, PendingSync] = field(default_factory=dict)  # by member id
     queue: deque[Pending] = field(default_factory=deque)
     is_changing: bool = False  # a command is under way
+    removing: frozenset[str] = frozenset()  # the members that the command under way removes
     refuse_change: Callable[[Outcome], None] | None = None  # refuses the request that the command answers, if any
     closed_with: Outcome | None = None
 
@@ -142,7 +143,7 @@ class GroupMemory:
 
     # ------------------------------------------------------------------------------------------------- one command
     def propose(
-        self, command: Command, then: Callable[[], None], refuse: Callable[[Outcome], None] | None = None
+        self, command: Coordinated, then: Callable[[], None], refuse: Callable[[Outcome], None] | None = None
     ) -> None:
         """Makes this the command under way. `then` runs once it has taken effect, `refuse` if it fails."""
         self.is_changing = True

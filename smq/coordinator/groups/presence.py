@@ -13,6 +13,10 @@ from smq.coordinator.groups.types import Identity
 
 
 def check_sender(memory: GroupMemory, who: Identity, generation: int) -> Outcome:
+    """A member whose removal is under way is no member any more: an answer that it is alive would be wrong a moment
+    later."""
+    if who.member_id in memory.removing:
+        return Outcome.UNKNOWN_MEMBER
     group = memory.refresh()
     return check_identity(
         who,

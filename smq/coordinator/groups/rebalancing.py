@@ -67,6 +67,7 @@ def remove(
         member_ids=tuple(member_ids),
         removed_ms=memory.host.wall_ms(),
     )
+    memory.removing = frozenset(member_ids)
     memory.propose(command, partial(_on_removed, memory, member_ids, then), refuse)
 
 

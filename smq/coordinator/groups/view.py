@@ -31,8 +31,9 @@ class GroupPosition:
 
     @property
     def lag(self) -> int | None:
-        """Never negative, although a commit may name an offset that does not exist yet."""
-        return max(0, self.part.hwm - self.committed.offset) if self.committed is not None else None
+        """Never negative, although a commit may name an offset that does not exist yet. None without a position."""
+        position = self.committed.position if self.committed is not None else None
+        return max(0, self.part.hwm - position) if position is not None else None
 
 
 def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str, int]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.service.lookup import find_partition, find_topic
@@ -35,8 +36,8 @@ from smq.replication.api import NodeApi
 
 
 class AdminService(GroupAdmin):
-    def __init__(self, node: NodeApi, settings: Settings, tls: NodeTls | None) -> None:
-        super().__init__(node)
+    def __init__(self, node: NodeApi, groups: GroupCoordinator, settings: Settings, tls: NodeTls | None) -> None:
+        super().__init__(node, groups)
         self._settings = settings
         self._tls = tls
 

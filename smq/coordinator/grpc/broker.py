@@ -5,6 +5,7 @@ Owns no state. Only the composition root imports it.
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
@@ -22,15 +23,18 @@ from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.coordinator.service.lookup import find_partition, start_position, timestamp_position
 from smq.coordinator.service.positions import parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
-from smq.raft_state.commands import OffsetCommit
+from smq.raft_state.commands import NO_GENERATION, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId, ring_range, split_partition_id
-from smq.replication.api import Fetched, NodeApi, StoredBatch
+from smq.raft_state.replies import Reply
+from smq.raft_state.state import CommittedOffset
+from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, StoredBatch
 
 
 class BrokerService(smq_pb2_grpc.BrokerServicer):
-    def __init__(self, node: NodeApi, *, response_bytes_max: int) -> None:
+    def __init__(self, node: NodeApi, groups: GroupCoordinator, *, response_bytes_max: int) -> None:
         self._calls = NodeCalls(node)
+        self._groups = groups
         self._response_bytes_max = response_bytes_max
         self._answers = AnswerBudget()
 
@@ -187,7 +191,14 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
                 raise SmqError(ErrorCode.INVALID_OFFSET, f"offset {o.offset} of {o.topic}/{o.partition} is negative")
             state = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
             items.append(OffsetCommit(partition=state.pid, offset=Offset(o.offset), metadata=o.metadata))
-        await self._calls.commit_offsets(request.group, items, request_id_of(request.request_id), timeout_ms)
+        request_id = request_id_of(request.request_id)
+
+        def begin(done: DoneFn[Reply]) -> Cancel:
+            return self._groups.commit(
+                request.group, NO_MEMBER, NO_GENERATION, tuple(items), request_id, timeout_ms, done
+            )
+
+        await self._calls.change(begin, timeout_ms)
         return pb.CommitOffsetsResponse()
 
     @guarded
@@ -198,15 +209,17 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         pids = [(await find_partition(self._calls, p.topic, p.partition, timeout_ms)).pid for p in request.partitions]
         commits = await self._calls.fetch_offsets(request.group, pids or None, timeout_ms)
         return pb.FetchOffsetsResponse(
-            offsets=[o for pid, (offset, metadata) in commits.items() if (o := self._named(pid, offset, metadata))]
+            offsets=[o for pid, committed in commits.items() if (o := self._named(pid, committed))]
         )
 
-    def _named(self, pid: PartitionId, offset: Offset, metadata: str) -> pb.PartitionOffset | None:
+    def _named(self, pid: PartitionId, committed: CommittedOffset) -> pb.PartitionOffset | None:
         topic_id, index = split_partition_id(pid)
         name = self._calls.node.state.topic_names.get(topic_id)
         if name is None:
             return None  # the topic was deleted in the meantime, and its commits with it
-        return pb.PartitionOffset(topic=name, partition=index, offset=offset, metadata=metadata)
+        if committed.position is None:
+            return None  # to readers it is no commit
+        return pb.PartitionOffset(topic=name, partition=index, offset=committed.offset, metadata=committed.metadata)
 
 
 def _to_pb(batch: StoredBatch) -> pb.Batch:

@@ -5,20 +5,21 @@ Owns no state: each answer is read from the replicated state after a barrier. `g
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_group
 from smq.coordinator.service.turns import Turns
-from smq.raft_state.commands import DeleteGroup
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
 from smq.replication.api import NodeApi
 
 
 class GroupAdmin(smq_pb2_grpc.AdminServicer):
-    def __init__(self, node: NodeApi) -> None:
+    def __init__(self, node: NodeApi, groups: GroupCoordinator) -> None:
         self._calls = NodeCalls(node)
+        self._groups = groups
 
     @guarded
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Context) -> pb.ListGroupsResponse:
@@ -53,7 +54,7 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
                 pb.GroupOffset(
                     topic=at.topic,
                     partition=at.part.index,
-                    offset=committed.offset if committed is not None else None,
+                    offset=committed.position if committed is not None else None,
                     log_start=at.part.log_start,
                     hwm=at.part.hwm,
                     lag=at.lag,
@@ -65,8 +66,10 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
 
     @guarded
     async def DeleteGroup(self, request: pb.DeleteGroupRequest, context: Context) -> pb.DeleteGroupResponse:
-        command = DeleteGroup(request_id=request_id_of(request.request_id), group=request.group)
-        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        request_id, timeout_ms = request_id_of(request.request_id), deadline_ms(request.timeout_ms, context)
+        await self._calls.change(
+            lambda done: self._groups.delete_group(request.group, request_id, timeout_ms, done), timeout_ms
+        )
         return pb.DeleteGroupResponse()
 
 

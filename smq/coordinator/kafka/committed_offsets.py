@@ -6,6 +6,7 @@ coordinator, and a command that the former one still has under way must not take
 a sign of life, too; the state machine decides whether the member may commit.
 """
 
+from functools import partial
 from typing import Final
 
 from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
@@ -21,18 +22,17 @@ from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.calls import Answer
 from smq.coordinator.service.requests import check_count
-from smq.raft_state.commands import DeleteOffsets, OffsetCommit
+from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import METADATA_BYTES_MAX
-from smq.raft_state.replies import Reply
-from smq.raft_state.state import ClusterState, GroupState, PartitionState
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, PartitionState
 
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_ID, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
 _BATCHED_VERSION: Final = 8  # OffsetFetch for several groups
+_NO_COMMIT: Final = CommittedOffset(offset=Offset(-1), metadata="", committed_ms=0)
 _DELETE_ATTEMPTS: Final = 3  # one more each time the group has rebalanced meanwhile
 
 
@@ -57,8 +57,14 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
             answers.append(answer)
             if part is not None and code is KafkaError.NONE:
                 committed.append(answer)
-                offset, metadata = Offset(requested["committed_offset"]), requested["committed_metadata"] or ""
-                items.append(OffsetCommit(partition=part.pid, offset=offset, metadata=metadata))
+                items.append(
+                    OffsetCommit(
+                        partition=part.pid,
+                        offset=Offset(requested["committed_offset"]),
+                        metadata=requested["committed_metadata"] or "",
+                        leader_epoch=requested["committed_leader_epoch"],
+                    )
+                )
     code = await _commit(gateway, request, items)
     for answer in committed:
         answer["error_code"] = code
@@ -79,8 +85,6 @@ def _commit_refusal(request: Struct, requested: Struct, name: str | None, part: 
         return KafkaError.UNKNOWN_TOPIC_ID
     if len((requested["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
         return KafkaError.OFFSET_METADATA_TOO_LARGE
-    if requested["committed_offset"] < 0:
-        return KafkaError.INVALID_REQUEST
     return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -91,14 +95,15 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
     who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
-        code = coordinator_refusal(gateway, group)
-        if code is KafkaError.NONE:
-            answer = Answer[Reply](gateway.calls.timeouts)
-            gateway.groups.commit(group, who, generation, tuple(items), NO_REQUEST, TIMEOUT_MS_DEFAULT, answer.done)
-            await answer.result(TIMEOUT_MS_DEFAULT)
+        await gateway.calls.change(
+            lambda done: gateway.groups.commit(
+                group, who, generation, tuple(items), NO_REQUEST, TIMEOUT_MS_DEFAULT, done
+            ),
+            TIMEOUT_MS_DEFAULT,
+        )
     except SmqError as e:
         return group_code_of(e)
-    return code
+    return KafkaError.NONE
 
 
 # ------------------------------------------------------------------------------------------------ OffsetFetch
@@ -137,7 +142,7 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct) -> Str
     return answer
 
 
-def _all_commits(gateway: Gateway, commits: dict[PartitionId, tuple[Offset, str]]) -> list[Struct]:
+def _all_commits(gateway: Gateway, commits: dict[PartitionId, CommittedOffset]) -> list[Struct]:
     topics: dict[str, Struct] = {}
     for pid, found in sorted(commits.items()):
         topic_id, index = split_partition_id(pid)
@@ -148,9 +153,16 @@ def _all_commits(gateway: Gateway, commits: dict[PartitionId, tuple[Offset, str]
     return list(topics.values())
 
 
-def _committed(index: int, found: tuple[Offset, str] | None, code: KafkaError) -> Struct:
-    offset, metadata = found if found is not None else (-1, "")
-    return {"partition_index": index, "committed_offset": offset, "metadata": metadata, "error_code": code}
+def _committed(index: int, found: CommittedOffset | None, code: KafkaError) -> Struct:
+    """A negative offset is returned as it was committed: clients take it as none."""
+    found = found or _NO_COMMIT
+    return {
+        "partition_index": index,
+        "committed_offset": found.offset,
+        "committed_leader_epoch": found.leader_epoch,
+        "metadata": found.metadata,
+        "error_code": code,
+    }
 
 
 # ----------------------------------------------------------------------------------------------- OffsetDelete
@@ -171,10 +183,10 @@ async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Str
             return answer | {"error_code": KafkaError.NON_EMPTY_GROUP}
         pids, answer["topics"] = _deletable(gateway, request["topics"], subscribed)
         try:
-            command = DeleteOffsets(
-                request_id=NO_REQUEST, group=group.name, generation=group.generation, partitions=tuple(pids)
+            begin = partial(
+                gateway.groups.delete_offsets, group.name, group.generation, tuple(pids), TIMEOUT_MS_DEFAULT
             )
-            await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+            await gateway.calls.change(begin, TIMEOUT_MS_DEFAULT)
         except SmqError as e:
             if e.code is ErrorCode.ILLEGAL_GENERATION:
                 continue

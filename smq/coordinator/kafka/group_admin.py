@@ -4,6 +4,7 @@ Owns the answers. Each node answers for the groups that it coordinates, as clien
 only groups that Kafka clients can name.
 """
 
+from functools import partial
 from typing import Final
 
 from smq.coordinator.groups.protocols import metadata_of
@@ -15,7 +16,6 @@ from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.raft_state.commands import DeleteGroup
 from smq.raft_state.coordinators import slot_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
@@ -111,11 +111,9 @@ async def delete_groups(gateway: Gateway, _version: int, request: Struct) -> Str
 async def _delete(gateway: Gateway, name: str) -> KafkaError:
     if not is_group(name):
         return KafkaError.INVALID_GROUP_ID
-    code = coordinator_refusal(gateway, PREFIX + name)
-    if code is not KafkaError.NONE:
-        return code
+    begin = partial(gateway.groups.delete_group, PREFIX + name, NO_REQUEST, TIMEOUT_MS_DEFAULT)
     try:
-        await gateway.calls.propose(DeleteGroup(request_id=NO_REQUEST, group=PREFIX + name), TIMEOUT_MS_DEFAULT)
+        await gateway.calls.change(begin, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         return group_code_of(e)
     return KafkaError.NONE

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from smq.coordinator.limits import TIMEOUT_GRACE_MS
-from smq.raft_state.commands import Command, OffsetCommit
+from smq.raft_state.commands import Command
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, PartitionId
 from smq.raft_state.replies import OffsetsAssigned, Reply
-from smq.raft_state.state import ClusterState
-from smq.replication.api import Cancel, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
+from smq.raft_state.state import ClusterState, CommittedOffset
+from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
 from smq.replication.ports import Quorum
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
@@ -91,6 +91,11 @@ class NodeCalls:
         self.node.propose(command, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
+    async def change(self, begin: Callable[[DoneFn[Reply]], Cancel], timeout_ms: int) -> Reply:
+        """A change of a group: `begin` hands it to the group's coordinator."""
+        answer = Answer[Reply](self.timeouts)
+        return await answer.result(timeout_ms, begin(answer.done))
+
     async def barrier(self, timeout_ms: int) -> LogIndex:
         answer = Answer[LogIndex](self.timeouts)
         self.node.barrier(timeout_ms, answer.done)
@@ -152,13 +157,6 @@ class NodeCalls:
         self.node.describe_quorum(timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
-    async def commit_offsets(
-        self, group: str, items: Sequence[OffsetCommit], request_id: bytes, timeout_ms: int
-    ) -> Reply:
-        answer = Answer[Reply](self.timeouts)
-        self.node.commit_offsets(group, items, request_id, timeout_ms, answer.done)
-        return await answer.result(timeout_ms)
-
     async def assign_offsets(
         self, topic: str, partition: int, count: int, *, request_id: bytes, not_before: int | None, timeout_ms: int
     ) -> OffsetsAssigned:
@@ -181,7 +179,7 @@ class NodeCalls:
 
     async def fetch_offsets(
         self, group: str, pids: Sequence[PartitionId] | None, timeout_ms: int
-    ) -> dict[PartitionId, tuple[Offset, str]]:
-        answer = Answer[dict[PartitionId, tuple[Offset, str]]](self.timeouts)
+    ) -> dict[PartitionId, CommittedOffset]:
+        answer = Answer[dict[PartitionId, CommittedOffset]](self.timeouts)
         self.node.fetch_offsets(group, pids, timeout_ms, answer.done)
         return await answer.result(timeout_ms)

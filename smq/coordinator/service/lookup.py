@@ -52,7 +52,7 @@ async def find_group(calls: NodeCalls, group: str, timeout_ms: int) -> GroupStat
 
 
 async def committed_offset(calls: NodeCalls, group: str, pid: PartitionId, timeout_ms: int) -> Offset | None:
-    """The group's next offset in one partition; None if it has never committed there."""
+    """The group's next offset in one partition; None if it has none: it never committed there, or a negative offset."""
     if not group:
         raise SmqError(ErrorCode.INVALID_REQUEST, "RESUME_OR_EARLIEST and RESUME_OR_LATEST need a group")
     try:
@@ -61,7 +61,7 @@ async def committed_offset(calls: NodeCalls, group: str, pid: PartitionId, timeo
         if e.code is ErrorCode.UNKNOWN_GROUP:
             return None
         raise
-    return commits[pid][0] if pid in commits else None
+    return commits[pid].position if pid in commits else None
 
 
 async def start_position(

@@ -1,24 +1,24 @@
 """Handlers of what groups have committed: commits, their deletion and their expiry.
 
-Owns the committed offsets, and when a group exists: while it has offsets or members. `members` owns its members. Only
-`registry`, `members`, `expiry` and `topics` import it.
+Owns the committed offsets, and when a group exists: from its first offset or member on, until it is deleted or has been
+without both for a while. `members` owns its members. Only `registry`, `members`, `expiry` and `topics` import it.
 """
 
 from smq.raft_state.cluster_config import offsets_retention_ms
 from smq.raft_state.commands import CommitOffsets, DeleteGroup, DeleteOffsets, OffsetCommit
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers.fencing import leave_floor
 from smq.raft_state.ids import Generation, PartitionId, TopicId
 from smq.raft_state.limits import (
     COMMIT_ITEMS_MAX,
     GENERATION_MAX,
     GROUP_NAME_BYTES_MAX,
     METADATA_BYTES_MAX,
-    OFFSET_MAX,
     TOPIC_ID_BYTES,
 )
 from smq.raft_state.refusal import Refused, find_partition, quoted
 from smq.raft_state.replies import Applied, Done
-from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, MemberState
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, MemberState
 
 _DONE = Applied(reply=Done())
 
@@ -36,11 +36,20 @@ def make_group(state: ClusterState, name: str) -> GroupState:
     """An empty group, to which the caller must give offsets or members. LIMIT_EXCEEDED, INVALID_REQUEST."""
     check_group_name(name)
     if len(state.groups) >= state.groups_max:
+        _make_room(state)
+    group = state.groups[name] = GroupState(name=name, generation=state.generation_floor, changes=state.changes_floor)
+    return group
+
+
+def _make_room(state: ClusterState) -> None:
+    """Drops the group that has been without members for longest, of those without offsets. LIMIT_EXCEEDED if every
+    group has offsets or members."""
+    unused = min(((g.emptied_ms, g.name) for g in state.groups.values() if g.is_unused), default=None)
+    if unused is None:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, which is the limit (groups_max)"
         )
-    group = state.groups[name] = GroupState(name=name, generation=state.generation_floor)
-    return group
+    _drop(state, state.groups[unused[1]])
 
 
 def next_generation(group: GroupState) -> Generation:
@@ -48,14 +57,9 @@ def next_generation(group: GroupState) -> Generation:
     return Generation(group.generation + 1 if group.generation < GENERATION_MAX else 1)
 
 
-def drop_if_unused(state: ClusterState, group: GroupState) -> None:
-    """Removes a group that has neither offsets nor members."""
-    if not group.offsets and not group.members:
-        _drop(state, group)
-
-
 def _drop(state: ClusterState, group: GroupState) -> None:
     state.generation_floor = max(state.generation_floor, group.generation)
+    leave_floor(state, group)
     del state.groups[group.name]
 
 
@@ -71,15 +75,41 @@ def check_group_name(name: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------- commits
 def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
-    """All items or none. A commit without items is valid and creates no group."""
+    """A member's commit in its own generation, once that is assigned; while a rebalance collects members, the
+    generation still holds and takes commits. Or a commit of no member, to a group that has none. A commit without items
+    is valid and creates no group.
+
+    A caller without an answer commits again, perhaps at the next coordinator, and goes on from there. Its first command
+    must not undo that when it arrives late: the fence refuses it. (In Kafka it is lost with the former coordinator's
+    log.)"""
     check_group_name(command.group)
     group = state.groups.get(command.group)
-    if group is not None and group.members:
+    if command.generation >= 0 or (group is not None and group.members):
+        _check_committer(group, command)
+    return _commit_items(state, command)
+
+
+def _check_committer(group: GroupState | None, command: CommitOffsets) -> None:
+    if group is None:
+        raise Refused(ErrorCode.ILLEGAL_GENERATION, f"group {quoted(command.group)} no longer exists")
+    if group.members and not command.member_id:
         raise Refused(
             ErrorCode.UNKNOWN_MEMBER,
             f"group {quoted(group.name)} has {len(group.members)} members: only they commit for it",
         )
-    return commit_items(state, command.group, command.items, command.committed_ms)
+    find_member(group, command.member_id, command.instance_id)
+    check_generation(group, group.name, command.generation)
+    if group.phase is GroupPhase.COMPLETING:
+        raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")
+
+
+def check_generation(group: GroupState | None, name: str, expected: Generation) -> None:
+    """ILLEGAL_GENERATION if the group is in another one. A group that does not exist is in generation 0."""
+    generation = group.generation if group is not None else 0
+    if generation != expected:
+        raise Refused(
+            ErrorCode.ILLEGAL_GENERATION, f"group {quoted(name)} is in generation {generation}, not {expected}"
+        )
 
 
 def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberState:
@@ -94,8 +124,9 @@ def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberSt
     return member
 
 
-def commit_items(state: ClusterState, name: str, items: tuple[OffsetCommit, ...], committed_ms: int) -> Applied:
-    """All items or none; creates the group if there is none. The handler has checked that the caller may commit."""
+def _commit_items(state: ClusterState, command: CommitOffsets) -> Applied:
+    """Creates the group if there is none."""
+    items = command.items
     if len(items) > COMMIT_ITEMS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}")
     seen: set[PartitionId] = set()  # used for membership tests only: its order never matters
@@ -106,19 +137,20 @@ def commit_items(state: ClusterState, name: str, items: tuple[OffsetCommit, ...]
         seen.add(item.partition)
     if not items:
         return _DONE
-    group = state.groups.get(name)
+    group = state.groups.get(command.group)
     if group is None:
-        group = make_group(state, name)
-    at_ms = max(committed_ms, state.expiry_clock_ms)  # a slow clock must not make it expire immediately
+        group = make_group(state, command.group)
+    at_ms = max(command.committed_ms, state.expiry_clock_ms)  # a slow clock must not make it expire immediately
     for item in items:
-        group.offsets[item.partition] = CommittedOffset(offset=item.offset, metadata=item.metadata, committed_ms=at_ms)
+        group.offsets[item.partition] = CommittedOffset(
+            offset=item.offset, metadata=item.metadata, leader_epoch=item.leader_epoch, committed_ms=at_ms
+        )
+    group.was_unused = False
     return _DONE
 
 
 def _check_item(state: ClusterState, item: OffsetCommit) -> None:
     find_partition(state, item.partition)
-    if not 0 <= item.offset <= OFFSET_MAX:
-        raise Refused(ErrorCode.INVALID_OFFSET, f"a committed offset must be from 0 to {OFFSET_MAX}, not {item.offset}")
     if len(item.metadata.encode()) > METADATA_BYTES_MAX:
         raise Refused(ErrorCode.INVALID_REQUEST, f"metadata must have at most {METADATA_BYTES_MAX} bytes")
 
@@ -143,36 +175,54 @@ def delete_offsets(state: ClusterState, command: DeleteOffsets) -> Applied:
         )
     for pid in command.partitions:
         group.offsets.pop(pid, None)
-    drop_if_unused(state, group)
     return _DONE
 
 
 def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
-    """Drops the offsets committed for a deleted topic, and groups that have nothing left."""
-    for group in list(state.groups.values()):
+    """Drops the offsets committed for a deleted topic."""
+    for group in state.groups.values():
         for pid in [pid for pid in group.offsets if pid[:TOPIC_ID_BYTES] == topic_id]:
             del group.offsets[pid]
-        drop_if_unused(state, group)
 
 
 # ----------------------------------------------------------------------------------------------------- expiry
-def expire_offsets(state: ClusterState) -> None:
+def expire_offsets(state: ClusterState, *, is_clock_right: bool) -> None:
     """The offsets of a group without members expire one retention after its last member left or its last commit,
-    whichever was later, by the clock that `expiry` moves."""
-    retention_ms = offsets_retention_ms(state.config)
+    whichever was later, by the clock that `expiry` moves. `is_clock_right`: the proposer's clock and the expiry clock
+    confirm each other. Then a later time comes from a coordinator whose clock was ahead, and is corrected to now.
+    Otherwise the expiry clock may be behind, because the cluster was down, and nothing is corrected: offsets must not
+    expire early."""
+    now_ms, retention_ms = state.expiry_clock_ms, offsets_retention_ms(state.config)
     if not retention_ms:
         return
-    horizon_ms = state.expiry_clock_ms - retention_ms
-    for group in list(state.groups.values()):
-        if group.members or group.emptied_ms > horizon_ms:
+    horizon_ms = now_ms - retention_ms
+    for group in state.groups.values():
+        if group.members:
             continue
-        for pid in [pid for pid, committed in group.offsets.items() if committed.committed_ms <= horizon_ms]:
-            del group.offsets[pid]
-        drop_if_unused(state, group)
+        if is_clock_right:
+            group.emptied_ms = min(group.emptied_ms, now_ms)
+        if group.emptied_ms > horizon_ms:
+            continue
+        for pid, committed in list(group.offsets.items()):
+            if committed.committed_ms <= horizon_ms:
+                del group.offsets[pid]
+            elif is_clock_right:
+                committed.committed_ms = min(committed.committed_ms, now_ms)
 
 
 def start_clock(state: ClusterState) -> None:
     """The clock has begun, at a time that nothing bounds: existing commits count as made then."""
     for group in state.groups.values():
+        group.emptied_ms = state.expiry_clock_ms if group.emptied_ms else 0
         for committed in group.offsets.values():
-            committed.committed_ms = max(committed.committed_ms, state.expiry_clock_ms)
+            committed.committed_ms = state.expiry_clock_ms
+
+
+def drop_unused(state: ClusterState) -> None:
+    """Drops the groups that were without offsets and members at the step of the clock before this one, and still are.
+    So a group that has just become empty is still described as empty for a while, as in Kafka."""
+    for group in list(state.groups.values()):
+        if group.was_unused:
+            _drop(state, group)
+        else:
+            group.was_unused = group.is_unused

@@ -1,32 +1,27 @@
-"""Handlers of a group's members: FormGeneration, AssignMembers, RemoveMembers, ReplaceMember, and their commits.
+"""Handlers of a group's members: FormGeneration, AssignMembers, RemoveMembers, ReplaceMember.
 
-Owns the members of a generation, the protocol that they share, and their assignments. Every change names the epoch of
-the coordinator that proposes it and the generation that it saw. So if two nodes both believe that they coordinate a
+Owns the members of a generation, the protocol that they share, and their assignments. Every change names the
+generation that its proposer saw, besides what `fencing` checks. So if two nodes both believe that they coordinate a
 group, only one can change anything, and nothing twice. Sessions are not replicated: the coordinator decides which
 members have timed out. Only `registry` imports it.
 """
 
 from smq.raft_state.commands import (
     AssignMembers,
-    CommitCoordinatedOffsets,
-    Coordinated,
     FormGeneration,
     GroupMember,
     RemoveMembers,
     ReplaceMember,
 )
-from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.groups import (
+    check_generation,
     check_group_name,
-    commit_items,
-    drop_if_unused,
     find_group,
     find_member,
     make_group,
     next_generation,
 )
-from smq.raft_state.ids import Generation
 from smq.raft_state.limits import (
     GROUP_BYTES_MAX,
     GROUP_MEMBERS_MAX,
@@ -44,10 +39,9 @@ _DONE = Applied(reply=Done())
 
 def form_generation(state: ClusterState, command: FormGeneration) -> Applied:
     """The next generation, without assignments yet."""
-    _check_coordinator(state, command)
     check_group_name(command.group)
     group = state.groups.get(command.group)
-    _check_generation(group, command.group, command.expected_generation)
+    check_generation(group, command.group, command.expected_generation)
     _check_members(command)
     members = {m.member_id: MemberState(member=m) for m in command.members}
     _check_size(state, group, members)
@@ -64,9 +58,8 @@ def form_generation(state: ClusterState, command: FormGeneration) -> Applied:
 
 def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
     """Once per generation. Names that are not members are ignored, as in Kafka."""
-    _check_coordinator(state, command)
     group = find_group(state, command.group)
-    _check_generation(group, command.group, command.generation)
+    check_generation(group, command.group, command.generation)
     if group.phase is not GroupPhase.COMPLETING:
         raise Refused(
             ErrorCode.REBALANCE_IN_PROGRESS,
@@ -87,9 +80,8 @@ def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
 
 def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
     """Member ids that the group does not have are ignored."""
-    _check_coordinator(state, command)
     group = find_group(state, command.group)
-    _check_generation(group, command.group, command.generation)
+    check_generation(group, command.group, command.generation)
     remaining = {name: m for name, m in group.members.items() if name not in command.member_ids}
     if len(remaining) == len(group.members):
         return _DONE
@@ -102,13 +94,11 @@ def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
     group.phase = GroupPhase.EMPTY
     group.protocol = group.leader = ""
     group.emptied_ms = max(command.removed_ms, state.expiry_clock_ms)
-    drop_if_unused(state, group)
     return _DONE
 
 
 def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
     """The new member takes the old one's place in the order and its assignment, in the same generation."""
-    _check_coordinator(state, command)
     group = find_group(state, command.group)
     old = find_member(group, command.old_member_id, command.member.instance_id)
     new_id = command.member.member_id
@@ -127,44 +117,7 @@ def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
     return _DONE
 
 
-def commit_coordinated_offsets(state: ClusterState, command: CommitCoordinatedOffsets) -> Applied:
-    """A member's commit in its own generation, once that is assigned. While a rebalance collects members, the
-    generation still holds and takes commits.
-
-    A member without an answer commits again at the next coordinator and goes on from there. A late proposal of the
-    former coordinator must not undo that. In Kafka its log would have been truncated; here its epoch is refused."""
-    _check_coordinator(state, command)
-    check_group_name(command.group)
-    group = state.groups.get(command.group)
-    if command.generation >= 0 or (group is not None and group.members):
-        if group is None:
-            raise Refused(ErrorCode.ILLEGAL_GENERATION, f"group {quoted(command.group)} no longer exists")
-        find_member(group, command.member_id, command.instance_id)
-        _check_generation(group, group.name, command.generation)
-        if group.phase is GroupPhase.COMPLETING:
-            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")
-    return commit_items(state, command.group, command.items, command.committed_ms)
-
-
 # ----------------------------------------------------------------------------------------------------- checks
-def _check_coordinator(state: ClusterState, command: Coordinated) -> None:
-    slot = coordinator_of(state, command.group)
-    if slot.epoch != command.coordinator_epoch or not slot.node:
-        raise Refused(
-            ErrorCode.NOT_COORDINATOR,
-            f"group {quoted(command.group)} is coordinated by node {slot.node} in epoch {slot.epoch},"
-            f" not in {command.coordinator_epoch}",
-        )
-
-
-def _check_generation(group: GroupState | None, name: str, expected: Generation) -> None:
-    generation = group.generation if group is not None else 0
-    if generation != expected:
-        raise Refused(
-            ErrorCode.ILLEGAL_GENERATION, f"group {quoted(name)} is in generation {generation}, not {expected}"
-        )
-
-
 def _check_members(command: FormGeneration) -> None:
     members = command.members
     if not 1 <= len(members) <= GROUP_MEMBERS_MAX:
@@ -224,3 +177,4 @@ def _check_size(state: ClusterState, group: GroupState | None, members: dict[str
 def _set_members(state: ClusterState, group: GroupState, members: dict[str, MemberState]) -> None:
     state.member_bytes += members_bytes(members) - members_bytes(group.members)
     group.members = members
+    group.was_unused = False

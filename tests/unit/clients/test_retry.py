@@ -59,11 +59,14 @@ def test_call_that_must_not_run_twice_is_retried_after_definite_errors_only(code
     assert is_retried == code.is_definite
 
 
-def test_leader_hint_is_followed_immediately_the_first_time() -> None:
-    hinted = SmqError(ErrorCode.NOT_LEADER, "", ErrorDetails(leader_address="a:1"))
+@pytest.mark.parametrize(
+    ("code", "step"), [(ErrorCode.NOT_LEADER, Step.REFRESH), (ErrorCode.NOT_COORDINATOR, Step.RETRY)]
+)
+def test_node_that_is_named_is_asked_immediately_the_first_time(code: ErrorCode, step: Step) -> None:
+    hinted = SmqError(code, "", ErrorDetails(leader_address="a:1"))
     assert decide(hinted) == Decision(step=Step.RETRY, wait_ms=0.0)
     later = decide(hinted, attempt=2)
-    assert (later.step, later.wait_ms > 0) == (Step.REFRESH, True)
+    assert (later.step, later.wait_ms > 0) == (step, True)
 
 
 def test_pause_beyond_the_deadline_is_not_begun() -> None:

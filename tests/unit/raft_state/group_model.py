@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from smq.raft_state.cluster_config import offsets_retention_ms
-from smq.raft_state.commands import AdvanceClock, Command, DeleteGroup, DeleteOffsets
+from smq.raft_state.commands import AdvanceClock, Command
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Generation, PartitionId, TopicId
@@ -21,6 +21,8 @@ from tests.unit.raft_state.support import (
     Driver,
     assign_members,
     commit,
+    delete_group,
+    delete_offsets,
     form,
     kept_minutes,
     member,
@@ -37,7 +39,8 @@ ids = st.sampled_from(sorted(INSTANCES))
 sets_of_ids = st.sampled_from([["s"], ["s", "x"]]) | st.sets(ids, min_size=1, max_size=3).map(sorted)
 returns = st.sampled_from([("s", "t"), ("t", "s")]) | st.tuples(ids, ids)
 staleness = st.sampled_from([0] * 8 + [1, -1])
-times = st.sampled_from([0, 5, 5, 1_000, 5_000])
+FUTURE_MS = 2**60
+times = st.sampled_from([0, 5, 5, 1_000, 5_000, FUTURE_MS])
 Items = dict[tuple[str, int], int]
 items = st.dictionaries(
     st.tuples(st.sampled_from(["a"] * 5 + ["b"] * 2 + ["c"]), st.sampled_from([0] * 5 + [1, 2])),
@@ -54,6 +57,7 @@ class Team:
     phase: GroupPhase = GroupPhase.EMPTY
     leader: str = ""
     emptied_ms: int = 0
+    was_unused: bool = False
     members: dict[str, bytes] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
     offsets: dict[PartitionId, tuple[int, int]] = field(default_factory=dict)  # what, and when
@@ -85,18 +89,12 @@ class GroupRules(RuleBasedStateMachine):
         """The epoch of the group's coordinator. The machine chooses the table, so it is read from there."""
         return coordinator_of(self.driver.machine.state, name).epoch
 
-    def drop_bare(self, name: str) -> None:
-        team = self.teams[name]
-        if not team.members and not team.offsets:
-            self.forget(name)
-
     def forget(self, name: str) -> None:
         self.floor = max(self.floor, self.teams.pop(name).generation)
 
     def forget_topic(self, topic: TopicId) -> None:
-        for name, team in list(self.teams.items()):
+        for team in self.teams.values():
             team.offsets = {pid: found for pid, found in team.offsets.items() if pid[:16] != topic}
-            self.drop_bare(name)
 
     def change_of(self, name: str, stale_epoch: int, stale_generation: int) -> tuple[int, int, ErrorCode | None]:
         """The generation that a change of an existing group names, and the code of its refusal."""
@@ -120,6 +118,7 @@ class GroupRules(RuleBasedStateMachine):
         if code is None and not twice:
             team = self.teams.setdefault(name, Team(self.floor))
             team.generation += 1
+            team.was_unused = False
             team.phase, team.leader = GroupPhase.COMPLETING, who[0]
             team.members, team.instances = dict.fromkeys(who, b""), {n: INSTANCES[n] for n in who}
             assert applied.reply == GenerationFormed(generation=Generation(team.generation))
@@ -155,7 +154,6 @@ class GroupRules(RuleBasedStateMachine):
             team.generation += 1
             team.phase, team.leader = GroupPhase.EMPTY, ""
             team.emptied_ms = max(at_ms, self.clock_ms)
-            self.drop_bare(name)
 
     @rule(name=groups, who=returns, stale_epoch=staleness)
     def come_back(self, name: str, who: tuple[str, str], stale_epoch: int) -> None:
@@ -211,21 +209,20 @@ class GroupRules(RuleBasedStateMachine):
     def commit_items(self, name: str, wanted: Items, code: ErrorCode | None, command: Command, at_ms: int) -> None:
         there = {self.pid_of(*place)[0] for place in wanted if self.pid_of(*place)[1]}
         pairs = list(self.pairs(wanted))
-        for pid, offset in pairs:
+        for pid, _ in pairs:
             if pid not in there:
                 code = code or ErrorCode.UNKNOWN_PARTITION
-            elif offset < 0:
-                code = code or ErrorCode.INVALID_OFFSET
         self.expect(command, code)
         if code is None and pairs:
             team = self.teams.setdefault(name, Team(self.floor))
+            team.was_unused = False
             team.offsets.update({pid: (offset, max(at_ms, self.clock_ms)) for pid, offset in pairs})
 
     @rule(name=groups)
     def delete_group(self, name: str) -> None:
         team = self.teams.get(name)
         code = ErrorCode.UNKNOWN_GROUP if team is None else ErrorCode.GROUP_NOT_EMPTY if team.members else None
-        self.expect(DeleteGroup(group=name), code)
+        self.expect(delete_group(name), code)
         if code is None:
             self.forget(name)
 
@@ -235,10 +232,9 @@ class GroupRules(RuleBasedStateMachine):
         pids = tuple(sorted({self.pid_of(*place)[0] for place in places}))
         generation = Generation((team.generation if team else 0) + stale)
         code = ErrorCode.UNKNOWN_GROUP if team is None else ErrorCode.ILLEGAL_GENERATION if stale else None
-        self.expect(DeleteOffsets(group=name, generation=generation, partitions=pids), code)
+        self.expect(delete_offsets(name, generation, *pids), code)
         if code is None and team is not None:
             team.offsets = {pid: found for pid, found in team.offsets.items() if pid not in pids}
-            self.drop_bare(name)
 
     # -------------------------------------------------------------------------------------------- expiry
     @rule(minutes=st.sampled_from([0, 1, 2, 10]))
@@ -257,17 +253,30 @@ class GroupRules(RuleBasedStateMachine):
         if not self.clock_ms:
             self.clock_ms = now_ms
             for team in self.teams.values():
-                team.offsets = {pid: (offset, max(at, now_ms)) for pid, (offset, at) in team.offsets.items()}
+                team.emptied_ms = now_ms if team.emptied_ms else 0
+                team.offsets = {pid: (offset, now_ms) for pid, (offset, _) in team.offsets.items()}
+        elif is_late:
             return
-        if is_late:
-            return
-        elapsed_ms = min(elapsed_ms, CLOCK_ELAPSED_MS_MAX)
-        self.clock_ms += min(max(now_ms - self.clock_ms, elapsed_ms // 2), 2 * elapsed_ms)
-        old_ms = self.clock_ms - self.retention_ms
+        else:
+            is_right = abs(now_ms - self.clock_ms) <= CLOCK_ELAPSED_MS_MAX
+            elapsed_ms = min(elapsed_ms, CLOCK_ELAPSED_MS_MAX)
+            self.clock_ms += min(max(now_ms - self.clock_ms, elapsed_ms // 2), 2 * elapsed_ms)
+            self.expire_as_of(self.clock_ms if is_right else FUTURE_MS)
         for name, team in list(self.teams.items()):
-            if self.retention_ms and not team.members and team.emptied_ms <= old_ms:
-                team.offsets = {pid: found for pid, found in team.offsets.items() if found[1] > old_ms}
-                self.drop_bare(name)
+            if team.was_unused:
+                self.forget(name)
+            team.was_unused = not team.members and not team.offsets
+
+    def expire_as_of(self, latest_ms: int) -> None:
+        """`latest_ms`: later times are corrected to it."""
+        old_ms = self.clock_ms - self.retention_ms
+        for team in self.teams.values() if self.retention_ms else ():
+            if team.members:
+                continue
+            team.emptied_ms = min(team.emptied_ms, latest_ms)
+            if team.emptied_ms <= old_ms:
+                kept = {pid: found for pid, found in team.offsets.items() if found[1] > old_ms}
+                team.offsets = {pid: (offset, min(at, latest_ms)) for pid, (offset, at) in kept.items()}
 
     # -------------------------------------------------------------------------------------------- always
     def check_groups(self, state: ClusterState) -> None:
@@ -285,6 +294,7 @@ def _seen(state: ClusterState, name: str) -> Team:
         phase=group.phase,
         leader=group.leader,
         emptied_ms=group.emptied_ms,
+        was_unused=group.was_unused,
         members={n: m.assignment for n, m in group.members.items()},
         instances={n: m.member.instance_id for n, m in group.members.items()},
         offsets={pid: (c.offset, c.committed_ms) for pid, c in group.offsets.items()},

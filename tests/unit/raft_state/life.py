@@ -16,9 +16,7 @@ from smq.raft_state.commands import (
     AlterTopicConfig,
     Barrier,
     Command,
-    CommitOffsets,
-    DeleteGroup,
-    DeleteOffsets,
+    Coordinated,
     DeleteTopic,
     FenceNode,
     OffsetCommit,
@@ -26,11 +24,11 @@ from smq.raft_state.commands import (
     SetNodeDrained,
     UnfenceNode,
 )
-from smq.raft_state.coordinators import slot_of
-from smq.raft_state.ids import Generation, Incarnation, LogIndex, NodeId, Offset, ProducerEpoch, ProducerId
-from smq.raft_state.limits import COORDINATOR_SLOTS, default_init
+from smq.raft_state.ids import Incarnation, LogIndex, NodeId, Offset, ProducerEpoch, ProducerId
+from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from tests.unit.raft_state.support import (
+    CURRENT,
     advance,
     advance_external,
     advances,
@@ -38,12 +36,15 @@ from tests.unit.raft_state.support import (
     assign,
     assign_members,
     commit,
+    delete_group,
+    delete_offsets,
     elect,
     external_topic,
     form,
     member,
     member_commit,
     pid,
+    proposed,
     register,
     remove,
     replaced,
@@ -61,8 +62,8 @@ def commands() -> list[Command]:
         *_external_offsets(),
         *_groups_with_members(),
         register(3, incarnation=3, rack="süd"),
-        form("again", _epoch("again"), 0, member("g")),  # counts on from the group that is gone
-        assign_members("again", _epoch("again"), 3, g=b"x"),
+        form("again", CURRENT, 0, member("g")),  # counts on from the group that is gone
+        assign_members("again", CURRENT, 3, g=b"x"),
         aged(0, AllocateProducerId(request_id=rid(50))),
         AllocateProducerId(request_id=rid(51)),
         aged(0, AllocateProducerId(request_id=rid(50))),
@@ -83,17 +84,17 @@ def _groups_with_members() -> list[Command]:
     return [
         AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=1),  # starts the clock
         *(register(node, 7, kafka=f"host:{node}") for node in (2, 4)),
-        form("team", _epoch("team"), 0, member("a"), member("b", "range", "sticky", instance="i")),
-        assign_members("team", _epoch("team"), 1, a=b"\0", b=b"\xff"),
-        member_commit("team", 1, "a", (pid(2, 0), 19), epoch=_epoch("team")),
-        replaced("team", _epoch("team"), "b", member("c", "range", instance="i")),
-        form("torn", _epoch("torn"), 0, member("e"), member("f")),
-        member_commit("torn", 1, "e", (pid(2, 0), 1), epoch=_epoch("torn")),
-        remove("torn", _epoch("torn"), 1, "e"),
+        form("team", CURRENT, 0, member("a"), member("b", "range", "sticky", instance="i")),
+        assign_members("team", CURRENT, 1, a=b"\0", b=b"\xff"),
+        member_commit("team", 1, "a", (pid(2, 0), 19), epoch=CURRENT),
+        replaced("team", CURRENT, "b", member("c", "range", instance="i")),
+        form("torn", CURRENT, 0, member("e"), member("f")),
+        member_commit("torn", 1, "e", (pid(2, 0), 1), epoch=CURRENT),
+        remove("torn", CURRENT, 1, "e"),
         commit("short", (pid(2, 0), 1), (pid(2, 1), 1)),
-        DeleteOffsets(group="short", generation=Generation(0), partitions=(pid(2, 1),)),
+        delete_offsets("short", 0, pid(2, 1)),
         commit("deleted", (pid(2, 0), 1)),
-        DeleteGroup(group="deleted", request_id=rid(40)),
+        replace(delete_group("deleted"), request_id=rid(40)),
         AlterClusterConfig(
             set_=(
                 ("num.partitions", "4"),
@@ -105,15 +106,11 @@ def _groups_with_members() -> list[Command]:
         ),
         AlterClusterConfig(unset=("default.replication.factor",)),
         AdvanceClock(seen_ms=1, elapsed_ms=400_000, now_ms=500_000),
-        form("left", _epoch("left"), 0, member("d")),
-        remove("left", _epoch("left"), 1, "d"),
+        form("left", CURRENT, 0, member("d")),
+        remove("left", CURRENT, 1, "d"),
+        delete_group("left"),
         register(4, 8, kafka="moved:1"),
     ]
-
-
-def _epoch(group: str) -> int:
-    """Node 2 registers first and gets all slots, in epoch 1; then node 4 half of them, in epoch 2."""
-    return 2 if slot_of(group) < COORDINATOR_SLOTS // 2 else 1
 
 
 def _nodes_and_topics() -> list[Command]:
@@ -136,11 +133,9 @@ def _nodes_and_topics() -> list[Command]:
         AdvanceLogStart(partition=pid(2, 0), offset=Offset(11)),
         commit("readers", (pid(2, 1), 5), (pid(2, 0), 19), (pid(3), 0)),
         commit("gone-readers", (pid(3), 0)),
-        CommitOffsets(
-            request_id=rid(1),
-            group="Äpfel",
-            items=(OffsetCommit(partition=pid(1, 5), offset=Offset(1), metadata="ß"),),
-            committed_ms=77,
+        replace(
+            commit("Äpfel", request=rid(1), at_ms=77),
+            items=(OffsetCommit(partition=pid(1, 5), offset=Offset(1), metadata="ß", leader_epoch=3),),
         ),
         *(AllocateProducerId(request_id=rid(20 + n)) for n in range(3)),
         AllocateProducerId(producer_id=ProducerId(2), producer_epoch=ProducerEpoch(0)),
@@ -156,7 +151,9 @@ def _nodes_and_topics() -> list[Command]:
 
 def run(machine: Machine, steps: Sequence[Command], first_index: int = 1) -> None:
     for index, command in enumerate(steps, first_index):
-        machine.apply(LogIndex(index), command)
+        machine.apply(
+            LogIndex(index), proposed(machine.state, command) if isinstance(command, Coordinated) else command
+        )
 
 
 def end_of_life() -> Machine:

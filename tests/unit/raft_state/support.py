@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
+    UNSEEN,
     AdvanceExternalHwms,
     AdvanceHwms,
     AlterClusterConfig,
@@ -11,9 +12,11 @@ from smq.raft_state.commands import (
     Assignment,
     AssignOffsets,
     Command,
-    CommitCoordinatedOffsets,
     CommitOffsets,
+    Coordinated,
     CreateTopic,
+    DeleteGroup,
+    DeleteOffsets,
     ElectLeader,
     ExternalAdvance,
     FormGeneration,
@@ -25,7 +28,9 @@ from smq.raft_state.commands import (
     ReplaceMember,
     Request,
 )
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers.fencing import changes_of
 from smq.raft_state.ids import (
     DiskId,
     Epoch,
@@ -45,7 +50,7 @@ from smq.raft_state.invariants import check
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Rejected, Reply
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import ClusterState, PartitionState
 
 
 def tid(n: int) -> TopicId:
@@ -156,12 +161,29 @@ def advance_external(*items: tuple[PartitionId, int]) -> AdvanceExternalHwms:
     return AdvanceExternalHwms(items=tuple(ExternalAdvance(partition=p, offset=Offset(o)) for p, o in items))
 
 
-def commit(group: str, *items: tuple[PartitionId, int], request: RequestId = RequestId(b"")) -> CommitOffsets:
+CURRENT = Epoch(-1)  # the driver puts in the epoch of the group's coordinator
+
+
+def commit(
+    group: str, *items: tuple[PartitionId, int], request: RequestId = RequestId(b""), at_ms: int = 5
+) -> CommitOffsets:
+    """Of no member."""
     return CommitOffsets(
         request_id=request,
         group=group,
+        coordinator_epoch=CURRENT,
         items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
-        committed_ms=5,
+        committed_ms=at_ms,
+    )
+
+
+def delete_group(group: str) -> DeleteGroup:
+    return DeleteGroup(group=group, coordinator_epoch=CURRENT)
+
+
+def delete_offsets(group: str, generation: int, *partitions: PartitionId) -> DeleteOffsets:
+    return DeleteOffsets(
+        group=group, coordinator_epoch=CURRENT, generation=Generation(generation), partitions=partitions
     )
 
 
@@ -225,8 +247,8 @@ def member_commit(
     instance: str = "",
     at_ms: int = 5,
     epoch: int = 1,
-) -> CommitCoordinatedOffsets:
-    return CommitCoordinatedOffsets(
+) -> CommitOffsets:
+    return CommitOffsets(
         group=group,
         coordinator_epoch=Epoch(epoch),
         generation=Generation(generation),
@@ -235,6 +257,15 @@ def member_commit(
         items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
         committed_ms=at_ms,
     )
+
+
+def proposed(state: ClusterState, command: Coordinated) -> Coordinated:
+    """As the group's coordinator proposes it now; numbers that the test has chosen stay."""
+    if command.coordinator_epoch == CURRENT:
+        command = replace(command, coordinator_epoch=coordinator_of(state, command.group).epoch)
+    if command.changes_seen == UNSEEN:
+        command = replace(command, changes_seen=changes_of(state, command.group))
+    return command
 
 
 class Driver:
@@ -249,6 +280,9 @@ class Driver:
         return LogIndex(self.index)
 
     def apply(self, command: Command) -> Applied:
+        """A coordinator's command without numbers is proposed by one that has seen everything."""
+        if isinstance(command, Coordinated):
+            command = self.proposed(command)
         index = self.next_index()
         decoded = decode_command(encode_command(command))
         assert decoded == command
@@ -259,6 +293,10 @@ class Driver:
             assert applied.touched == ()
             assert self._without_replies() == before
         return applied
+
+    def proposed(self, command: Coordinated) -> Coordinated:
+        """As the group's coordinator proposes it now."""
+        return proposed(self.machine.state, command)
 
     def ok(self, command: Command) -> Reply:
         """Applies a command that must succeed."""

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -27,7 +28,6 @@ from smq.raft_state.commands import (
     AllocateProducerId,
     Barrier,
     Command,
-    CommitOffsets,
     DeleteTopic,
     HwmAdvance,
     Request,
@@ -38,7 +38,7 @@ from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
 from smq.raft_state.replies import Done, HwmsAdvanced, Rejected, Reply
 from tests.unit.raft_state import strategies
-from tests.unit.raft_state.support import advance, advances, aged, pid, rid
+from tests.unit.raft_state.support import advance, advances, aged, commit, pid, rid
 
 TRANSCRIPTS = Path(__file__).parents[2] / "transcripts"
 
@@ -160,7 +160,7 @@ def test_false_count_is_refused_before_anything_is_allocated() -> None:
         AllocateProducerId(producer_epoch=ProducerEpoch(2**15)),
         advances(advance(pid(1), 0, hwm=2**63)),
         advances(advance(PartitionId(b"short"), 0, hwm=1)),
-        CommitOffsets(group="g", items=(None,), committed_ms=1),  # type: ignore[arg-type]  # as above
+        replace(commit("g"), items=(None,)),  # type: ignore[arg-type]  # as above
     ],
 )
 def test_value_that_does_not_fit_its_field_is_a_codec_error_when_encoded(command: Command) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.commands import AllocateProducerId, CommitOffsets, DeleteTopic, OffsetCommit
+from smq.raft_state.commands import AllocateProducerId, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import producer_ids
 from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, RequestId
@@ -33,11 +33,11 @@ def test_commit_is_kept_and_a_later_one_replaces_it_even_backwards(driver: Drive
     assert committed(driver, "g") == {pid(1, 0): 4, pid(1, 1): 20}
 
 
-def test_commit_keeps_metadata_and_time(driver: Driver) -> None:
-    item = OffsetCommit(partition=pid(1), offset=Offset(1), metadata="é")
-    driver.ok(CommitOffsets(group="g", items=(item,), committed_ms=123))
+def test_commit_keeps_metadata_leader_epoch_and_time(driver: Driver) -> None:
+    item = OffsetCommit(partition=pid(1), offset=Offset(1), metadata="é", leader_epoch=4)
+    driver.ok(replace(commit("g", at_ms=123), items=(item,)))
     entry = driver.machine.state.groups["g"].offsets[pid(1)]
-    assert (entry.metadata, entry.committed_ms) == ("é", 123)
+    assert (entry.metadata, entry.committed_ms, entry.leader_epoch) == ("é", 123, 4)
 
 
 def test_commit_with_one_unknown_partition_commits_nothing(driver: Driver) -> None:
@@ -45,8 +45,10 @@ def test_commit_with_one_unknown_partition_commits_nothing(driver: Driver) -> No
     assert "g" not in driver.machine.state.groups
 
 
-def test_commit_of_a_negative_offset_is_an_invalid_offset(driver: Driver) -> None:
-    driver.refused(commit("g", (pid(1), 5), (pid(1, 1), -1)), ErrorCode.INVALID_OFFSET)
+def test_commit_of_a_negative_offset_is_kept_and_is_no_position(driver: Driver) -> None:
+    driver.ok(commit("g", (pid(1), 5), (pid(1, 1), -1)))
+    assert committed(driver, "g") == {pid(1): 5, pid(1, 1): -1}
+    assert [c.position for c in driver.machine.state.groups["g"].offsets.values()] == [5, None]
 
 
 @pytest.mark.parametrize("group", ["", "g" * 513, "a\x00b", "a\n", "\x7f"])
@@ -56,7 +58,7 @@ def test_bad_group_name_is_an_invalid_request(driver: Driver, group: str) -> Non
 
 def test_metadata_that_is_too_long_is_an_invalid_request(driver: Driver) -> None:
     item = OffsetCommit(partition=pid(1), offset=Offset(1), metadata="x" * (METADATA_BYTES_MAX + 1))
-    driver.refused(CommitOffsets(group="g", items=(item,), committed_ms=1), ErrorCode.INVALID_REQUEST)
+    driver.refused(replace(commit("g"), items=(item,)), ErrorCode.INVALID_REQUEST)
 
 
 def test_partition_named_twice_in_a_commit_is_an_invalid_request(driver: Driver) -> None:

@@ -22,6 +22,7 @@ from smq.raft_state.invariants import InvariantBroken, check
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, EpochStart, GroupPhase, PartitionState
 from tests.unit.raft_state.support import (
+    CURRENT,
     advance,
     advances,
     assign_members,
@@ -39,8 +40,8 @@ from tests.unit.raft_state.support import (
 def healthy() -> ClusterState:
     driver = cluster()
     driver.ok(register(4, kafka="host:4"))
-    driver.ok(form("m", 1, 0, member("a")))
-    driver.ok(assign_members("m", 1, 1, a=b"x"))
+    driver.ok(form("m", CURRENT, 0, member("a")))
+    driver.ok(assign_members("m", CURRENT, 1, a=b"x"))
     driver.ok(topic(1, "t", partitions=2))
     driver.ok(advances(advance(pid(1), 0, hwm=5, next_offset=8)))
     driver.ok(elect(pid(1), 0, 2, 5))
@@ -108,8 +109,8 @@ DAMAGES: dict[str, Damage] = {
         lambda s: setattr(first(s), "log_start", Offset(4)),
         lambda s: setattr(first(s), "history", epochs((-1, 0), (0, 3), (1, 5))),
     ),
-    "group empty": lambda s: s.groups["g"].offsets.clear(),
-    "group's offset negative": lambda s: setattr(s.groups["g"].offsets[pid(1)], "offset", Offset(-1)),
+    "group used and unused": lambda s: setattr(s.groups["g"], "was_unused", True),
+    "group with a negative count": lambda s: setattr(s.groups["g"], "changes", -1),
     "group's partition gone": lambda s: s.groups["g"].offsets.update({pid(2): s.groups["g"].offsets[pid(1)]}),
     "group's phase": lambda s: setattr(s.groups["m"], "phase", GroupPhase.EMPTY),
     "group with members before its first generation": lambda s: setattr(s.groups["m"], "generation", Generation(0)),

@@ -7,8 +7,6 @@ import pytest
 from smq.raft_state.commands import (
     AdvanceClock,
     Command,
-    DeleteGroup,
-    DeleteOffsets,
     DeleteTopic,
     FenceNode,
     SetNodeDrained,
@@ -38,6 +36,8 @@ from tests.unit.raft_state.support import (
     assign_members,
     cluster,
     commit,
+    delete_group,
+    delete_offsets,
     form,
     kept_minutes,
     member,
@@ -118,8 +118,17 @@ def test_without_a_live_node_the_table_does_not_change(driver: Driver) -> None:
     assert driver.machine.state.coordinators == before
 
 
-def test_no_node_coordinates_if_none_has_a_kafka_listener() -> None:
+def test_nodes_coordinate_without_kafka_listeners_until_one_has_one() -> None:
+    """Clients of gRPC reach every node."""
     driver = cluster()
+    assert sorted(counts(driver).values()) == [21, 21, 22]
+    driver.ok(register(4, kafka="host:4"))
+    assert counts(driver) == {4: COORDINATOR_SLOTS}
+
+
+def test_no_node_coordinates_before_one_has_registered() -> None:
+    driver = Driver()
+    driver.ok(default_init("test"))
     assert {slot.node for slot in driver.machine.state.coordinators} == {0}
     assert len(driver.machine.state.coordinators) == COORDINATOR_SLOTS
     driver.refused(form("g", 0, 0, member("m")), ErrorCode.NOT_COORDINATOR)
@@ -197,20 +206,25 @@ def test_recreated_group_continues_the_generations_so_that_old_commands_do_not_f
     driver.ok(form("g", 1, 0, member("a")))
     late = assign_members("g", 1, 1, a=b"old")
     driver.ok(remove("g", 1, 1, "a"))
-    assert driver.machine.state.groups == {}
+    driver.ok(delete_group("g"))
     assert driver.ok(form("g", 1, 0, member("b"))) == GenerationFormed(generation=Generation(3))
-    driver.refused(late, ErrorCode.ILLEGAL_GENERATION)
+    driver.refused(late, ErrorCode.ILLEGAL_GENERATION)  # even by a coordinator that has seen all changes
     driver.ok(assign_members("g", 1, 3, b=b"new"))
     assert group(driver).members["b"].assignment == b"new"
 
 
+SWEEPS: list[Command] = [
+    AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=1),
+    AdvanceClock(seen_ms=1, elapsed_ms=1, now_ms=2),
+]  # the second drops what the first has seen
 GONE: dict[str, list[Command]] = {
-    "emptied": [remove("g", 1, 1, "a")],
-    "deleted": [member_commit("g", 1, "a", (pid(1), 1)), remove("g", 1, 1, "a"), DeleteGroup(group="g")],
+    "emptied": [remove("g", 1, 1, "a"), *SWEEPS],
+    "deleted": [member_commit("g", 1, "a", (pid(1), 1)), remove("g", 1, 1, "a"), delete_group("g")],
     "without its topic": [
         member_commit("g", 1, "a", (pid(1), 1)),
         remove("g", 1, 1, "a"),
         DeleteTopic(name="t1"),
+        *SWEEPS,
     ],
     "expired": [
         kept_minutes(1),
@@ -218,6 +232,7 @@ GONE: dict[str, list[Command]] = {
         member_commit("g", 1, "a", (pid(1), 1)),
         remove("g", 1, 1, "a"),
         AdvanceClock(seen_ms=1, elapsed_ms=62_000, now_ms=62_000),
+        AdvanceClock(seen_ms=62_000, elapsed_ms=1, now_ms=62_001),
     ],
 }
 
@@ -318,17 +333,11 @@ def test_last_member_gone_leaves_an_empty_generation_with_its_offsets(driver: Dr
     driver.ok(commit("g", (pid(1), 4)))
 
 
-def test_group_without_members_and_offsets_is_gone(driver: Driver) -> None:
-    stable(driver, "a")
-    driver.ok(remove("g", 1, 1, "a"))
-    assert driver.machine.state.groups == {}
-
-
 def test_removal_of_an_unknown_member_changes_nothing(driver: Driver) -> None:
     stable(driver, "a")
-    before = driver.machine.digest()
+    before = replace(group(driver))
     driver.ok(remove("g", 1, 1, "stranger"))
-    assert driver.machine.digest() == before
+    assert group(driver) == replace(before, changes=before.changes + 1)
 
 
 # ------------------------------------------------------------------------------------------------ static members
@@ -384,27 +393,61 @@ def test_commit_in_no_generation_is_taken_while_the_group_is_empty(driver: Drive
 
 # ------------------------------------------------------------------------------------------------ deletion
 def test_group_is_deleted_only_without_members(driver: Driver) -> None:
-    driver.refused(DeleteGroup(group="g"), ErrorCode.UNKNOWN_GROUP)
+    driver.refused(delete_group("g"), ErrorCode.UNKNOWN_GROUP)
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1)))
-    driver.refused(DeleteGroup(group="g"), ErrorCode.GROUP_NOT_EMPTY)
+    driver.refused(delete_group("g"), ErrorCode.GROUP_NOT_EMPTY)
     driver.ok(remove("g", 1, 1, "a"))
-    driver.ok(DeleteGroup(group="g"))
+    driver.ok(delete_group("g"))
     assert driver.machine.state.groups == {}
 
 
 def test_offsets_are_deleted_in_the_generation_whose_subscriptions_were_seen(driver: Driver) -> None:
     driver.ok(commit("g", (pid(1), 1), (pid(1, 1), 2)))
-
-    def delete(generation: int, *pids: bytes) -> DeleteOffsets:
-        return DeleteOffsets(group="g", generation=Generation(generation), partitions=tuple(pids))  # type: ignore[arg-type]  # pid() made them
-
-    driver.refused(delete(1, pid(1)), ErrorCode.ILLEGAL_GENERATION)
-    driver.ok(delete(0, pid(1), pid(7)))
+    driver.refused(delete_offsets("g", 1, pid(1)), ErrorCode.ILLEGAL_GENERATION)
+    driver.ok(delete_offsets("g", 0, pid(1), pid(7)))
     assert list(group(driver).offsets) == [pid(1, 1)]
-    driver.ok(delete(0, pid(1, 1)))
+    driver.ok(delete_offsets("g", 0, pid(1, 1)))
+    assert group(driver).is_unused
+    driver.refused(delete_offsets("unknown", 0, pid(1)), ErrorCode.UNKNOWN_GROUP)
+
+
+# ------------------------------------------------------------------------------------------------ empty groups
+def test_group_without_members_and_offsets_stays_for_a_whole_period_of_the_cleanup(driver: Driver) -> None:
+    expire(driver, 1)
+    stable(driver, "a")
+    driver.ok(remove("g", 1, 1, "a"))
+    expire(driver, 2)
+    assert group(driver).phase is GroupPhase.EMPTY
+    driver = Driver(Machine.restore(driver.machine.snapshot()))
+    expire(driver, 3)
     assert driver.machine.state.groups == {}
-    driver.refused(delete(0, pid(1)), ErrorCode.UNKNOWN_GROUP)
+
+
+def test_group_that_was_used_in_between_stays_for_another_period(driver: Driver) -> None:
+    stable(driver, "a")
+    driver.ok(remove("g", 1, 1, "a"))
+    expire(driver, 1)
+    driver.ok(commit("g", (pid(1), 1)))
+    driver.ok(delete_offsets("g", 2, pid(1)))
+    expire(driver, 2)
+    assert group(driver).is_unused
+    expire(driver, 3)
+    assert driver.machine.state.groups == {}
+
+
+def test_unused_groups_make_room_for_others_at_the_limit() -> None:
+    driver = Driver()
+    driver.ok(replace(default_init("test"), groups_max=2))
+    driver.ok(register(1, kafka="host:1"))
+    driver.ok(topic(1, replicas=1))
+    driver.ok(commit("used", (pid(1), 1)))
+    driver.ok(form("emptied", 1, 0, member("a")))
+    driver.ok(remove("emptied", 1, 1, "a"))
+    driver.ok(commit("new", (pid(1), 1)))
+    assert sorted(driver.machine.state.groups) == ["new", "used"]
+    assert driver.machine.state.generation_floor == 2
+    driver.refused(commit("another", (pid(1), 1)), ErrorCode.LIMIT_EXCEEDED)
 
 
 def test_deletion_of_a_topic_removes_its_offsets_and_keeps_the_members(driver: Driver) -> None:
@@ -457,9 +500,10 @@ def test_retention_counts_from_the_last_member_or_the_last_commit(driver: Driver
     assert list(group(driver).offsets) == [pid(1)]
     driver.ok(remove("g", 1, 1, "a", at_ms=61_110))
     expire(driver, 121_109)
-    assert list(driver.machine.state.groups) == ["g"]
+    assert [name for name, g in driver.machine.state.groups.items() if g.offsets] == ["g"]
     expire(driver, 121_110)
-    assert driver.machine.state.groups == {}
+    assert list(driver.machine.state.groups) == ["g"]
+    assert group(driver).is_unused
 
 
 def test_retention_of_0_keeps_offsets_forever(driver: Driver) -> None:
@@ -487,9 +531,56 @@ def test_slow_clock_does_not_make_a_fresh_commit_expire(driver: Driver) -> None:
     driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=5))
     driver.ok(remove("g", 1, 1, "a", at_ms=5))
     expire(driver, DAY_MS + 59_999)
-    assert sorted(driver.machine.state.groups) == ["g", "memberless"]
+    assert [g.is_unused for g in driver.machine.state.groups.values()] == [False, False]
     expire(driver, DAY_MS + 60_000)
-    assert driver.machine.state.groups == {}
+    assert [g.is_unused for g in driver.machine.state.groups.values()] == [True, True]
+
+
+FUTURE_MS = 50_000 * DAY_MS
+
+
+def test_commit_of_a_clock_from_the_future_expires_one_retention_after_a_right_clock_has_seen_it(
+    driver: Driver,
+) -> None:
+    driver.ok(kept_minutes(1))
+    expire(driver, DAY_MS)
+    driver.ok(commit("memberless", (pid(1), 1), at_ms=FUTURE_MS))
+    stable(driver, "a")
+    driver.ok(member_commit("g", 1, "a", (pid(1), 1), at_ms=FUTURE_MS))
+    driver.ok(remove("g", 1, 1, "a", at_ms=FUTURE_MS))
+    for after_ms, used in ((500, 2), (60_499, 2), (60_500, 1), (120_500, 0)):
+        expire(driver, DAY_MS + after_ms)
+        assert sum(not g.is_unused for g in driver.machine.state.groups.values()) == used
+
+
+def test_times_from_before_the_clock_started_count_as_of_its_start(driver: Driver) -> None:
+    driver.ok(kept_minutes(1))
+    driver.ok(commit("g", (pid(1), 1), at_ms=FUTURE_MS))
+    expire(driver, DAY_MS)
+    expire(driver, DAY_MS + 59_999)
+    assert not group(driver).is_unused
+    expire(driver, DAY_MS + 60_000)
+    assert group(driver).is_unused
+
+
+def test_commit_after_an_outage_does_not_expire_early_while_the_expiry_clock_catches_up(driver: Driver) -> None:
+    """The expiry clock stood still for 30 days, and runs at double speed now. A right commit is ahead of it."""
+    driver.ok(kept_minutes(7 * 24 * 60))
+    expire(driver, DAY_MS)
+    now_ms = 31 * DAY_MS
+    driver.ok(commit("g", (pid(1), 1), at_ms=now_ms))
+    expire_daily(driver, now_ms, now_ms + 7 * DAY_MS - CLOCK_ELAPSED_MS_MAX)
+    assert not group(driver).is_unused
+
+
+def test_clock_from_the_past_does_not_make_right_commits_expire_early(driver: Driver) -> None:
+    """The proposer's clock stood in the past for a while, and the expiry clock with it."""
+    driver.ok(kept_minutes(7 * 24 * 60))
+    expire(driver, DAY_MS)
+    driver.ok(commit("g", (pid(1), 1), at_ms=31 * DAY_MS))
+    expire_daily(driver, 0, DAY_MS // 2)
+    expire_daily(driver, 31 * DAY_MS, 38 * DAY_MS - CLOCK_ELAPSED_MS_MAX)
+    assert not group(driver).is_unused
 
 
 def test_first_clock_that_is_years_ahead_deletes_nothing_now_or_later(driver: Driver) -> None:

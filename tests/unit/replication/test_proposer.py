@@ -20,10 +20,11 @@ from smq.replication.proposer import Barriers, Proposer
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from tests.unit.raft_state.support import commit
 from tests.unit.replication.support import RecordedNetwork
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
-COMMIT = CommitOffsets(group="g", items=(), committed_ms=0)
+COMMIT = commit("g")
 
 
 class ScriptedEngine:
@@ -210,6 +211,27 @@ def test_an_unknown_outcome_is_tried_again_with_the_same_request_id(world: World
     assert first == again
     assert isinstance(first, CommitOffsets)
     assert len(first.request_id) == 16
+
+
+@pytest.mark.parametrize("wake", ["leader", "session", "retry"])
+def test_nothing_is_proposed_again_after_the_deadline(world: World, wake: str) -> None:
+    """The node stood still, and wakes up to something else before its tick looks at deadlines."""
+    world.lead(OTHER)
+    world.propose(timeout_ms=500)
+    number = world.forwarded[0][1].request
+    world.proposer.on_session_close(OTHER)
+    world.scheduler.run_for_ms(600)
+    if wake == "leader":
+        world.lead(THIRD)
+    elif wake == "session":
+        world.proposer.on_session_open(OTHER)
+    else:
+        world.proposer.on_proposed(wire.Proposed(number, wire.NOT_LEADER, LogIndex(0), b""))
+        world.scheduler.run_for_ms(50)
+    assert len(world.forwarded) == 1
+    (error,) = world.answers
+    assert isinstance(error, SmqError)
+    assert not error.code.is_definite
 
 
 def test_late_answers_of_an_older_attempt_are_ignored(world: World) -> None:

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from smq.raft_state.codec import encode_command
-from smq.raft_state.commands import Command, CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
+from smq.raft_state.commands import Command, CreateTopic, OffsetCommit, RegisterNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import default_init
@@ -21,6 +22,7 @@ from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.runtime import slices
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk
+from tests.unit.raft_state.support import commit, proposed
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 PARTITIONS = 900  # a third of them led by each node
@@ -99,7 +101,7 @@ class World:
         part = self.node.state.topics["t"].partitions[number]
         item = OffsetCommit(partition=part.pid, offset=Offset(0))
         request = RequestId(number.to_bytes(16, "big"))
-        self.apply(CommitOffsets(request_id=request, group="g", items=(item,), committed_ms=1))
+        self.apply(proposed(self.node.state, replace(commit("g", request=request), items=(item,))))
 
     def most_per_callback(self, counter: Callable[[], int], run_ms: float) -> int:
         """The most that the counter grew within one callback."""

@@ -4,14 +4,15 @@ import pytest
 
 from smq.coordinator.groups import changing
 from smq.coordinator.groups.outcomes import Outcome
-from smq.raft_state.commands import Command, DeleteGroup, RemoveMembers
+from smq.raft_state.commands import Command, RemoveMembers
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Incarnation
 from smq.raft_state.replies import Rejected, Reply
+from smq.raft_state.state import GroupPhase
 from smq.replication.api import DoneFn
 from tests.unit.coordinator.groups.world import GROUP, World, assemble, client, converge, restarted, static_pair
-from tests.unit.raft_state.support import commit, pid, register, remove
+from tests.unit.raft_state.support import commit, delete_group, pid, register, remove
 
 OK = Outcome.OK
 
@@ -190,7 +191,7 @@ def test_generation_that_was_overtaken_before_its_reply_is_not_answered(world: W
     a.ask()
     world.run()
     assert a.outcome is Outcome.NOT_COORDINATOR
-    assert world.machine.state.groups == {}
+    assert world.group.phase is GroupPhase.EMPTY
 
 
 def test_leave_and_replacement_that_fail_are_answered(world: World) -> None:
@@ -257,7 +258,7 @@ def test_stopped_coordinator_sends_all_members_on(world: World) -> None:
 def test_group_that_is_deleted_while_members_join_starts_over(world: World) -> None:
     world.apply(commit(GROUP, (pid(1), 3)))
     a = client(world, "a").ask()
-    world.apply(DeleteGroup(group=GROUP))
+    world.apply(delete_group(GROUP))
     a.ask()
     world.run()
     assert (a.outcome, a.generation, world.group.offsets) == (OK, 1, {})
@@ -273,5 +274,5 @@ def test_churn_of_members_leaves_none_behind(world: World) -> None:
         if n % 5 == 0:
             c.leave()
     world.run(30_000)
-    assert world.machine.state.groups == {}
+    assert world.group.is_unused
     assert all(coordinator._live == {} for coordinator in world.coordinators.values())

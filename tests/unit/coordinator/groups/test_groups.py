@@ -12,7 +12,7 @@ from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_SESSION_MS_MAX
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.state import GroupPhase
-from tests.unit.coordinator.groups.world import GROUP, World, assemble, client, restarted, static_pair
+from tests.unit.coordinator.groups.world import COMMAND_MS, GROUP, World, assemble, client, restarted, static_pair
 from tests.unit.raft_state.support import pid
 
 OK = Outcome.OK
@@ -348,11 +348,60 @@ def test_heartbeat_of_another_generation_is_illegal(world: World) -> None:
     assert a.beat() is Outcome.WRONG_GENERATION
 
 
-def test_all_members_gone_empty_the_group_and_leave_no_trace(world: World) -> None:
+def test_all_members_gone_empty_the_group_which_is_dropped_by_the_cleanup(world: World) -> None:
     assemble(world, client(world, "a", session_ms=2_000), client(world, "b", session_ms=2_000))
     world.run(10_000)
-    assert world.machine.state.groups == {}
+    assert world.group.phase is GroupPhase.EMPTY
     assert all(c._live == {} for c in world.coordinators.values())
+    world.apply(AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=1))
+    assert world.group.phase is GroupPhase.EMPTY
+    world.apply(AdvanceClock(seen_ms=1, elapsed_ms=1, now_ms=2))
+    assert world.machine.state.groups == {}
+
+
+@pytest.mark.parametrize("beat_after_ms", [0.0, 7.0, 20.0, 49.0])
+def test_session_ends_on_time_and_not_before(world: World, beat_after_ms: float) -> None:
+    """Whenever the last heartbeat came: it is not a tick that ends the session."""
+    a = client(world, "a", session_ms=2_000)
+    assemble(world, a)
+    world.run(1_000 + beat_after_ms)
+    assert a.beat() is OK
+    world.run(1_999)
+    assert a.member_id in world.group.members
+    world.run(1 + 2 + COMMAND_MS)
+    assert a.member_id not in world.group.members
+
+
+def test_heartbeat_while_its_eviction_is_under_way_does_not_say_that_the_member_is_alive(world: World) -> None:
+    a = client(world, "a", session_ms=2_000)
+    assemble(world, a)
+    assert a.beat() is OK
+    world.run(2_000 + COMMAND_MS / 2 + 0.5)
+    assert a.member_id in world.group.members
+    assert a.beat() is Outcome.UNKNOWN_MEMBER
+
+
+def test_heartbeat_in_the_last_moment_keeps_the_member(world: World) -> None:
+    a = client(world, "a", session_ms=2_000)
+    assemble(world, a)
+    for _ in range(5):
+        assert a.beat() is OK
+        world.run(1_999.9)
+    assert a.beat() is OK
+
+
+def test_members_of_many_sessions_are_each_evicted_on_time(world: World) -> None:
+    members = [client(world, f"c{n}", session_ms=2_000 + 10 * n, rebalance_ms=60_000) for n in range(10)]
+    assemble(world, *members)
+    removed: dict[str, float] = {}
+    for c in members:
+        assert c.beat() is OK
+    start_ns = world.clock.monotonic_ns()
+    while len(removed) < len(members):
+        world.run(0.5)
+        now_ms = (world.clock.monotonic_ns() - start_ns) / 1e6
+        removed |= {c.name: now_ms for c in members if c.member_id not in world.group.members and c.name not in removed}
+    assert all(0 <= removed[c.name] - c.session_ms <= 2 + 2 * COMMAND_MS for c in members)
 
 
 # -------------------------------------------------------------------------------------------------- leaving
@@ -377,7 +426,7 @@ def test_members_leave_in_one_request_each_with_its_own_answer(world: World) -> 
     world.coordinator.leave(GROUP, leaving, outcomes.extend)
     world.run()
     assert outcomes == [Outcome.UNKNOWN_MEMBER, OK, OK]
-    assert world.machine.state.groups == {}
+    assert world.group.is_unused
 
 
 def test_member_that_has_only_a_reserved_id_leaves(world: World) -> None:

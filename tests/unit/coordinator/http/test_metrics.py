@@ -1,6 +1,7 @@
 """The text of /metrics: what Prometheus reads of partitions and groups, written piece by piece."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,7 +14,6 @@ from smq.raft_state.commands import (
     AdvanceExternalHwms,
     Assignment,
     AssignOffsets,
-    CommitOffsets,
     CreateTopic,
     DeleteTopic,
     ExternalAdvance,
@@ -25,6 +25,7 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, ReplicaStatus
+from tests.unit.raft_state.support import commit, proposed
 
 PARTITIONS = 1_200
 GROUP = 'a "group" of \\'
@@ -55,8 +56,7 @@ class FakeNode:
         )
         self.machine.apply(LogIndex(2), topic)
         items = tuple(OffsetCommit(partition=p.pid, offset=Offset(0)) for p in self.state.topics["t"].partitions)
-        commit = CommitOffsets(request_id=RequestId(b"r" * 16), group=GROUP, items=items, committed_ms=1)
-        self.machine.apply(LogIndex(3), commit)
+        self.machine.apply(LogIndex(3), proposed(self.state, replace(commit(GROUP), items=items)))
 
     @property
     def state(self) -> ClusterState:

@@ -39,8 +39,11 @@ class Groups:
     def refusal(self, _group: str) -> Outcome:
         return Outcome.OK
 
-    def commit(self, *arguments: Any) -> None:
+    def commit(self, *arguments: Any) -> Callable[[], None]:
         arguments[-1](None)
+        return lambda: None
+
+    delete_offsets = commit
 
 
 def gateway_of(node: LaggingNode) -> Gateway:
@@ -111,7 +114,7 @@ def _metadata(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
 
 
 def _offset_commit(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
-    part = {"partition_index": 0, "committed_offset": 1, "committed_metadata": None}
+    part = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1, "committed_metadata": None}
     request = {
         "group_id": "g",
         "generation_id_or_member_epoch": -1,

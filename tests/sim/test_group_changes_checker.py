@@ -1,0 +1,81 @@
+"""Changes of a group's offsets that come back after a later one, in hand-made histories."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.test_checkers import Story, anomalies
+
+
+def delete(s: Story, kind: str = "ok") -> None:
+    s.recorder.add(s.begin("gdelete", g="g"), kind, "gdelete", {})
+
+
+def abandoned_commit_after_a_newer_one(s: Story) -> None:
+    s.commit("lost", 7, kind="info")
+    s.commit("a", 1)
+    s.fetch("a", 1)
+    s.fetch("lost", 7)
+
+
+def abandoned_commit_that_undoes_a_deletion(s: Story) -> None:
+    s.commit("lost", 7, kind="info")
+    delete(s)
+    s.fetch("", -1)
+    s.fetch("lost", 7)
+
+
+def acknowledged_commit_that_undoes_a_deletion(s: Story) -> None:
+    s.commit("a", 7)
+    delete(s)
+    s.fetch("a", 7)
+
+
+def abandoned_deletion_of_a_newer_commit(s: Story) -> None:
+    s.commit("a", 1)
+    delete(s, kind="info")
+    s.commit("b", 2)
+    s.fetch("b", 2)
+    s.fetch("", -1)
+
+
+def unknown_commit_that_took_effect_after_its_client_gave_up(s: Story) -> None:
+    process = s.begin("commit", g="g", k="t/0", o=1, tag="a")
+    s.commit("lost", 7, kind="info")
+    s.fetch("", -1)
+    s.fetch("lost", 7)
+    s.recorder.ok(process, "commit")  # it began before the client of the other gave up
+    s.fetch("a", 1)
+
+
+def deletion_that_overlaps_a_commit(s: Story) -> None:
+    s.commit("a", 1)
+    deletion = s.begin("gdelete", g="g")
+    s.commit("b", 2)
+    s.fetch("b", 2)
+    s.recorder.ok(deletion, "gdelete")
+    s.fetch("", -1)
+    s.commit("c", 3)
+    delete(s, kind="info")
+    s.fetch("c", 3)
+    s.fetch("", -1)
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        abandoned_commit_after_a_newer_one,
+        abandoned_commit_that_undoes_a_deletion,
+        acknowledged_commit_that_undoes_a_deletion,
+        abandoned_deletion_of_a_newer_commit,
+    ],
+)
+def test_change_that_comes_back_is_reported(tell: Callable[[Story], None]) -> None:
+    assert "commit-regression" in anomalies(tell)
+
+
+@pytest.mark.parametrize(
+    "tell", [unknown_commit_that_took_effect_after_its_client_gave_up, deletion_that_overlaps_a_commit]
+)
+def test_change_that_overlaps_another_may_come_after_it(tell: Callable[[Story], None]) -> None:
+    assert anomalies(tell) == set()

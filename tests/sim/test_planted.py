@@ -4,7 +4,7 @@ import pytest
 
 from chaos_tests.sim.hunt import hunt
 from chaos_tests.sim.mutation import Mutation, MutationError, PlantedBug, mutated
-from chaos_tests.sim.planted import BUGS
+from chaos_tests.sim.planted.catalogue import BUGS
 from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.state import EpochStart
 from smq.replication.log import lineage

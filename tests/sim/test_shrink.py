@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.sim.faults.schedule import Strike
-from chaos_tests.sim.planted import find as find_bug
+from chaos_tests.sim.planted.catalogue import find as find_bug
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import find
 from chaos_tests.sim.shrink import ShrinkError, load_schedule, save_schedule, shrink

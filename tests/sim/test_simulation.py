@@ -10,7 +10,7 @@ import pytest
 
 from chaos_tests.sim.campaign import replay_line
 from chaos_tests.sim.clients.pace import ACKED_MIN
-from chaos_tests.sim.planted import BUGS
+from chaos_tests.sim.planted.catalogue import BUGS
 from chaos_tests.sim.run import Result, simulate
 from chaos_tests.sim.scenario import ScenarioError, find, load_all
 

@@ -1,6 +1,6 @@
 """Bugs for Raft alone: production code with one repair taken out, to prove that the Raft group would notice.
 
-Owns the list, and the changes that the list of whole clusters (`chaos_tests/sim/planted.py`) plants, too. A bug with
+Owns the list, and the changes that the list of whole clusters (`chaos_tests/sim/planted`) plants, too. A bug with
 a `plan` is found by seeds (`python -m chaos_tests planted`). The others need a history that no seed is sure to draw:
 tests build it by hand (tests/sim/test_raft_group.py, tests/unit/replication/raft).
 """

@@ -76,7 +76,7 @@ class QuorumQueries:
 
     # ------------------------------------------------------------------------------------------- messages
     def on_query(self, peer: NodeId, message: wire.DescribeQuorum) -> None:
-        """A node that does not lead gives no answer: the other asks again, whoever leads by then."""
+        """A node that does not lead gives no answer: the other node asks the next leader."""
         quorum = self._host.engine.quorum()
         if quorum is not None:
             self._host.links.send(peer, Channel.CONTROL, wire.QuorumDescribed(message.request, quorum))

@@ -1,4 +1,4 @@
-"""An operator's request for the preferred leader at any node: whom it reaches, and which replica is not fit."""
+"""An operator's request for the preferred leader at any node: the leader that gets it, and which replica is not fit."""
 
 from typing import cast
 

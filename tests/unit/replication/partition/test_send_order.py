@@ -25,7 +25,7 @@ def header(sequence: int, *, producer: int = 7, epoch: int = 0) -> BatchHeader:
 
 
 class World:
-    """A memory of refused batches, and the table of a log that knows nobody yet."""
+    """A memory of refused batches, and the table of a log that knows no producer yet."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
@@ -73,7 +73,7 @@ def test_others_are_not_concerned(world: World) -> None:
     assert not world.is_refused(1, OTHER)
     assert not world.is_refused(1, producer=8)
     assert not world.is_refused(0, epoch=1)
-    assert not world.is_refused(1), "under its new epoch the producer has begun anew"
+    assert not world.is_refused(1), "under its new epoch the producer has begun again"
 
 
 def test_batches_without_a_producer_and_bytes_that_are_none_are_not_remembered(world: World) -> None:

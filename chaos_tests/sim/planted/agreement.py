@@ -1,6 +1,6 @@
 """Planted bugs in what all nodes must agree on: the history of epochs, the bytes between nodes, the feature level.
 
-Owns these rows only. `planted` takes them into its list.
+Owns these rows only. `catalogue` alone imports it.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug

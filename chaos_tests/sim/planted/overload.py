@@ -1,6 +1,6 @@
 """Planted bugs of overloaded nodes: bounds on queues, and the order of batches that were refused.
 
-Owns the part of the list in `planted` that the scenario `overload` must find. Only `planted` imports it.
+Owns these rows only. `catalogue` alone imports it.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug

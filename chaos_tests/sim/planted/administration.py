@@ -1,13 +1,13 @@
 """Planted bugs in what administrators change: settings of the cluster, and replicas that they assign.
 
-Owns these rows of the list in `planted`, which alone imports it.
+Owns these rows only. `catalogue` alone imports it.
 """
 
 from typing import Final
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 
-ADMINISTRATION: Final[tuple[PlantedBug, ...]] = (
+ADMINISTRATION_BUGS: Final[tuple[PlantedBug, ...]] = (
     PlantedBug(
         name="snapshot-forgets-settings",
         rule="snapshot and restore are exact",

@@ -1,16 +1,9 @@
-"""Planted bugs: changes of production code, one bug at a time, to prove that the simulation notices them.
+"""Planted bugs of replication: logs, elections, answers, reads, repairs and journals.
 
-Owns the list: for each bug the rule that it breaks, the scenario that must find it, and the anomalies that reveal it.
-Some are in modules beside this one; bugs that Raft alone must notice are in `chaos_tests/sim/raft/planted.py`.
+Owns these rows only. `catalogue` alone imports it.
 """
 
-from chaos_tests.sim.administration_bugs import ADMINISTRATION
 from chaos_tests.sim.mutation import Mutation, PlantedBug
-from chaos_tests.sim.planted_agreement import AGREEMENT_BUGS
-from chaos_tests.sim.planted_disks import DISK_BUGS
-from chaos_tests.sim.planted_groups import GROUP_BUGS
-from chaos_tests.sim.planted_overload import OVERLOAD_BUGS
-from chaos_tests.sim.planted_producers import PRODUCER_BUGS
 from chaos_tests.sim.raft.planted import COUNTS_UNSYNCED, EVERY_DISK_COUNTS, NO_BARRIER, UNCONFIRMED_READS
 
 _LINEAGE = "smq.replication.log.lineage:"
@@ -33,8 +26,7 @@ _NOTHING_IS_FORGOTTEN = Mutation(
 )
 
 
-BUGS: tuple[PlantedBug, ...] = (
-    *GROUP_BUGS,
+REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="hwm-without-epoch-check",
         rule="9: apply rejects an advance of another epoch",
@@ -364,7 +356,6 @@ BUGS: tuple[PlantedBug, ...] = (
         anomalies=frozenset({"duplicate-sequence", "sequence-gap", "inconsistent-offsets"}),
         seeds=25,
     ),
-    *OVERLOAD_BUGS,
     PlantedBug(
         name="index-rows-taken-for-batches",
         rule="5: a look-up by time reads the batch that its index row names",
@@ -387,7 +378,6 @@ BUGS: tuple[PlantedBug, ...] = (
         anomalies=frozenset({"digest-mismatch", "stale-commit"}),
         seeds=8,
     ),
-    *ADMINISTRATION,
     PlantedBug(
         name="no-reply-cache",
         rule="a retried command answers as the first did",
@@ -497,14 +487,4 @@ BUGS: tuple[PlantedBug, ...] = (
         anomalies=BROKEN,
         seeds=40,
     ),
-    *AGREEMENT_BUGS,
-    *DISK_BUGS,
-    *PRODUCER_BUGS,
 )
-
-
-def find(name: str) -> PlantedBug:
-    for bug in BUGS:
-        if bug.name == name:
-            return bug
-    raise KeyError(f"no planted bug {name!r}; known: {', '.join(bug.name for bug in BUGS)}")

@@ -1,6 +1,6 @@
 """Planted bugs of disks that hang, or read slowly, without an error.
 
-Owns their rows of the list in `planted`, which imports it.
+Owns these rows only. `catalogue` alone imports it.
 """
 
 from typing import Final

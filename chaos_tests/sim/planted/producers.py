@@ -1,6 +1,6 @@
 """Planted bugs of when a partition forgets its producers.
 
-Owns these rows only: `planted` has the whole list, and imports them.
+Owns these rows only. `catalogue` alone imports it.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug

@@ -1,6 +1,6 @@
 """Planted bugs of groups: their coordinators, their members, and the fence around their changes.
 
-Owns these rows only; `planted` lists them with all others.
+Owns these rows only. `catalogue` alone imports it.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug

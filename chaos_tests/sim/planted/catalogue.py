@@ -1,0 +1,32 @@
+"""The list of all planted bugs of whole clusters.
+
+Owns their order. The rows are in the other modules of this room: for each bug the rule that it breaks, the scenario
+that must find it, and the anomalies that reveal it. Bugs that Raft alone must notice are in
+`chaos_tests/sim/raft/planted.py`.
+"""
+
+from chaos_tests.sim.mutation import PlantedBug
+from chaos_tests.sim.planted.administration import ADMINISTRATION_BUGS
+from chaos_tests.sim.planted.agreement import AGREEMENT_BUGS
+from chaos_tests.sim.planted.disks import DISK_BUGS
+from chaos_tests.sim.planted.groups import GROUP_BUGS
+from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
+from chaos_tests.sim.planted.producers import PRODUCER_BUGS
+from chaos_tests.sim.planted.replication import REPLICATION_BUGS
+
+BUGS: tuple[PlantedBug, ...] = (
+    *REPLICATION_BUGS,
+    *PRODUCER_BUGS,
+    *OVERLOAD_BUGS,
+    *DISK_BUGS,
+    *AGREEMENT_BUGS,
+    *GROUP_BUGS,
+    *ADMINISTRATION_BUGS,
+)
+
+
+def find(name: str) -> PlantedBug:
+    for bug in BUGS:
+        if bug.name == name:
+            return bug
+    raise KeyError(f"no planted bug {name!r}; known: {', '.join(bug.name for bug in BUGS)}")

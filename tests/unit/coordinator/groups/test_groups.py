@@ -9,6 +9,7 @@ from smq.coordinator.groups import coordinator as coordinator_module
 from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.types import Identity, Sync, Synced
 from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_SESSION_MS_MAX
+from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.state import GroupPhase

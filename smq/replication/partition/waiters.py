@@ -1,7 +1,7 @@
 """The producers that wait for the answer to a batch, of one partition on one node.
 
-Owns rule 10: when a producer is answered, and with what. It must never answer before the replica's applied state, or with
-acks=1 its disk, says so. Only `replica` imports it.
+Owns rule 10: when a producer is answered, and with what. It must never answer before the replica's applied state, or
+with acks=1 its disk, says so. Only `replica` imports it.
 """
 
 from collections import deque

@@ -5,6 +5,7 @@ from dataclasses import replace
 from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
     UNSEEN,
+    AdvanceClock,
     AdvanceExternalHwms,
     AdvanceHwms,
     AlterClusterConfig,
@@ -47,7 +48,7 @@ from smq.raft_state.ids import (
     partition_id,
 )
 from smq.raft_state.invariants import check
-from smq.raft_state.limits import default_init
+from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX, default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
@@ -338,3 +339,10 @@ def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:
     for node in range(1, nodes + 1):
         driver.ok(register(node, kafka=f"host:{node}" if kafka else ""))
     return driver
+
+
+def expire(driver: Driver, now_ms: int) -> None:
+    """A step of the clock, proposed with a correct measurement as long as `now_ms` is."""
+    before = driver.machine.state.expiry_clock_ms
+    elapsed_ms = min(max(now_ms - before, 0), CLOCK_ELAPSED_MS_MAX)
+    driver.ok(AdvanceClock(seen_ms=before, elapsed_ms=elapsed_ms, now_ms=now_ms))

@@ -221,7 +221,7 @@ def test_a_partition_is_described_as_in_metadata(node: Node) -> None:
     part = node.part("a")
     (partition,) = describe(node, "a")["topics"][0]["partitions"]
     metadata = {"topics": [{"name": "a", "topic_id": bytes(16)}], "allow_auto_topic_creation": False}
-    metadata["include_topic_authorized_operations"] = False
+    metadata |= {"include_topic_authorized_operations": False, "include_cluster_authorized_operations": False}
     (same,) = ask_metadata(node, metadata)["topics"][0]["partitions"]
     assert partition == same | {"eligible_leader_replicas": [], "last_known_elr": []}
     assert (partition["leader_id"], partition["replica_nodes"]) == (part.leader, part.replicas)

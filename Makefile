@@ -92,8 +92,9 @@ sim: $(STAMP) ## Simulate whole clusters under SEEDS seeds
 chaos: $(STAMP) ## Run live histories with reports for MINUTES; resumes if stopped
 	$(PY) -m chaos_tests run --minutes $(MINUTES) --out chaos-runs
 
-bench: $(STAMP) ## Measure rates, latencies, failover and recovery on this machine
+bench: $(STAMP) ## Measure this machine: rates, latencies, failover, recovery; then beside Kafka, etcd and NATS
 	$(PY) -m benchmarks
+	$(PY) -m benchmarks peers
 
 lock: ## Pin versions and hashes again (needs uv)
 	uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-annotate --quiet \

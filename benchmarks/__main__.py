@@ -1,6 +1,7 @@
 """`make bench`: measures a three-node cluster on this machine, prints a table, writes JSON under benchmarks/results.
 
-Owns the list of measurements and their sizes. Nothing may import it.
+`python -m benchmarks peers` measures smq beside Kafka, etcd and NATS instead. Owns the list of measurements and their
+sizes. Nothing may import it.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from benchmarks import (
     spark,
     spark_stages,
 )
+from benchmarks.peers.comparison import compare
+from benchmarks.peers.systems import SYSTEMS
 from benchmarks.report import Report, machine
 from smq.testing.cluster import Cluster
 
@@ -56,8 +59,18 @@ def main() -> None:
     names = [*_sections(quick=True), *_sections_alone(quick=True)]
     parser.add_argument("--only", choices=names, action="append", help="one section; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for trying it out")
+    parser.add_argument("peers", nargs="?", choices=["peers"], help="compare smq with Kafka, etcd and NATS")
+    systems = [kind.name for kind in SYSTEMS]
+    parser.add_argument("--system", choices=systems, action="append", help="peers: one system; may be repeated")
+    parser.add_argument("--line", action="append", help="peers: lines whose name contains this; may be repeated")
+    parser.add_argument("--rounds", type=int, default=3, help="peers: alternating runs (default: 3)")
     parser.add_argument("--directory", type=Path, help="where the clusters keep their data (default: a temporary one)")
     arguments = parser.parse_args()
+    if arguments.peers == "peers":
+        share = 0.2 if arguments.quick else 1.0
+        path = compare(arguments.rounds, share, arguments.system or [], arguments.line or [], arguments.directory)
+        print(f"written: {path}")
+        return
     report = Report()
     print(f"smq benchmarks: {machine()}", flush=True)
     for name, section in _sections(arguments.quick).items():

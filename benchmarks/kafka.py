@@ -47,7 +47,7 @@ def _measure(cluster: Cluster, report: Report, records: int, singles: int) -> No
 def _measure_size(cluster: Cluster, report: Report, name: str, size: int, count: int, singles: int) -> None:
     topic = cluster.make_topic(PARTITIONS)
     label = f"{name}, {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''}"
-    _rate(cluster, report, f"produce {label}", count, size, lambda: _produce(cluster, topic, count, size))
+    _rate(cluster, report, f"produce {label}", count, size, lambda: produce(_bootstrap(cluster), topic, count, size))
     for suffix, settings in CONSUMERS.items():
         work = partial(_consume, cluster, topic, count, settings)
         _rate(cluster, report, f"consume {label}{suffix}", count, size, work)
@@ -83,10 +83,10 @@ def _bootstrap(cluster: Cluster) -> str:
     return ",".join(node.kafka for node in cluster.alive())
 
 
-def _producer(cluster: Cluster, linger_ms: float) -> confluent_kafka.Producer:
+def _producer(bootstrap: str, linger_ms: float) -> confluent_kafka.Producer:
     return confluent_kafka.Producer(
         {
-            "bootstrap.servers": _bootstrap(cluster),
+            "bootstrap.servers": bootstrap,
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": linger_ms,
@@ -96,9 +96,9 @@ def _producer(cluster: Cluster, linger_ms: float) -> confluent_kafka.Producer:
     )
 
 
-def _produce(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
+def produce(bootstrap: str, topic: str, count: int, size: int, linger_ms: float = 5) -> list[float]:
     """Produces as fast as the queue drains. Milliseconds until the last record of each chunk is acknowledged."""
-    producer, taken, failed = _producer(cluster, 5), list[float](), list[str]()
+    producer, taken, failed = _producer(bootstrap, linger_ms), list[float](), list[str]()
 
     def on_delivery(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is not None:
@@ -144,7 +144,7 @@ def _consume(cluster: Cluster, topic: str, count: int, settings: dict[str, int])
 
 def _one_at_a_time(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
     """Milliseconds from produce to acknowledgement, one record at a time."""
-    producer, value, taken = _producer(cluster, 0), b"v" * size, list[float]()
+    producer, value, taken = _producer(_bootstrap(cluster), 0), b"v" * size, list[float]()
 
     def on_delivery(error: confluent_kafka.KafkaError | None, _message: confluent_kafka.Message) -> None:
         if error is not None:

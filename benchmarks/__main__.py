@@ -24,6 +24,7 @@ from benchmarks import (
     spark_stages,
 )
 from benchmarks.peers.comparison import compare
+from benchmarks.peers.page import write_page
 from benchmarks.peers.systems import SYSTEMS
 from benchmarks.report import Report, machine
 from smq.testing.cluster import Cluster
@@ -64,12 +65,15 @@ def main() -> None:
     parser.add_argument("--system", choices=systems, action="append", help="peers: one system; may be repeated")
     parser.add_argument("--line", action="append", help="peers: lines whose name contains this; may be repeated")
     parser.add_argument("--rounds", type=int, default=3, help="peers: alternating runs (default: 3)")
+    parser.add_argument("--write", action="store_true", help="peers: rewrite the comparison in docs/performance.md")
     parser.add_argument("--directory", type=Path, help="where the clusters keep their data (default: a temporary one)")
     arguments = parser.parse_args()
     if arguments.peers == "peers":
         share = 0.2 if arguments.quick else 1.0
         path = compare(arguments.rounds, share, arguments.system or [], arguments.line or [], arguments.directory)
         print(f"written: {path}")
+        if arguments.write:
+            write_page(path)
         return
     report = Report()
     print(f"smq benchmarks: {machine()}", flush=True)

@@ -32,7 +32,7 @@ class Report:
         """Writes one file per run, named after the time and never overwritten."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / time.strftime("bench-%Y%m%d-%H%M%S.json")
-        document = {"commit": _commit(), "machine": machine(), "rows": self.rows}
+        document = {"commit": commit(), "machine": machine(), "rows": self.rows}
         path.write_text(json.dumps(document, indent=2) + "\n")
         return path
 
@@ -48,7 +48,8 @@ def machine() -> dict[str, Any]:
     return {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
 
 
-def _commit() -> str:
+def commit() -> str:
+    """What `git describe` says, or unknown."""
     try:
         command = ["git", "describe", "--always", "--dirty"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

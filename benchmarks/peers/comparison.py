@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.peers.lines import LINES, Figures, Line
 from benchmarks.peers.programs import Missing
 from benchmarks.peers.systems import SYSTEMS, System, running
-from benchmarks.report import RESULTS, Report, machine
+from benchmarks.report import RESULTS, Report, commit, machine
 
 Found = dict[str, dict[str, list[Figures]]]  # by line, then by system
 
@@ -39,8 +39,8 @@ def compare(rounds: int, share: float, names: Sequence[str], lines: Sequence[str
     RESULTS.mkdir(exist_ok=True)
     flushes = {kind.name: kind.flushes for kind in kinds}
     document = {
-        "machine": machine(), "rounds": rounds, "share": share, "flushes": flushes, "failures": failures,
-        "medians": report.rows, "all": found,
+        "commit": commit(), "machine": machine(), "rounds": rounds, "share": share, "flushes": flushes,
+        "failures": failures, "medians": report.rows, "all": found,
     }  # fmt: skip
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path

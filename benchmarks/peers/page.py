@@ -1,0 +1,129 @@
+"""The comparison on docs/performance.md: its table between two marks, and the picture beside it.
+
+Owns docs/performance/. It must never measure: it is made from the JSON file of a run.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.peers.lines import LINES
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+PAGE: Final = DOCS / "performance.md"
+KEPT: Final = DOCS / "performance"
+BEGIN: Final = "<!-- peers: written by `python -m benchmarks peers --write` -->"
+END: Final = "<!-- /peers -->"
+_COLOURS: Final = {
+    "smq": "#2a7f4f",
+    "Kafka": "#555555",
+    "Kafka, fsync": "#999999",
+    "etcd": "#3b6ea5",
+    "NATS": "#c07f2c",
+}
+
+Row = dict[str, Any]
+Cell = Callable[[Row], str]
+
+_UNITS: Final = {"p50_ms": "ms", "gap_ms": "ms", "records_per_s": "records/s", "mb_per_s": "MB/s"}
+
+
+def write_page(result: Path) -> None:
+    """Replaces the table, the picture and the kept JSON file."""
+    document = json.loads(result.read_text())
+    KEPT.mkdir(exist_ok=True)
+    del document["all"]
+    (KEPT / "peers.json").write_text(json.dumps(document, indent=1) + "\n")
+    (KEPT / "peers.svg").write_text(_picture(document))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{_tables(document)}\n{END}{after}")
+
+
+def _tables(document: dict[str, Any]) -> str:
+    systems = list(document["flushes"])
+    rows = {(row["line"], row["system"]): row for row in document["medians"]}
+    lines = [line for line in LINES if any((line.name, system) in rows for system in systems)]
+    parts = [
+        f"Commit {document['commit']}, {document['machine']['cores']} cores: medians of {document['rounds']} "
+        "alternating runs, each with a fresh cluster of three nodes. Before an acknowledgement a record is on: "
+        + "; ".join(f"{system}: {flushes}" for system, flushes in document["flushes"].items())
+        + "."
+    ]
+
+    def table(title: str, chosen: list[tuple[str, Callable[[Row], str | None]]]) -> None:
+        parts.append(f"| {title} | {' | '.join(systems)} |\n|---|{'---|' * len(systems)}")
+        for name, cell in chosen:
+            shown = [cell(rows[name, s]) if (name, s) in rows else None for s in systems]
+            if any(shown):
+                parts[-1] += f"\n| {name} | {' | '.join(text or '' for text in shown)} |"
+
+    judged = {line.name: line.judged for line in lines}
+    table("", [(line.name, lambda row: _figure(row, judged[row["line"]])) for line in lines])
+    table(
+        "nodes' CPU s per million records",
+        [(line.name, lambda row: _number(row, "nodes_cpu_s_per_million")) for line in lines],
+    )
+    table(
+        "bytes written per byte acknowledged, three copies",
+        [(line.name, lambda row: _number(row, "written_per_byte")) for line in lines],
+    )
+    start = lines[0].name
+    parts.append(
+        "Ready after: " + "; ".join(f"{s} {rows[start, s]['start_s']:.1f} s" for s in systems if (start, s) in rows)
+        + ". Private memory of the three nodes after the last rate: "
+        + "; ".join(f"{s} {_last(document, s):,.0f} MB" for s in systems) + "."
+    )  # fmt: skip
+    parts += [f"Not measured: {what}: {why}" for what, why in document["failures"].items()]
+    parts.append("![Each line relative to the best system](performance/peers.svg)")
+    return "\n\n".join(parts)
+
+
+def _figure(row: Row, judged: str) -> str:
+    if "p50_ms" in row and judged == "p50_ms":
+        return f"{row['p50_ms']:.2f} / {row['p99_ms']:.1f} ms (p50 / p99)"
+    return f"{row[judged]:,.0f} {_UNITS[judged]}"
+
+
+def _number(row: Row, name: str) -> str | None:
+    value = row.get(name)
+    return None if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _last(document: dict[str, Any], system: str) -> float:
+    return float([row["private_mb"] for row in document["medians"] if row["system"] == system][-1])
+
+
+def _picture(document: dict[str, Any]) -> str:
+    """Bars per line: 1 is the best system; a bar of 2 takes twice as long, or has half the rate."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["svg.hashsalt"] = "peers"
+    from matplotlib import pyplot as plt
+
+    rows = {(row["line"], row["system"]): row for row in document["medians"]}
+    systems = list(document["flushes"])
+    lines = [line for line in LINES if any((line.name, system) in rows for system in systems)]
+    figure, axes = plt.subplots(figsize=(10, 0.55 * len(lines) * len(systems) / 3 + 1))
+    thickness = 0.8 / len(systems)
+    for place, line in enumerate(lines):
+        found = {s: float(rows[line.name, s][line.judged]) for s in systems if (line.name, s) in rows}
+        best = min(found.values()) if line.lower_is_better else max(found.values())
+        for at, (system, value) in enumerate(found.items()):
+            behind = value / best if line.lower_is_better else best / value
+            label = system if place == 0 else None
+            axes.barh(place + at * thickness, behind, thickness, color=_COLOURS[system], label=label)
+    axes.set_yticks([place + 0.3 for place in range(len(lines))], [line.name for line in lines])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("times the best system's time, or the best rate divided by this one (shorter is better)")
+    axes.legend(loc="lower right", fontsize=8)
+    out = io.StringIO()
+    figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+    text = out.getvalue()
+    return text[text.index("<svg") :]

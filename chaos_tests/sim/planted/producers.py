@@ -25,20 +25,6 @@ PRODUCER_BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
-        name="producers-expire-by-a-wall-clock",
-        rule="P7: producers expire by a clock that no single node can move",
-        mutations=(
-            Mutation(
-                "smq.raft_state.handlers.expiry:_advanced",
-                "return before_ms + min(max(command.now_ms - before_ms, elapsed_ms // 2), 2 * elapsed_ms)",
-                "return max(before_ms, command.now_ms)",
-            ),
-        ),
-        scenario="producers",
-        anomalies=frozenset({"duplicate-sequence"}),
-        seeds=40,
-    ),
-    PlantedBug(
         name="producers-forgotten-with-their-records",
         rule="P7: the marks of producers wait for one expiration",
         mutations=(Mutation("smq.raft_state.handlers.expiry:_move_marks", "marks[0].clock_ms <= horizon_ms", "True"),),

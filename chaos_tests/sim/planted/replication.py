@@ -382,9 +382,9 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         name="no-reply-cache",
         rule="a retried command answers as the first did",
         mutations=(Mutation("smq.raft_state.machine:Machine.apply", "command.request_id != NO_REQUEST", "False"),),
-        scenario="partitions",
-        anomalies=RAFT,
-        seeds=40,
+        scenario="remade",
+        anomalies=frozenset({"process-died"}),
+        seeds=20,
     ),
     PlantedBug(
         name="old-requests-run-again",

@@ -15,6 +15,7 @@ import uvloop
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
+from smq.clients.admin import Admin
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.config import Address, format_address
@@ -172,8 +173,8 @@ async def read_and_leave(faces: Faces, calendar: Calendar) -> None:
     await faces.publish(0, NEXT)
     assert await faces.read_kafka(NEXT, reset="earliest", commits=True) == list(range(NEXT))
     assert await faces.read_grpc(NEXT, pb.RESUME_OR_EARLIEST) == list(range(NEXT))
-    commit = pb.CommitOffsetsRequest(group=GROUP, offsets=[pb.PartitionOffset(topic="t", offset=NEXT)])
-    await faces.served.broker.CommitOffsets(commit)
+    async with Admin([format_address(server.grpc_address) for server in faces.servers]) as admin:
+        await admin.commit_offsets(GROUP, {PLACE: NEXT})
     await faces.publish(NEXT, END)
 
 

@@ -236,6 +236,7 @@ class GroupCoordinator:
         return self._change(command, refusal, timeout_ms, done)
 
     def delete_group(self, name: str, request_id: RequestId, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
+        self._find(name)
         command = DeleteGroup(request_id=request_id, group=name, coordinator_epoch=self.epoch_of(name))
         return self._change(command, self.refuse(name), timeout_ms, done)
 
@@ -331,6 +332,8 @@ class GroupCoordinator:
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 0:
             self._live = {name: group for name, group in self._live.items() if not group.is_idle}
+            # A generation that this node had given up may have formed after all: its members need sessions to end.
+            self._load()
         self._clock.call_later(GROUP_TICK_MS, self._tick)
 
     def _late_ms(self, now_ns: int) -> float:

@@ -26,7 +26,7 @@ def advance_clock(state: ClusterState, command: AdvanceClock) -> Applied:
         groups.start_clock(state)
     elif command.seen_ms == before:
         state.expiry_clock_ms = _advanced(before, command)
-        groups.expire_offsets(state, is_clock_right=abs(command.now_ms - before) <= CLOCK_ELAPSED_MS_MAX)
+        groups.expire_offsets(state)
     else:
         return Applied(reply=Done())
     groups.drop_unused(state)

@@ -186,28 +186,31 @@ def forget_topic(state: ClusterState, topic_id: TopicId) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- expiry
-def expire_offsets(state: ClusterState, *, is_clock_right: bool) -> None:
+def expire_offsets(state: ClusterState) -> None:
     """The offsets of a group without members expire one retention after its last member left or its last commit,
-    whichever was later, by the clock that `expiry` moves. `is_clock_right`: the proposer's clock and the expiry clock
-    confirm each other. Then a later time comes from a coordinator whose clock was ahead, and is corrected to now.
-    Otherwise the expiry clock may be behind, because the cluster was down, and nothing is corrected: offsets must not
-    expire early."""
+    whichever was later, by the clock that `expiry` moves.
+
+    A stamp may be ahead of that clock: its coordinator's clock was wrong, or the expiry clock is behind because the
+    cluster was down, or began with a wrong clock. It then counts as one retention ahead, so its offsets live for two
+    retentions of the expiry clock, which are at least one of real time, and never for ever."""
     now_ms, retention_ms = state.expiry_clock_ms, offsets_retention_ms(state.config)
     if not retention_ms:
         return
-    horizon_ms = now_ms - retention_ms
+    horizon_ms, latest_ms = now_ms - retention_ms, now_ms + retention_ms
     for group in state.groups.values():
         if group.members:
             continue
-        if is_clock_right:
-            group.emptied_ms = min(group.emptied_ms, now_ms)
+        if group.emptied_ms > latest_ms:
+            group.emptied_ms = latest_ms
+            for committed in group.offsets.values():
+                committed.committed_ms = min(committed.committed_ms, latest_ms)
         if group.emptied_ms > horizon_ms:
             continue
         for pid, committed in list(group.offsets.items()):
             if committed.committed_ms <= horizon_ms:
                 del group.offsets[pid]
-            elif is_clock_right:
-                committed.committed_ms = min(committed.committed_ms, now_ms)
+            else:
+                committed.committed_ms = min(committed.committed_ms, latest_ms)
 
 
 def start_clock(state: ClusterState) -> None:

@@ -37,8 +37,13 @@ class QuorumQueries:
         # Starts at a random number: an answer to this node's previous process is never taken for one to this.
         self._number = int.from_bytes(rng.randbytes(7), "big")
         self._pending: dict[int, _Pending] = {}
+        self._closed: SmqError | None = None
 
     def describe(self, timeout_ms: int, done: DoneFn[Quorum]) -> None:
+        closed = self._closed
+        if closed is not None:
+            self._host.deliver(lambda: done(closed))
+            return
         if len(self._pending) >= PENDING_MAX:
             details = ErrorDetails(retry_after_ms=RETRY_MS)
             error = SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} requests wait for the Raft leader", details)
@@ -70,7 +75,8 @@ class QuorumQueries:
         self._host.deliver(lambda: pending.done(result))
 
     def close(self, error: SmqError) -> None:
-        """The node is stopping: every waiting caller is answered."""
+        """The node is stopping: every caller gets the error, also later ones."""
+        self._closed = error
         for number in list(self._pending):
             self._conclude(number, error)
 

@@ -216,7 +216,7 @@ class TurnEngine(abc.ABC):
             self._wake()
 
     def quorum(self) -> Quorum | None:
-        if self._raft is None or not self._raft.is_leader:
+        if self._raft is None or not self.is_leader:
             return None
         now, wall_ms = self.now(), self._clock.wall_ns() // 1_000_000
         return self._raft.lead.quorum(self._node_id, lambda at: wall_ms - round((now - at) * 1000))

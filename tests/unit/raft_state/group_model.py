@@ -258,10 +258,9 @@ class GroupRules(RuleBasedStateMachine):
         elif is_late:
             return
         else:
-            is_right = abs(now_ms - self.clock_ms) <= CLOCK_ELAPSED_MS_MAX
             elapsed_ms = min(elapsed_ms, CLOCK_ELAPSED_MS_MAX)
             self.clock_ms += min(max(now_ms - self.clock_ms, elapsed_ms // 2), 2 * elapsed_ms)
-            self.expire_as_of(self.clock_ms if is_right else FUTURE_MS)
+            self.expire_as_of(self.clock_ms + self.retention_ms)
         for name, team in list(self.teams.items()):
             if team.was_unused:
                 self.forget(name)
@@ -273,7 +272,9 @@ class GroupRules(RuleBasedStateMachine):
         for team in self.teams.values() if self.retention_ms else ():
             if team.members:
                 continue
-            team.emptied_ms = min(team.emptied_ms, latest_ms)
+            if team.emptied_ms > latest_ms:
+                team.emptied_ms = latest_ms
+                team.offsets = {pid: (offset, min(at, latest_ms)) for pid, (offset, at) in team.offsets.items()}
             if team.emptied_ms <= old_ms:
                 kept = {pid: found for pid, found in team.offsets.items() if found[1] > old_ms}
                 team.offsets = {pid: (offset, min(at, latest_ms)) for pid, (offset, at) in kept.items()}

@@ -4,7 +4,8 @@ import pytest
 
 from smq.coordinator.groups import changing
 from smq.coordinator.groups.outcomes import Outcome
-from smq.raft_state.commands import Command, RemoveMembers
+from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
+from smq.raft_state.commands import Command, FormGeneration, RemoveMembers
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Incarnation
@@ -252,6 +253,27 @@ def test_stopped_coordinator_sends_all_members_on(world: World) -> None:
     world.coordinator.stop()
     assert b.outcome is Outcome.NOT_COORDINATOR
     assert a.beat() is Outcome.NOT_COORDINATOR
+
+
+def test_members_of_a_generation_that_formed_after_it_was_given_up_are_evicted_in_time(world: World) -> None:
+    node, late = world.nodes[world.owner], list[FormGeneration]()
+    propose = node.propose
+
+    def hold_the_first(command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        if not isinstance(command, FormGeneration) or late:
+            propose(command, timeout_ms, done)
+            return
+        late.append(command)
+        world.clock.call_later(timeout_ms, lambda: done(SmqError(ErrorCode.TIMED_OUT, "no quorum")))
+
+    node.propose = hold_the_first  # type: ignore[method-assign]  # one answer is lost
+    client(world, "a", session_ms=2_000).join()
+    world.run(2 * GROUP_COMMAND_MS_MAX)
+    assert GROUP not in world.machine.state.groups
+    world.apply(late[0])  # the quorum is back, and the client is gone
+    assert world.group.members
+    world.run(20_000)
+    assert not world.group.members
 
 
 # -------------------------------------------------------------------------------------------------- the rest

@@ -409,9 +409,12 @@ class Simulation:
         reached = self.cluster.hosts[self.streams.stream(f"probe-election/{known.key}").choice(self.nodes)]
         started_ns = self.scheduler.now_ns
         while self.scheduler.now_ns - started_ns < ELECT_MS_MAX * NS_PER_MS:
-            part = self.observer.freshest().state.partition(known.pid)
+            state = self.observer.freshest().state
+            part = state.partition(known.pid)
             if part is None or part.replicas[0] not in self.nodes or part.leader == part.replicas[0]:
                 return
+            if state.nodes[part.replicas[0]].drained:
+                return  # nothing waits for the end of a drain
             reached.api.request_preferred_leader(known.pid)
             yield Sleep(ELECT_RETRY_MS)
         self.recorder.note("settled", ok=False, why=f"{known.key} is not led by its preferred replica")

@@ -33,7 +33,7 @@ from smq.replication.log.codec import (
 )
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.reader import LogReader
-from smq.replication.log.reaper import SLICE_BATCHES, SLICE_BYTES
+from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
     CHECKPOINT_BYTES,
@@ -286,10 +286,15 @@ class PartitionLog(LogReader):
     def _slice_end(self) -> Offset:
         """Where the next slice of deletions ends: the base of a batch, at most of the one that contains log_start."""
         last, size = self._boundary(self.log_start), 0
-        for count, info in enumerate(self._durable_infos(0, self._first), 1):
-            size += info.size
-            if info.end >= last or count >= SLICE_BATCHES or size >= SLICE_BYTES:
-                return min(info.end, last)
+        try:
+            for count, info in enumerate(self._durable_infos(0, self._first), 1):
+                size += info.size
+                if info.end >= last or count >= SLICE_BATCHES or size >= SLICE_BYTES:
+                    return min(info.end, last)
+        except DataDamaged:  # an index row: no batch that follows may stay for it
+            start, stop = batch_key(self.pid, self._first), batch_key(self.pid, last)
+            keys = self._disk.scan_keys(Table.BATCHES, start, stop, limit=BLIND_BATCHES + 1)
+            return base_of_key(keys[-1]) if len(keys) > BLIND_BATCHES else last
         return last
 
     def producers_at(self, offset: Offset) -> bytes:

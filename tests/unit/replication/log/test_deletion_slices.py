@@ -14,7 +14,7 @@ from tests.unit.replication.storage.support import FakeHarness, Harness
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (partition_log, reaper):
         monkeypatch.setattr(module, "SLICE_BATCHES", 3)
-    monkeypatch.setattr(reaper, "BLIND_BATCHES", 2)
+        monkeypatch.setattr(module, "BLIND_BATCHES", 2)
 
 
 ALL_KEYS = b"\xff" * 40
@@ -187,3 +187,18 @@ def test_a_log_cut_below_its_start_keeps_the_producers_of_batches_that_wait_to_b
     harness.settle()
     again = LogStore(harness.reopen()).open_all()[PID]
     assert (again.appended_end, again.producers.snapshot()) == (30, at_start)
+
+
+@pytest.mark.parametrize("damaged", range(10))
+def test_a_damaged_index_row_of_a_deleted_batch_keeps_no_batch_on_disk(harness: Harness, damaged: int) -> None:
+    log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
+    for _ in range(10):
+        append(log, 2)
+    harness.settle()
+    key, row = harness.disk.scan(Table.TIMES, PID, PID + b"\x01", limit=10)[damaged]
+    replace(harness, Table.TIMES, key, flipped(row, 60))
+    log.advance_log_start(Offset(14))
+    harness.settle()
+    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 3
+    again = LogStore(harness.reopen()).open_all()[PID]
+    assert [v.base for v in again.read(Offset(14), ALL, 1 << 20)] == [14, 16, 18]

@@ -45,6 +45,7 @@ _BATCH_KEY: Final = struct.Struct(">20sQ")
 _TIME_KEY: Final = struct.Struct(">20sBQQ")
 _INDEX: Final = struct.Struct(">IIiiqqhi")  # CRC, size, epoch, records, max create time, producer id, epoch, seq
 _INDEX_CRC_BYTES: Final = 4
+_OFFSET_BYTES: Final = 8  # a batch begins with its base offset, in the same form as in a key
 
 
 class BatchDamaged(DataDamaged):
@@ -149,6 +150,18 @@ def base_of_key(key: bytes) -> Offset:
 
 def append_time_key(pid: PartitionId, ts_ns: int, base: int) -> bytes:
     return _TIME_KEY.pack(pid, TIME_APPEND, ts_ns, base)
+
+
+def home_of(key: bytes, head: bytes) -> bytes | None:
+    """The key that belongs to the batch whose stored value begins with these bytes, in the partition of this key; None
+    if they are damaged, or not a batch. Only the envelope's CRC is checked: it covers the offset."""
+    if len(head) < ENVELOPE_BYTES + CRC_START:
+        return None
+    version, flags, zero, crc, ts_ns = _ENVELOPE.unpack_from(head)
+    covered = head[ENVELOPE_BYTES : ENVELOPE_BYTES + CRC_START]
+    if version != ENVELOPE_VERSION or zero or crc32c(_COVERED.pack(version, flags, ts_ns) + covered) != crc:
+        return None
+    return key[:PARTITION_ID_BYTES] + covered[:_OFFSET_BYTES]
 
 
 def create_time_key(pid: PartitionId, create_ms: int, base: int) -> bytes:

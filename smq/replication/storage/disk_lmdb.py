@@ -1,8 +1,9 @@
 """The real disk: one LMDB environment, one writer thread, group commit.
 
 Owns the data directory (its lock, permissions and format version) and the only write transactions in it. It must
-never know what the keys and values mean, and never call back from a thread other than the loop's. The composition root
-builds it; all other code sees the `Disk` port. LMDB's own quirks live here and nowhere else:
+never know what the keys and values mean (the codec's `home_of` answers its one question), and never call back from a
+thread other than the loop's. The composition root builds it; all other code sees the `Disk` port. LMDB's own quirks
+live here and nowhere else:
 - a failed commit leaves the environment in an unknown state (it carries on after an fsync error), so any error of the
   writer is fatal to the process;
 - every call gives up the GIL, so the process should run with SWITCH_INTERVAL_S: beside a busy loop, a transaction of
@@ -27,7 +28,8 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
-from smq.replication.ports import DataDamaged, Examined, Op, Put, Space, Table
+from smq.replication.log.codec import home_of
+from smq.replication.ports import DataDamaged, Delete, Examined, Op, Put, Space, Table
 from smq.replication.storage.pages_lmdb import NotCached, PageFile, PagesDamaged, Row, SnapshotGone
 from smq.replication.storage.workers import Gate, Workers
 
@@ -50,6 +52,8 @@ REPLACE_ADVICE: Final = (
     "Move the directory away and start the node with an empty one while the others are up; they hold every "
     "acknowledged record"
 )
+# The last three: what no check of a page's numbers has caught
+_TREE_DAMAGE: Final = (PagesDamaged, SnapshotGone, struct.error, IndexError, OverflowError, ValueError)
 LOCK_FILE: Final = "smq.lock"
 DATA_FILE: Final = "data.mdb"
 _META_PAGES: Final = 2
@@ -192,16 +196,26 @@ class LmdbDisk:
         with self._env.begin(write=True) as txn:
             for submission in group:
                 for op in submission.ops:
-                    if self._pages.unreadable:
-                        self._make_replaceable(txn, op)
+                    self._prepare(txn, op)
                     if isinstance(op, Put):
                         txn.put(op.key, op.value, db=tables[op.table])
                     else:
                         _delete_range(txn, tables[op.table], op.start, op.stop)
 
-    def _make_replaceable(self, txn: "lmdb.Transaction[bytes]", op: Op) -> None:
+    def _prepare(self, txn: "lmdb.Transaction[bytes]", op: Op) -> None:
+        """Before LMDB touches the pages of rows that exist. A batch is only ever put in place of another after a Delete
+        in the same submission, so the check of a Delete covers that too."""
+        is_delete_of_batches = isinstance(op, Delete) and op.table is Table.BATCHES
+        if not is_delete_of_batches and not self._pages.unreadable:
+            return
         start, stop = (op.key, op.key + b"\x00") if isinstance(op, Put) else (op.start, op.stop)
-        self._pages.make_replaceable(txn.id() - 1, op.table.value.encode(), start, stop)
+        transaction, table = txn.id() - 1, op.table.value.encode()
+        try:
+            if is_delete_of_batches:
+                self._pages.reader(cached_only=False).check_freeable(transaction, table, start, stop, home_of)
+            self._pages.make_replaceable(transaction, table, start, stop)
+        except _TREE_DAMAGE as e:
+            raise DataDamaged(f"table {op.table.value} of {self._path} cannot be changed: {e}. {REPLACE_ADVICE}") from e
 
     def _grow_map(self) -> None:
         self._map_size = min(self._map_size * 2, MAP_BYTES_MAX)
@@ -262,7 +276,7 @@ class LmdbDisk:
                             continue
                         yield rows if first is None else chain((first,), rows)
                         return
-                except (lmdb.Error, PagesDamaged, struct.error) as e:
+                except (lmdb.Error, *_TREE_DAMAGE) as e:
                     raise DataDamaged(f"table {table.value} of {self._path} cannot be walked: {e}") from e
         raise DataDamaged(f"table {table.value} of {self._path} was changed faster than it could be read")
 

@@ -3,7 +3,8 @@
 LMDB reads through a map, so a page that the medium cannot give ends the process by SIGBUS, wherever it is touched. Here
 the same pages come by `pread`, which reports an error. Owns the knowledge of LMDB 0.9's page format, for reading only,
 with one exception: LMDB itself touches the pages of a value when its row is replaced or deleted, so right before that,
-those that still cannot be read are overwritten. The caller holds a transaction of LMDB's, so that no page of its
+those that still cannot be read are overwritten. LMDB believes every page number, so rows whose pages may belong to
+another row are found here before LMDB frees them. The caller holds a transaction of LMDB's, so that no page of its
 snapshot is reused. It must never know what keys and values mean. Only the real disk imports it.
 """
 
@@ -27,16 +28,23 @@ _BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04  # flags of pages
 _ON_OVERFLOW: Final = 0x01  # flag of a node: its value has pages of its own
 _NO_ROOT: Final = (1 << 64) - 1
 _DEPTH_MAX: Final = 32  # as LMDB's
+_FIRST_PAGE: Final = 2  # after the two meta pages
 _NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)  # Linux
 UNREADABLE_MAX: Final = 10_000  # values: a disk with more of them is not worth a repair
 AHEAD_FACTOR: Final = 16  # values read together once two have followed one another
 AHEAD_BYTES_MAX: Final = 1 << 20
+VALUE_BYTES_MAX: Final = 128 << 20  # above the largest batch; a flipped bit in a size must not ask for gigabytes
 _Level = tuple["_Page", int]  # a page on the way down, and the node taken
 Row = tuple[bytes, Callable[[], bytes]]  # key, and how to read the value: empty if the medium cannot give it
+HomeOf = Callable[[bytes, bytes], bytes | None]  # of a row's key and the first bytes of its value: see `check_freeable`
 
 
 class PagesDamaged(Exception):
     """The pages are not a tree of LMDB's, or a page of the tree itself cannot be read."""
+
+
+class Unreadable(Exception):
+    """The medium cannot give a page, or the file ends before it."""
 
 
 class NotCached(Exception):
@@ -60,16 +68,30 @@ class _Page:
         self.is_leaf = bool(flags & _LEAF)
         self.count = (lower - _HEADER) // 2
         self.places = struct.unpack_from(f"<{self.count}H", data, _HEADER)
+        if not self.places:
+            is_sound = self.is_leaf
+        else:
+            is_sound = min(self.places) >= lower and max(self.places) <= len(data) - _NODE.size
+        if not is_sound:
+            raise PagesDamaged(f"page {number} has no nodes, or nodes outside of it")
 
     def node(self, index: int) -> tuple[int, int, int, int]:
         """(offset of the key, its size, flags, value size); of a branch, the last two hold the child's number."""
         at = self.places[index]
         low, high, flags, key_size = _NODE.unpack_from(self.data, at)
+        end = at + _NODE.size + key_size
+        if self.is_leaf:
+            end += _PAGE_NUMBER.size if flags & _ON_OVERFLOW else low | high << 16
+        if end > len(self.data):
+            raise PagesDamaged("a node of the tree ends outside its page")
         return at + _NODE.size, key_size, flags, low | high << 16
 
     def key(self, index: int) -> bytes:
         at = self.places[index] + _NODE.size
-        return self.data[at : at + (self.data[at - 2] | self.data[at - 1] << 8)]
+        end = at + (self.data[at - 2] | self.data[at - 1] << 8)
+        if end > len(self.data):
+            raise PagesDamaged("a key of the tree ends outside its page")
+        return self.data[at:end]
 
     def child(self, index: int) -> int:
         _, _, flags, low = self.node(index)
@@ -99,6 +121,13 @@ class _Page:
         return self.count - 1 if index >= self.count else index if is_equal else max(index - 1, 0)
 
 
+def _page_number(page: _Page, index: int) -> int:
+    """Where the pages of a node's value begin, if it has its own."""
+    at, key_size, _, _ = page.node(index)
+    number: int = _PAGE_NUMBER.unpack_from(page.data, at + key_size)[0]
+    return number
+
+
 class PageFile:
     """LMDB's data file. Safe for several threads."""
 
@@ -120,11 +149,10 @@ class PageFile:
 
     def make_replaceable(self, transaction: int, table: bytes, start: bytes, stop: bytes) -> None:
         """Before the rows in [start, stop) are replaced or deleted, by the one writer, whose newest committed
-        transaction is named."""
+        transaction is named. Raises PagesDamaged if pages to overwrite may belong to another row."""
         for noted in [n for n in list(self.unreadable) if n[0] == table and start <= n[1] < stop]:
             del self.unreadable[noted]
-            with suppress(PagesDamaged, SnapshotGone):  # then LMDB has to cope
-                self.reader(cached_only=False).make_readable(transaction, *noted)
+            self.reader(cached_only=False).make_readable(transaction, *noted)
 
 
 def _read_cached(fd: int, size: int, at: int) -> bytearray:
@@ -156,6 +184,7 @@ class PageReader:
         self._ahead = memoryview(b"")  # the last value and what follows it: its successor usually does
         self._ahead_at = 0
         self._next_value_at = -1  # where the successor lies if it follows on
+        self._last_page = 1  # of the transaction
 
     def rows(
         self,
@@ -204,8 +233,8 @@ class PageReader:
     # ------------------------------------------------------------------------------------------- the tree
     def _root_of(self, transaction: int, table: bytes) -> int:
         for number in (0, 1):
-            magic, _, _, _, _, main, _, found = _META.unpack(
-                self._pread(_META.size, number * self._page_bytes + _HEADER)
+            magic, _, _, _, _, main, self._last_page, found = _META.unpack(
+                self._tree_bytes(_META.size, number * self._page_bytes + _HEADER)
             )
             if magic == _MAGIC and found == transaction:
                 break
@@ -277,15 +306,23 @@ class PageReader:
 
     # ------------------------------------------------------------------------------------------- the file
     def _page(self, number: int) -> _Page:
-        return _Page(bytes(self._pread(self._page_bytes, number * self._page_bytes)), number)
+        if number > self._last_page:
+            raise PagesDamaged(f"page {number} is named, but {self._last_page} is the last")
+        return _Page(bytes(self._tree_bytes(self._page_bytes, number * self._page_bytes)), number)
+
+    def _tree_bytes(self, size: int, at: int) -> bytes | bytearray:
+        try:
+            return self._pread(size, at)
+        except Unreadable as e:
+            raise PagesDamaged(str(e)) from e
 
     def _pread(self, size: int, at: int) -> bytes | bytearray:
         try:
             data = self._read(self._fd, size, at)
         except OSError as e:
-            raise PagesDamaged(f"the file cannot be read at byte {at}: {e.strerror}") from e
+            raise Unreadable(f"the file cannot be read at byte {at}: {e.strerror}") from e
         if len(data) < size:
-            raise PagesDamaged(f"the file ends before byte {at + size}")
+            raise Unreadable(f"the file ends before byte {at + size}")
         return data
 
     def _value(self, page: _Page, index: int) -> bytes:
@@ -293,14 +330,29 @@ class PageReader:
         at += key_size
         if not flags & _ON_OVERFLOW:
             return page.data[at : at + size]
-        (number,) = _PAGE_NUMBER.unpack_from(page.data, at)
+        first = self._first_page(page, index)
         try:
-            return self._read_ahead(number * self._page_bytes + _HEADER, size)
-        except PagesDamaged:
+            found = self._read_ahead(first * self._page_bytes, _HEADER + size)
+        except Unreadable:
             self._note_unreadable(self._table, page.key(index))
             return b""
+        self._check_header(found, first, size)
+        return bytes(found[_HEADER:])
 
-    def _read_ahead(self, at: int, size: int) -> bytes:
+    def _first_page(self, page: _Page, index: int) -> int:
+        """The first of a value's own pages, all of which lie in the file."""
+        first, (_, _, _, size) = _page_number(page, index), page.node(index)
+        if not _FIRST_PAGE <= first <= self._last_page + 1 - self._pages_of(size) or size > VALUE_BYTES_MAX:
+            raise PagesDamaged(f"a row names {size} bytes at page {first}, but {self._last_page} is the last page")
+        return first
+
+    def _check_header(self, data: bytes | bytearray | memoryview, first: int, size: int) -> None:
+        """LMDB frees as many pages as this header says, beginning with the number in it."""
+        number, _, flags, count = _OVERFLOW_PAGE.unpack_from(data)
+        if number != first or flags != _OVERFLOW or not self._pages_of(size) <= count <= self._last_page + 1 - first:
+            raise PagesDamaged(f"page {first}, which a row names, is not the first page of its value")
+
+    def _read_ahead(self, at: int, size: int) -> memoryview:
         """Values written together lie one after the other: the second of a run brings those that follow, in a larger
         piece each time, because each call may have to wait for the interpreter's lock."""
         offset = at - self._ahead_at
@@ -309,33 +361,78 @@ class PageReader:
             self._ahead, self._ahead_at, offset = memoryview(b""), at, 0
             wanted = min(AHEAD_FACTOR * size, AHEAD_BYTES_MAX) if is_run else size
             if wanted > size:
-                with suppress(PagesDamaged, NotCached):
+                with suppress(Unreadable, NotCached):
                     self._ahead = memoryview(self._pread(wanted, at))
             if not self._ahead:
                 self._ahead = memoryview(self._pread(size, at))
-        self._next_value_at = at - _HEADER + self._pages_of(size) * self._page_bytes + _HEADER
-        return bytes(self._ahead[offset : offset + size])
+        self._next_value_at = at + self._pages_of(size - _HEADER) * self._page_bytes
+        return self._ahead[offset : offset + size]
 
     def _pages_of(self, size: int) -> int:
         return (_HEADER - 1 + size) // self._page_bytes + 1
 
+    # ------------------------------------------------------------------------------------------- before LMDB frees
+    def check_freeable(self, transaction: int, table: bytes, start: bytes, stop: bytes, home_of: HomeOf) -> None:
+        """Before the rows in [start, stop) are deleted. Raises PagesDamaged if a row names pages that are not its own:
+        LMDB would free them, and use them again while they hold the value of another row.
+
+        `home_of` returns the key that belongs to an intact value. A value under another key shows that the page number
+        or the key is damaged. With a damaged key the row still lies where the right key belongs, and may be deleted.
+        """
+        root = self._root_of(transaction, table)
+        path = self._descend(root, start) if root != _NO_ROOT else []
+        while path and (key := self._key_at(path)) is not None and key < stop:
+            page, index = path[-1]
+            _, _, flags, size = page.node(index)
+            if flags & _ON_OVERFLOW:
+                first = self._first_page(page, index)
+                with suppress(Unreadable):  # it is overwritten next
+                    head = bytes(self._pread(self._page_bytes, first * self._page_bytes))  # LMDB touches it anyway
+                    self._check_header(head, first, size)
+                    home = home_of(key, head[_HEADER : _HEADER + size])
+                    if home is not None and home != key and not self._is_place_of(home, key, path):
+                        raise PagesDamaged(f"the row {key.hex()} names the pages of another row, {home.hex()}")
+            path[-1] = (page, index + 1)
+
+    def _is_place_of(self, home: bytes, key: bytes, path: list[_Level]) -> bool:
+        """Whether `key`, at the end of the path, is `home` with a flipped bit: then `home` fits between the rows before
+        and after. One of them may be `home` itself, put back by a repair: that one has other pages."""
+        if len(home) != len(key) or (int.from_bytes(home) ^ int.from_bytes(key)).bit_count() != 1:
+            return False
+        page, index = path[-1]
+        before, after = list(path), [*path[:-1], (page, index + 1)]
+        below = before[-1] if self._step_back(before) else None
+        above = after[-1] if self._key_at(after) is not None else None  # it may have moved to the next leaf
+        if (below and below[0].key(below[1]) > home) or (above and above[0].key(above[1]) < home):
+            return False
+        number = _page_number(page, index)
+        return not any(n and n[0].key(n[1]) == home and _page_number(*n) == number for n in (below, above))
+
     def make_readable(self, transaction: int, table: bytes, key: bytes) -> None:
         """Overwrites the pages of a value that cannot be read. A medium gives a page again once it has been written, or
-        takes another in its place. The first page keeps the header that LMDB needs to free them all."""
+        takes another in its place. The first page keeps the header that LMDB needs to free them all. Raises
+        PagesDamaged before it touches pages that may not be the value's."""
         root = self._root_of(transaction, table)
         path = self._descend(root, key) if root != _NO_ROOT else []
         if not path or self._key_at(path) != key:
             return
         page, index = path[-1]
-        at, key_size, flags, size = page.node(index)
+        _, _, flags, size = page.node(index)
         if not flags & _ON_OVERFLOW:
             return
-        (first,) = _PAGE_NUMBER.unpack_from(page.data, at + key_size)
-        count = self._pages_of(size)
+        first, count = self._first_page(page, index), self._pages_of(size)
+        with suppress(Unreadable):
+            self._check_header(self._pread(_HEADER, first * self._page_bytes), first, size)
         for number in range(first, first + count):
             at = number * self._page_bytes
             try:
                 self._pread(self._page_bytes, at)
-            except PagesDamaged:
+            except Unreadable:
                 header = _OVERFLOW_PAGE.pack(first, 0, _OVERFLOW, count) if number == first else b""
-                os.pwrite(self._fd, header.ljust(self._page_bytes, b"\x00"), at)
+                self._overwrite(header.ljust(self._page_bytes, b"\x00"), at)
+
+    def _overwrite(self, data: bytes, at: int) -> None:
+        try:
+            os.pwrite(self._fd, data, at)
+        except OSError as e:
+            raise PagesDamaged(f"the file can be neither read nor written at byte {at}: {e.strerror}") from e

@@ -14,6 +14,7 @@ from smq.replication.log.codec import (
     batch_key,
     build_value,
     create_time_key,
+    home_of,
     index_row,
     info_of,
     parse_index_row,
@@ -119,6 +120,18 @@ def test_time_keys_sort_like_their_times(a: int, b: int, base_a: int, base_b: in
     if a >= 0:
         start, stop = times_range(PID, 0)
         assert start < append_time_key(PID, a, base_a) < after_append_time(PID, a) < stop
+
+
+def test_the_first_bytes_of_a_value_name_its_key() -> None:
+    value, info = sample()
+    key, wrong = batch_key(PID, info.base), batch_key(PID, info.base + 1)
+    assert (home_of(key, value[:37]), home_of(wrong, value)) == (key, key)
+    for at in range(37):
+        damaged = bytearray(value)
+        damaged[at] ^= 1
+        assert home_of(key, bytes(damaged)) is None, at
+    assert home_of(key, value[:36]) is None
+    assert home_of(key, b"\x00" * 4_096) is None
 
 
 def test_keys_of_a_partition_lie_together() -> None:

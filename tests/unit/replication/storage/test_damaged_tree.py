@@ -206,6 +206,21 @@ def test_a_note_of_a_page_beyond_the_end_does_not_extend_the_file(harness: LmdbH
     assert (harness.path / DATA_FILE).stat().st_size == size
 
 
+def test_unreadable_pages_of_another_row_are_not_overwritten(
+    harness: LmdbHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(harness)
+    first = leaf_of(harness, V).first
+    leaf_of(harness, K).point_to(first + 1)
+    medium = FailingMedium(monkeypatch)
+    medium.bad = {first + 2}
+    pages = harness.disk._pages
+    pages.unreadable[BATCHES_TABLE, batch_key(PID, K)] = None
+    with harness.disk._env.begin() as txn, pytest.raises(PagesDamaged):
+        pages.make_replaceable(txn.id(), BATCHES_TABLE, batch_key(PID, K), batch_key(PID, K + 1))
+    assert medium.bad == {first + 2}
+
+
 def test_a_page_that_can_be_neither_read_nor_written_ends_the_node_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

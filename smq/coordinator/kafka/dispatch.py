@@ -12,7 +12,6 @@ from typing import Final, TypeAlias
 from smq.coordinator.kafka import (
     authorization,
     committed_offsets,
-    config_admin,
     group_admin,
     group_membership,
     log_offsets,
@@ -22,6 +21,7 @@ from smq.coordinator.kafka import (
 )
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
 from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.configs import admin as configs_admin
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.find_coordinator import find_coordinator
@@ -61,13 +61,13 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.INIT_PRODUCER_ID: init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
     ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
-    ApiKey.DESCRIBE_CONFIGS: config_admin.describe_configs,
-    ApiKey.ALTER_CONFIGS: config_admin.alter_configs,
+    ApiKey.DESCRIBE_CONFIGS: configs_admin.describe_configs,
+    ApiKey.ALTER_CONFIGS: configs_admin.alter_configs,
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
     ApiKey.CREATE_PARTITIONS: topic_admin.create_partitions,
     ApiKey.DELETE_GROUPS: group_admin.delete_groups,
     ApiKey.ELECT_LEADERS: elect_leaders,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: config_admin.incremental_alter_configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs_admin.incremental_alter_configs,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: listings.list_partition_reassignments,
     ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
     ApiKey.DESCRIBE_CLIENT_QUOTAS: listings.describe_client_quotas,

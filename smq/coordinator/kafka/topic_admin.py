@@ -8,7 +8,7 @@ from collections import Counter
 
 from smq.coordinator.kafka.cluster import NO_TOPIC_ID, new_topic, refusals_as_errors
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.config_view import topic_entries
+from smq.coordinator.kafka.configs.view import topic_entries
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT

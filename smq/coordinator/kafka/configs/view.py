@@ -1,7 +1,7 @@
 """How settings look to Kafka's admin clients: of topics, of nodes, of the whole cluster, and of groups.
 
 Owns the rows of DescribeConfigs: values, types, sources and synonyms. Most keys of a node say what smq does anyway;
-tools read them. It must never change anything: `config_admin` does. Only handlers import it.
+tools read them. It must never change anything: `admin` does. Only handlers import it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the settings of topics, of the cluster, and of a node.
 
-Owns the checks and the commands of alterations; `config_view` has what clients see. Each resource is a command of its
+Owns the checks and the commands of alterations; `view` has what clients see. Each resource is a command of its
 own, for all of its keys or none. The resource BROKER without a name is the whole cluster, as Kafka's dynamic defaults
 of all brokers. A node reads its own settings from node.toml when it starts. Clients can see them, and cannot change
 them.
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from smq.coordinator.kafka.cluster import refusals_as_errors
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.config_view import cluster_entries, node_entries, topic_entries
+from smq.coordinator.kafka.configs.view import cluster_entries, node_entries, topic_entries
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT

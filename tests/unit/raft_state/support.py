@@ -51,7 +51,7 @@ from smq.raft_state.invariants import check
 from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX, default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Rejected, Reply
-from smq.raft_state.state import ClusterState, PartitionState
+from smq.raft_state.state import ClusterState, GroupState, PartitionState
 
 
 def tid(n: int) -> TopicId:
@@ -346,3 +346,22 @@ def expire(driver: Driver, now_ms: int) -> None:
     before = driver.machine.state.expiry_clock_ms
     elapsed_ms = min(max(now_ms - before, 0), CLOCK_ELAPSED_MS_MAX)
     driver.ok(AdvanceClock(seen_ms=before, elapsed_ms=elapsed_ms, now_ms=now_ms))
+
+
+def coordinated() -> Driver:
+    """One node coordinates everything, in epoch 1."""
+    driver = Driver()
+    driver.ok(default_init("test"))
+    driver.ok(register(1, kafka="host:1"))
+    driver.ok(topic(1, partitions=2, replicas=1))
+    return driver
+
+
+def group(driver: Driver, name: str = "g") -> GroupState:
+    return driver.machine.state.groups[name]
+
+
+def stable(driver: Driver, *ids: str) -> None:
+    """Generation 1 of "g", each member assigned its own name."""
+    driver.ok(form("g", 1, 0, *(member(m) for m in ids)))
+    driver.ok(assign_members("g", 1, 1, **{m: m.encode() for m in ids}))

@@ -9,23 +9,19 @@ from smq.raft_state.limits import (
     CLOCK_ELAPSED_MS_MAX,
     OFFSETS_RETENTION_MINUTES_DEFAULT,
     OFFSETS_RETENTION_MINUTES_MAX,
-    default_init,
 )
 from smq.raft_state.machine import Machine
-from smq.raft_state.state import GroupState
 from tests.unit.raft_state.support import (
     Driver,
-    assign_members,
     commit,
+    coordinated,
     expire,
-    form,
+    group,
     kept_minutes,
-    member,
     member_commit,
     pid,
-    register,
     remove,
-    topic,
+    stable,
 )
 
 DAY_MS = 86_400_000
@@ -34,22 +30,7 @@ RETENTION_MS = OFFSETS_RETENTION_MINUTES_DEFAULT * 60_000
 
 @pytest.fixture
 def driver() -> Driver:
-    """One node coordinates everything, in epoch 1."""
-    driver = Driver()
-    driver.ok(default_init("test"))
-    driver.ok(register(1, kafka="host:1"))
-    driver.ok(topic(1, partitions=2, replicas=1))
-    return driver
-
-
-def group(driver: Driver, name: str = "g") -> GroupState:
-    return driver.machine.state.groups[name]
-
-
-def stable(driver: Driver, *ids: str) -> None:
-    """Generation 1 of "g", each member assigned its own name."""
-    driver.ok(form("g", 1, 0, *(member(m) for m in ids)))
-    driver.ok(assign_members("g", 1, 1, **{m: m.encode() for m in ids}))
+    return coordinated()
 
 
 def expire_daily(driver: Driver, from_ms: int, to_ms: int) -> None:

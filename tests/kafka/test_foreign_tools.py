@@ -31,6 +31,7 @@ def test_the_admin_client_gets_what_its_tools_show(
     nodes = sorted(cluster.nodes)
     assert sorted(found["nodes"]) == nodes
     assert found["partitions"] == 2
+    assert {"READ", "WRITE", "DELETE"} < set(found["operations"])
     assert len(found["sizes"]) == len(nodes)
     assert max(found["sizes"]) > 10_000
     assert found["election"] == "ElectionNotNeededException"

@@ -7,6 +7,7 @@ in between show in the pages after it.
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from smq.coordinator.kafka.authorization import on_topic
 from smq.coordinator.kafka.cluster import (
     INTERNAL_TOPICS,
     NO_TOPIC_ID,
@@ -73,7 +74,9 @@ async def _page(
         first = cursor["partition_index"] if cursor is not None and cursor["topic_name"] == name else 0
         shown = topic.partitions[first : first + left]
         partitions = [describe_partition(state, partition) | _NO_ELR async for partition in turns.over(shown)]
-        topics.append(_without_partitions(name, topic.topic_id, KafkaError.NONE) | {"partitions": partitions})
+        # The request cannot ask for the operations: each topic has them, and the client takes what it wants.
+        whole: Struct = {"partitions": partitions, "topic_authorized_operations": on_topic(is_asked=True)}
+        topics.append(_without_partitions(name, topic.topic_id, KafkaError.NONE) | whole)
         left -= len(shown)
         if first + len(shown) < len(topic.partitions):
             next_cursor = {"topic_name": name, "partition_index": first + len(shown)}

@@ -12,6 +12,7 @@ import java.util.Properties;
 import java.util.Set;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.DescribeTopicsOptions;
 import org.apache.kafka.clients.admin.ListConfigResourcesOptions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
@@ -88,7 +89,9 @@ public final class Driver {
         TopicPartition place = new TopicPartition(request.topic(), 0);
         try (Admin admin = Admin.create(base)) {
             var nodes = admin.describeCluster().nodes().get().stream().map(node -> node.id()).toList();
-            var topic = admin.describeTopics(List.of(request.topic())).allTopicNames().get().get(request.topic());
+            var withOperations = new DescribeTopicsOptions().includeAuthorizedOperations(true);
+            var topics = admin.describeTopics(List.of(request.topic()), withOperations).allTopicNames().get();
+            var topic = topics.get(request.topic());
             List<Long> sizes = new ArrayList<>();
             for (var directories : admin.describeLogDirs(nodes).allDescriptions().get().values()) {
                 directories.values().forEach(d -> sizes.add(d.replicaInfos().get(place).size()));
@@ -97,17 +100,18 @@ public final class Driver {
             var quorum = admin.describeMetadataQuorum().quorumInfo().get();
             var producers = admin.describeProducers(List.of(place)).partitionResult(place).get().activeProducers();
             var resources = admin.listConfigResources(Set.of(), new ListConfigResourcesOptions()).all().get();
-            return Map.of(
-                    "nodes", nodes,
-                    "partitions", topic.partitions().size(),
-                    "sizes", sizes,
-                    "election", election.map(e -> e.getClass().getSimpleName()).orElse("none"),
-                    "leader", quorum.leaderId(),
-                    "voters", quorum.voters().stream().map(voter -> voter.replicaId()).toList(),
-                    "last_sequences", producers.stream().map(producer -> producer.lastSequence()).toList(),
-                    "resources", resources.stream().map(resource -> resource.name()).toList(),
-                    "reassigned", admin.listPartitionReassignments().reassignments().get().size(),
-                    "quotas", admin.describeClientQuotas(ClientQuotaFilter.all()).entities().get().size());
+            return Map.ofEntries(
+                    Map.entry("nodes", nodes),
+                    Map.entry("partitions", topic.partitions().size()),
+                    Map.entry("operations", topic.authorizedOperations().stream().map(Enum::name).toList()),
+                    Map.entry("sizes", sizes),
+                    Map.entry("election", election.map(e -> e.getClass().getSimpleName()).orElse("none")),
+                    Map.entry("leader", quorum.leaderId()),
+                    Map.entry("voters", quorum.voters().stream().map(voter -> voter.replicaId()).toList()),
+                    Map.entry("last_sequences", producers.stream().map(one -> one.lastSequence()).toList()),
+                    Map.entry("resources", resources.stream().map(resource -> resource.name()).toList()),
+                    Map.entry("reassigned", admin.listPartitionReassignments().reassignments().get().size()),
+                    Map.entry("quotas", admin.describeClientQuotas(ClientQuotaFilter.all()).entities().get().size()));
         }
     }
 

@@ -227,6 +227,18 @@ def test_a_partition_is_described_as_in_metadata(node: Node) -> None:
     assert (partition["leader_id"], partition["replica_nodes"]) == (part.leader, part.replicas)
 
 
+def test_a_topic_names_what_a_client_may_do_with_it(node: Node) -> None:
+    """Kafka 4's admin client asks here, and no longer in Metadata, when its caller wants the operations."""
+    node.create("a")
+    metadata = {"topics": [{"name": "a", "topic_id": bytes(16)}], "allow_auto_topic_creation": False}
+    metadata |= {"include_topic_authorized_operations": True, "include_cluster_authorized_operations": False}
+    (same,) = ask_metadata(node, metadata)["topics"]
+    known, unknown = describe(node, "a", "nowhere")["topics"]
+    assert known["topic_authorized_operations"] == same["topic_authorized_operations"]
+    assert bin(known["topic_authorized_operations"]).count("1") == 8
+    assert "topic_authorized_operations" not in unknown, "encoded as the default, which says that nothing is known"
+
+
 def ask_metadata(node: Node, request: Struct) -> Struct:
     node.status = lambda: SimpleNamespace(raft_leader=None)  # type: ignore[method-assign]  # all that Metadata reads
     return ask(node, ApiKey.METADATA, 12, request)

@@ -92,6 +92,6 @@ def encode_reply(reply: Reply, level: int = FEATURE_LEVEL) -> bytes:
     return _REPLIES.encode(reply, level)
 
 
-def decode_reply(data: Bytes) -> Reply:
-    """Inverse of `encode_reply`; CodecError for anything else."""
-    return cast(Reply, _REPLIES.decode(data, FEATURE_LEVEL))
+def decode_reply(data: Bytes, known: int = FEATURE_LEVEL) -> Reply:
+    """Inverse of `encode_reply`. UpgradeNeeded for a reply above the `known` level; CodecError for anything else."""
+    return cast(Reply, _REPLIES.decode(data, known))

@@ -98,7 +98,7 @@ class Machine:
             return self._run(command)
         known = self.state.replies.get(request_id)
         if known is not None:
-            return Applied(reply=decode_reply(known))
+            return Applied(reply=decode_reply(known, self._known_level))
         if before >= 0 and self.state.replies_counted - before > self.state.replies_max:
             message = "too many requests came after this one to know whether it has taken effect"
             return Applied(reply=Rejected(code=ErrorCode.REQUEST_EXPIRED, message=message))

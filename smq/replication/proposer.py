@@ -299,7 +299,13 @@ class Proposer:
                 pending.sent_to = None
                 self._schedule_retry()
             return
-        self._conclude_at(message.index, pending, decode_reply(message.reply))
+        try:
+            reply = decode_reply(message.reply, self._known_level)
+        except CodecError as e:  # it was carried out or refused: only the answer is lost
+            unreadable = f"this node cannot read the Raft leader's reply: {e}"
+            self._conclude(pending, SmqError(ErrorCode.TIMED_OUT, unreadable))
+            return
+        self._conclude_at(message.index, pending, reply)
 
     def _conclude_at(self, index: LogIndex, pending: _Pending, reply: Reply) -> None:
         """Now, or when this node has applied the index."""

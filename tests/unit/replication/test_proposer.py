@@ -1,6 +1,7 @@
 """Proposals find the Raft leader, survive its loss, and are never reported before they are applied here."""
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -74,7 +75,7 @@ class ScriptedEngine:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, known_level: int = FEATURE_LEVEL) -> None:
         self.scheduler = Scheduler()
         self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
         self.engine = ScriptedEngine()
@@ -93,7 +94,7 @@ class World:
             links=Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
             deliver=lambda fn: fn(),
             state=lambda: ClusterState(replies_counted=self.replies_counted, feature_level=self.level),
-            known_level=FEATURE_LEVEL,
+            known_level=known_level,
             raft_leader=lambda: self.engine.leader if self.is_leader_heard else None,
         )
 
@@ -292,6 +293,47 @@ def test_another_nodes_proposal_that_does_not_decode_never_reaches_the_engine(wo
     with pytest.raises(wire.WireError):
         world.proposer.on_propose(OTHER, wire.Propose(1, b"\x80\x04pickle"))
     assert world.engine.queue == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (bytes((FEATURE_LEVEL + 1, 1)), "a reply of feature level 2; .*: run a newer smq on this node"),
+        (bytes((1, 255)), "a reply with the unknown tag 255; .*: run a newer smq on this node"),
+        (b"\x00\x01", "none below 1"),
+        (encode_reply(Done()) + b"more", "bytes"),
+        (b"", ""),
+    ],
+)
+def test_an_unreadable_reply_leaves_its_caller_with_an_unknown_outcome_and_harms_no_other(
+    world: World, reply: bytes, says: str
+) -> None:
+    world.lead(OTHER)
+    world.propose()
+    world.propose()
+    (first, second) = [sent.request for _, sent in world.forwarded]
+    world.proposer.on_proposed(wire.Proposed(first, wire.COMMITTED, LogIndex(7), reply))
+    (error,) = world.answers
+    assert isinstance(error, SmqError)
+    assert not error.code.is_definite
+    assert error.code.is_retriable
+    assert re.search(f"cannot read the Raft leader's reply: .*{says}.*; retry with the same request id", str(error))
+    world.proposer.on_proposed(wire.Proposed(second, wire.COMMITTED, LogIndex(8), encode_reply(Done())))
+    world.proposer.on_applied(LogIndex(8))
+    assert world.answers[1:] == [Done()]
+    assert world.proposer._pending == {}
+
+
+def test_a_reply_above_the_level_that_the_node_is_allowed_is_not_read() -> None:
+    """Its code may know more than the operator lets it use (feature_level_max)."""
+    world = World(known_level=FEATURE_LEVEL - 1)
+    world.lead(OTHER)
+    world.propose()
+    ((_, sent),) = world.forwarded
+    world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(0), encode_reply(Done())))
+    (error,) = world.answers
+    assert isinstance(error, SmqError)
+    assert "this smq knows feature levels up to 0" in error.message
 
 
 def test_barriers_share_one_in_flight_and_the_next_is_for_later_callers(world: World) -> None:

@@ -35,14 +35,15 @@ from smq.coordinator.http.connection_metrics import ConnectionCollector, PortCon
 from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaServer
+from smq.coordinator.listeners import listener, port_taken
 from smq.coordinator.process_log import configure_logs
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.tls.contexts import load_tls
-from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, PortTaken, StartError
+from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
 from smq.replication.config import NodeConfig
 from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
-from smq.replication.net.tcp import TcpNetwork, bind_listener
+from smq.replication.net.tcp import TcpNetwork
 from smq.replication.node import Node
 from smq.replication.ports import DataDamaged
 from smq.replication.raft.view import EngineTiming
@@ -112,10 +113,10 @@ class Server:
         config = self._config
         caps = take_descriptors()
         self._tls = load_tls(config.tls, cluster_id=config.cluster_id, node_id=config.node_id)
-        peers = _listener("other nodes", config.peers[config.node_id])
-        http = _listener("HTTP", config.http_address)
+        peers = listener("other nodes", config.peers[config.node_id])
+        http = listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http.getsockname()[1])
-        kafka = _listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
+        kafka = listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
         self.kafka_address = _bound(config.kafka_address, kafka)
         self.grpc_address = self._open_grpc(caps)
         node_config = config.node_config(
@@ -209,7 +210,8 @@ class Server:
                 return self._grpc.add_secure_port(address, self._tls.grpc_credentials())
             return self._grpc.add_insecure_port(address)
         except RuntimeError as e:
-            raise _port_taken("gRPC", address, "it is in use, or is not an address of this machine") from e
+            reason = "it is in use, or is not an address of this machine"
+            raise port_taken("gRPC", self._config.grpc_address, reason) from e
 
     def _add_services(self) -> None:
         agent = AgentService(self.node, request_bytes_max=self._config.request_bytes_max)
@@ -353,16 +355,3 @@ async def _run(
 def _bound(address: Address | None, listener: socket.socket | None) -> Address | None:
     """The address with the port that was actually bound."""
     return (address[0], listener.getsockname()[1]) if address is not None and listener is not None else None
-
-
-def _listener(purpose: str, address: Address) -> socket.socket:
-    try:
-        return bind_listener(*address)
-    except OSError as e:
-        raise _port_taken(purpose, format_address(address), e.strerror or str(e)) from e
-
-
-def _port_taken(purpose: str, address: str, reason: str) -> PortTaken:
-    return PortTaken(
-        f"cannot listen on {address} for {purpose}: {reason}; choose another port, or stop the process that uses it"
-    )

@@ -1,6 +1,7 @@
 """The `smq` command on real nodes: what a newcomer types, and what a script relies on."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.cli.cluster_dir import free_ports
+from smq.coordinator.cli.cluster_dir import Ports, find_nodes, free_ports, prepare_cluster
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import CLI, end, run_cli, tail, wait_for
 
@@ -239,6 +240,29 @@ def test_a_refused_serve_leaves_nothing_behind(
     assert result.returncode != 0
     assert says in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
+
+
+@pytest.mark.parametrize("command", ["cluster", "dev"])
+@pytest.mark.parametrize("port", ["--grpc-port", "--http-port", "--kafka-port"])
+@pytest.mark.parametrize("tls", [(), ("--tls",)])
+def test_a_start_at_a_taken_port_leaves_nothing_behind(
+    tmp_path: Path, taken_port: int, command: str, port: str, tls: tuple[str, ...]
+) -> None:
+    ports = {"--grpc-port": 0, "--http-port": 0, "--kafka-port": 0} | {port: taken_port}
+    arguments = [str(word) for pair in ports.items() for word in pair]
+    result = run_cli(command, "--data-dir", str(tmp_path / "deep" / "d"), *arguments, *tls)
+    assert result.returncode == 98
+    assert f"cannot listen on 127.0.0.1:{taken_port}" in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_refused_change_of_ports_leaves_the_cluster_where_it_was(tmp_path: Path, taken_port: int) -> None:
+    before = [path.read_text() for path in prepare_cluster(tmp_path, 3, Ports(grpc=0, http=0, kafka=0))]
+    result = run_cli("cluster", "--data-dir", str(tmp_path), "--http-port", str(taken_port))
+    assert result.returncode == 98
+    assert f"cannot listen on 127.0.0.1:{taken_port} for HTTP" in result.stderr
+    assert [path.read_text() for path in find_nodes(tmp_path)] == before
+    assert not list(tmp_path.glob("node-*/data"))
 
 
 @pytest.mark.parametrize("line", ["no_such_key = 1", "[tuning]\nno_such_key = 1"])

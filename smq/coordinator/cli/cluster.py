@@ -94,6 +94,7 @@ def dev(
                     new_peer_ports=is_retry,
                     settings=parse_settings(settings),
                     secure=secure_cluster if tls else None,
+                    are_ports_checked=True,
                 )[0],
                 data_dir,
                 ready_file,
@@ -162,6 +163,7 @@ def cluster(
                 racks=named,
                 settings=parse_settings(settings),
                 secure=secure,
+                are_ports_checked=True,
             )
             return asyncio.run(_cluster(paths, data_dir, ready_file))
 

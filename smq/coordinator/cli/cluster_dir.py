@@ -25,8 +25,9 @@ from smq.coordinator.config import (
     load_config,
     write_config,
 )
+from smq.coordinator.listeners import check_free
 from smq.coordinator.tls.layout import Identity, client_identity, tls_dir
-from smq.coordinator.user_errors import ConfigError
+from smq.coordinator.user_errors import ConfigError, UserError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 from smq.raft_state.ids import NodeId
 
@@ -68,14 +69,17 @@ def prepare_cluster(
     racks: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
     secure: Secure | None = None,
+    are_ports_checked: bool = False,
 ) -> list[Path]:
     """Creates or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError if the directory
     holds another cluster than the requested one. The user does not choose the ports between nodes: they are free ports,
     and stay the same unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of the nodes, in
     order; if it is empty, they stay as they are. So do the settings that `settings` does not name. `secure` gives TLS
-    to nodes that have none."""
+    to nodes that have none. With `are_ports_checked` nothing is written for ports that are taken: PortTaken. A port
+    that stays as it was is left to its node, which may find that it runs already."""
     found = find_nodes(directory)
-    configs = [load_config(path) for path in found] if found else _new_cluster(node_count)
+    before = [load_config(path) for path in found]
+    configs = before or _new_cluster(node_count)
     if node_count != len(configs):
         raise ConfigError(
             f"{directory} holds a cluster of {len(configs)} nodes, not {node_count}: use --nodes {len(configs)}, or "
@@ -88,6 +92,9 @@ def prepare_cluster(
     if settings:
         check_settings(settings)
         configs = [replace(c, settings={**c.settings, **settings}) for c in configs]
+    if are_ports_checked:
+        known = {address for c in before for _, address in _client_ports(c)}
+        check_free(port for c in configs for port in _client_ports(c) if port[1] not in known)
     if secure is not None:
         configs = secure(directory, configs)
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
@@ -101,7 +108,7 @@ def prepare_cluster(
 def hold_directory(directory: Path) -> Iterator[None]:
     """Locks the directory against another `smq cluster` or `smq dev`, which would rewrite the ports of running nodes.
     The lock ends with the process, whatever ends it. Single nodes are protected by the lock on their own data. After a
-    ConfigError, a directory that was made here and has got no cluster is gone again."""
+    UserError, a directory that was made here and has got no cluster is gone again."""
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (directory / _LOCK_FILE).open("a+") as lock:
@@ -118,7 +125,7 @@ def hold_directory(directory: Path) -> Iterator[None]:
         lock.flush()
         try:
             yield
-        except ConfigError:
+        except UserError:
             if made and os.listdir(directory) == [_LOCK_FILE]:
                 (directory / _LOCK_FILE).unlink()
                 for path in made:
@@ -157,6 +164,11 @@ def reach_of(directory: Path) -> Reach:
 
 def _node_dir(directory: Path, node_id: NodeId) -> Path:
     return directory / f"node-{node_id}"
+
+
+def _client_ports(config: ServerConfig) -> list[tuple[str, Address]]:
+    ports = [("gRPC", config.grpc_address), ("HTTP", config.http_address)]
+    return ports if config.kafka_address is None else [*ports, ("Kafka", config.kafka_address)]
 
 
 def _new_cluster(node_count: int) -> list[ServerConfig]:

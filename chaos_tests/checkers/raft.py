@@ -19,7 +19,7 @@ def check(facts: Facts) -> list[Violation]:
     for event in history.noted("died"):
         findings.add("process-died", f"node {event['n']}: {event['err']}", event)
     for event in history.noted("overtaken"):
-        findings.add("overtaken", f"a batch whose predecessors are all stored: {event['err']}", event)
+        findings.add("overtaken", event["err"], event)
     for event in history.noted("queue"):
         detail = (
             f"node {event['n']}: {event['size']} bytes of records waited for its disk, the bound is {event['bound']}"

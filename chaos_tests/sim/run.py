@@ -32,6 +32,7 @@ from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.remaker import Remaker
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
+from chaos_tests.sim.clients.streamer import Streamer
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
@@ -300,6 +301,7 @@ class Simulation:
         made += [SettingOwner(world, i, think_ms=think).run() for i in range(mix.setting_owners)]
         made += [Placer(world, f"placed-{i}", think_ms=think).run() for i in range(mix.placers)]
         made += [Noter(world, f"noter-{i}", think_ms=think).run() for i in range(mix.noters)]
+        made += [Streamer(world, f"streamer-{i}", think_ms=think).run() for i in range(mix.streamers)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]
         made += [
             Assigner(world, f"assigner-{i}", known, think_ms=think).run()

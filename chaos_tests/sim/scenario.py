@@ -56,6 +56,7 @@ class ClientMix:
     setting_owners: int = 0  # each changes a setting of the cluster
     placers: int = 0  # each makes topics and assigns their replicas
     noters: int = 0  # each proposes a command of level 2
+    streamers: int = 0  # each makes topics, and immediately sends them batches without sequences
     remakers: int = 0  # each makes and deletes topics of one name
     think_ms: float = 240.0
     trim_think_ms: float = 3000.0

@@ -238,13 +238,14 @@ class NodeApi(Protocol):
         barrier in time. `look_up` must not raise."""
 
     def produce(
-        self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+        self, topic: str | TopicId, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
-        """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader). After a
+        """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader). Batches
+        of one partition are appended in the order of these calls, also if the first ones wait for a look-up. After a
         batch of an idempotent producer has been refused so that it comes again, the later ones of that producer get
         OVERLOADED until it has come."""
 
-    def expect(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
+    def expect(self, topic: str, partition: int, batch: Buffer) -> None:
         """A service holds this batch back or refuses it, before `produce`: the later ones of its producer must not
         overtake it. For requests that want an answer."""
 

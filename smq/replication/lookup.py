@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex
+from smq.raft_state.ids import LogIndex, PartitionIndex, TopicId, partition_id
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import DoneFn
 from smq.replication.host import Host
@@ -31,6 +31,10 @@ def unknown_topic(topic: str) -> SmqError:
     return SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
 
 
+def unknown_topic_id(topic_id: TopicId) -> SmqError:
+    return SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic with the id {topic_id.hex()}")
+
+
 def unknown_partition(state: ClusterState, topic: str, partition: int) -> SmqError:
     """Why the state, which must be as of a barrier, does not have the partition."""
     found = state.topics.get(topic)
@@ -38,6 +42,13 @@ def unknown_partition(state: ClusterState, topic: str, partition: int) -> SmqErr
         return unknown_topic(topic)
     message = f"topic {topic!r} has partitions 0 to {len(found.partitions) - 1}, not {partition}"
     return SmqError(ErrorCode.UNKNOWN_PARTITION, message)
+
+
+def partition_in(state: ClusterState, topic: str | TopicId, partition: int) -> PartitionState | None:
+    """By the topic's name or id."""
+    if isinstance(topic, str):
+        return state.partition_of(topic, partition)
+    return state.partition(partition_id(topic, PartitionIndex(partition))) if partition >= 0 else None
 
 
 class Lookup:
@@ -60,6 +71,10 @@ class Lookup:
             done(result if isinstance(result, SmqError) else look_up(self._host.state))
 
         self._barriers.wait(clipped(timeout_ms), after_barrier)
+
+    def known_partition(self, topic: str | TopicId, partition: int) -> PartitionState | None:
+        """As this node has applied it. None proves nothing; it is also the answer of a node that has stopped."""
+        return partition_in(self._host.state, topic, partition) if self._refusal() is None else None
 
     def applied_partition(self, topic: str, partition: int) -> PartitionState:
         """For callers that have passed a barrier: raises UNKNOWN_TOPIC, UNKNOWN_PARTITION as of the applied state."""
@@ -86,8 +101,8 @@ class Lookup:
                 # collector would find again. It counts objects, and a request may have megabytes.
                 self._host.deliver(partial(done, e.with_traceback(None)))
 
-        known = self._host.state.partition_of(topic, partition)
-        if known is not None and self._refusal() is None:  # the hot path, without `find` and its closures
+        known = self.known_partition(topic, partition)
+        if known is not None:  # the hot path, without `find` and its closures
             on_found(known)
         else:
             self.find(lambda state: state.partition_of(topic, partition), timeout_ms, on_found)

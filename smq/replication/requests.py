@@ -6,6 +6,7 @@ The node offers these methods as its own (`NodeApi`, where they are described).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from smq.raft_state.commands import Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -25,9 +26,10 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
+from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
-from smq.replication.lookup import Lookup, clipped
+from smq.replication.lookup import Lookup, clipped, partition_in
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
@@ -62,6 +64,7 @@ class Requests:
         self._barriers = barriers
         self._external = external
         self._lookup = Lookup(host, barriers, refusal)
+        self._arrivals = Arrivals(lambda: host.state, self._lookup)
         self.find = self._lookup.find
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
@@ -71,41 +74,48 @@ class Requests:
         self._barriers.wait(clipped(timeout_ms), done)
 
     def produce(
-        self, topic: str, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+        self, topic: str | TopicId, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
         order = self._replicas.send_order
 
         def append(part: PartitionState) -> None:
+            name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
+            order.place(name, partition, part.pid)
             replica = self._replicas.get(part.pid)
             if replica is None:
-                check_has_records(part, topic)
+                check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
-            limit = max_message_bytes(self._host.state.topics[topic].config)
+            limit = max_message_bytes(self._host.state.topics[name].config)
             replica.produce(batch, acks, clipped(timeout_ms), limit, done)
 
         def use(part: PartitionState) -> None:
-            order.place(topic, partition, part.pid)
             try:
                 append(part)
             except SmqError as e:
-                if acks is not Acks.NONE and comes_again(e.code):
-                    order.expect(part.pid, batch)
-                raise
+                # Without its traceback: that leads to this frame, and so to the request, which only the garbage
+                # collector would find again. It counts objects, and a request may have megabytes.
+                fail(e.with_traceback(None))
 
-        if acks is not Acks.NONE and self._host.state.partition_of(topic, partition) is None:
-            order.expect_by_name(topic, partition, batch)  # one that comes after the look-up must not overtake it
-        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+        def fail(error: SmqError) -> None:
+            if acks is not Acks.NONE and comes_again(error.code):
+                self._expect(topic, partition, batch)
+            self._host.deliver(partial(done, error))
 
-    def expect(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
-        state, order = self._host.state, self._replicas.send_order
+        self._arrivals.with_partition(topic, partition, timeout_ms, fail, use)
+
+    def expect(self, topic: str, partition: int, batch: Buffer) -> None:
+        self._expect(topic, partition, batch)
+
+    def _expect(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
+        order = self._replicas.send_order
         if partition < 0:
             return  # there is none: nothing of it comes again
-        if isinstance(topic, bytes):
-            order.expect(partition_id(topic, PartitionIndex(partition)), batch)
-        elif (part := state.partition_of(topic, partition)) is not None:
+        if (part := partition_in(self._host.state, topic, partition)) is not None:
             order.expect(part.pid, batch)
-        else:
+        elif isinstance(topic, str):
             order.expect_by_name(topic, partition, batch)
+        else:
+            order.expect(partition_id(topic, PartitionIndex(partition)), batch)
 
     def fetch(
         self,

@@ -114,7 +114,7 @@ class Connected(Producer):
         """A batch may be refused for its sequence while an earlier one is missing; the first may not."""
         first = left[0].result
         if isinstance(first, SmqError) and first.code is ErrorCode.OUT_OF_ORDER_SEQUENCE:
-            self.world.recorder.note("overtaken", err=str(first))
+            self.world.recorder.note("overtaken", err=f"a batch whose predecessors are all stored: {first}")
             return False
         return isinstance(first, Lost) or first.code.is_retriable
 

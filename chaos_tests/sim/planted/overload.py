@@ -38,6 +38,14 @@ OVERLOAD_BUGS: tuple[PlantedBug, ...] = (
         seeds=5,
     ),
     PlantedBug(
+        name="overtaken-while-looked-up",
+        rule="batches of one connection and partition are appended in order, also while the topic is looked up",
+        mutations=(Mutation("smq.replication.arrivals:Arrivals.with_partition", "if self._waiting:", "if False:"),),
+        scenario="new_topics",
+        anomalies=frozenset({"overtaken"}),
+        seeds=10,
+    ),
+    PlantedBug(
         name="held-for-ever",
         rule="a follower that was refused by its disk's queue gets its turn",
         mutations=(Mutation(_INTAKE + "next_turns", "while self._waiting and room > 0:", "while False:"),),

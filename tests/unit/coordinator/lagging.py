@@ -34,8 +34,10 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
+from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
+from smq.replication.ports import Buffer
 from smq.replication.proposer import Barriers
 
 ZERO = Offset(0)
@@ -85,10 +87,11 @@ class LaggingNode:
         self.is_ready = True
         self.state = state_with()
         self.barriers = 0
-        self.expected: list[tuple[object, int]] = []  # batches that were held back
+        self.appended: list[bytes] = []  # the batches of all partitions
         self._failure = failure
         waits = cast(Barriers, SimpleNamespace(wait=self.barrier))
         self._lookup = Lookup(cast(Host, self), waits, lambda: None)
+        self._arrivals = Arrivals(lambda: self.state, self._lookup)
         self.find = self._lookup.find
 
     @property
@@ -119,16 +122,19 @@ class LaggingNode:
         done(cast(Reply, None))
 
     def produce(
-        self, topic: str, partition: int, _batch: object, _acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+        self,
+        topic: str | TopicId,
+        partition: int,
+        batch: Buffer,
+        _acks: Acks,
+        timeout_ms: int,
+        done: DoneFn[Produced],
     ) -> None:
         def use(_part: PartitionState) -> None:
+            self.appended.append(bytes(batch))
             done(Produced(ZERO, ZERO, TsNs(1), Epoch(1), duplicate=False))
 
-        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
-
-    def expect(self, topic: object, partition: int, _batch: object) -> None:
-        assert self.barriers == 0, "before the look-up, during which others may come"
-        self.expected.append((topic, partition))
+        self._arrivals.with_partition(topic, partition, timeout_ms, done, use)
 
     def fetch(
         self, topic: str, partition: int, _offset: int, *, max_bytes: int, max_wait_ms: int, done: DoneFn[Fetched]

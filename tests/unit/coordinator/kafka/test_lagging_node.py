@@ -19,7 +19,8 @@ from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
-from smq.raft_state.ids import TopicId
+from smq.raft_state.ids import LogIndex, TopicId
+from smq.replication.api import DoneFn
 from smq.testing.kafka_client import batch
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
 
@@ -226,14 +227,69 @@ def test_an_id_that_is_unknown_after_a_barrier_is_refused(named: Named) -> None:
     assert node.barriers == 1
 
 
-def test_a_batch_is_not_overtaken_while_the_id_of_its_topic_is_looked_up() -> None:
-    node = LaggingNode()
-    key, version, request = _produce("", TOPIC_ID)
-    assert set(ask(node, key, version, request)) == {KafkaError.NONE}
-    assert node.expected == [(TOPIC_ID, 0)]
-    node = LaggingNode()
-    ProduceCall(gateway_of(node), version, lambda _answer: None, pytest.fail).start(request | {"acks": 0})
-    assert node.expected == [], "nothing comes again"
+class SlowBarriers(LaggingNode):
+    """It applies the topic before the barriers that wait for it end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[DoneFn[LogIndex]] = []
+
+    def barrier(self, _timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        self.waiting.append(done)
+
+    def apply(self, *topics: tuple[str, TopicId]) -> None:
+        self.state = state_with(*topics)
+
+
+def produced(node: LaggingNode, version: int, *topics: tuple[str, bytes, bytes]) -> list[Struct | None]:
+    """Starts one request with a batch for each (name, id, value); its answer once there is one."""
+    request: Struct = {"acks": -1, "timeout_ms": 1_000, "transactional_id": None}
+    request["topic_data"] = [
+        {"name": name, "topic_id": id_, "partition_data": [{"index": 0, "records": memoryview(value)}]}
+        for name, id_, value in topics
+    ]
+    answers: list[Struct | None] = []
+    ProduceCall(gateway_of(node), version, answers.append, pytest.fail).start(request)
+    return answers
+
+
+BY_NAME_AND_BY_ID = [(9, TOPIC, NO_TOPIC_ID), (13, "", TOPIC_ID)]
+
+
+@pytest.mark.parametrize(("version", "name", "id_"), BY_NAME_AND_BY_ID)
+def test_a_batch_is_not_overtaken_while_its_topic_is_looked_up(version: int, name: str, id_: bytes) -> None:
+    node = SlowBarriers()
+    answers = [produced(node, version, (name, id_, value)) for value in (b"1", b"2")]
+    assert node.appended == []
+    node.apply((TOPIC, TOPIC_ID))
+    answers.append(produced(node, version, (name, id_, b"3")))
+    assert node.appended == [b"1", b"2", b"3"]
+    for done in node.waiting:
+        done(LogIndex(1))
+    assert node.appended == [b"1", b"2", b"3"]
+    assert [codes_in(answer) for answer in answers] == [[KafkaError.NONE]] * 3
+
+
+def test_a_batch_does_not_wait_for_the_other_topics_of_its_request() -> None:
+    node = SlowBarriers()
+    node.apply((TOPIC, TOPIC_ID))
+    first = produced(node, 13, ("", TOPIC_ID, b"1"), ("", GONE, b"x"))
+    second = produced(node, 13, ("", TOPIC_ID, b"2"))
+    assert node.appended == [b"1", b"2"]
+    assert (first, codes_in(second)) == ([], [KafkaError.NONE])
+    node.waiting[0](LogIndex(1))
+    assert codes_in(first) == [KafkaError.NONE, KafkaError.UNKNOWN_TOPIC_ID]
+
+
+def test_a_look_up_that_fails_fails_its_own_batch_only() -> None:
+    node = SlowBarriers()
+    first, second = (produced(node, 9, (TOPIC, NO_TOPIC_ID, value)) for value in (b"1", b"2"))
+    node.waiting[0](NO_QUORUM)
+    assert_asked_again(codes_in(first))
+    assert second == []
+    node.apply((TOPIC, TOPIC_ID))
+    node.waiting[1](LogIndex(1))
+    assert (node.appended, codes_in(second)) == ([b"2"], [KafkaError.NONE])
 
 
 @pytest.mark.parametrize("named", BY_NAME_OR_ID)

@@ -257,6 +257,15 @@ def read_error(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def misplaced(fault: Fault) -> Script:
+    """A row of one partition names the pages of another partition's batch with the same base offset, while the node
+    runs. It is always the same node."""
+    host = fault.arena.cluster.hosts[fault.arena.victim]
+    key = host.image.misplace(Table.BATCHES, fault.rng)
+    fault.note("misplaced", n=host.node, key=key.hex() if key is not None else None)
+    yield fault.duration()
+
+
 def disk_error(fault: Fault) -> Script:
     """The next commit fails: the process must end itself, and must not have sent any message that waited for it."""
     for host in fault.hosts():
@@ -384,6 +393,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         hung.hung_disk,
         slow_reads,
         read_error,
+        misplaced,
         disk_error,
         fill_disk,
         disk_full,

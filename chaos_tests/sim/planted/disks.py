@@ -62,6 +62,17 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=8,
     ),
     PlantedBug(
+        name="batch-of-another-partition-served",
+        rule="a batch is of the partition that it is stored in, whatever a damaged page number says",
+        mutations=(
+            Mutation("smq.replication.log.codec:build_value", "_COVERED.pack(pid,", "_COVERED.pack(bytes(20),"),
+            Mutation("smq.replication.log.codec:parse_header_of", "_COVERED.pack(verify,", "_COVERED.pack(bytes(20),"),
+        ),
+        scenario="rot",
+        anomalies=frozenset({"inconsistent-offsets", "divergent-replica"}),
+        seeds=8,
+    ),
+    PlantedBug(
         name="unreadable-batch-ends-the-process",
         rule="a batch that the medium cannot give is damaged, and is fetched again",
         mutations=(

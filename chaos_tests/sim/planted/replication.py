@@ -414,11 +414,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="rot-served",
         rule="every value carries a CRC that is checked on every read",
-        mutations=(
-            Mutation(
-                "smq.replication.log.reader:parse_stored", "parse_value(value)", "parse_value(value, verify=False)"
-            ),
-        ),
+        mutations=(Mutation("smq.replication.log.codec:parse_value", "verify=pid", "verify=None"),),
         scenario="rot",
         anomalies=BROKEN,
         seeds=8,

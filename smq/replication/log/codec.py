@@ -32,7 +32,9 @@ from smq.replication.ports import DataDamaged
 
 ENVELOPE_VERSION: Final = 1
 _ENVELOPE: Final = struct.Struct(">BBHIq")  # version, flags, zero, CRC, ts_ns
-_COVERED: Final = struct.Struct(">BBq")  # the part of the envelope under its CRC; the batch's first 21 bytes follow
+# Under the envelope's CRC, before the batch's first 21 bytes, its base offset among them. The partition is not stored:
+# a batch that a damaged page number puts into another partition fails the check there, even at the same offset.
+_COVERED: Final = struct.Struct(">20sBBq")  # partition, version, flags, ts_ns
 ENVELOPE_BYTES: Final = _ENVELOPE.size
 
 TIME_APPEND: Final = 0  # kind of a TIMES row: the leader's append time
@@ -91,16 +93,17 @@ class BatchInfo(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------------ batches
-def build_value(batch: Buffer, header: BatchHeader, base: Offset, epoch: Epoch, ts_ns: TsNs) -> bytes:
+def build_value(pid: PartitionId, batch: Buffer, header: BatchHeader, base: Offset, epoch: Epoch, ts_ns: TsNs) -> bytes:
     """Envelope and batch as one object, copied once, with offset and epoch patched in."""
     view = memoryview(batch)
     prefix = patched_prefix(base, header, epoch)
-    covered = _COVERED.pack(ENVELOPE_VERSION, 0, ts_ns) + prefix + view[PREFIX_BYTES:CRC_START]
+    covered = _COVERED.pack(pid, ENVELOPE_VERSION, 0, ts_ns) + prefix + view[PREFIX_BYTES:CRC_START]
     return b"".join((_ENVELOPE.pack(ENVELOPE_VERSION, 0, 0, crc32c(covered), ts_ns), prefix, view[PREFIX_BYTES:]))
 
 
-def parse_header_of(value: bytes, *, verify: bool = True) -> tuple[TsNs, BatchHeader]:
-    """(ts_ns, header) of a stored value. DataDamaged if it does not decode or, with `verify`, fails a CRC."""
+def parse_header_of(value: bytes, *, verify: PartitionId | None) -> tuple[TsNs, BatchHeader]:
+    """(ts_ns, header) of a stored value. DataDamaged if it does not decode or, with the partition to `verify` it for,
+    fails a CRC."""
     if len(value) < ENVELOPE_BYTES + HEADER_BYTES:
         raise DataDamaged(f"a stored batch of {len(value)} bytes is truncated")
     version, flags, zero, crc, ts_ns = _ENVELOPE.unpack_from(value)
@@ -109,18 +112,18 @@ def parse_header_of(value: bytes, *, verify: bool = True) -> tuple[TsNs, BatchHe
     batch = memoryview(value)[ENVELOPE_BYTES:]
     try:
         header = parse_header(batch)
-        if verify:
-            if crc32c(_COVERED.pack(version, flags, ts_ns) + batch[:CRC_START]) != crc:
-                raise DataDamaged("the CRC-32C of the envelope does not match its bytes")
+        if verify is not None:
+            if crc32c(_COVERED.pack(verify, version, flags, ts_ns) + batch[:CRC_START]) != crc:
+                raise DataDamaged("the CRC-32C of the envelope does not match its bytes and its partition")
             check_crc(batch, header)
     except BatchError as e:
         raise DataDamaged(str(e)) from e
     return ts_ns, header
 
 
-def parse_value(value: bytes, *, verify: bool = True) -> StoredValue:
-    """The batch in a stored value, from disk or from the leader's stream. Raises DataDamaged."""
-    ts_ns, header = parse_header_of(value, verify=verify)
+def parse_value(pid: PartitionId, value: bytes) -> StoredValue:
+    """The batch in a stored value of this partition, from disk or from the leader's stream. Raises DataDamaged."""
+    ts_ns, header = parse_header_of(value, verify=pid)
     return StoredValue(Offset(header.base_offset), Offset(header.end), Epoch(header.epoch), ts_ns, value)
 
 
@@ -153,15 +156,16 @@ def append_time_key(pid: PartitionId, ts_ns: int, base: int) -> bytes:
 
 
 def home_of(key: bytes, head: bytes) -> bytes | None:
-    """The key that belongs to the batch whose stored value begins with these bytes, in the partition of this key; None
-    if they are damaged, or not a batch. Only the envelope's CRC is checked: it covers the offset."""
+    """The key that belongs to the batch whose stored value begins with these bytes, if it is one of this key's
+    partition; None otherwise, or if they are damaged. Only the envelope's CRC is checked: it covers the offset."""
     if len(head) < ENVELOPE_BYTES + CRC_START:
         return None
     version, flags, zero, crc, ts_ns = _ENVELOPE.unpack_from(head)
     covered = head[ENVELOPE_BYTES : ENVELOPE_BYTES + CRC_START]
-    if version != ENVELOPE_VERSION or zero or crc32c(_COVERED.pack(version, flags, ts_ns) + covered) != crc:
+    pid = key[:PARTITION_ID_BYTES]
+    if version != ENVELOPE_VERSION or zero or crc32c(_COVERED.pack(pid, version, flags, ts_ns) + covered) != crc:
         return None
-    return key[:PARTITION_ID_BYTES] + covered[:_OFFSET_BYTES]
+    return pid + covered[:_OFFSET_BYTES]
 
 
 def create_time_key(pid: PartitionId, create_ms: int, base: int) -> bytes:

@@ -135,7 +135,7 @@ class PartitionLog(LogReader):
             raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {self._state.last_ts_ns}")
         self._check_usable()
         info = info_of(ts_ns, header, base, epoch)
-        stored = StoredValue(base, info.end, epoch, ts_ns, build_value(batch, header, base, epoch, ts_ns))
+        stored = StoredValue(base, info.end, epoch, ts_ns, build_value(self.pid, batch, header, base, epoch, ts_ns))
         self._append(stored, info, done, [])
         return stored
 
@@ -144,7 +144,7 @@ class PartitionLog(LogReader):
         appended_end or, in an empty log, contain log_start; ValueError otherwise."""
         state = self._state
         ops: list[Op] = []
-        ts_ns, header = parse_header_of(stored.value, verify=False)
+        ts_ns, header = parse_header_of(stored.value, verify=None)
         if self._is_empty():
             if not stored.base <= self.log_start < stored.end:
                 raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not contain the log's start")
@@ -456,7 +456,7 @@ class PartitionLog(LogReader):
         is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
         if not is_here or not is_right:
             return False
-        ts_ns, header = parse_header_of(stored.value, verify=False)
+        ts_ns, header = parse_header_of(stored.value, verify=None)
         key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch))
         ops: list[Op] = [] if row is None else [Delete(Table.TIMES, row, row + b"\x00")]
         ops.append(Delete(Table.BATCHES, batch_key(self.pid, stored.base), batch_key(self.pid, stored.end)))

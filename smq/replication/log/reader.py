@@ -123,7 +123,7 @@ class LogReader:
         except BatchDamaged:
             return False
         for stored in found[:1]:
-            ts_ns, header = parse_header_of(stored.value, verify=False)
+            ts_ns, header = parse_header_of(stored.value, verify=None)
             state.add(info_of(ts_ns, header, stored.base, stored.epoch))
         return bool(found)
 
@@ -155,7 +155,7 @@ class LogReader:
             yield info
         for stored in self._tail:
             if stored.ts_ns > after_ts_ns and seen < stored.end <= end:
-                ts_ns, header = parse_header_of(stored.value, verify=False)
+                ts_ns, header = parse_header_of(stored.value, verify=None)
                 yield info_of(ts_ns, header, stored.base, stored.epoch)
 
     def _live_infos(self, after_ts_ns: int) -> Iterator[BatchInfo]:
@@ -166,7 +166,7 @@ class LogReader:
         """The batches above log_start that are in memory only."""
         for stored in self._tail:
             if stored.end > max(self.durable_end, self.log_start):
-                ts_ns, header = parse_header_of(stored.value, verify=False)
+                ts_ns, header = parse_header_of(stored.value, verify=None)
                 yield info_of(ts_ns, header, stored.base, stored.epoch)
 
     def _durable_infos(self, after_ts_ns: int, at_least: Offset | None = None) -> Iterator[BatchInfo]:
@@ -353,7 +353,7 @@ class LogReader:
         if value is None:
             raise BatchDamaged(self.pid, base, "it is missing")
         stored = parse_stored(self.pid, key, value)
-        ts_ns, header = parse_header_of(value, verify=False)
+        ts_ns, header = parse_header_of(value, verify=None)
         return info_of(ts_ns, header, stored.base, stored.epoch)
 
     def _walk_to_timestamp(self, create_ms: int, after_ts_ns: int) -> BatchInfo | None:
@@ -374,7 +374,7 @@ def parse_stored(pid: PartitionId, key: bytes, value: bytes) -> StoredValue:
     """A row of table BATCHES, verified. Raises BatchDamaged."""
     offset = base_of_key(key)
     try:
-        stored = parse_value(value)
+        stored = parse_value(pid, value)
     except DataDamaged as e:
         raise BatchDamaged(pid, offset, str(e)) from e
     if stored.base != offset:

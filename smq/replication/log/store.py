@@ -213,7 +213,7 @@ class _Recovery:
         while True:
             try:
                 stored = parse_stored(self._pid, key, value)
-                ts_ns, header = parse_header_of(value, verify=False)
+                ts_ns, header = parse_header_of(value, verify=None)
                 self._add(info_of(ts_ns, header, stored.base, stored.epoch))
                 return
             except BatchDamaged as damage:

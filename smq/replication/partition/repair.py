@@ -169,7 +169,7 @@ class Repairs:
         value: StoredValue | None = None
         if message.value:
             try:
-                value = parse_value(bytes(message.value))
+                value = parse_value(repair.damage.pid, bytes(message.value))
             except DataDamaged as e:
                 _log.warning("a replica sent damaged bytes", peer=peer, what=str(e))
         if not self._accept(repair, value):

@@ -449,7 +449,7 @@ class Replica:
             self._send_ack(resync=True)
             return
         for raw in append.values:
-            value = parse_value(bytes(raw), verify=True)
+            value = parse_value(self.pid, bytes(raw))
             if self._lacks_producers or not self._fits(value):
                 if self._resync_requested != append.stream:
                     self._resync_requested = append.stream

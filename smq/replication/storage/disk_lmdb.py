@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
+from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.replication.log.codec import home_of
 from smq.replication.ports import DataDamaged, Delete, Examined, Op, Put, Space, Table
 from smq.replication.storage.pages_lmdb import NotCached, PageFile, PagesDamaged, Row, SnapshotGone
@@ -212,7 +213,9 @@ class LmdbDisk:
         transaction, table = txn.id() - 1, op.table.value.encode()
         try:
             if is_delete_of_batches:
-                self._pages.reader(cached_only=False).check_freeable(transaction, table, start, stop, home_of)
+                self._pages.reader(cached_only=False).check_freeable(
+                    transaction, table, start, stop, home_of, PARTITION_ID_BYTES
+                )
             self._pages.make_replaceable(transaction, table, start, stop)
         except _TREE_DAMAGE as e:
             raise DataDamaged(f"table {op.table.value} of {self._path} cannot be changed: {e}. {REPLACE_ADVICE}") from e

@@ -372,12 +372,15 @@ class PageReader:
         return (_HEADER - 1 + size) // self._page_bytes + 1
 
     # ------------------------------------------------------------------------------------------- before LMDB frees
-    def check_freeable(self, transaction: int, table: bytes, start: bytes, stop: bytes, home_of: HomeOf) -> None:
+    def check_freeable(
+        self, transaction: int, table: bytes, start: bytes, stop: bytes, home_of: HomeOf, owner_bytes: int
+    ) -> None:
         """Before the rows in [start, stop) are deleted. Raises PagesDamaged if a row names pages that are not its own:
         LMDB would free them, and use them again while they hold the value of another row.
 
-        `home_of` returns the key that belongs to an intact value. A value under another key shows that the page number
-        or the key is damaged. With a damaged key the row still lies where the right key belongs, and may be deleted.
+        `home_of` returns the key that belongs to an intact value of an owner; the rows of one owner share the first
+        bytes of their keys. A value under another key shows that the page number or the key is damaged. With a damaged
+        key the row still lies where the right key belongs, and may be deleted.
         """
         root = self._root_of(transaction, table)
         path = self._descend(root, start) if root != _NO_ROOT else []
@@ -389,10 +392,20 @@ class PageReader:
                 with suppress(Unreadable):  # it is overwritten next
                     head = bytes(self._pread(self._page_bytes, first * self._page_bytes))  # LMDB touches it anyway
                     self._check_header(head, first, size)
-                    home = home_of(key, head[_HEADER : _HEADER + size])
+                    value = head[_HEADER : _HEADER + size]
+                    home = home_of(key, value) or self._foreign_home(root, value, home_of, owner_bytes)
                     if home is not None and home != key and not self._is_place_of(home, key, path):
                         raise PagesDamaged(f"the row {key.hex()} names the pages of another row, {home.hex()}")
             path[-1] = (page, index + 1)
+
+    def _foreign_home(self, root: int, value: bytes, home_of: HomeOf, owner_bytes: int) -> bytes | None:
+        """The value is damaged, or another owner's: asks all that have rows. Some 30 us for each."""
+        path = self._descend(root, b"")
+        while (key := self._key_at(path)) is not None:
+            if (home := home_of(key, value)) is not None:
+                return home
+            path = self._descend(root, key[:owner_bytes].ljust(len(key) + 1, b"\xff"))
+        return None
 
     def _is_place_of(self, home: bytes, key: bytes, path: list[_Level]) -> bool:
         """Whether `key`, at the end of the path, is `home` with a flipped bit: then `home` fits between the rows before

@@ -56,6 +56,21 @@ class DiskImage:
         rows[key] = b""
         return key
 
+    def misplace(self, table: Table, rng: Rng) -> bytes | None:
+        """A row of the table gets the value of a row whose key ends in the same 8 bytes. Returns the first one's key,
+        or None if there are no two such rows."""
+        rows = self.tables[table]
+        alike: dict[bytes, list[bytes]] = {}
+        for key in rows:
+            alike.setdefault(key[-8:], []).append(key)
+        pairs = [keys for keys in alike.values() if len(keys) > 1]
+        if not pairs:
+            return None
+        keys = pairs[int(rng.random() * len(pairs))]
+        at = int(rng.random() * len(keys))
+        rows[keys[at]] = rows[keys[at - 1]]
+        return keys[at]
+
     def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
         """Flips one bit of one value of the table. Returns the key of that value, or None if all values are empty."""
         rows = self.tables[table]

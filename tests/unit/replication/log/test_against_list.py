@@ -142,7 +142,7 @@ class LogAgainstList(RuleBasedStateMachine):
             ts_ns=TsNs(self.log.last_ts_ns + gap),
             done=lambda: self.done.add(number),
         )
-        assert parse_value(stored.value) == stored
+        assert parse_value(PID, stored.value) == stored
         assert (stored.base, stored.epoch) == (self.model.end, self.epoch)
         assert bytes(stored.batch[16:]) == batch[16:]
         self.add(batch, stored)
@@ -155,7 +155,7 @@ class LogAgainstList(RuleBasedStateMachine):
             base = Offset(base - min(below, header.last_offset_delta))
             ts_ns = max(1, ts_ns - back)
             base_ts = min(self.model.base_ts, ts_ns - 1)
-        stored = parse_value(build_value(batch, header, base, Epoch(self.epoch), TsNs(ts_ns)))
+        stored = parse_value(PID, build_value(PID, batch, header, base, Epoch(self.epoch), TsNs(ts_ns)))
         self.count += 1
         number = self.count
         self.log.append_stored(stored, lambda: self.done.add(number))

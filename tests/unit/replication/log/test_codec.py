@@ -45,14 +45,14 @@ OFFSETS = st.integers(0, (1 << 63) - 2)
 def sample() -> tuple[bytes, BatchInfo]:
     batch = make_batch(3, created_ms=1_700_000_000_123, producer=(42, 1, 10), payload=b"abc")
     header = parse_header(batch)
-    value = build_value(batch, header, Offset(1 << 41), Epoch(7), TsNs(1_700_000_000_999_888_777))
+    value = build_value(PID, batch, header, Offset(1 << 41), Epoch(7), TsNs(1_700_000_000_999_888_777))
     return value, info_of(TsNs(1_700_000_000_999_888_777), header, Offset(1 << 41), Epoch(7))
 
 
 def test_a_stored_batch_is_an_envelope_and_the_patched_batch() -> None:
     value, _ = sample()
     assert value.hex(" ", 8) == GOLDEN_VALUE
-    stored = parse_value(bytes.fromhex(GOLDEN_VALUE))
+    stored = parse_value(PID, bytes.fromhex(GOLDEN_VALUE))
     assert (stored.base, stored.end, stored.epoch, stored.ts_ns) == (
         1 << 41,
         (1 << 41) + 3,
@@ -86,7 +86,7 @@ def test_the_row_of_a_partition_is_pinned() -> None:
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_stored_batch_are_damage(data: bytes) -> None:
     with pytest.raises(DataDamaged):
-        parse_value(data)
+        parse_value(PID, data)
 
 
 @given(st.binary(max_size=120))
@@ -102,7 +102,7 @@ def test_bytes_that_are_no_row_are_damage(data: bytes) -> None:
 def test_a_truncated_or_extended_value_is_damage(size: int, is_cut: bool) -> None:
     value, _ = sample()
     with pytest.raises(DataDamaged):
-        parse_value(value[:size] if is_cut else value + bytes(size + 1))
+        parse_value(PID, value[:size] if is_cut else value + bytes(size + 1))
 
 
 @given(OFFSETS, OFFSETS, st.integers(1, 1 << 30), INT64, INT64, st.integers(-(1 << 15), (1 << 15) - 1))
@@ -134,6 +134,15 @@ def test_the_first_bytes_of_a_value_name_its_key() -> None:
     assert home_of(key, b"\x00" * 4_096) is None
 
 
+def test_a_batch_is_damaged_in_any_other_partition_even_at_its_offset() -> None:
+    value, info = sample()
+    for bit in range(8 * len(PID)):
+        other = PartitionId((int.from_bytes(PID, "big") ^ 1 << bit).to_bytes(len(PID), "big"))
+        with pytest.raises(DataDamaged, match="its partition"):
+            parse_value(other, value)
+        assert home_of(batch_key(other, info.base), value) is None
+
+
 def test_keys_of_a_partition_lie_together() -> None:
     beyond = PartitionId(PID[:-1] + bytes([PID[-1] + 1]))
     for key in (
@@ -147,7 +156,7 @@ def test_keys_of_a_partition_lie_together() -> None:
 
 
 GOLDEN_VALUE = (
-    "010000000bd11412 17979cfe71c31789 0000020000000000 0000003400000007 025637c2a7000000 0000020000018bc"
+    "010000000e6b2fc9 17979cfe71c31789 0000020000000000 0000003400000007 025637c2a7000000 0000020000018bc"
     "f e5687b0000018bcf e5687b0000000000 00002a0001000000 0a00000003616263"
 )
 GOLDEN_INDEX_KEY = "00112233445566778899aabbccddeeff000000050017979cfe71c317890000020000000000"

@@ -126,10 +126,11 @@ def test_the_stored_value_is_the_object_given_to_the_disk_and_holds_the_producer
 
 
 def test_any_flipped_bit_of_a_stored_batch_is_detected() -> None:
-    stored = parse_value(build_value(make_batch(2), parse_header(make_batch(2)), Offset(5), Epoch(1), TsNs(7)))
+    data = make_batch(2)
+    stored = parse_value(PID, build_value(PID, data, parse_header(data), Offset(5), Epoch(1), TsNs(7)))
     for bit in range(len(stored.value) * 8):
         with pytest.raises(DataDamaged):
-            parse_value(flipped(stored.value, bit))
+            parse_value(PID, flipped(stored.value, bit))
 
 
 def test_damage_names_partition_and_offset_and_is_never_served(harness: Harness) -> None:
@@ -237,8 +238,9 @@ def test_only_the_same_batch_replaces_a_damaged_one(harness: Harness) -> None:
     log = store.open_all()[PID]
     other = make_batch(2)
     wrong = [
-        parse_value(build_value(other, parse_header(other), Offset(2), Epoch(9), stored[1].ts_ns)),  # another epoch
-        parse_value(build_value(other, parse_header(other), Offset(6), Epoch(1), TsNs(99))),  # beyond the end
+        # of another epoch
+        parse_value(PID, build_value(PID, other, parse_header(other), Offset(2), Epoch(9), stored[1].ts_ns)),
+        parse_value(PID, build_value(PID, other, parse_header(other), Offset(6), Epoch(1), TsNs(99))),  # beyond the end
     ]
     assert [log.replace(value, None, nothing) for value in wrong] == [False, False]
     log.truncate(Offset(2))
@@ -436,7 +438,7 @@ def test_appends_that_do_not_fit_are_refused(harness: Harness) -> None:
 
     def stored(base: int, count: int, ts_ns: int) -> StoredValue:
         data = make_batch(count)
-        return parse_value(build_value(data, parse_header(data), Offset(base), Epoch(1), TsNs(ts_ns)))
+        return parse_value(PID, build_value(PID, data, parse_header(data), Offset(base), Epoch(1), TsNs(ts_ns)))
 
     for base in (5, 7, 11):  # 7..10 ends at log_start and does not contain it
         with pytest.raises(ValueError, match="does not contain"):
@@ -501,7 +503,7 @@ def test_a_batch_that_contains_log_start_is_found_by_time_before_it_is_durable_a
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(10))
     data = make_batch(3, created_ms=50)
-    stored = parse_value(build_value(data, parse_header(data), Offset(9), Epoch(1), TsNs(5)))
+    stored = parse_value(PID, build_value(PID, data, parse_header(data), Offset(9), Epoch(1), TsNs(5)))
     log.append_stored(stored, nothing)
     harness.settle()
     log.truncate(Offset(11))

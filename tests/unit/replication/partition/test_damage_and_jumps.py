@@ -8,7 +8,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import parse_header
 from smq.replication.config import TAIL_BYTES_KEPT
-from smq.replication.log.codec import BatchDamaged, base_of_key, parse_value
+from smq.replication.log.codec import BatchDamaged, base_of_key, parse_header_of
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.net import wire
 from smq.replication.partition.repair import REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
@@ -252,7 +252,7 @@ def test_a_leader_that_no_replica_can_help_resigns_for_a_follower_that_is_level(
 
 def test_a_leader_that_was_helped_supplies_the_follower_and_keeps_leading() -> None:
     host = leader_with_rot()
-    ts_ns = parse_value(host.disk.image.tables[Table.BATCHES].values()[0], verify=False).ts_ns
+    ts_ns = parse_header_of(host.disk.image.tables[Table.BATCHES].values()[0], verify=None)[0]
     whole = stored(batch(b"x" * 4_000), 0, 1, ts_ns=ts_ns)
     answer_fetches(host, {0: whole})
     host.live.on_tick(host.clock.monotonic_ns())

@@ -29,7 +29,7 @@ def test_a_follower_is_probed_then_sent_the_records_after_its_log_end(host: Host
     answer = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(1), Offset(1), probe.stream, True)
     host.live.on_ack(PEER_A, answer)
     (sent,) = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
-    assert [parse_value(bytes(v)).base for v in sent.values] == [1, 2]
+    assert [parse_value(host.part.pid, bytes(v)).base for v in sent.values] == [1, 2]
 
 
 def test_a_lost_stream_is_probed_again(host: Host) -> None:

@@ -34,16 +34,16 @@ def harness(tmp_path: Path) -> Iterator[LmdbHarness]:
     made.close()
 
 
-def filled(harness: LmdbHarness) -> tuple[PartitionLog, list[StoredValue]]:
+def filled(harness: LmdbHarness, pid: PartitionId = PID) -> tuple[PartitionLog, list[StoredValue]]:
     """A log of batches of one record each, which have pages of their own."""
-    log = LogStore(harness.disk).create(PID, Offset(0))
+    log = LogStore(harness.disk).create(pid, Offset(0))
     stored = []
     for i in range(BATCHES):
         data = make_batch(payload=bytes([i]) * 10_000)
         ts_ns = TsNs(log.last_ts_ns + 10)
         stored.append(log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=ts_ns, done=lambda: None))
         harness.settle()
-    return LogStore(harness.reopen(), tail_bytes_kept=0).open_all()[PID], stored
+    return LogStore(harness.reopen(), tail_bytes_kept=0).open_all()[pid], stored
 
 
 class Leaf:
@@ -108,6 +108,30 @@ def test_pages_of_another_row_are_not_freed(harness: LmdbHarness, change: str, r
     harness.close()
     after = LmdbHarness(harness.path)
     assert after.disk.get(Table.BATCHES, batch_key(PID, other)) == stored[other].value
+    after.close()
+
+
+@pytest.mark.parametrize("change", ["repair", "retention", "truncation"])
+def test_pages_of_another_partition_at_the_same_offset_are_neither_served_nor_freed(
+    harness: LmdbHarness, change: str
+) -> None:
+    other = PartitionId(PID[:-1] + bytes((PID[-1] ^ 1,)))
+    theirs = filled(harness, other)[1][K]
+    log, stored = filled(harness)
+    leaf_of(harness, K).point_to(Leaf(harness, batch_key(other, K)).first)
+    with pytest.raises(DataDamaged, match="its partition"):
+        log.read(Offset(K), Offset(K + 1), 1)
+    if change == "repair":
+        assert log.replace(stored[K], None, lambda: None)
+    elif change == "retention":
+        log.advance_log_start(Offset(K + 1))
+    else:
+        log.truncate(Offset(K))
+    harness.settle()
+    assert_refused(harness)
+    harness.close()
+    after = LmdbHarness(harness.path)
+    assert after.disk.get(Table.BATCHES, batch_key(other, K)) == theirs.value
     after.close()
 
 

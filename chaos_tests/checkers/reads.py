@@ -1,5 +1,5 @@
 """Single polls and chains of them: poll-skip, nonmonotonic-poll, read-above-hwm, nonmonotonic-ts,
-false-out-of-range.
+false-out-of-range, false-damage.
 
 Owns the judgement of single answers to readers.
 """
@@ -49,7 +49,11 @@ def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
 
 
 def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
-    """OFFSET_OUT_OF_RANGE is only answered for offsets out of range (rule 13)."""
+    """OFFSET_OUT_OF_RANGE is only answered for offsets out of range (rule 13). DATA_DAMAGED means that every other
+    replica's copy is damaged, too, or that no repair has an effect: no fault does that to a committed record."""
+    for op in partition.refused_polls:
+        if op.reply.get("err") == "DATA_DAMAGED":
+            findings.add("false-damage", f"{partition.key}@{op.request['o']} was refused as damaged everywhere", op)
     refused = [op for op in partition.refused_polls if op.reply.get("err") == "OFFSET_OUT_OF_RANGE"]
     if not refused:
         return

@@ -239,6 +239,12 @@ def refused_although_there(s: Story) -> None:
     s.recorder.fail(process, "poll", err="OFFSET_OUT_OF_RANGE", lo=0, hi=0)
 
 
+def damaged_although_intact(s: Story) -> None:
+    s.send([10, 11], 0)
+    process = s.begin("poll", k="t/0", o=1, n=2)
+    s.recorder.fail(process, "poll", err="DATA_DAMAGED", lo=None, hi=None)
+
+
 def sends_backwards(s: Story) -> None:
     s.send([12], 2)
     s.send([10, 11], 0)
@@ -446,6 +452,7 @@ def died(s: Story) -> None:
         (time_backwards, "nonmonotonic-ts"),
         (times_differ, "inconsistent-ts"),
         (refused_although_there, "false-out-of-range"),
+        (damaged_although_intact, "false-damage"),
         (sends_backwards, "nonmonotonic-send"),
         (stale_range, "stale-hwm"),
         (range_backwards, "stale-hwm"),

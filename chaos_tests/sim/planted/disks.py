@@ -62,6 +62,20 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=8,
     ),
     PlantedBug(
+        name="a-busy-replica-counts-as-damaged",
+        rule="a batch is lost only if every replica says so: one that is behind or busy is asked again",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.repair:Repairs.on_found",
+                "repair.is_uncertain |= message.may_have",
+                "pass",
+            ),
+        ),
+        scenario="slow_reads",
+        anomalies=frozenset({"false-damage"}),
+        seeds=60,
+    ),
+    PlantedBug(
         name="batch-of-another-partition-served",
         rule="a batch is of the partition that it is stored in, whatever a damaged page number says",
         mutations=(

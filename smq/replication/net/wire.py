@@ -201,10 +201,12 @@ class FetchBatch:
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """DATA, the answer: the stored value, as in the replica's log; empty if it cannot serve the batch either."""
+    """DATA, the answer: the stored value, as in the replica's log; empty if it cannot serve the batch either. With
+    `may_have` it is empty, too, but only for now: the replica has not found out, or may yet get the batch."""
 
     partition: PartitionId
     request: int
+    may_have: bool
     value: Buffer
 
 
@@ -246,7 +248,7 @@ _PROBE: Final = struct.Struct(">B20siI")
 _ACK: Final = struct.Struct(">B20siqqqI????")
 _PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
-_FOUND_BATCH: Final = struct.Struct(">B20sQ")
+_FOUND_BATCH: Final = struct.Struct(">B20sQ?")
 _APPEND: Final = struct.Struct(">B20siII")
 _LENGTH: Final = struct.Struct(">I")
 
@@ -264,8 +266,8 @@ def encode(message: Message) -> list[Buffer]:
             return [_PRODUCERS.pack(20, pid, epoch, stream, at, piece, pieces), table]
         case FetchBatch(pid, request, offset):
             return [_FETCH_BATCH.pack(21, pid, request, offset)]
-        case FoundBatch(pid, request, value):
-            return [_FOUND_BATCH.pack(22, pid, request), value]
+        case FoundBatch(pid, request, may_have, value):
+            return [_FOUND_BATCH.pack(22, pid, request, may_have), value]
         case Probe(pid, epoch, stream):
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
@@ -431,8 +433,8 @@ def _fetch_batch(payload: memoryview) -> Message:
 
 
 def _found_batch(payload: memoryview) -> Message:
-    _, pid, request = _FOUND_BATCH.unpack_from(payload)
-    return FoundBatch(PartitionId(pid), request, payload[_FOUND_BATCH.size :])
+    _, pid, request, may_have = _FOUND_BATCH.unpack_from(payload)
+    return FoundBatch(PartitionId(pid), request, may_have, payload[_FOUND_BATCH.size :])
 
 
 def _append(payload: memoryview) -> Message:

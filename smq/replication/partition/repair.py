@@ -39,7 +39,7 @@ class Outcome(enum.Enum):
 
     REPAIRED = "repaired"
     NO_REPLICA = "no replica"  # every other replica reports that it cannot serve the batch either
-    UNKNOWN = "unknown"  # some replica could not be asked
+    UNKNOWN = "unknown"  # some replica could not be asked, or may have it but could not say so
     INEFFECTIVE = "ineffective"  # the batch fails again after every repair
 
 
@@ -61,7 +61,7 @@ class _Repair:
     unasked_peers: list[NodeId]  # replicas that have not been asked yet, the next one last
     request: int = 0
     deadline: Deadline | None = None
-    is_uncertain: bool = False  # some replica did not answer
+    is_uncertain: bool = False  # some replica did not answer, or may have the batch later
     asked_peer: NodeId | None = field(default=None)
 
 
@@ -166,6 +166,7 @@ class Repairs:
         if not self._intake.has_room:
             self._finish(repair, Outcome.UNKNOWN)  # the reader or the next visit asks again
             return
+        repair.is_uncertain |= message.may_have
         value: StoredValue | None = None
         if message.value:
             try:
@@ -199,19 +200,27 @@ class Repairs:
 
     # ---------------------------------------------------------------------------------------- answering
     def on_fetch(self, peer: NodeId, replica: Replica | None, message: wire.FetchBatch) -> None:
-        """Another replica has lost a batch: sends it only if it is valid, intact and durable here."""
+        """Another replica has lost a batch: sends it only if it is valid, intact and durable here. Only if the batch is
+        damaged here, too, it cannot help. Otherwise its state or the other's is behind, its log has yet to grow or to
+        be verified, or its disk has too much to read: the other may ask again."""
+
+        def answer(value: Buffer, *, may_have: bool) -> None:
+            found = wire.FoundBatch(message.partition, message.request, may_have, value)
+            self._host.links.send(peer, Channel.DATA, found)
 
         def on_read(found: list[StoredValue] | DataDamaged | None) -> None:
-            value: Buffer = b""  # the empty answer reports that it cannot help
             if isinstance(found, BatchDamaged) and replica is not None:
                 self.request(replica, found, lambda _outcome: None)
-            elif found and not isinstance(found, DataDamaged) and replica is not None:
-                value = found[0].value if found[0].end <= replica.durable_verified_end else b""
-            self._host.links.send(peer, Channel.DATA, wire.FoundBatch(message.partition, message.request, value))
+            if isinstance(found, DataDamaged):
+                answer(b"", may_have=False)
+            elif replica is not None and found and found[0].end <= replica.durable_verified_end:
+                answer(found[0].value, may_have=False)
+            else:
+                answer(b"", may_have=True)
 
         at = message.offset
         if replica is None or not replica.log.log_start <= at < replica.durable_verified_end:
-            on_read(None)
+            answer(b"", may_have=True)
             return
         in_memory = replica.log.read_memory(at, Offset(at + 1), 1)
         if in_memory is not None or not replica.log.read_later(at, Offset(at + 1), 1, on_read):

@@ -53,7 +53,7 @@ WIRE: list[wire.Message] = [
     wire.Ping(16, True),
     wire.Producers(PID, Epoch(1), 13, Offset(14), 0, 2, b"table"),
     wire.FetchBatch(PID, 17, Offset(18)),
-    wire.FoundBatch(PID, 17, b"value"),
+    wire.FoundBatch(PID, 17, False, b"value"),
 ]
 RAFT: list[raft.Message] = [
     raft.RequestVote(term=1, last_index=2, last_term=3, disk=DISK, is_admitted=True),

@@ -83,7 +83,12 @@ def test_a_leader_gives_up_damaged_bytes_that_were_never_committed() -> None:
     assert answer.offsets == (1, 1)
 
 
-def answer_fetches(host: Host, values: dict[int, bytes], peers: tuple[NodeId, ...] = (PEER_A, PEER_B)) -> list[int]:
+def answer_fetches(
+    host: Host,
+    values: dict[int, bytes],
+    peers: tuple[NodeId, ...] = (PEER_A, PEER_B),
+    may_have: tuple[NodeId, ...] = (),
+) -> list[int]:
     """The others answer requests from `values`. Returns the nodes that were asked, in order."""
     requested: list[int] = []
     seen: set[int] = set()
@@ -97,7 +102,8 @@ def answer_fetches(host: Host, values: dict[int, bytes], peers: tuple[NodeId, ..
             seen.add(message.request)
             requested.append(peer)
             value = values.get(message.offset, b"")
-            host.repairs.on_found(peer, wire.FoundBatch(message.partition, message.request, memoryview(value)))
+            found = wire.FoundBatch(message.partition, message.request, peer in may_have, memoryview(value))
+            host.repairs.on_found(peer, found)
 
 
 def want(host: Host, offset: int) -> list[bool]:
@@ -125,7 +131,7 @@ def test_damaged_bytes_beyond_the_mark_count_for_nothing_until_they_are_intact_o
     want(host, 1)
     fetch = host.messages(wire.FetchBatch)[-1]
     assert isinstance(fetch, wire.FetchBatch)
-    host.repairs.on_found(PEER_A, wire.FoundBatch(fetch.partition, fetch.request, memoryview(values[1])))
+    host.repairs.on_found(PEER_A, wire.FoundBatch(fetch.partition, fetch.request, False, memoryview(values[1])))
     assert host.live.durable_verified_end == 1, "it has been submitted only"
     host.settle()
     assert host.live.durable_verified_end == 3
@@ -189,11 +195,60 @@ def test_a_batch_whose_repair_fails_is_not_fetched_for_ever() -> None:
 
 def test_a_replica_gives_only_what_is_right_and_whole_and_durable_here() -> None:
     host, values = follower_with(3)
-    for offset in (1, 3):
-        host.repairs.on_fetch(PEER_B, host.live, wire.FetchBatch(host.part.pid, 5, Offset(offset)))
+    assert asked(host, 1) == (values[1], False)
+    assert asked(host, 3) == (b"", True), "it may get the batch yet"
     host.repairs.on_fetch(PEER_B, None, wire.FetchBatch(host.part.pid, 5, Offset(1)))
-    found = [bytes(m.value) for m in host.messages(wire.FoundBatch) if isinstance(m, wire.FoundBatch)]
-    assert found == [values[1], b"", b""]
+    assert last_found(host) == (b"", True), "its state may be behind"
+
+
+def test_a_replica_that_is_behind_or_busy_says_that_it_may_have_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    host.reopen()
+    host.live.log._tail.clear()
+    with monkeypatch.context() as busy:
+        busy.setattr(host.disk, "read_from", lambda *_, **__: False)
+        assert asked(host, 1) == (b"", True), "too many reads wait for its disk"
+    assert asked(host, 1) == (values[1], False)
+    host.disk.stall_reads(100)
+    host.repairs.on_fetch(PEER_B, host.live, wire.FetchBatch(host.part.pid, 5, Offset(2)))
+    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(3)))
+    host.settle()
+    assert last_found(host) == (b"", True), "the log start has passed the batch meanwhile"
+    assert asked(host, 0) == (b"", True), "the other has not applied the log start yet"
+
+
+def test_a_replica_whose_copy_is_damaged_cannot_help() -> None:
+    host, _ = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    assert asked(host, 1) == (b"", False)
+
+
+def asked(host: Host, offset: int) -> tuple[bytes, bool]:
+    host.repairs.on_fetch(PEER_B, host.live, wire.FetchBatch(host.part.pid, 5, Offset(offset)))
+    host.settle(100)
+    return last_found(host)
+
+
+def last_found(host: Host) -> tuple[bytes, bool]:
+    found = host.messages(wire.FoundBatch)[-1]
+    assert isinstance(found, wire.FoundBatch)
+    return bytes(found.value), found.may_have
+
+
+@pytest.mark.parametrize("later", [PEER_A, PEER_B])
+def test_damage_is_final_only_if_every_replica_says_so(later: NodeId) -> None:
+    host, _ = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes: list[Outcome] = []
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    assert answer_fetches(host, {}, may_have=(later,)) == [PEER_A, PEER_B]
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    answer_fetches(host, {})
+    assert outcomes == [Outcome.UNKNOWN, Outcome.NO_REPLICA]
+    assert repair_error(BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes[0]).code is ErrorCode.NODE_NOT_READY
 
 
 def test_an_elected_leader_gives_up_damaged_bytes_beyond_its_start() -> None:

@@ -91,7 +91,8 @@ def test_a_batch_that_the_medium_cannot_give_is_fetched_again_from_another_repli
     reader.fetch(0)
     reader.host.settle(100)
     (asked,) = {p: m for p, m in reader.host.sent if isinstance(m, wire.FetchBatch)}.items()
-    reader.host.repairs.on_found(asked[0], wire.FoundBatch(reader.host.part.pid, asked[1].request, memoryview(whole)))
+    found = wire.FoundBatch(reader.host.part.pid, asked[1].request, False, memoryview(whole))
+    reader.host.repairs.on_found(asked[0], found)
     reader.host.settle(100)
     assert reader.bases == [0]
 

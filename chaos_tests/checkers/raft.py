@@ -25,6 +25,8 @@ def check(facts: Facts) -> list[Violation]:
             f"node {event['n']}: {event['size']} bytes of records waited for its disk, the bound is {event['bound']}"
         )
         findings.add("queue-over-bound", detail, event)
+    for event in history.noted("false-damage"):
+        findings.add("false-damage", f"node {event['n']} met {event['found']} damaged batches on a sound disk", event)
     for event in history.noted("waits"):
         if event["known"] == 1:  # it has never run a newer smq, so the cluster should have waited for it
             findings.add("stranded-node", f"node {event['n']} was never upgraded, and stopped: {event['why']}", event)

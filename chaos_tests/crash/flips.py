@@ -42,7 +42,7 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
     if ended.returncode != 0:
         how = f"signal {-ended.returncode}" if ended.returncode < 0 else ended.stderr.decode().splitlines()[-1][:60]
         return None, f"{kind}: ended by {how}"
-    found = DiskImage()
+    found = DiskImage(is_damaged=True)
     for name, rows in json.loads(ended.stdout).items():
         found.tables[Table(name)].update((bytes.fromhex(key), bytes.fromhex(value)) for key, value in rows)
     found.tables[Table.META].pop(FORMAT_KEY, None)

@@ -123,6 +123,8 @@ class Observer:
         if damage := node.replicas.repairs.counts.found:
             self._damage[host.node, host.starts] = damage
             self.counts["damage_met"] = sum(self._damage.values())
+            if not host.image.is_damaged:
+                self.recorder.note("false-damage", n=host.node, found=damage)
         if node.engine.is_leader:
             term = int(node.engine.term)
             if self._leaders.setdefault(term, host.node) != host.node:

@@ -79,6 +79,9 @@ class Network(Protocol):
 
 
 # ---------------------------------------------------------------------------------------------------------- disk
+GiveUp: TypeAlias = Callable[[], None]  # its caller no longer wants a read
+
+
 class DataDamaged(Exception):
     """Bytes on disk fail their CRC, or do not decode. The message names table and key."""
 
@@ -191,11 +194,12 @@ class Disk(Protocol):
         *,
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
-    ) -> bool:
+    ) -> GiveUp | None:
         """As `scan` in [start, stop), beginning with the last key in [lowest, start] if there is one. The rows may have
         to come from the medium, so a thread of the disk's own reads them if it has one. `done` runs on the loop, not
-        necessarily in order, with what was committed at some moment in between. False, and nothing is read, if too many
-        reads wait. DataDamaged if the table cannot be walked."""
+        necessarily in order, with what was committed at some moment in between. DataDamaged if the table cannot be
+        walked. None, and nothing is read, if too many reads wait. A read that is given up before it begins leaves the
+        queue, and `done` is not called; after that it may be."""
 
     def examine(
         self,

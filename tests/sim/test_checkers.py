@@ -245,6 +245,10 @@ def damaged_although_intact(s: Story) -> None:
     s.recorder.fail(process, "poll", err="DATA_DAMAGED", lo=None, hi=None)
 
 
+def damage_on_a_sound_disk(s: Story) -> None:
+    s.recorder.note("false-damage", n=1, found=2)
+
+
 def sends_backwards(s: Story) -> None:
     s.send([12], 2)
     s.send([10, 11], 0)
@@ -453,6 +457,7 @@ def died(s: Story) -> None:
         (times_differ, "inconsistent-ts"),
         (refused_although_there, "false-out-of-range"),
         (damaged_although_intact, "false-damage"),
+        (damage_on_a_sound_disk, "false-damage"),
         (sends_backwards, "nonmonotonic-send"),
         (stale_range, "stale-hwm"),
         (range_backwards, "stale-hwm"),

@@ -76,6 +76,21 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=60,
     ),
     PlantedBug(
+        name="rows-of-a-deleted-topic-count-as-damaged",
+        rule="rows that a deletion has removed during a read are no damage",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.reads:Reads.fail_all",
+                "{**self._parked.get(pid, {}), **self._away.get(pid, {})}",
+                "list(self._parked.get(pid, ()))",
+            ),
+            Mutation(_READER + "read_later", "self.is_dropped or ", ""),
+        ),
+        scenario="slow_reads",
+        anomalies=frozenset({"false-damage"}),
+        seeds=40,
+    ),
+    PlantedBug(
         name="batch-of-another-partition-served",
         rule="a batch is of the partition that it is stored in, whatever a damaged page number says",
         mutations=(

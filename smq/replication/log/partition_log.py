@@ -115,7 +115,6 @@ class PartitionLog(LogReader):
         self._pending: deque[_Pending] = deque()  # bounded by the node's cap on appends in flight
         self._tail_bytes = 0
         self._budget = budget
-        self._is_dropped = False
         self._is_trimming = False
         self.producers_start = Offset(0)
         self._producers_counted = 0
@@ -202,7 +201,7 @@ class PartitionLog(LogReader):
     def _check_usable(self) -> None:
         if self.tail_damage is not None:
             raise self.tail_damage
-        if self._is_dropped:
+        if self.is_dropped:
             raise ValueError(f"{self!r} was dropped")
 
     # -------------------------------------------------------------------------------------------- cutting
@@ -265,7 +264,7 @@ class PartitionLog(LogReader):
         """Deletes the batches before log_start slice by slice. If the start has just moved, the partition's row says so
         with the first slice. Batches that still wait to be deleted are invisible to readers; a restart continues the
         deletion."""
-        if self._is_dropped or (self._is_trimming and not is_moved):
+        if self.is_dropped or (self._is_trimming and not is_moved):
             return
         deletions: list[Op] = []
         if not self._is_trimming and self.tail_damage is None and self._first < self.log_start:
@@ -398,7 +397,7 @@ class PartitionLog(LogReader):
     def drop(self) -> None:
         """The partition goes, and this object must not be used again. The store deletes the partition's data."""
         self._forget_tail(Offset(-1))
-        self._is_dropped = True
+        self.is_dropped = True
         self._budget.producers -= self._producers_counted
         self._producers_counted = 0
 
@@ -433,7 +432,7 @@ class PartitionLog(LogReader):
 
     def rewrite_checkpoint(self, key: bytes) -> None:
         """Repairs a damaged row of table CHECKPOINTS: its content is known, or the row is only a short cut and goes."""
-        if self.tail_damage is not None or self._is_dropped:
+        if self.tail_damage is not None or self.is_dropped:
             return
         if key == partition_key(self.pid):
             self._disk.submit([self._partition_row()])
@@ -452,7 +451,7 @@ class PartitionLog(LogReader):
         (epoch, offset) names one batch for ever (rule 1), and the range of each epoch is known without the batches.
         So a batch of the right epoch that lies here is the one that was here, no matter which replica kept it.
         """
-        is_here = self._first <= stored.base and stored.end <= self.durable_end and not self._is_dropped
+        is_here = self._first <= stored.base and stored.end <= self.durable_end and not self.is_dropped
         is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
         if not is_here or not is_right:
             return False

@@ -34,7 +34,7 @@ from smq.replication.log.codec import (
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.state import NOT_SAVED, LogState, checkpoint_key, load_checkpoint
-from smq.replication.ports import DataDamaged, Disk, Table
+from smq.replication.ports import DataDamaged, Disk, GiveUp, Table
 
 INDEX_ROWS_PER_SCAN: Final = 1024  # some 0.3 ms and 100 KB
 SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a shorter answer is as correct
@@ -54,6 +54,7 @@ class LogReader:
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
         self.generation = 0
+        self.is_dropped = False  # the partition is gone: rows that are missing are no damage
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
@@ -198,16 +199,17 @@ class LogReader:
         end: Offset,
         bytes_max: int,
         done: Callable[[list[StoredValue] | DataDamaged | None], None],
-    ) -> bool:
+    ) -> GiveUp | None:
         """As `read`, for batches that may have to come from the medium: the loop goes on meanwhile. The offset is in
-        the durable log. `done` gets None if the log has been cut or trimmed there meanwhile: look again. False, and
-        nothing is read, if too many reads wait."""
+        the durable log. `done` gets None if the log has been cut, trimmed or dropped there meanwhile: look again, if
+        it is still there. None, and nothing is read, if too many reads wait; otherwise a function that gives the read
+        up."""
         stop, generation = min(end, self.durable_end), self.generation
         lowest, start = batch_key(self.pid, self._first), batch_key(self.pid, offset)
 
         def on_rows(rows: list[tuple[bytes, bytes]] | DataDamaged) -> None:
             # Changes that were submitted after this read began may be among the rows, or not.
-            if self.generation != generation or offset < max(self._first, self.log_start):
+            if self.is_dropped or self.generation != generation or offset < max(self._first, self.log_start):
                 found: list[StoredValue] | DataDamaged | None = None
             elif isinstance(rows, DataDamaged):
                 found = rows

@@ -19,7 +19,7 @@ from smq.replication.log.codec import BatchDamaged, BatchInfo, StoredValue
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.partition.repair import Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
-from smq.replication.ports import DataDamaged
+from smq.replication.ports import DataDamaged, GiveUp
 from smq.replication.proposer import Barriers
 from smq.replication.runtime.deadlines import Deadline
 
@@ -43,6 +43,7 @@ class Poll:
     repairs: int = 0  # those that it has waited for
     confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be answered
     reading: Deadline | None = None  # of the read under way
+    give_up_read: GiveUp | None = None
     parked: bool = False
     finished: bool = False
     deadline: Deadline | None = None
@@ -68,6 +69,8 @@ class Reads:
         self._barriers = barriers
         self._parked: dict[bytes, dict[Poll, None]] = {}
         self._parked_count = 0
+        # Polls that have waited for the disk, a barrier or a repair, until they end; bounded by the requests
+        self._away: dict[bytes, dict[Poll, None]] = {}
 
     # -------------------------------------------------------------------------------------- fetch
     def fetch(self, poll: Poll) -> None:
@@ -79,6 +82,7 @@ class Reads:
 
     def _fail(self, poll: Poll, error: Exception) -> None:
         if isinstance(error, BatchDamaged):
+            self._note_away(poll)
             self._repairs.request(poll.replica, error, partial(self._after_repair, poll, error))
         else:
             self.finish(poll, read_failure(error))
@@ -121,16 +125,18 @@ class Reads:
         """Reads batches that are not in memory. The loop goes on; a poll has at most one read under way."""
         if poll.reading:
             return  # a wake-up, or its deadline: the read's end looks at everything again
-        if not poll.replica.log.read_later(poll.offset, end, poll.max_bytes, partial(self._on_read, poll, end)):
+        give_up = poll.replica.log.read_later(poll.offset, end, poll.max_bytes, partial(self._on_read, poll, end))
+        if give_up is None:
             details = ErrorDetails(retry_after_ms=200)
             raise SmqError(ErrorCode.OVERLOADED, "too many reads wait for this node's disk", details)
+        self._note_away(poll)
+        poll.give_up_read = give_up
         at_ns = self._host.clock.monotonic_ns() + READ_MS_MAX * 1_000_000
         poll.reading = self._host.deadlines.add(at_ns, partial(self._give_up, poll))
 
     def _on_read(self, poll: Poll, end: Offset, found: list[StoredValue] | DataDamaged | None) -> None:
-        if poll.reading is not None:
-            poll.reading.cancel()
-            poll.reading = None
+        poll.give_up_read = None
+        self._unread(poll)
         if poll.finished:
             return
         try:
@@ -143,8 +149,16 @@ class Reads:
         except Exception as e:  # noqa: BLE001  # as in `fetch`
             self._fail(poll, e)
 
+    def _unread(self, poll: Poll) -> None:
+        """No read of this poll is under way any more: one that waits for its turn leaves the queue."""
+        if poll.reading is not None:
+            poll.reading.cancel()
+            poll.reading = None
+        if poll.give_up_read is not None:
+            poll.give_up_read()
+            poll.give_up_read = None
+
     def _give_up(self, poll: Poll) -> None:
-        poll.reading = None
         message = "this node's disk takes too long to read: read from another replica, or try again"
         self.finish(poll, SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=200)))
 
@@ -165,6 +179,7 @@ class Reads:
         return Fetched(batches, part.log_start, part.hwm, part.lso, replica.readable_end)
 
     def _confirm(self, poll: Poll) -> None:
+        self._note_away(poll)
         left_ns = poll.deadline_ns - self._host.clock.monotonic_ns()
         timeout_ms = max(BARRIER_MS_MAX, left_ns // 1_000_000)
         self._barriers.wait(int(timeout_ms), partial(self._on_confirmed, poll))
@@ -218,21 +233,31 @@ class Reads:
             self.fetch(poll)
 
     def fail_all(self, pid: bytes, error: SmqError) -> None:
-        """The partition or the node is going away."""
-        for poll in list(self._parked.get(pid, ())):
+        """The partition or the node is going away. A reader that waits for the disk must not look again: the rows are
+        being deleted, and would be taken for damaged."""
+        for poll in {**self._parked.get(pid, {}), **self._away.get(pid, {})}:
             self.finish(poll, error)
 
     def finish(self, poll: Poll, result: Fetched | SmqError) -> None:
         if poll.finished:
             return
-        poll.finished = True
-        self._unpark(poll)
+        self.cancel(poll)
         done = poll.done
         self._host.deliver(lambda: done(result))
 
     def cancel(self, poll: Poll) -> None:
+        """Its caller waits no longer."""
         poll.finished = True
         self._unpark(poll)
+        self._unread(poll)
+        away = self._away.get(poll.replica.pid)
+        if away is not None:
+            away.pop(poll, None)
+            if not away:
+                del self._away[poll.replica.pid]
+
+    def _note_away(self, poll: Poll) -> None:
+        self._away.setdefault(poll.replica.pid, {})[poll] = None
 
 
 def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:

@@ -131,7 +131,7 @@ class Repairs:
             if self._under_way.get((repair.damage.pid, repair.offset)) is repair and not self._accept(repair, own):
                 self._ask_next(repair)
 
-        return repair.replica.log.read_later(repair.offset, Offset(repair.offset + 1), 1, on_read)
+        return repair.replica.log.read_later(repair.offset, Offset(repair.offset + 1), 1, on_read) is not None
 
     def _ask_next(self, repair: _Repair) -> None:
         host = self._host
@@ -223,7 +223,7 @@ class Repairs:
             answer(b"", may_have=True)
             return
         in_memory = replica.log.read_memory(at, Offset(at + 1), 1)
-        if in_memory is not None or not replica.log.read_later(at, Offset(at + 1), 1, on_read):
+        if in_memory is not None or replica.log.read_later(at, Offset(at + 1), 1, on_read) is None:
             on_read(in_memory)
 
 

@@ -234,6 +234,8 @@ class Replica:
 
     def _stop_leading(self) -> None:
         self.leading = None
+        for stream in self._streams.values():
+            stream.close()
         self._streams.clear()
         self._hand_over.end()
 

@@ -13,7 +13,7 @@ from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.replication.host import Host
 from smq.replication.log.store import BatchDamaged, PartitionLog, StoredValue
 from smq.replication.net import wire
-from smq.replication.ports import Channel, DataDamaged
+from smq.replication.ports import Channel, DataDamaged, GiveUp
 
 APPEND_BYTES_MAX: Final = 1 << 20  # one Append message, unless a single batch is larger: keeps links responsive
 PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower costs this much, no more
@@ -44,7 +44,7 @@ class FollowerStream:
         self._next: Offset | None = None  # None while the follower's position is unknown
         self._in_flight: deque[tuple[Offset, int]] = deque()  # (end, bytes) of appends not yet acknowledged
         self._in_flight_bytes = 0
-        self._is_reading = False  # from the disk, at most once at a time
+        self._reading: GiveUp | None = None  # of the read from the disk that is under way: at most one at a time
         self._heard_ns = 0
         self._probed_ns = 0
         self._lacks_producers = False  # by its last report
@@ -169,14 +169,20 @@ class FollowerStream:
     def _read_later(self, at: Offset, size_max: int) -> None:
         """What the follower lacks is not in memory: the loop goes on while it is read. If too many reads wait, the next
         visit tries again."""
-        if not self._is_reading:
+        if self._reading is None:
             stream, on_read = self._stream, self._on_read
-            self._is_reading = self._log.read_later(
+            self._reading = self._log.read_later(
                 at, self._log.appended_end, size_max, lambda found: on_read(stream, at, found)
             )
 
+    def close(self) -> None:
+        """The leadership is over: nothing is sent any more."""
+        self._restart(None)
+        if self._reading is not None:
+            self._reading()
+
     def _on_read(self, stream: int, at: Offset, found: list[StoredValue] | DataDamaged | None) -> None:
-        self._is_reading = False
+        self._reading = None
         is_wanted = stream == self._stream and self._next == at and not self.is_full and not self._is_held
         if is_wanted and found is not None:
             if isinstance(found, BatchDamaged):

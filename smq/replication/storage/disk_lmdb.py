@@ -30,7 +30,7 @@ import lmdb
 
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.replication.log.codec import home_of
-from smq.replication.ports import DataDamaged, Delete, Examined, Op, Put, Space, Table
+from smq.replication.ports import DataDamaged, Delete, Examined, GiveUp, Op, Put, Space, Table
 from smq.replication.storage.pages_lmdb import NotCached, PageFile, PagesDamaged, Row, SnapshotGone
 from smq.replication.storage.workers import Gate, Workers
 
@@ -319,7 +319,7 @@ class LmdbDisk:
         *,
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
-    ) -> bool:
+    ) -> GiveUp | None:
         def read(guard: Callable[[], AbstractContextManager[object]], *, cached_only: bool) -> Callable[[], None]:
             try:
                 with self._pages_of(table, start, stop, guard=guard, lowest=lowest, cached_only=cached_only) as rows:
@@ -331,7 +331,7 @@ class LmdbDisk:
             self._post(read(lambda: self._map_lock, cached_only=True))
         except NotCached:
             return self._readers.submit(lambda: read(self._gate.shared, cached_only=False))
-        return True
+        return _nothing
 
     def examine(
         self,
@@ -349,7 +349,7 @@ class LmdbDisk:
             except DataDamaged as e:
                 raise DataDamaged(f"{e}. {REPLACE_ADVICE}") from e
 
-        if not self._examiner.submit(job):
+        if self._examiner.submit(job) is None:
             raise RuntimeError("a slice is examined already")
 
     def space(self) -> Space:
@@ -382,6 +382,10 @@ class LmdbDisk:
         self._pages.close()
         self._env.close()
         os.close(self._lock_fd)
+
+
+def _nothing() -> None:
+    """Gives up a read that has ended."""
 
 
 def _taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:

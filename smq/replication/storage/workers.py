@@ -5,11 +5,13 @@ must never know what a job reads. Only the real disk imports it.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
+
+from smq.replication.ports import GiveUp
 
 Job: TypeAlias = Callable[[], Callable[[], None]]  # runs on a thread; what it returns runs on the loop
 RESULTS_PER_THREAD: Final = 2  # not taken by the loop yet; a result may hold some megabytes
@@ -33,32 +35,56 @@ class Workers:
         self._queued_max = queued_max
         self._post = post
         self._on_error = on_error
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: close
+        self._jobs: OrderedDict[int, Job] = OrderedDict()  # by their number: any can leave in constant time
+        self._number = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
         self._threads: list[threading.Thread] = []
         self._results = threading.Semaphore(RESULTS_PER_THREAD * threads)
 
-    def submit(self, job: Job) -> bool:
-        """False, and nothing is done, if too many jobs wait."""
-        if self._jobs.qsize() >= self._queued_max:
-            return False
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        return len(self._jobs)
+
+    def submit(self, job: Job) -> GiveUp | None:
+        """None, and nothing is done, if too many jobs wait. A job that is given up before it begins never does."""
+        with self._changed:
+            if len(self._jobs) >= self._queued_max:
+                return None
+            self._number += 1
+            self._jobs[self._number] = job
+            self._changed.notify()
+            drop = partial(self._drop, self._number)
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._run, name=f"{self._name}-{i}", daemon=True) for i in range(self._count)
             ]
             for thread in self._threads:
                 thread.start()
-        self._jobs.put(job)
-        return True
+        return drop
+
+    def _drop(self, number: int) -> None:
+        with self._changed:
+            self._jobs.pop(number, None)
+
+    def _next(self) -> Job | None:
+        """Waits for a job, but not in a job's name: what has not begun can be given up. None at close."""
+        self._results.acquire()
+        with self._changed:
+            while not self._jobs and not self._is_closed:
+                self._changed.wait()
+            return self._jobs.popitem(last=False)[1] if self._jobs else None
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._results.acquire()
+        while (job := self._next()) is not None:
             try:
                 result = job()
             except BaseException as e:  # noqa: BLE001  # the job's owner decides what it means
                 self._post(partial(self._on_error, e))
                 return
             self._post(partial(self._take, result))
+            del job, result  # a thread that waits holds no rows
 
     def _take(self, result: Callable[[], None]) -> None:
         self._results.release()
@@ -66,11 +92,11 @@ class Workers:
 
     def close(self) -> None:
         """Waits for the jobs under way; jobs that have not begun are dropped."""
-        with suppress(Empty):
-            while True:
-                self._jobs.get_nowait()
+        with self._changed:
+            self._is_closed = True
+            self._jobs.clear()
+            self._changed.notify_all()
         for _ in self._threads:
-            self._jobs.put(None)
             self._results.release()  # the loop may take no more results
         for thread in self._threads:
             thread.join()

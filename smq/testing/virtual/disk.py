@@ -9,15 +9,19 @@ import errno
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sortedcontainers import SortedDict
 
-from smq.replication.ports import Clock, DataDamaged, Examined, Op, Put, Rng, Space, Table, Timer
+from smq.replication.ports import Clock, DataDamaged, Examined, GiveUp, Op, Put, Rng, Space, Table, Timer
+
+T = TypeVar("T")
 
 NS_PER_MS = 1_000_000
 REPORT_DELAY_MS_MAX = 0.2  # reads see a commit a little before its report reaches the loop, as with a real thread
 COLD = 0.1  # share of the reads that find no page in memory
 COLD_READ_MS_MAX = 20.0
+READS_MAX = 10_000  # that wait: as with the real disk
 READ_RETRY_MS = 50.0  # a stalled read looks this often whether it may continue
 ENDLESS_BYTES = 1 << 40  # free space of a disk without a capacity
 REPORTED_AT_ONCE = 0.7  # share of the commits that are reported without this delay
@@ -33,9 +37,10 @@ class DiskImage:
     """The bytes on the platter, as a restarted node finds them."""
 
     tables: dict[Table, "SortedDict"] = field(default_factory=_empty_tables)
+    is_damaged: bool = False  # by a fault, at any time
 
     def copy(self) -> "DiskImage":
-        return DiskImage({table: rows.copy() for table, rows in self.tables.items()})
+        return DiskImage({table: rows.copy() for table, rows in self.tables.items()}, self.is_damaged)
 
     def apply(self, ops: Iterable[Op]) -> None:
         for op in ops:
@@ -54,6 +59,7 @@ class DiskImage:
             return None
         key: bytes = rows.keys()[int(rng.random() * len(rows))]
         rows[key] = b""
+        self.is_damaged = True
         return key
 
     def misplace(self, table: Table, rng: Rng) -> bytes | None:
@@ -69,6 +75,7 @@ class DiskImage:
         keys = pairs[int(rng.random() * len(pairs))]
         at = int(rng.random() * len(keys))
         rows[keys[at]] = rows[keys[at - 1]]
+        self.is_damaged = True
         return keys[at]
 
     def flip_bit(self, table: Table, rng: Rng) -> bytes | None:
@@ -82,6 +89,7 @@ class DiskImage:
         bit = int(rng.random() * len(value) * 8)
         value[bit // 8] ^= 1 << (bit % 8)
         rows[key] = bytes(value)
+        self.is_damaged = True
         return key
 
     def size_bytes(self) -> int:
@@ -121,6 +129,10 @@ class FakeDisk:
         self._stalled: Timer | None = None  # a commit that waits for the end of the stall
         self._reads_stalled_until_ns = 0
         self.on_blocking_read: Callable[[float], None] | None = None  # a stalled `scan` of batches, with the ms left
+        self.reads: dict[int, None] = {}  # those that have not begun
+        self.reads_max = READS_MAX
+        self.reads_peak = 0  # the most that have ever waited
+        self._read_number = 0
         self._queue: deque[_Submission] = deque()
         self._in_flight: list[_Submission] = []
         self._unreported: deque[_Submission] = deque()  # committed, but not reported to the loop yet
@@ -215,23 +227,36 @@ class FakeDisk:
         *,
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
-    ) -> bool:
-        """Reads at some moment between the request and the answer, as a thread would."""
-
-        def read() -> None:
-            wait_ns = self._reads_stalled_until_ns - self._clock.monotonic_ns()
-            if self._is_dead or self._is_closed:
-                return
-            if wait_ns > 0:
-                self._clock.call_later(min(wait_ns / NS_PER_MS, READ_RETRY_MS), read)
-                return
+    ) -> GiveUp | None:
+        def read() -> list[tuple[bytes, bytes]]:
             before = self.scan_keys(table, lowest, start + b"\x00", reverse=True, limit=1)
             first = before[0] if before else start
-            rows = self._scan(table, first, stop, reverse=False, limit=1 << 30, bytes_max=bytes_max)
-            self._clock.call_later(self._rng.random() * REPORT_DELAY_MS_MAX, lambda: done(rows))
+            return self._scan(table, first, stop, reverse=False, limit=1 << 30, bytes_max=bytes_max)
 
-        self._clock.call_later(self._read_latency_ms(), read)
-        return True
+        return self._read_later(read, done)
+
+    def _read_later(self, read: Callable[[], T], done: Callable[[T], None]) -> GiveUp | None:
+        """Reads at some moment between the request and the answer, as a thread would."""
+        if len(self.reads) >= self.reads_max:
+            return None
+        self._read_number += 1
+        number = self._read_number
+        self.reads[number] = None
+        self.reads_peak = max(self.reads_peak, len(self.reads))
+
+        def attempt() -> None:
+            wait_ns = self._reads_stalled_until_ns - self._clock.monotonic_ns()
+            if self._is_dead or self._is_closed or number not in self.reads:
+                return
+            if wait_ns > 0:
+                self._clock.call_later(min(wait_ns / NS_PER_MS, READ_RETRY_MS), attempt)
+                return
+            del self.reads[number]
+            found = read()
+            self._clock.call_later(self._rng.random() * REPORT_DELAY_MS_MAX, lambda: done(found))
+
+        self._clock.call_later(self._read_latency_ms(), attempt)
+        return lambda: self.reads.pop(number, None)
 
     def _read_latency_ms(self) -> float:
         is_cold = self._rng.random() < COLD

@@ -111,7 +111,7 @@ def test_an_interrupted_move_of_log_start_continues_after_a_restart() -> None:
     stored = [append(log, 2) for _ in range(20)]
     harness.settle()
     log.advance_log_start(Offset(30))
-    log._is_dropped = True  # no slice follows the first: the process dies
+    log.is_dropped = True  # no slice follows the first: the process dies
     harness.settle()
     assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 17
     recovered = LogStore(harness.reopen()).open_all()[PID]

@@ -3,8 +3,9 @@
 import pytest
 
 from smq.raft_state.commands import AdvanceLogStart
-from smq.raft_state.errors import ErrorCode
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
+from smq.replication.api import Fetched
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
 from smq.replication.partition.reads import READ_MS_MAX
@@ -82,6 +83,84 @@ def test_a_log_start_that_passes_a_read_is_out_of_range_and_no_damage(reader: Re
     reader.host.settle(1)
     assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert reader.host.repairs.counts.found == 0
+
+
+def test_a_topic_that_is_deleted_during_a_read_is_unknown_and_no_damage(reader: Reader) -> None:
+    reader.commit(batch())
+    host = reader.host
+    host.disk.stall_reads(200)
+    reader.fetch(0)
+    gone = SmqError(ErrorCode.UNKNOWN_TOPIC, "gone")
+    host.live.close(gone)
+    reader.reads.fail_all(host.part.pid, gone)
+    host.repairs.forget(host.part.pid)
+    host.store.drop(host.live.log)
+    host.settle(1_000)
+    assert reader.error.code is ErrorCode.UNKNOWN_TOPIC
+    assert (host.repairs.counts.found, host.messages(wire.FetchBatch), host.disk.reads) == (0, [], {})
+
+
+def test_a_read_that_has_begun_when_its_log_is_dropped_finds_no_damage(reader: Reader) -> None:
+    reader.commit(batch())
+    host = reader.host
+    log = host.live.log
+    host.store.drop(log)
+    host.settle(1_000)
+    found: list[object] = []
+    assert log.read_later(Offset(0), Offset(1), 1, found.append) is not None
+    host.settle(1_000)
+    assert found == [None]
+
+
+def test_a_reader_that_waits_for_a_barrier_is_answered_when_its_topic_goes(reader: Reader) -> None:
+    reader.fetch(7)
+    reader.reads.fail_all(reader.host.part.pid, SmqError(ErrorCode.UNKNOWN_TOPIC, "gone"))
+    reader.host.settle(1)
+    assert reader.error.code is ErrorCode.UNKNOWN_TOPIC
+
+
+def test_a_read_whose_caller_has_gone_leaves_the_queue(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.host.disk.stall_reads(LONG_MS)
+    gone = [reader.fetch(0) for _ in range(5)]
+    kept = reader.fetch(0)
+    assert len(reader.host.disk.reads) == 6
+    for poll in gone:
+        reader.reads.cancel(poll)
+    assert len(reader.host.disk.reads) == 1
+    reader.host.settle(READ_MS_MAX + 100)  # the last one's time is over, too
+    assert (kept.finished, reader.host.disk.reads) == (True, {})
+    reader.host.settle(LONG_MS)
+    assert len(reader.results) == 1
+
+
+def test_more_reads_than_may_wait_are_refused_and_abandoned_ones_make_room(reader: Reader) -> None:
+    reader.commit(batch())
+    reader.host.disk.stall_reads(400)
+    reader.host.disk.reads_max = 2
+    first, _ = reader.fetch(0), reader.fetch(0)
+    reader.fetch(0)
+    assert reader.error.code is ErrorCode.OVERLOADED
+    reader.results.clear()
+    reader.reads.cancel(first)
+    reader.fetch(0)
+    reader.host.settle(600)
+    assert len(reader.results) == 2
+    assert all(isinstance(result, Fetched) for result in reader.results)
+
+
+def test_a_stream_that_has_ended_reads_no_more() -> None:
+    host = Host()
+    cold(host)
+    host.create_partition()
+    host.elect(ME)
+    host.produce()
+    host.settle()
+    host.disk.stall_reads(1_000)
+    host.ack(PEER_A, 0)
+    assert len(host.disk.reads) == 1
+    host.live.resign()
+    assert host.disk.reads == {}
 
 
 def test_a_batch_that_the_medium_cannot_give_is_fetched_again_from_another_replica(reader: Reader) -> None:

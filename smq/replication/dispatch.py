@@ -58,6 +58,7 @@ class Dispatcher:
             self._replicas.on_session_open(peer)
 
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
+        self._host.links.on_session_close(peer, channel)
         if channel is Channel.CONTROL:
             self._host.engine.on_session_close(peer)
             self._proposer.on_session_close(peer)
@@ -72,11 +73,15 @@ class Dispatcher:
             self._host.engine.on_message(peer, payload[1:])
             return
         try:
-            if not payload:
-                raise wire.WireError("an empty message")
-            self._dispatch(peer, wire.decode(payload))
-        except (wire.WireError, DataDamaged) as e:
-            _log.warning("message refused", peer=peer, channel=channel.name, reason=str(e))
+            messages = wire.split(payload)
+        except wire.WireError as e:
+            _refused(peer, channel, e)
+            return
+        for message in messages:
+            try:
+                self._dispatch(peer, wire.decode(message))
+            except (wire.WireError, DataDamaged) as e:
+                _refused(peer, channel, e)
 
     def _dispatch(self, peer: NodeId, message: wire.Message) -> None:
         now_ns = self._host.clock.monotonic_ns
@@ -122,3 +127,7 @@ class Dispatcher:
         replica = self._replicas.get(pid)
         if replica is not None:
             use(replica)
+
+
+def _refused(peer: NodeId, channel: Channel, reason: Exception) -> None:
+    _log.warning("message refused", peer=peer, channel=channel.name, reason=str(reason))

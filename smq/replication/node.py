@@ -75,7 +75,7 @@ class Node:
         self._slices = Slices(clock)
         self._answers = Answers(clock)
         self._deadlines = Deadlines()
-        self._links = Links(network)
+        self._links = Links(network, clock.call_soon)
         self.identity = Identity(Incarnation(0), DiskId(b""))
         self.applied = applied if applied is not None else AppliedState(clock, config.feature_level_known)
         self.engine = self._make_engine(disk)

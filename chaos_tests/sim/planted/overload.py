@@ -53,4 +53,18 @@ OVERLOAD_BUGS: tuple[PlantedBug, ...] = (
         anomalies=frozenset({"no-progress"}),
         seeds=5,
     ),
+    PlantedBug(
+        name="rest-of-frame-lost",
+        rule="every message of a frame reaches its partition, not the first one only",
+        mutations=(
+            Mutation(
+                "smq.replication.dispatch:Dispatcher.on_message",
+                "for message in messages:",
+                "for message in messages[:1]:",
+            ),
+        ),
+        scenario="overload",
+        anomalies=frozenset({"no-progress"}),
+        seeds=10,
+    ),
 )

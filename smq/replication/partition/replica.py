@@ -95,6 +95,9 @@ class ReplicaOwner(Protocol):
     def mark_durable(self, pid: PartitionId) -> None:
         """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
 
+    def mark_unsent(self, replica: "Replica") -> None:
+        """The log has grown: `pump` is called at the end of the turn, once for all appends of it."""
+
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
         """Has a damaged batch fetched again. `done` is called later, with whether the batch is intact."""
 
@@ -282,14 +285,18 @@ class Replica:
             stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
             self._judged_end = self.log.appended_end
             waiter = Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, header, done)
-            for stream in self._streams.values():
-                stream.pump()
+            self._owner.mark_unsent(self)
         self._owner.send_order.came(self.pid, header)
         if acks is Acks.NONE:
             nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
             self._host.deliver(lambda: done(nothing))
             return
         self._waiters.add(waiter, timeout_ms)
+
+    def pump(self) -> None:
+        """Sends the followers what they lack."""
+        for stream in self._streams.values():
+            stream.pump()
 
     def _check_leads(self) -> None:
         if self.leading is None or self.leading != self.part.epoch:

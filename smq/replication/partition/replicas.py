@@ -51,6 +51,7 @@ class Replicas:
         self._by_pid: dict[PartitionId, Replica] = {}
         self._unsettled: deque[PartitionId] = deque()  # moved by the state, and not followed yet
         self._durable: dict[PartitionId, None] = {}  # more of their logs has just become durable
+        self._unsent: dict[Replica, None] = {}  # led here, and appended to in this turn
         self._to_visit: deque[PartitionId] = deque()  # in this round
         self._to_greet: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
         self.space = space
@@ -187,6 +188,19 @@ class Replicas:
             if replica is not None:
                 replica.after_durable()
                 self.reads.wake(replica)
+        self._host.links.flush()  # the acknowledgements of this commit, to each peer in one frame
+
+    def mark_unsent(self, replica: Replica) -> None:
+        """A led log has grown: at the end of the turn its followers get everything that was appended in it."""
+        if not self._unsent:
+            self._host.clock.call_soon(self._flush_unsent)
+        self._unsent[replica] = None
+
+    def _flush_unsent(self) -> None:
+        unsent, self._unsent = self._unsent, {}
+        for replica in unsent:
+            replica.pump()
+        self._host.links.flush()
 
     def on_beat(self) -> None:
         """Begins a new round of visits, unless one is still under way: with thousands of replicas, one takes longer."""

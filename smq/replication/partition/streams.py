@@ -16,6 +16,7 @@ from smq.replication.net import wire
 from smq.replication.ports import Channel, DataDamaged, GiveUp
 
 APPEND_BYTES_MAX: Final = 1 << 20  # one Append message, unless a single batch is larger: keeps links responsive
+APPEND_BATCHES_MAX: Final = 256  # a follower handles a message in one turn of its loop: some 10 ms
 PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower costs this much, no more
 
 
@@ -197,12 +198,14 @@ class FollowerStream:
 
     def _send(self, values: list[StoredValue]) -> bool:
         self.is_unreadable = False
-        message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in values])
-        if not self._host.links.send(self.peer, Channel.DATA, message):
-            self._restart(None)
-            return False
-        size = sum(len(v.value) for v in values)
-        self._next = values[-1].end
-        self._in_flight.append((self._next, size))
-        self._in_flight_bytes += size
+        for first in range(0, len(values), APPEND_BATCHES_MAX):
+            some = values[first : first + APPEND_BATCHES_MAX]
+            message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in some])
+            if not self._host.links.send(self.peer, Channel.DATA, message):
+                self._restart(None)
+                return False
+            size = sum(len(v.value) for v in some)
+            self._next = some[-1].end
+            self._in_flight.append((self._next, size))
+            self._in_flight_bytes += size
         return True

@@ -64,7 +64,8 @@ class RecordedNetwork:
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        self._on_sent(peer, wire.decode(memoryview(b"".join(parts))))
+        for message in wire.split(memoryview(b"".join(parts))):
+            self._on_sent(peer, wire.decode(message))
         return True
 
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
@@ -74,6 +75,11 @@ class RecordedNetwork:
         return self.backlog
 
     def close(self) -> None: ...
+
+
+def immediate_links(network: RecordedNetwork) -> Links:
+    """Every message is a frame of its own and leaves within the call."""
+    return Links(network, lambda fn: fn())
 
 
 class Host:
@@ -119,7 +125,7 @@ class Host:
             clock=self.clock,
             deadlines=self.deadlines,
             disk=self.disk,
-            links=Links(self.network),
+            links=immediate_links(self.network),
             engine=cast(Engine, None),  # replicas have nothing to do with it
             propose=lambda command, _timeout_ms, _done: self.proposed.append(command),
             deliver=self.clock.call_soon,
@@ -144,6 +150,9 @@ class Host:
     def mark_durable(self, pid: PartitionId) -> None:
         if self.replica is not None:
             self.clock.call_soon(self.replica.after_durable)
+
+    def mark_unsent(self, replica: Replica) -> None:
+        replica.pump()
 
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
         self.repairs.request(self.live, damage, lambda outcome: done(outcome is Outcome.REPAIRED))

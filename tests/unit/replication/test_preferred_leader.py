@@ -13,7 +13,6 @@ from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
-from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
@@ -22,7 +21,7 @@ from smq.replication.proposer import Barriers
 from smq.replication.requests import Requests
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, register
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
 
 
 class World:
@@ -37,7 +36,7 @@ class World:
         self.own_disk = DiskCondition.FINE
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.transferred: list[tuple[Epoch, NodeId]] = []
-        self.links = Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message))))
+        self.links = immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message))))
         self.liveness = Liveness(
             self.config, clock=self.clock, applied=self, engine=cast(Engine, None), own_disk=lambda: self.own_disk
         )

@@ -15,14 +15,13 @@ from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.net import wire
-from smq.replication.net.links import Links
 from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, Quorum, ReadIndexDone, Table
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from tests.unit.raft_state.support import commit
-from tests.unit.replication.support import RecordedNetwork
+from tests.unit.replication.support import RecordedNetwork, immediate_links
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
 COMMIT = commit("g")
@@ -91,7 +90,7 @@ class World:
             clock=self.clock,
             rng=random.Random(1),
             deadlines=self.deadlines,
-            links=Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
+            links=immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
             deliver=lambda fn: fn(),
             state=lambda: ClusterState(replies_counted=self.replies_counted, feature_level=self.level),
             known_level=known_level,

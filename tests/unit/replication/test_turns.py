@@ -39,10 +39,9 @@ class Probes:
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        is_probe = (
-            isinstance(wire.decode(memoryview(b"".join(parts))), wire.Probe) if channel is Channel.DATA else False
-        )
-        self.count += is_probe and peer == TWO and self.is_up
+        if channel is Channel.DATA and peer == TWO and self.is_up:
+            messages = map(wire.decode, wire.split(memoryview(b"".join(parts))))
+            self.count += sum(isinstance(message, wire.Probe) for message in messages)
         return self.is_up
 
     def is_open(self, peer: NodeId, channel: Channel) -> bool:

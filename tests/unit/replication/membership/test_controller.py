@@ -28,14 +28,13 @@ from smq.replication.membership import controller as controller_module
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
-from smq.replication.net.links import Links
 from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.disk import FakeDisk
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, register
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
 from tests.unit.replication.test_proposer import ScriptedEngine
 from tests.unit.replication.test_turns import World as NodeWorld
 
@@ -78,7 +77,7 @@ class World:
             clock=self.clock,
             deadlines=Deadlines(),
             disk=FakeDisk(self.clock, random.Random(1), on_fatal=self._raise),
-            links=Links(self.network),
+            links=immediate_links(self.network),
             engine=self.engine,
             propose=self.propose,
             deliver=self.clock.call_soon,

@@ -11,13 +11,12 @@ from smq.replication.host import Host, Identity, StateView
 from smq.replication.membership import quorum as quorum_module
 from smq.replication.membership.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
 from smq.replication.net import wire
-from smq.replication.net.links import Links
 from smq.replication.ports import Disk, Quorum
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.rng import Streams
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links
 from tests.unit.replication.test_proposer import ScriptedEngine
 
 LATE = SmqError(ErrorCode.NO_QUORUM, "late")
@@ -48,7 +47,7 @@ class World:
             clock=self.clock,
             deadlines=self.deadlines,
             disk=cast(Disk, None),
-            links=Links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
+            links=immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
             engine=self.engine,
             propose=lambda *_: None,
             deliver=self.clock.call_soon,

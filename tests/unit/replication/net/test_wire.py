@@ -102,3 +102,41 @@ def test_a_count_beyond_the_payload_is_refused() -> None:
 def test_a_pickle_is_refused() -> None:
     with pytest.raises(wire.WireError):
         wire.decode(memoryview(pickle.dumps({"type": "append_entries"})))
+
+
+@given(st.lists(MESSAGES, min_size=1))
+def test_messages_that_share_a_frame_come_out_as_they_went_in(messages: list[wire.Message]) -> None:
+    payload = b"".join(wire.joined([wire.encode(message) for message in messages]))
+    assert [wire.decode(part) for part in wire.split(memoryview(payload))] == messages
+
+
+@given(st.lists(MESSAGES, min_size=2), st.data())
+def test_a_truncated_or_extended_frame_of_several_messages_is_refused(
+    messages: list[wire.Message], data: st.DataObject
+) -> None:
+    payload = b"".join(wire.joined([wire.encode(message) for message in messages]))
+    with pytest.raises(wire.WireError):
+        wire.split(memoryview(payload[: data.draw(st.integers(0, len(payload) - 1))]))
+    with pytest.raises(wire.WireError):
+        wire.split(memoryview(payload + data.draw(st.binary(min_size=1, max_size=3))))
+
+
+def test_a_frame_of_several_messages_holds_no_other_frame_and_no_empty_message() -> None:
+    ping = wire.encode(wire.Ping(1, False))
+    inner = wire.joined([ping, ping])
+    parts = wire.split(memoryview(b"".join(wire.joined([inner, ping]))))
+    with pytest.raises(wire.WireError):
+        wire.decode(parts[0])
+    with pytest.raises(wire.WireError):
+        wire.split(memoryview(b"".join(wire.joined([ping, [b""]]))))
+
+
+@given(st.binary())
+def test_garbage_after_the_kind_of_several_messages_is_refused_or_cut_into_messages(garbage: bytes) -> None:
+    payload = bytes(wire.joined([[b"x"], [b"y"]])[0][:1]) + garbage
+    try:
+        parts = wire.split(memoryview(payload))
+    except wire.WireError:
+        return
+    assert all(parts)
+    assert sum(map(len, parts)) < len(payload)

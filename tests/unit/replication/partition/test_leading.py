@@ -7,7 +7,7 @@ from smq.raft_state.ids import Epoch, Offset
 from smq.replication.api import Acks
 from smq.replication.log.codec import parse_value
 from smq.replication.net import wire
-from smq.replication.partition import handover
+from smq.replication.partition import handover, streams
 from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, Host, batch
 
 
@@ -30,6 +30,19 @@ def test_a_follower_is_probed_then_sent_the_records_after_its_log_end(host: Host
     host.live.on_ack(PEER_A, answer)
     (sent,) = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
     assert [parse_value(host.part.pid, bytes(v)).base for v in sent.values] == [1, 2]
+
+
+def test_many_small_batches_go_in_several_appends(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower handles an append in one turn of its loop."""
+    monkeypatch.setattr(streams, "APPEND_BATCHES_MAX", 2)
+    for value in (b"a", b"b", b"c", b"d", b"e"):
+        host.produce(batch(value))
+    host.settle()
+    probe = next(m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Probe))
+    answer = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(0), probe.stream, True)
+    host.live.on_ack(PEER_A, answer)
+    appends = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
+    assert [[parse_value(bytes(v)).base for v in m.values] for m in appends] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_lost_stream_is_probed_again(host: Host) -> None:

@@ -1,0 +1,160 @@
+"""Three whole nodes in one virtual world, with everything counted that a batch costs them.
+
+Network and disk take the same time for every message and every commit, so that a run is the same each time.
+"""
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from smq.raft_state.commands import CreateTopic
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NodeId, TopicId
+from smq.raft_state.replies import Reply, TopicCreated
+from smq.replication.api import Acks, Produced
+from smq.replication.config import NodeConfig
+from smq.replication.net import wire
+from smq.replication.node import Node
+from smq.replication.ports import Buffer, Channel, Op
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import FakeDisk
+from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
+from smq.testing.virtual.rng import Streams
+
+NODES = (NodeId(1), NodeId(2), NodeId(3))
+TOPIC = "t"
+DISK_MS = 1.0
+
+
+class CountedPort(SimPort):
+    """Counts frames and messages by their type."""
+
+    counts: Counter[str]
+
+    def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
+        self.counts[f"{channel.name} frames"] += 1
+        if channel is Channel.DATA:
+            for message in map(wire.decode, wire.split(memoryview(b"".join(parts)))):
+                self.counts[type(message).__name__] += 1
+        return super().send(peer, channel, parts)
+
+
+class CountedDisk(FakeDisk):
+    """Counts submissions. Commits are counted by the disk itself."""
+
+    counts: Counter[str]
+
+    def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
+        self.counts["submissions"] += 1
+        self.counts["rows"] += len(ops)
+        return super().submit(ops, done)
+
+
+class CountedClock(SimClock):
+    """Counts callbacks of the loop."""
+
+    counts: Counter[str]
+
+    def __init__(self, process: Process, machine: Machine) -> None:
+        super().__init__(process, machine)
+        soon = self.call_soon
+
+        def call_soon(fn: Callable[[], None]) -> None:
+            self.counts["callbacks"] += 1
+            soon(fn)
+
+        self.call_soon = call_soon
+
+
+class HotPath:
+    """The cluster, with one topic whose partitions are led evenly."""
+
+    def __init__(self, partitions: int) -> None:
+        self.scheduler, streams = Scheduler(), Streams(seed=5)
+        profile = LinkProfile(delay_ms_min=0.1, delay_ms_mean=0.0, tail_probability=0.0)
+        network = SimNetwork(self.scheduler, streams, NODES, profile)
+        self.nodes: dict[NodeId, Node] = {}
+        self.processes: dict[NodeId, Process] = {}
+        self.disks: dict[NodeId, CountedDisk] = {}
+        self.counts: dict[NodeId, Counter[str]] = {}
+        for node_id in NODES:
+            self._boot(node_id, streams, network)
+        self._until(lambda: all(node.is_ready for node in self.nodes.values()))
+        self._create(partitions)
+
+    def _boot(self, node_id: NodeId, streams: Streams, network: SimNetwork) -> None:
+        counts = self.counts[node_id] = Counter()
+        process = self.processes[node_id] = Process(self.scheduler, f"node {node_id}", self._fail)
+        clock = CountedClock(process, Machine())
+        rng = random.Random(node_id)
+        disk = self.disks[node_id] = CountedDisk(clock, rng, latency_ms=(DISK_MS, DISK_MS), on_fatal=self._fail)
+        port = CountedPort(network, node_id, process)
+        clock.counts = disk.counts = port.counts = counts
+        config = NodeConfig(node_id=node_id, cluster_id="c", peers=dict.fromkeys(NODES, ("", 0)))
+        node = Node(config, clock=clock, rng=streams.stream(f"{node_id}"), network=port, disk=disk, on_fatal=self._fail)
+        self.nodes[node_id] = node
+        process.soon(node.start)
+
+    def _fail(self, error: BaseException) -> None:
+        raise error
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        assert self.scheduler.run_for_ms(20_000, stop=condition), "not within 20 virtual seconds"
+
+    def _create(self, partitions: int) -> None:
+        replies: list[Reply | SmqError] = []
+        command = CreateTopic(
+            name=TOPIC,
+            topic_id=TopicId(b"t" * 16),
+            partition_count=partitions,
+            replication_factor=len(NODES),
+            created_ms=0,
+        )
+        self.processes[NODES[0]].soon(lambda: self.nodes[NODES[0]].propose(command, 5_000, replies.append))
+        self._until(lambda: bool(replies))
+        assert isinstance(replies[0], TopicCreated)
+        self.scheduler.run_for_ms(1_000)
+
+    def led_by(self, node_id: NodeId) -> list[int]:
+        parts = self.nodes[node_id].state.topics[TOPIC].partitions
+        return [index for index, part in enumerate(parts) if part.leader == node_id]
+
+    def produce(self, node_id: NodeId, batches: Sequence[tuple[int, bytes]]) -> None:
+        """Hands all of them to the node in one turn of its loop, and waits for the answers."""
+        answers: list[Produced | SmqError] = []
+
+        def hand_over() -> None:
+            for partition, batch in batches:
+                self.nodes[node_id].produce(TOPIC, partition, batch, Acks.ALL, 5_000, answers.append)
+
+        self.processes[node_id].soon(hand_over)
+        self._until(lambda: len(answers) == len(batches))
+        assert all(isinstance(answer, Produced) for answer in answers), answers
+
+    @contextmanager
+    def counted(self) -> Iterator[dict[NodeId, Counter[str]]]:
+        """What happens in the block, by node, and under node 0 what cannot be told apart: calls of functions of smq, by
+        name, and their sum."""
+        for node_id, counts in self.counts.items():
+            counts.clear()
+            counts["commits"] = -self.disks[node_id].commits
+        calls: Counter[str] = Counter()
+
+        def on_event(frame: FrameType, event: str, _argument: object) -> None:
+            if event == "call":
+                code = frame.f_code
+                if "/smq/" in code.co_filename and "/smq/testing/" not in code.co_filename:
+                    calls[code.co_qualname] += 1
+                    calls["all calls"] += 1
+
+        found = {**self.counts, NodeId(0): calls}
+        sys.setprofile(on_event)
+        try:
+            yield found
+        finally:
+            sys.setprofile(None)
+            for node_id, counts in self.counts.items():
+                counts["commits"] += self.disks[node_id].commits

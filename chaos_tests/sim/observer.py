@@ -13,8 +13,11 @@ from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
-from smq.raft_state.ids import LogIndex, NodeId
-from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected
+from smq.raft_state.codec import decode_command
+from smq.raft_state.commands import Assignment, AssignOffsets
+from smq.raft_state.ids import LogIndex, NodeId, RequestId
+from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
+from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog
@@ -254,12 +257,30 @@ class WatchedNode(Node):
             config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched
         )
         self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
+        self._callers_until_ns: dict[RequestId, int] = {}  # of assignments that this node took
+        self._watch_callers()
         self._watch_proposals()
 
     def start(self) -> None:
         """Starts a coordinator of groups too."""
         super().start()
         self.groups.start()
+
+    def _watch_callers(self) -> None:
+        """Notes the deadlines of callers that share a command: the command itself does not show them."""
+        assign = self._external.assign
+
+        def noted(item: Assignment, timeout_ms: int, done: DoneFn[OffsetsAssigned]) -> None:
+            self._callers_until_ns[item.request_id] = self.clock.monotonic_ns() + timeout_ms * 1_000_000
+            assign(item, timeout_ms, done)
+
+        self._external.assign = noted
+
+    def _deadline_ns(self, pending: _Pending) -> int:
+        """Of the first of its callers to go on."""
+        command = None if pending.command is None else decode_command(pending.command, self.config.feature_level_known)
+        items = command.items if isinstance(command, AssignOffsets) else ()
+        return min((self._callers_until_ns[item.request_id] for item in items), default=pending.until_ns)
 
     def _watch_proposals(self) -> None:
         """Nothing may be proposed, or proposed again, after its caller's deadline."""
@@ -269,7 +290,7 @@ class WatchedNode(Node):
         def watched(pending: _Pending) -> None:
             before = pending.sends
             attempt(pending)
-            if pending.sends > before and self.clock.monotonic_ns() > pending.until_ns:
+            if pending.sends > before and self.clock.monotonic_ns() > self._deadline_ns(pending):
                 self.observer.recorder.note("late-proposal", n=self.node_id)
 
         proposer._attempt = watched  # type: ignore[method-assign]  # a probe of the simulation

@@ -155,7 +155,7 @@ class Node:
             quorum=self._quorum,
             replicas=self.replicas,
         )
-        self._external = ExternalOffsets(host, self._proposer.late)
+        self._external = ExternalOffsets(host, self._proposer.propose, self._proposer.late)
         requests = Requests(host, self.replicas, self.liveness, barriers, self._external, refusal=self._refusal)
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
         self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch

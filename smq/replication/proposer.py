@@ -39,6 +39,7 @@ class _Pending:
     command: bytes | None  # None: a read index is requested
     done: DoneFn[Reply]
     until_ns: int  # the caller's deadline; `deadline` is checked by a tick, and so later
+    send_until_ns: int  # not sent after this; earlier than `until_ns` if callers who share a command differ
     deadline: Deadline | None = None
     sent_to: NodeId | None = None  # the current attempt's node; None while it waits for a leader
     attempt: int = 0  # answers of older attempts are ignored
@@ -94,7 +95,10 @@ class Proposer:
         self._closed: SmqError | None = None  # for all callers, once the node is stopping
 
     # ------------------------------------------------------------------------------------------- callers
-    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+    def propose(
+        self, command: Command, timeout_ms: int, done: DoneFn[Reply], *, send_until_ns: int | None = None
+    ) -> None:
+        """`send_until_ns`: if it would have to be sent after this (monotonic), its outcome is unknown."""
         is_ours = False
         if isinstance(command, Request) and command.request_id == NO_REQUEST:
             is_ours = True
@@ -106,11 +110,14 @@ class Proposer:
             self._finish_with(done, SmqError(code, str(e)))
             return
         renewed = partial(self._encoded, command) if is_ours else None
-        self._begin(_Pending(data, done, self._until_ns(timeout_ms), renewed=renewed))
+        until_ns = self._until_ns(timeout_ms)
+        send_until_ns = until_ns if send_until_ns is None else min(send_until_ns, until_ns)
+        self._begin(_Pending(data, done, until_ns, send_until_ns, renewed=renewed))
 
     def read_index(self, timeout_ms: int, done: DoneFn[Reply]) -> None:
         """`done` is called once this node has applied everything that was committed on any node at this call."""
-        self._begin(_Pending(None, done, self._until_ns(timeout_ms)))
+        until_ns = self._until_ns(timeout_ms)
+        self._begin(_Pending(None, done, until_ns, until_ns))
 
     def _until_ns(self, timeout_ms: int) -> int:
         return self._clock.monotonic_ns() + timeout_ms * 1_000_000
@@ -141,7 +148,7 @@ class Proposer:
         return data
 
     def _attempt(self, pending: _Pending) -> None:
-        if self._clock.monotonic_ns() > pending.until_ns:
+        if self._clock.monotonic_ns() > pending.send_until_ns:
             self._expire(pending)  # what woke this node, after a pause perhaps, came before its tick
             return
         pending.attempt += 1

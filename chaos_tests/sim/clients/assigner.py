@@ -1,6 +1,7 @@
 """A client of offsets without records: it requests ranges, moves the mark, and reads it back, at any node.
 
-Owns the memory of an honest caller: one request id per call, and a bound from before its first attempt.
+Owns the memory of an honest caller: one request id per call, and a bound from before its first attempt. Some of its
+attempts come to a node together with a request that must be refused: the two share a command.
 """
 
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
 from chaos_tests.sim.rpc import Call, Lost, Script
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.replies import OffsetsAssigned
 from smq.replication.api import NodeApi, PartitionRange
 
@@ -38,6 +39,8 @@ class Assigner(Client):
         topic, index = self.partition.topic, self.partition.index
 
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            if self.rng.random() < 0.3:
+                self._ask_for_none(api)
             api.assign_offsets(
                 topic, index, count, request_id=request_id, not_before=bound, timeout_ms=ATTEMPT_MS, done=done
             )
@@ -51,6 +54,21 @@ class Assigner(Client):
             self.conclude_unknown("assign")
         else:
             self.fail("assign", result)
+        if isinstance(result, SmqError) and result.code is ErrorCode.INVALID_REQUEST:
+            self.world.report_violation(self.any_node(), f"a valid request for offsets was refused: {result}")
+
+    def _ask_for_none(self, api: NodeApi) -> None:
+        """A neighbour that no node may serve, and that must cost nothing to others."""
+        node, request_id = self.any_node(), self.rng.randbytes(16)
+
+        def judge(result: OffsetsAssigned | SmqError) -> None:
+            if not isinstance(result, SmqError):
+                self.world.report_violation(node, f"a request for 0 offsets got {result}")
+
+        topic, index = self.partition.topic, self.partition.index
+        api.assign_offsets(
+            topic, index, 0, request_id=request_id, not_before=self._bound, timeout_ms=ATTEMPT_MS, done=judge
+        )
 
     def advance(self) -> Script:
         """Not an operation of the history: the answer is a lower bound for the next read of this client."""

@@ -143,7 +143,7 @@ GROUP_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.proposer:Proposer._attempt",
-                "if self._clock.monotonic_ns() > pending.until_ns:",
+                "if self._clock.monotonic_ns() > pending.send_until_ns:",
                 "if False:",
             ),
         ),

@@ -450,20 +450,6 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         seeds=20,
     ),
     PlantedBug(
-        name="retry-assigned-anew",
-        rule="a request for offsets takes effect once, however often it is repeated",
-        mutations=(
-            Mutation(
-                _HANDLERS + "external_offsets:_assign",
-                "known = state.assigned.get(item.request_id)",
-                "known = None",
-            ),
-        ),
-        scenario="handover",
-        anomalies=frozenset({"offset-gap", "nonmonotonic-assign", "offset-reuse"}) | BROKEN,
-        seeds=6,
-    ),
-    PlantedBug(
         name="hand-over-before-the-tail-is-stored",
         rule="11: a successor is proposed by what its log holds, and apply checks that against the mark",
         mutations=(

@@ -2,13 +2,15 @@
 
 Owns the coalescing (one command of each kind in flight; items that arrive meanwhile share the next; no timer) and each
 caller's deadline. Every item may be proposed again: an assignment has a request id, and a mark only grows. It must
-never answer before the command is applied here, nor judge an item: the state machine does. Only the node uses it.
+never propose an item after its caller's deadline, answer before the command is applied here, nor judge an item: the
+state machine does. Only the node uses it.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar, cast
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffsets, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -28,10 +30,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Propose(Protocol):
+    def __call__(self, command: Command, timeout_ms: int, done: DoneFn[Reply], /, *, send_until_ns: int) -> None:
+        """`done` gets the reply within `timeout_ms`. After `send_until_ns` (monotonic) the command is not sent."""
+
+
 @dataclass(slots=True, eq=False)
 class _Caller(Generic[Item, Result]):
     item: Item
     done: DoneFn[Result]
+    until_ns: int  # `deadline` is checked by a tick, and so later
     deadline: Deadline | None = None
     answered: bool = False
 
@@ -49,12 +57,14 @@ class SharedCommand(Generic[Item, Result]):
     def __init__(
         self,
         host: Host,
+        propose: Propose,
         *,
         late: Callable[[], SmqError],
         command_of: Callable[[tuple[Item, ...]], Command],
         result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
     ) -> None:
         self._host = host
+        self._propose = propose
         self._late = late
         self._command_of = command_of
         self._result_of = result_of
@@ -68,25 +78,33 @@ class SharedCommand(Generic[Item, Result]):
             error = SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} callers wait for offsets on this node", details)
             self._host.deliver(lambda: done(error))
             return
-        caller = _Caller[Item, Result](item, done)
-        at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
-        caller.deadline = self._host.deadlines.add(at_ns, lambda: caller.answer(self._late()))
+        caller = _Caller[Item, Result](item, done, self._host.clock.monotonic_ns() + timeout_ms * 1_000_000)
+        caller.deadline = self._host.deadlines.add(caller.until_ns, partial(self._expire, caller))
         self._waiting.append(caller)
         if not self._in_flight and not self._is_scheduled:
             self._is_scheduled = True  # after the current callback: it may bring more
             self._host.clock.call_soon(self._launch)
 
+    def _expire(self, caller: _Caller[Item, Result]) -> None:
+        caller.answer(self._late())
+
     def _launch(self) -> None:
         self._is_scheduled = False
+        now_ns = self._host.clock.monotonic_ns()
         batch: list[_Caller[Item, Result]] = []
         while self._waiting and len(batch) < ASSIGN_ITEMS_MAX:
             caller = self._waiting.popleft()
-            if not caller.answered:
+            if caller.answered:
+                continue
+            if caller.until_ns < now_ns:
+                self._expire(caller)
+            else:
                 batch.append(caller)
         self._in_flight = bool(batch)
         if batch:
             command = self._command_of(tuple(caller.item for caller in batch))
-            self._host.propose(command, ATTEMPT_MS_MAX, lambda reply: self._on_reply(batch, reply))
+            first_ns = min(caller.until_ns for caller in batch)  # once one has gone on, the others share a new command
+            self._propose(command, ATTEMPT_MS_MAX, lambda reply: self._on_reply(batch, reply), send_until_ns=first_ns)
 
     def _on_reply(self, batch: list[_Caller[Item, Result]], reply: Reply | SmqError) -> None:
         self._in_flight = False
@@ -111,14 +129,14 @@ class SharedCommand(Generic[Item, Result]):
 class ExternalOffsets:
     """Both kinds of command, each with its own callers."""
 
-    def __init__(self, host: Host, late: Callable[[], SmqError]) -> None:
+    def __init__(self, host: Host, propose: Propose, late: Callable[[], SmqError]) -> None:
         """`late`: the error of a caller whose deadline has passed."""
 
         def shared(
             command_of: Callable[[tuple[Item, ...]], Command],
             result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
         ) -> SharedCommand[Item, Result]:
-            return SharedCommand(host, late=late, command_of=command_of, result_of=result_of)
+            return SharedCommand(host, propose, late=late, command_of=command_of, result_of=result_of)
 
         self._assignments: SharedCommand[Assignment, OffsetsAssigned] = shared(
             lambda items: AssignOffsets(items=items), lambda result: cast(OffsetsAssigned, result)

@@ -1,9 +1,9 @@
 """Batches that arrive for a partition which this node does not know yet: they keep their order.
 
 A batch whose topic was created through another node waits for a read barrier. One that comes later, when this node has
-applied the topic, must not overtake it: producers without sequences rely on the order of their connection. So whoever
-finds the partition first lets in everything that waits for it, in the order of arrival, and then itself. Nothing waits
-longer for that. It must never append by itself. The node's requests own it.
+applied the topic, must not overtake it: producers without sequences rely on the order of their connection. So the first
+arrival that finds the partition lets in everything that waits for it, in the order of arrival, and then itself. Nothing
+waits longer for that. It must never append by itself. The node's requests own it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Planted bugs of offsets without records: who gets which, and what callers who share a command do to each other.
+"""Planted bugs of offsets without records: which caller gets which, and what callers who share a command do to
+each other.
 
 Owns these rows only. `catalogue` alone imports it.
 """

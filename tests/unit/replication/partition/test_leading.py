@@ -42,7 +42,7 @@ def test_many_small_batches_go_in_several_appends(host: Host, monkeypatch: pytes
     answer = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(0), probe.stream, True)
     host.live.on_ack(PEER_A, answer)
     appends = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
-    assert [[parse_value(bytes(v)).base for v in m.values] for m in appends] == [[0, 1], [2, 3], [4]]
+    assert [[parse_value(host.part.pid, bytes(v)).base for v in m.values] for m in appends] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_lost_stream_is_probed_again(host: Host) -> None:

@@ -1,4 +1,4 @@
-"""Threads for reads: what waits is bounded, and leaves the queue when its caller gives it up."""
+"""Threads for reads: the queue is bounded, and a job leaves it when its caller gives it up."""
 
 import threading
 import time

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.raft_state import codec, machine
-from smq.raft_state.binary import INT64, TEXT, Record
+from smq.raft_state.binary import FLAG, INT64, TEXT, Record
 from smq.raft_state.command_table import COMMANDS, CommandRow
 from smq.raft_state.commands import Request
 from smq.raft_state.fields import ANY_ID
@@ -32,7 +32,7 @@ def _note(_state: ClusterState, _command: Note) -> Applied:
     return Applied(reply=Done())
 
 
-_FIELDS: Final = (("request_id", ANY_ID), ("replies_before", INT64), ("text", TEXT))
+_FIELDS: Final = (("request_id", ANY_ID), ("is_from_node", FLAG), ("replies_before", INT64), ("text", TEXT))
 _ROW: Final = CommandRow(tag=_TAG, record=Record(Note, _FIELDS), since=LEVEL_TWO, handler=_note)
 
 

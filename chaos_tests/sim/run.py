@@ -30,7 +30,7 @@ from chaos_tests.sim.clients.noter import Noter
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
 from chaos_tests.sim.clients.producer import Producer
-from chaos_tests.sim.clients.remaker import Remaker
+from chaos_tests.sim.clients.remaker import Remaker, Repeater
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clients.streamer import Streamer
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
@@ -303,6 +303,7 @@ class Simulation:
         made += [Noter(world, f"noter-{i}", think_ms=think).run() for i in range(mix.noters)]
         made += [Streamer(world, f"streamer-{i}", think_ms=think).run() for i in range(mix.streamers)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]
+        made += [Repeater(world, f"repeater-{i}", think_ms=think).run() for i in range(mix.repeaters)]
         made += [
             Assigner(world, f"assigner-{i}", known, think_ms=think).run()
             for i in range(mix.assigners)

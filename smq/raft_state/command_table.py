@@ -58,7 +58,7 @@ def _reply(tag: int, cls: type[replies.Reply], *fields: tuple[str, Kind]) -> Row
     return Row(tag=tag, record=Record(cls, fields))
 
 
-_REQUEST: Final = (("request_id", ANY_ID), ("replies_before", INT64))
+_REQUEST: Final = (("request_id", ANY_ID), ("is_from_node", FLAG), ("replies_before", INT64))
 _COORDINATED: Final = (*_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32), ("changes_seen", INT64))
 _INCARNATION: Final = (("node", INT32), ("incarnation", INT64))
 

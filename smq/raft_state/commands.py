@@ -38,9 +38,11 @@ class Command:
 class Request(Command):
     """A command of one caller. A repetition under the same id gets the first reply again (see `machine`).
 
-    `replies_before` bounds its age: no more than `replies_counted` was when a node first accepted the request."""
+    `is_from_node` if the caller named no id, so that the proposing node chose one. `replies_before` bounds its age: no
+    more than its cache had counted when a node first accepted the request (see `remembered`)."""
 
     request_id: RequestId = NO_REQUEST
+    is_from_node: bool = False
     replies_before: int = UNKNOWN_AGE
 
 
@@ -62,7 +64,7 @@ class InitCluster(Command):
     topics_max: int
     partitions_max: int
     groups_max: int
-    replies_max: int  # size of the request-id reply cache
+    replies_max: int  # size of each cache of replies by request id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,15 @@ from smq.raft_state.limits import (
     PRODUCERS_MAX,
     REQUEST_ID_BYTES,
 )
-from smq.raft_state.state import ClusterState, GroupPhase, GroupState, PartitionState, TopicState, members_bytes
+from smq.raft_state.state import (
+    ClusterState,
+    GroupPhase,
+    GroupState,
+    PartitionState,
+    ReplyCache,
+    TopicState,
+    members_bytes,
+)
 from smq.raft_state.topic_config import is_external
 
 STEP_ITEMS: Final = 250  # between two yields: half a millisecond
@@ -39,7 +47,8 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     """As `check`, with one millisecond of work between two yields. The state must not change before the last."""
     _require(state.feature_level >= 1, f"feature level {state.feature_level}")
     if not state.cluster_id:
-        empty = not (state.nodes or state.topics or state.groups or state.replies or state.next_producer_id)
+        remembers = any(cache.counted for cache in state.replies)
+        empty = not (state.nodes or state.topics or state.groups or remembers or state.next_producer_id)
         _require(empty, "there is state before InitCluster")
     _check_nodes(state)
     _require(len(state.topics) <= state.topics_max, "more topics than topics_max")
@@ -57,9 +66,9 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     _check_producers(state)
     yield
     yield from _check_assigned(state)
-    _require(len(state.replies) <= state.replies_max, "more replies than replies_max")
-    _require(state.replies_counted >= 0, f"{state.replies_counted} replies counted")
-    _require(all(len(request_id) == REQUEST_ID_BYTES for request_id in state.replies), "a request id's length")
+    for cache in state.replies:
+        yield
+        _check_replies(state, cache)
 
 
 def check_offsets(partition: PartitionState) -> None:
@@ -83,6 +92,12 @@ def _check_nodes(state: ClusterState) -> None:
         _require(len(entry.disk) == DISK_ID_BYTES, f"node {node} has a disk id of {len(entry.disk)} bytes")
         knows = entry.feature_level >= state.feature_level
         _require(knows, f"node {node} knows level {entry.feature_level}, the cluster is at {state.feature_level}")
+
+
+def _check_replies(state: ClusterState, cache: ReplyCache) -> None:
+    _require(len(cache.replies) <= state.replies_max, "more replies than replies_max")
+    _require(cache.counted >= len(cache.replies), f"{len(cache.replies)} replies, {cache.counted} counted")
+    _require(all(len(request_id) == REQUEST_ID_BYTES for request_id in cache.replies), "a request id's length")
 
 
 def _check_topic(state: ClusterState, topic: TopicState) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """The replicated state machine: `apply` is the only way in.
 
-Owns the dispatch of commands, the cache of replies by request id, and the rule that nothing happens before
+Owns the dispatch of commands, the memory of replies by request id, and the rule that nothing happens before
 InitCluster. A pure function of the commands: no clock, randomness, I/O, logging, floats or hash order here or in
 the handlers. A bad request is answered Rejected; a broken invariant raises InvariantBroken, and the process ends.
 The node applies and reads; no other module changes the state.
@@ -20,6 +20,7 @@ from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
+from smq.raft_state.remembered import cache_of
 from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.snapshot import (
     Bytes,
@@ -29,7 +30,7 @@ from smq.raft_state.snapshot import (
     run_through,
     state_pieces,
 )
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, ReplyCache
 
 __all__ = ["InvariantBroken", "Machine"]
 
@@ -90,22 +91,22 @@ class Machine:
         """A known request id gets its first reply again, a rejection too, and nothing changes. An unknown one is new if
         every reply since the request was accepted is still known. Otherwise it may have run already, and it is refused
         rather than run twice: a node that was cut off may repeat a deletion after the topic was created again."""
-        request_id, before = command.request_id, command.replies_before
+        request_id, before, cache = command.request_id, command.replies_before, cache_of(self.state, command)
         if len(request_id) != REQUEST_ID_BYTES:
             message = f"request_id must have {REQUEST_ID_BYTES} bytes or none, not {len(request_id)}"
             return Applied(reply=Rejected(code=ErrorCode.INVALID_REQUEST, message=message))
         if not self.state.cluster_id:
             return self._run(command)
-        known = self.state.replies.get(request_id)
+        known = cache.replies.get(request_id)
         if known is not None:
             return Applied(reply=decode_reply(known, self._known_level))
-        if before >= 0 and self.state.replies_counted - before > self.state.replies_max:
+        if before >= 0 and cache.counted - before > self.state.replies_max:
             message = "too many requests came after this one to know whether it has taken effect"
             return Applied(reply=Rejected(code=ErrorCode.REQUEST_EXPIRED, message=message))
         applied = self._run(command)
         if not (isinstance(applied.reply, Rejected) and applied.reply.code is FENCED):
             # The fence refuses a coordinator's command, not the caller's request: another attempt may still run it.
-            self._remember(request_id, applied.reply)
+            self._remember(cache, request_id, applied.reply)
         return applied
 
     def _run(self, command: Command) -> Applied:
@@ -125,9 +126,9 @@ class Machine:
         count_change(self.state, command)
         return applied
 
-    def _remember(self, request_id: RequestId, reply: Reply) -> None:
-        replies = self.state.replies
+    def _remember(self, cache: ReplyCache, request_id: RequestId, reply: Reply) -> None:
+        replies = cache.replies
         replies[request_id] = encode_reply(reply, self.state.feature_level)
-        self.state.replies_counted += 1
+        cache.counted += 1
         while len(replies) > self.state.replies_max:
             del replies[next(iter(replies))]

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from smq.raft_state.binary import Bytes, CodecError, Group, Reader, read_count, write_count
+from smq.raft_state.binary import INT64, Bytes, CodecError, Group, Reader, read_count, write_count
 from smq.raft_state.ids import PartitionIndex
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.snapshot_parts import (
@@ -96,7 +96,11 @@ def _parts(state: ClusterState) -> Iterator[bytes]:
         group = state.groups[name]
         yield write_group(group)
         yield from _list_parts(sorted(group.offsets.items()), write_commit)
-    yield from _list_parts(state.replies.items(), write_reply)
+    for cache in state.replies:
+        out = bytearray()
+        INT64.write(out, cache.counted)
+        yield bytes(out)
+        yield from _list_parts(cache.replies.items(), write_reply)
     yield from _list_parts(state.assigned.items(), write_assigned)
     out = bytearray()
     ASSIGNED_BEFORE.write(out, tuple(sorted(state.assigned_before.items())))
@@ -142,7 +146,9 @@ def decode_steps(data: Bytes, known_level: int) -> Steps[ClusterState]:
         group = yield from _read_group(reader)
         state.groups[group.name] = group
         state.member_bytes += members_bytes(group.members)
-    yield from _read_list(reader, state.replies, REPLY)
+    for cache in state.replies:
+        cache.counted = INT64.read(reader)
+        yield from _read_list(reader, cache.replies, REPLY)
     yield from _read_assigned(reader, state)
     reader.finish()
     yield from _compare(state, memoryview(data))

@@ -63,7 +63,6 @@ CLUSTER: Final = Record(
         ("expiry_clock_ms", INT64),
         ("generation_floor", INT32),
         ("changes_floor", INT64),
-        ("replies_counted", INT64),
     ),
 )
 CLUSTER_CONFIG: Final = CONFIG

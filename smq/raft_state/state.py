@@ -25,7 +25,7 @@ from smq.raft_state.ids import (
     TsNs,
     partition_id,
 )
-from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD
+from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, REPLY_CACHES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,6 +208,18 @@ class CoordinatorSlot:
 _NO_COORDINATOR = CoordinatorSlot(node=NodeId(0), incarnation=Incarnation(0), epoch=Epoch(0))
 
 
+@dataclass(slots=True)
+class ReplyCache:
+    """The latest encoded replies, the oldest first, and how many have been remembered since the cluster began."""
+
+    replies: dict[RequestId, bytes] = field(default_factory=dict)
+    counted: int = 0
+
+
+def _no_replies() -> tuple[ReplyCache, ...]:
+    return tuple(ReplyCache() for _ in range(REPLY_CACHES))
+
+
 @dataclass(slots=True, kw_only=True)
 class ClusterState:
     feature_level: int = 1  # of the cluster: what it introduced may be in the log. Never lowered
@@ -230,8 +242,7 @@ class ClusterState:
     generation_floor: Generation = _NO_GENERATION
     changes_floor: int = 0  # above the changes of every deleted group; new groups continue from it, for the same reason
     member_bytes: int = 0  # cost of all groups' members: derived, kept to avoid adding it up
-    replies: dict[RequestId, bytes] = field(default_factory=dict)  # encoded replies, oldest first
-    replies_counted: int = 0  # remembered since the cluster began
+    replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # see `remembered`
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first
     # Per partition, the end of the newest assignment that has been dropped from `assigned`.
     assigned_before: dict[PartitionId, Offset] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from smq.raft_state.commands import Command, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
 from smq.raft_state.levels import FeatureNotEnabled
+from smq.raft_state.remembered import cache_of
 from smq.raft_state.replies import Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
@@ -102,7 +103,7 @@ class Proposer:
         is_ours = False
         if isinstance(command, Request) and command.request_id == NO_REQUEST:
             is_ours = True
-            command = replace(command, request_id=RequestId(self._rng.randbytes(16)))
+            command = replace(command, request_id=RequestId(self._rng.randbytes(16)), is_from_node=True)
         try:
             data = self._encoded(command)
         except CodecError as e:
@@ -141,7 +142,7 @@ class Proposer:
         node of the cluster may not know the command: it would stop at it."""
         state = self._state()
         if isinstance(command, Request):
-            command = replace(command, replies_before=state.replies_counted)
+            command = replace(command, replies_before=cache_of(state, command).counted)
         data = encode_command(command, state.feature_level)
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"the request makes a command of {len(data)} bytes, the limit is {COMMAND_BYTES_MAX}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Client, World
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
-from smq.raft_state.commands import Command, CreateTopic, DeleteTopic
+from smq.raft_state.commands import AllocateProducerId, Command, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId, TopicId
 from smq.raft_state.replies import TopicCreated
@@ -20,6 +20,7 @@ ATTEMPT_MS: Final = 700.0  # the client waits this long for one node
 NODE_MS: Final = 12_000  # the time that the node is given
 ATTEMPTS_MAX: Final = 6
 CHECKS: Final = 4  # of a topic, before it is deleted
+UNNUMBERED: Final = 30  # more than the scenario's replies_max
 
 
 class Remaker(Client):
@@ -28,10 +29,12 @@ class Remaker(Client):
         self.name = name
         self.think_ms = think_ms
         self._count = 0
+        self.last_drop: DeleteTopic | None = None  # of a topic of the present name
 
     def run(self) -> Script:
         while not self.world.stopped:
             self._count += 1
+            self.last_drop = None
             yield from self._remake(f"{self.name}-{self._count}")
 
     def _remake(self, topic: str) -> Script:
@@ -50,13 +53,17 @@ class Remaker(Client):
             )
             if not (yield from self._done("create", create)):
                 return
+            yield from self.after_creation()
             for _ in range(CHECKS):
                 yield self.think(self.think_ms)
                 yield from self._check_exists(topic)
-            if not (
-                yield from self._done("drop", DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic))
-            ):
+            self.last_drop = DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic)
+            if not (yield from self._done("drop", self.last_drop)):
                 return
+
+    def after_creation(self) -> Script:
+        """What a remaker does once its topic is there."""
+        yield from ()
 
     def _done(self, function: str, command: Command) -> Any:
         """A Script that returns whether the command was acknowledged."""
@@ -85,3 +92,24 @@ class Remaker(Client):
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_TOPIC:
             self.world.report_violation(node, f"topic {topic} is gone, and no client has deleted it")
+
+
+class Repeater(Remaker):
+    """As if the answer to its last deletion had been lost, it sends that once more, to any node, after the topic has
+    been created again, and after more requests that nodes number than a cache keeps. It is still recognised: the topic
+    stays."""
+
+    def after_creation(self) -> Script:
+        again = self.last_drop
+        if again is None:
+            return
+        for _ in range(UNNUMBERED):
+            self.world.spawn(self._propose(AllocateProducerId()))
+        yield Sleep(self.rng.uniform(100, 400))
+        yield from self._propose(again)
+
+    def _propose(self, command: Command) -> Script:
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.propose(command, int(ATTEMPT_MS), done)
+
+        yield Call(self.any_node(), request, ATTEMPT_MS * 1.5, ATTEMPT_MS)

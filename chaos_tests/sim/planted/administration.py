@@ -45,6 +45,14 @@ ADMINISTRATION_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=8,
     ),
     PlantedBug(
+        name="deletion-crowded-out-of-memory",
+        rule="a client's retry is recognised however many requests nodes have numbered meanwhile",
+        mutations=(Mutation("smq.raft_state.remembered:kind_of", "if request.is_from_node:", "if True:"),),
+        scenario="repeated",
+        anomalies=frozenset({"process-died"}),
+        seeds=10,
+    ),
+    PlantedBug(
         name="elections-at-the-leader-only",
         rule="a leader hands over to the preferred replica whichever node an operator asks",
         mutations=(

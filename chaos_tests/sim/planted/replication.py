@@ -390,7 +390,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         name="old-requests-run-again",
         rule="a request whose reply may have been forgotten is refused rather than run twice",
         mutations=(
-            Mutation("smq.raft_state.machine:Machine._run_once", "if before >= 0 and self", "if False and self"),
+            Mutation("smq.raft_state.machine:Machine._run_once", "if before >= 0 and cache", "if False and cache"),
         ),
         scenario="remade",
         anomalies=frozenset({"process-died"}),

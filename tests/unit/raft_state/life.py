@@ -138,6 +138,7 @@ def _nodes_and_topics() -> list[Command]:
             items=(OffsetCommit(partition=pid(1, 5), offset=Offset(1), metadata="ß", leader_epoch=3),),
         ),
         *(AllocateProducerId(request_id=rid(20 + n)) for n in range(3)),
+        *(AllocateProducerId(request_id=rid(60 + n), is_from_node=True) for n in range(2)),
         AllocateProducerId(producer_id=ProducerId(2), producer_epoch=ProducerEpoch(0)),
         AllocateProducerId(producer_id=ProducerId(0), producer_epoch=ProducerEpoch(0)),
         DeleteTopic(name="missing", request_id=rid(2)),

@@ -319,12 +319,11 @@ class Driver:
 
     def _without_replies(self) -> bytes:
         state = self.machine.state
-        replies, counted = state.replies, state.replies_counted
-        state.replies, state.replies_counted = {}, 0
+        replies, state.replies = state.replies, ClusterState().replies
         try:
             return self.machine.snapshot()
         finally:
-            state.replies, state.replies_counted = replies, counted
+            state.replies = replies
 
 
 def aged(replies_before: int, command: Request) -> Request:

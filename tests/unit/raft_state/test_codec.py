@@ -135,7 +135,7 @@ def test_every_command_with_a_request_id_of_its_own_has_an_age() -> None:
     for row in COMMANDS:
         names = [name for name, _ in row.record.fields]
         assert issubclass(row.record.cls, Request) == ("request_id" in names)
-        assert (names[:2] == ["request_id", "replies_before"]) == ("request_id" in names)
+        assert (names[:3] == ["request_id", "is_from_node", "replies_before"]) == ("request_id" in names)
 
 
 def test_pickle_is_refused() -> None:

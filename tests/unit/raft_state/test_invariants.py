@@ -50,6 +50,11 @@ def healthy() -> ClusterState:
     return driver.machine.state
 
 
+def remember(state: ClusterState, request_id: RequestId) -> None:
+    state.replies[0].replies[request_id] = b""
+    state.replies[0].counted += 1
+
+
 def first(state: ClusterState) -> PartitionState:
     return state.topics["t"].partitions[0]
 
@@ -77,10 +82,9 @@ DAMAGES: dict[str, Damage] = {
     "too many topics": lambda s: setattr(s, "topics_max", 0),
     "too many partitions": lambda s: setattr(s, "partitions_max", 1),
     "too many groups": lambda s: setattr(s, "groups_max", 0),
-    "too many replies": both(
-        lambda s: setattr(s, "replies_max", 0), lambda s: s.replies.update({RequestId(b"r" * 16): b""})
-    ),
-    "request id": lambda s: s.replies.update({RequestId(b"r"): b""}),
+    "too many replies": both(lambda s: setattr(s, "replies_max", 0), lambda s: remember(s, RequestId(b"r" * 16))),
+    "request id": lambda s: remember(s, RequestId(b"r")),
+    "replies uncounted": lambda s: s.replies[1].replies.update({RequestId(b"r" * 16): b""}),
     "topic misfiled": lambda s: setattr(s.topics["t"], "name", "u"),
     "topic id unknown": lambda s: s.topic_names.clear(),
     "topic id leads elsewhere": lambda s: setattr(s.topics["t"], "topic_id", TopicId(b"x" * 16)),

@@ -15,6 +15,7 @@ from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
+from smq.raft_state.remembered import Kind
 from smq.raft_state.snapshot import decode_state, encode_state
 from smq.raft_state.state import ClusterState
 from tests.unit.raft_state import life
@@ -36,7 +37,8 @@ def test_full_state_survives_a_snapshot_with_the_same_digest() -> None:
     machine = life.end_of_life()
     restored = Machine.restore(machine.snapshot())
     assert restored.state == machine.state
-    assert list(restored.state.replies) == list(machine.state.replies)
+    assert all(cache.replies for cache in machine.state.replies)
+    assert [list(c.replies) for c in restored.state.replies] == [list(c.replies) for c in machine.state.replies]
     assert list(restored.state.producers) == list(machine.state.producers)
     assert restored.digest() == machine.digest()
 
@@ -78,10 +80,20 @@ def test_equal_states_have_equal_bytes_whatever_the_order_in_which_they_came_abo
 
 def test_order_of_replies_is_part_of_the_state() -> None:
     """It decides which reply is dropped first, so it must not be lost or sorted."""
+    for kind in Kind:
+        machine = life.end_of_life()
+        before, cache = machine.digest(), machine.state.replies[kind]
+        assert len(cache.replies) > 1
+        cache.replies = dict(reversed(cache.replies.items()))
+        assert machine.digest() != before
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_number_of_replies_is_part_of_the_state(kind: Kind) -> None:
     machine = life.end_of_life()
-    before = machine.digest()
-    machine.state.replies = dict(reversed(machine.state.replies.items()))
-    assert machine.digest() != before
+    machine.state.replies[kind].counted += 1
+    assert machine.digest() != life.end_of_life().digest()
+    assert Machine.restore(machine.snapshot()).state == machine.state
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "4711"])

@@ -12,6 +12,7 @@ from smq.raft_state.codec import FEATURE_LEVEL, decode_command, encode_reply
 from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
+from smq.raft_state.remembered import Kind
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.net import wire
@@ -92,10 +93,15 @@ class World:
             deadlines=self.deadlines,
             links=immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
             deliver=lambda fn: fn(),
-            state=lambda: ClusterState(replies_counted=self.replies_counted, feature_level=self.level),
+            state=self._state,
             known_level=known_level,
             raft_leader=lambda: self.engine.leader if self.is_leader_heard else None,
         )
+
+    def _state(self) -> ClusterState:
+        state = ClusterState(feature_level=self.level)
+        state.replies[Kind.BY_NODE].counted = self.replies_counted
+        return state
 
     def _raise(self, error: BaseException) -> None:
         raise error
@@ -199,7 +205,16 @@ def test_a_request_keeps_its_age_however_late_it_is_proposed_again(world: World)
     assert first == again
     command = decode_command(first)
     assert isinstance(command, CommitOffsets)
-    assert command.replies_before == 7
+    assert (command.replies_before, command.is_from_node) == (7, True)
+
+
+def test_the_age_of_a_clients_request_counts_requests_of_its_kind(world: World) -> None:
+    world.replies_counted = 7
+    world.lead(ME)
+    world.propose(replace(COMMIT, request_id=RequestId(b"a client's request")))
+    command, _ = world.engine.queue[0]
+    assert isinstance(command, CommitOffsets)
+    assert (command.replies_before, command.is_from_node) == (0, False)
 
 
 def test_an_unknown_outcome_is_tried_again_with_the_same_request_id(world: World) -> None:

@@ -1,16 +1,16 @@
 """The settings of the whole cluster: their keys, defaults, valid values and meanings.
 
 Owns the table CLUSTER_CONFIG. The replicated state holds the keys that an administrator has set, under Kafka's names. A
-new key is a new row. A key that changes the outcome of commands has this value or its default on every node. The keys
-of IN_NODE_TOML only fill in what a request leaves open, before it becomes a command. For them a node.toml can replace
-the default, as Kafka's server.properties does, and a value that is set for the cluster takes precedence over both. Any
-module may import it.
+new key is a new row of a new feature level. A key that changes the outcome of commands has this value or its default on
+every node. The keys of IN_NODE_TOML only fill in what a request leaves open, before it becomes a command. For them a
+node.toml can replace the default, as Kafka's server.properties does, and a value that is set for the cluster takes
+precedence over both. Any module may import it.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
-from smq.raft_state.config_keys import ConfigKey, ConfigType, between, one_of
+from smq.raft_state.config_keys import ConfigKey, ConfigType, between, known_at, one_of
 from smq.raft_state.limits import (
     GROUP_INITIAL_DELAY_MS_DEFAULT,
     GROUP_INITIAL_DELAY_MS_MAX,
@@ -95,6 +95,6 @@ def producer_expiration_ms(config: Mapping[str, str]) -> int:
     return int(cluster_value(config, PRODUCER_EXPIRATION_MS))
 
 
-def known_cluster_keys() -> str:
-    """All keys, for a message."""
-    return ", ".join(CLUSTER_CONFIG)
+def known_cluster_keys(level: int) -> str:
+    """All keys of a feature level, for a message."""
+    return ", ".join(known_at(CLUSTER_CONFIG, level))

@@ -13,13 +13,14 @@ from typing import Any, Final, cast
 from smq.raft_state.binary import Bytes, CodecError, Reader
 from smq.raft_state.command_table import COMMANDS, REPLIES, Row
 from smq.raft_state.commands import Command
-from smq.raft_state.levels import FeatureNotEnabled, UpgradeNeeded
+from smq.raft_state.levels import SETTINGS_LEVEL, FeatureNotEnabled, UpgradeNeeded, check_settings
 from smq.raft_state.limits import COMMAND_BYTES_MAX
 from smq.raft_state.replies import Reply
 
 __all__ = ["FEATURE_LEVEL", "CodecError", "decode_command", "decode_reply", "encode_command", "encode_reply"]
 
-FEATURE_LEVEL: Final = max(row.since for row in (*COMMANDS, *REPLIES))  # the highest that this smq knows
+# The highest that this smq knows.
+FEATURE_LEVEL: Final = max(SETTINGS_LEVEL, *(row.since for row in (*COMMANDS, *REPLIES)))
 _HEADER: Final = struct.Struct(">BB")  # level, tag
 
 
@@ -77,7 +78,8 @@ _REPLIES: Final = _Table("reply", REPLIES)
 
 def encode_command(command: Command, level: int = FEATURE_LEVEL) -> bytes:
     """The command's bytes in a cluster of this level. CodecError if a value does not fit its field: a bad request.
-    FeatureNotEnabled if the level has no such command."""
+    FeatureNotEnabled if the level has no such command, or not the settings that it names."""
+    check_settings(command, level)
     return _COMMANDS.encode(command, level)
 
 

@@ -6,7 +6,7 @@ single key. Any module may import it.
 
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,10 +37,17 @@ class ConfigKey:
     type: ConfigType
     is_fixed: bool = False  # every accepted value asks for what smq does anyway
     is_fixed_at_creation: bool = False
+    since: int = 1  # the feature level that introduced the key; below it there is no such key
 
     @property
     def is_read_only(self) -> bool:
         return self.is_fixed or self.is_fixed_at_creation
+
+
+def known_at(table: Mapping[str, ConfigKey], level: int) -> dict[str, ConfigKey]:
+    """The rows that a cluster of this feature level has. An smq that is older than a row must come to the same result
+    as this one, to the letter of a refusal, as long as the level is below."""
+    return {key: row for key, row in table.items() if row.since <= level}
 
 
 def between(lo: int, hi: int) -> Callable[[str], bool]:

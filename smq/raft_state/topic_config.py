@@ -1,15 +1,15 @@
 """The configuration keys of a topic: their defaults, what values they take, what they mean.
 
-Owns the table TOPIC_CONFIG, the source of validation, error messages and documentation. A new key is a new row. Its
-default must be the present behaviour of topics without the key, since only differences from the defaults are stored. A
-fixed key says what smq does for every topic: it takes only values that demand no more, and none of them is stored. Any
-module may import it.
+Owns the table TOPIC_CONFIG, the source of validation, error messages and documentation. A new key is a new row of a new
+feature level. Its default must be the present behaviour of topics without the key, since only differences from the
+defaults are stored. A fixed key says what smq does for every topic: it takes only values that demand no more, and none
+of them is stored. Any module may import it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from smq.raft_state.config_keys import INT64_MAX, ConfigKey, ConfigType, between, one_of
+from smq.raft_state.config_keys import INT64_MAX, ConfigKey, ConfigType, between, known_at, one_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
 from smq.raft_state.refusal import Refused, quoted
@@ -92,32 +92,27 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
 }
 
 
-def known_keys() -> str:
-    """All keys, for a message."""
-    return ", ".join(TOPIC_CONFIG)
+def check_key(key: str, level: int) -> None:
+    """INVALID_CONFIG for a key that does not exist at a feature level."""
+    known = known_at(TOPIC_CONFIG, level)
+    if key not in known:
+        keys = ", ".join(known)
+        raise Refused(ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: the keys are {keys}")
 
 
-def check_key(key: str) -> None:
-    """INVALID_CONFIG for a key that does not exist."""
-    if key not in TOPIC_CONFIG:
-        raise Refused(
-            ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: the keys are {known_keys()}"
-        )
-
-
-def check_value(key: str, value: str) -> None:
-    """INVALID_CONFIG for an unknown key, or for a value that no topic takes."""
-    check_key(key)
+def check_value(key: str, value: str, level: int) -> None:
+    """INVALID_CONFIG for a key that does not exist at a feature level, or for a value that no topic takes."""
+    check_key(key, level)
     if not TOPIC_CONFIG[key].accepts(value):
         raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {TOPIC_CONFIG[key].values}, not {quoted(value)}")
 
 
-def checked_config(items: Iterable[tuple[str, str]], replicas: int) -> dict[str, str]:
+def checked_config(items: Iterable[tuple[str, str]], replicas: int, level: int) -> dict[str, str]:
     """The pairs as a dict. INVALID_CONFIG for an unknown key, a repeated key, or a value that a topic with so many
     replicas does not take."""
     config: dict[str, str] = {}
     for key, value in items:
-        check_value(key, value)
+        check_value(key, value, level)
         if key in config:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
         if key == MIN_INSYNC_REPLICAS and int(value) > majority(replicas):
@@ -130,9 +125,13 @@ def checked_config(items: Iterable[tuple[str, str]], replicas: int) -> dict[str,
 
 
 def differing(config: Mapping[str, str]) -> dict[str, str]:
-    """The entries of a checked configuration that differ from the defaults, in the order of the keys."""
-    rows = TOPIC_CONFIG
-    return {key: config[key] for key in sorted(config) if not rows[key].is_fixed and config[key] != rows[key].default}
+    """The entries of a checked configuration that differ from the defaults, in the order of the keys. What is stored
+    under a key that this smq does not have stays."""
+    return {key: config[key] for key in sorted(config) if _is_stored(TOPIC_CONFIG.get(key), config[key])}
+
+
+def _is_stored(row: ConfigKey | None, value: str) -> bool:
+    return row is None or (not row.is_fixed and value != row.default)
 
 
 def config_value(config: Mapping[str, str], key: str) -> str:

@@ -23,7 +23,7 @@ def check_creation(state: ClusterState, command: CreateTopic) -> dict[str, str]:
         raise Refused(
             ErrorCode.INVALID_PARTITION_COUNT, f"partition_count must be at least 1, not {command.partition_count}"
         )
-    config = differing(checked_config(command.config, command.replication_factor))
+    config = differing(checked_config(command.config, command.replication_factor, state.feature_level))
     _check_assignments(state, command.assignments, command.partition_count, command.replication_factor)
     _check_replication_factor(state, command, config)
     if not 0 <= command.start_offset <= START_OFFSET_MAX:

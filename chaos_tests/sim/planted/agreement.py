@@ -59,6 +59,20 @@ AGREEMENT_BUGS: tuple[PlantedBug, ...] = (
         seeds=10,
     ),
     PlantedBug(
+        name="newer-setting-taken-too-early",
+        rule="a setting exists only once the cluster is at the feature level that introduced it",
+        mutations=(
+            Mutation(
+                "smq.raft_state.handlers.cluster_config:_check_key",
+                "known_at(CLUSTER_CONFIG, level)",
+                "CLUSTER_CONFIG",
+            ),
+        ),
+        scenario="upgrades",
+        anomalies=frozenset({"digest-mismatch"}),
+        seeds=10,
+    ),
+    PlantedBug(
         name="unknown-command-ends-the-process",
         rule="a node that meets what a newer smq wrote waits for its upgrade, and does not flap",
         mutations=(

@@ -26,6 +26,7 @@ from smq.raft_state.commands import (
     DeleteTopic,
     SetNodeDrained,
 )
+from smq.raft_state.config_keys import known_at
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, TopicId, split_partition_id
 from smq.raft_state.limits import TOPIC_PARTITIONS_MAX
@@ -138,9 +139,8 @@ class AdminService(GroupAdmin):
     ) -> pb.DescribeClusterConfigResponse:
         await self._calls.barrier(deadline_ms(request.timeout_ms, context))
         config = self._state.config
-        settings = [
-            pb.ClusterSetting(key=key, value=cluster_value(config, key), is_set=key in config) for key in CLUSTER_CONFIG
-        ]
+        known = known_at(CLUSTER_CONFIG, self._state.feature_level)
+        settings = [pb.ClusterSetting(key=key, value=cluster_value(config, key), is_set=key in config) for key in known]
         return pb.DescribeClusterConfigResponse(settings=settings)
 
     @guarded

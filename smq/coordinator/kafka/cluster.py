@@ -19,12 +19,13 @@ from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId
+from smq.raft_state.levels import FeatureNotEnabled, check_keys
 from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
-from smq.raft_state.topic_config import check_value
+from smq.raft_state.topic_config import TOPIC_CONFIG, check_value
 from smq.replication.proposer import rejection
 
 NO_TOPIC_ID: Final = bytes(16)
@@ -48,8 +49,9 @@ def new_topic(
     if assignments:
         partitions, replicas = len(assignments), len(assignments[0])
     with refusals_as_errors():
+        check_keys(TOPIC_CONFIG, dict(config), gateway.state.feature_level)
         for key, value in config:
-            check_value(key, value)
+            check_value(key, value, gateway.state.feature_level)
     return CreateTopic(
         request_id=NO_REQUEST,
         name=name,
@@ -70,6 +72,8 @@ def refusals_as_errors() -> Iterator[None]:
         yield
     except Refused as e:
         raise rejection(e.rejected) from None
+    except FeatureNotEnabled as e:
+        raise SmqError(ErrorCode.FEATURE_NOT_ENABLED, str(e)) from None
 
 
 async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:

@@ -54,7 +54,9 @@ async def _create(gateway: Gateway, requested: Struct, request: Struct, *, is_tw
     return answer | {
         "num_partitions": command.partition_count,
         "replication_factor": command.replication_factor,
-        "configs": topic_entries(differing(dict(command.config)), command.replication_factor),
+        "configs": topic_entries(
+            differing(dict(command.config)), command.replication_factor, gateway.state.feature_level
+        ),
     }
 
 

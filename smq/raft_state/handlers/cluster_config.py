@@ -6,6 +6,7 @@ the handlers and services that a setting concerns read it. Only `command_table` 
 
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, known_cluster_keys
 from smq.raft_state.commands import AlterClusterConfig
+from smq.raft_state.config_keys import known_at
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.refusal import Refused, quoted
 from smq.raft_state.replies import Applied, Done
@@ -16,23 +17,23 @@ def alter_cluster_config(state: ClusterState, command: AlterClusterConfig) -> Ap
     """Sets some keys and resets others to their defaults, all or none."""
     changes: dict[str, str] = {}
     for key, value in command.set_:
-        _check_key(key)
+        _check_key(key, state.feature_level)
         if key in changes:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
         if not CLUSTER_CONFIG[key].accepts(value):
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {CLUSTER_CONFIG[key].values}, not {quoted(value)}")
         changes[key] = value
     for key in command.unset:
-        _check_key(key)
+        _check_key(key, state.feature_level)
         if key in changes:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is both set and unset")
     state.config = {key: value for key, value in state.config.items() if key not in command.unset} | changes
     return Applied(reply=Done())
 
 
-def _check_key(key: str) -> None:
-    if key not in CLUSTER_CONFIG:
+def _check_key(key: str, level: int) -> None:
+    if key not in known_at(CLUSTER_CONFIG, level):
         raise Refused(
             ErrorCode.INVALID_CONFIG,
-            f"the cluster has no setting {quoted(key)}: the settings are {known_cluster_keys()}",
+            f"the cluster has no setting {quoted(key)}: the settings are {known_cluster_keys(level)}",
         )

@@ -57,9 +57,9 @@ def add_partitions(state: ClusterState, command: AddPartitions) -> Applied:
 def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applied:
     """Sets some keys and resets others to their defaults, all or none."""
     topic = find_topic(state, command.name)
-    changes = checked_config(command.set_, topic.replication_factor)
+    changes = checked_config(command.set_, topic.replication_factor, state.feature_level)
     for key in command.unset:
-        check_key(key)
+        check_key(key, state.feature_level)
         if key in changes:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is both set and unset")
     kept = {key: value for key, value in topic.config.items() if key not in command.unset}

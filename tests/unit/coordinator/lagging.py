@@ -87,6 +87,7 @@ class LaggingNode:
         self.is_ready = True
         self.state = state_with()
         self.barriers = 0
+        self.proposed: list[object] = []
         self.appended: list[bytes] = []  # the batches of all partitions
         self._failure = failure
         waits = cast(Barriers, SimpleNamespace(wait=self.barrier))
@@ -118,7 +119,8 @@ class LaggingNode:
     def queued_bytes(self) -> int:
         return 0
 
-    def propose(self, _command: object, _timeout_ms: int, done: DoneFn[Reply]) -> None:
+    def propose(self, command: object, _timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self.proposed.append(command)
         done(cast(Reply, None))
 
     def produce(

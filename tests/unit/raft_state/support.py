@@ -285,7 +285,7 @@ class Driver:
         if isinstance(command, Coordinated):
             command = self.proposed(command)
         index = self.next_index()
-        decoded = decode_command(encode_command(command))
+        decoded = decode_command(encode_command(command, self.machine.state.feature_level))
         assert decoded == command
         before = self._without_replies()
         applied = self.machine.apply(index, decoded)

@@ -1,10 +1,11 @@
 """Feature levels: raised once every node knows them, never lowered; what a node does not know stops it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from chaos_tests.sim.levels import LEVEL_TWO, Note, level_two
+from chaos_tests.sim.levels import LEVEL_TWO, SETTING, Note, level_two
 from smq.raft_state.codec import (
     FEATURE_LEVEL,
     CodecError,
@@ -12,14 +13,22 @@ from smq.raft_state.codec import (
     encode_command,
     encode_reply,
 )
-from smq.raft_state.commands import Barrier, FenceNode, RaiseFeatureLevel
+from smq.raft_state.commands import (
+    AlterClusterConfig,
+    AlterTopicConfig,
+    Barrier,
+    FenceNode,
+    RaiseFeatureLevel,
+    Request,
+)
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Incarnation, LogIndex, NodeId
 from smq.raft_state.levels import FeatureNotEnabled, UpgradeNeeded
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from smq.raft_state.replies import Done
-from tests.unit.raft_state.support import Driver, register
+from smq.raft_state.replies import Done, Rejected
+from smq.raft_state.topic_config import differing
+from tests.unit.raft_state.support import Driver, register, rid, topic
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +132,55 @@ def test_what_level_1_has_is_written_as_before_at_any_level() -> None:
 def test_this_smq_knows_every_level_up_to_its_own() -> None:
     assert FEATURE_LEVEL == 1
     assert LEVEL_TWO == FEATURE_LEVEL + 1
+
+
+# ------------------------------------------------------------------------------------------------ settings
+NAMING: tuple[Request, ...] = (
+    AlterClusterConfig(set_=((SETTING, "1"),), request_id=rid(1)),
+    AlterClusterConfig(unset=(SETTING,), request_id=rid(2)),
+    AlterTopicConfig(name="t1", set_=((SETTING, "1"),), request_id=rid(3)),
+    AlterTopicConfig(name="t1", unset=(SETTING,), request_id=rid(4)),
+    replace(topic(2), config=((SETTING, "1"),), request_id=rid(5)),
+)
+
+
+@pytest.mark.parametrize("command", NAMING)
+def test_a_setting_of_a_level_that_the_cluster_has_not_reached_is_not_proposed(command: Request) -> None:
+    with pytest.raises(
+        FeatureNotEnabled, match=f"the configuration {SETTING} needs feature level 2, and the .* at level 1"
+    ):
+        encode_command(command, 1)
+    assert decode_command(encode_command(command, 2)) == command
+
+
+@pytest.mark.parametrize("command", NAMING)
+def test_below_its_level_a_setting_is_refused_as_an_older_smq_refuses_it(command: Request) -> None:
+    """A node with the older smq has proposed it: all nodes must come to the same state, replies included."""
+    ends = []
+    for known in (1, 2):
+        made = Machine(known_level=known)
+        for index, step in enumerate((default_init("c"), register(1, level=2), topic(1, replicas=1), command), 1):
+            applied = made.apply(LogIndex(index), step)
+        assert isinstance(applied.reply, Rejected)
+        assert applied.reply.code is ErrorCode.INVALID_CONFIG
+        ends.append((applied.reply, made.digest()))
+    assert ends[0] == ends[1]
+
+
+def test_a_setting_is_taken_at_its_level_and_survives_a_snapshot(driver: Driver) -> None:
+    driver.ok(topic(1))
+    driver.ok(register(3, incarnation=2, level=2))
+    driver.ok(RaiseFeatureLevel(level=2))
+    for command in NAMING:
+        driver.ok(command)
+    driver.ok(AlterTopicConfig(name="t1", set_=((SETTING, "1"),)))
+    restored = _restored(driver.machine.snapshot(), 2)
+    assert restored.state == driver.machine.state
+    assert restored.state.topics["t1"].config == {SETTING: "1"}
+
+
+def test_what_is_stored_under_an_unknown_key_stays() -> None:
+    assert differing({"of.a.newer.smq": "1", "max.message.bytes": "7", "cleanup.policy": "delete"}) == {
+        "of.a.newer.smq": "1",
+        "max.message.bytes": "7",
+    }

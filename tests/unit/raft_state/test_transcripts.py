@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 from smq.raft_state import commands, ids, limits, replies
-from smq.raft_state.codec import encode_command, encode_reply
+from smq.raft_state.cluster_config import CLUSTER_CONFIG
+from smq.raft_state.codec import FEATURE_LEVEL, encode_command, encode_reply
+from smq.raft_state.command_table import COMMANDS
+from smq.raft_state.config_keys import known_at
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Rejected
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
+from smq.raft_state.topic_config import TOPIC_CONFIG
 from tests.unit.raft_state import support
 from tests.unit.raft_state.support import Driver
 
@@ -137,3 +141,14 @@ def test_transcript_has_not_changed(path: Path, is_rewriting: bool) -> None:
 
 def test_there_are_transcripts() -> None:
     assert TRANSCRIPTS
+
+
+@pytest.mark.parametrize("level", range(1, FEATURE_LEVEL + 1))
+def test_the_outcomes_of_a_feature_level_are_frozen(level: int) -> None:
+    """Every command and every setting of the level is in its transcript, which ends with the digest."""
+    text = (TRANSCRIPTS[0].parent / f"level_{level}.txt").read_text()
+    played = {type(Player._value(line[2:])) for line in text.splitlines() if line.startswith("> ") and "(" in line}
+    assert played >= {row.record.cls for row in COMMANDS if row.since <= level}
+    settings = {key for table in (CLUSTER_CONFIG, TOPIC_CONFIG) for key in known_at(table, level)}
+    assert {key for key in settings if f"'{key}'" not in text} == set()
+    assert "> digest" in text.split("\n\n")[-1]

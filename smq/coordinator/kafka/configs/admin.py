@@ -19,9 +19,10 @@ from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig
-from smq.raft_state.config_keys import ConfigKey, ConfigType
+from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
+from smq.raft_state.levels import check_keys
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.topic_config import TOPIC_CONFIG, checked_config
 
@@ -82,7 +83,7 @@ async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
     await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
     if kind == TOPIC:
         topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)
-        return topic_entries(topic.config, topic.replication_factor)
+        return topic_entries(topic.config, topic.replication_factor, gateway.state.feature_level)
     return node_entries(gateway) if name else cluster_entries(gateway)
 
 
@@ -146,9 +147,11 @@ async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *,
     if any(count > 1 for count in Counter(c["name"] for c in requested["configs"]).values()):
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request gives a configuration key twice")
     if kind == TOPIC:
-        await _alter_topic(gateway, name, changes_of(requested["configs"], TOPIC_CONFIG), is_dry=is_dry)
+        await _alter_topic(
+            gateway, name, changes_of(requested["configs"], _keys(gateway, requested, TOPIC_CONFIG)), is_dry=is_dry
+        )
     elif kind == BROKER and not name:
-        set_, unset = changes_of(requested["configs"], CLUSTER_CONFIG)
+        set_, unset = changes_of(requested["configs"], _keys(gateway, requested, CLUSTER_CONFIG))
         if not is_dry:
             command = AlterClusterConfig(set_=_sorted(set_), unset=tuple(sorted(unset)))
             await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
@@ -167,13 +170,21 @@ async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *,
         raise _unsupported(kind)
 
 
+def _keys(gateway: Gateway, requested: Struct, table: _Table) -> dict[str, ConfigKey]:
+    """Those of the cluster's feature level; FEATURE_NOT_ENABLED if the request names one of a later level."""
+    level = gateway.state.feature_level
+    with refusals_as_errors():
+        check_keys(table, [config["name"] for config in requested["configs"]], level)
+    return known_at(table, level)
+
+
 async def _alter_topic(gateway: Gateway, name: str, changes: _Changes, *, is_dry: bool) -> None:
     _check_topic_name(name)
     topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)
     set_, unset = changes
     if is_dry:
         with refusals_as_errors():
-            checked_config(set_.items(), topic.replication_factor)
+            checked_config(set_.items(), topic.replication_factor, gateway.state.feature_level)
         return
     command = AlterTopicConfig(request_id=NO_REQUEST, name=name, set_=_sorted(set_), unset=tuple(sorted(unset)))
     await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)

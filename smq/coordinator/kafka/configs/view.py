@@ -19,7 +19,7 @@ from smq.coordinator.limits import (
 )
 from smq.coordinator.service.settings import Source, replicas_meant
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, REPLICATION_FACTOR
-from smq.raft_state.config_keys import ConfigKey, ConfigType
+from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.limits import GROUP_MEMBERS_MAX, METADATA_BYTES_MAX
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG, shown_value
 
@@ -104,9 +104,9 @@ def _entry(
 
 
 # ------------------------------------------------------------------------------------------------------ topics
-def topic_entries(config: Mapping[str, str], replicas: int) -> list[Struct]:
-    """All keys of a topic with so many replicas, for DescribeConfigs and CreateTopics."""
-    return [_topic_entry(key, row, config, replicas) for key, row in TOPIC_CONFIG.items()]
+def topic_entries(config: Mapping[str, str], replicas: int, level: int) -> list[Struct]:
+    """All keys of a topic with so many replicas at a feature level, for DescribeConfigs and CreateTopics."""
+    return [_topic_entry(key, row, config, replicas) for key, row in known_at(TOPIC_CONFIG, level).items()]
 
 
 def _topic_entry(key: str, row: ConfigKey, config: Mapping[str, str], replicas: int) -> Struct:
@@ -124,12 +124,12 @@ def node_entries(gateway: Gateway) -> list[Struct]:
     """All keys of this node: those of the cluster with their sources, then what cannot be set."""
     state = gateway.state
     entries = []
-    for key, row in CLUSTER_CONFIG.items():
+    for key, row in known_at(CLUSTER_CONFIG, state.feature_level).items():
         layers = gateway.settings.layers(state, key)
         values = [(key, _meant(gateway, key, value), int(source)) for value, source in layers]
         entries.append(_entry(key, values, row.type, _documentation(row), read_only=False))
     replicas = gateway.settings.replication_factor(state)
-    for key, row in TOPIC_CONFIG.items():
+    for key, row in known_at(TOPIC_CONFIG, state.feature_level).items():
         if not row.is_fixed_at_creation:
             name = _BROKER_KEYS.get(key, key)
             values = [(name, shown_value({}, key, replicas), int(Source.DEFAULT))]

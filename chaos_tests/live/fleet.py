@@ -109,12 +109,16 @@ class Fleet(Nodes):
         return best[1] if best is not None else None
 
     def leaders(self) -> dict[str, int]:
-        """topic/partition -> its leader, according to the first node that answers."""
+        """topic/partition -> its leader in the newest epoch that an answering node knows: one that is cut off, and may
+        lead no longer, answers with an old one."""
+        newest: dict[str, tuple[int, int]] = {}
         for member in self.up():
             described = self.describe(member.id)
-            if described is not None:
-                return {f"{t.name}/{p.partition}": p.leader for t in described.topics for p in t.partitions}
-        return {}
+            for topic in described.topics if described is not None else ():
+                for p in topic.partitions:
+                    key = f"{topic.name}/{p.partition}"
+                    newest[key] = max(newest.get(key, (-1, 0)), (p.epoch, p.leader))
+        return {key: leader for key, (_, leader) in newest.items()}
 
     def disagreement(self) -> str | None:
         """The reason why the replicas have not converged yet; None once they have."""

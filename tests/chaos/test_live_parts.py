@@ -26,6 +26,7 @@ from chaos_tests.live.environment.switch import Switch
 from chaos_tests.live.external_cluster import HooksError, read_hooks
 from chaos_tests.live.faults import network as network_faults
 from chaos_tests.live.faults.kinds import Arena, has_complete_tree, hostile
+from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.load.groups import TeamMember
 from chaos_tests.live.load.grpc import Ack, Partition, SharedRecorder, World
 from chaos_tests.live.load.kafka import reach
@@ -34,6 +35,7 @@ from chaos_tests.live.report.campaign_page import write_index, write_reports
 from chaos_tests.live.report.summary import Struck, failover_ms
 from chaos_tests.sim.ledger import Ledger, Totals
 from chaos_tests.sim.long_runs import RUN, LongRun
+from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
@@ -173,6 +175,31 @@ def test_in_a_ring_every_node_hears_as_many_and_alone_it_hears_none(size: int, h
             assert sum(not links.of(other, node).blocked for other in others) == expected
     network_faults.uneven(arena)
     assert len({link.delay_ms for link in fleet.network.links.rules.values()}) == size * (size - 1)
+
+
+class _Informed(Fleet):
+    """Each node answers with (epoch, leader) of the topic t's partitions; one with None does not answer."""
+
+    def __init__(self, known: dict[int, list[tuple[int, int]] | None]) -> None:
+        self.known = known
+
+    def up(self) -> list[Any]:
+        return [SimpleNamespace(id=node) for node in self.known]
+
+    def describe(self, node: int) -> pb.DescribeClusterResponse | None:
+        known = self.known[node]
+        if known is None:
+            return None
+        infos = [pb.PartitionInfo(partition=i, epoch=epoch, leader=leader) for i, (epoch, leader) in enumerate(known)]
+        return pb.DescribeClusterResponse(topics=[pb.TopicInfo(name="t", partitions=infos)])
+
+
+def test_a_cut_off_node_that_knows_old_epochs_does_not_name_the_leaders() -> None:
+    """It would be asked for records that only the new leader has, until the run is called a failure."""
+    cut_off, silent, current = [(3, 1), (5, 2), (4, 1)], None, [(4, 2), (5, 2), (7, 3)]
+    assert _Informed({1: cut_off, 2: silent, 3: current}).leaders() == {"t/0": 2, "t/1": 2, "t/2": 3}
+    assert _Informed({1: current, 2: cut_off}).leaders() == {"t/0": 2, "t/1": 2, "t/2": 3}
+    assert _Informed({1: silent}).leaders() == {}
 
 
 # ---------------------------------------------------------------------------------------------------- damaged files

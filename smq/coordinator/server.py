@@ -49,6 +49,7 @@ from smq.replication.ports import DataDamaged
 from smq.replication.raft.view import EngineTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng
 from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk, is_used
+from smq.replication.storage.hang import DiskHung
 
 log = structlog.get_logger(__name__)
 
@@ -294,7 +295,7 @@ def die(error: BaseException) -> NoReturn:
 
     An error that the operator must fix is logged as its message; a fault of ours is logged with its traceback.
     """
-    if isinstance(error, DataDamaged | StartRefused):
+    if isinstance(error, DataDamaged | StartRefused | DiskHung):
         log.critical("fatal", error=str(error))
     else:
         log.critical("fatal", error=repr(error), exc_info=error)

@@ -221,7 +221,8 @@ class Disk(Protocol):
         """The store's size on disk."""
 
     def close(self) -> None:
-        """Commits what is queued, then releases the directory."""
+        """Commits what is queued, then releases the directory. If the disk hangs, that is fatal, as a failed commit is:
+        the directory is released by the end of the process."""
 
 
 # -------------------------------------------------------------------------------------------------------- engine

@@ -31,6 +31,7 @@ import lmdb
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.replication.log.codec import home_of
 from smq.replication.ports import DataDamaged, Delete, Examined, GiveUp, Op, Put, Space, Table
+from smq.replication.storage.hang import CLOSE_S_MAX, DiskHung
 from smq.replication.storage.pages_lmdb import NotCached, PageFile, PagesDamaged, Row, SnapshotGone
 from smq.replication.storage.workers import Gate, Workers
 
@@ -115,6 +116,7 @@ class LmdbDisk:
         self._queued_bytes = 0
         self._queue: SimpleQueue[_Submission | None] = SimpleQueue()  # None: close. Bounded by the node's in-flight cap
         self._carried: _Submission | None = None  # taken from the queue, but too large for the previous transaction
+        self._commits = 0
         self._is_failed = False
         self._is_closed = False
         self._writer = threading.Thread(target=self._write_forever, name="smq-disk-writer", daemon=True)
@@ -155,6 +157,7 @@ class LmdbDisk:
         try:
             while group := self._next_group():
                 self._commit(group)
+                self._commits += 1
                 self._post(partial(self._report, group))
         except BaseException as e:  # noqa: BLE001  # after any error the disk's state is unknown: the process must end
             self._is_failed = True
@@ -371,14 +374,22 @@ class LmdbDisk:
     def size_bytes(self) -> int:
         return os.stat(self._path / DATA_FILE).st_blocks * 512
 
+    def _has_ended(self) -> bool:
+        """Waits for the threads, as long as commits go on. A disk may hang for ever without an error."""
+        commits = -1
+        while self._writer.is_alive() and commits != self._commits:
+            commits = self._commits
+            self._writer.join(CLOSE_S_MAX)
+        return not self._writer.is_alive() and all(w.close(CLOSE_S_MAX) for w in (self._readers, self._examiner))
+
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self._queue.put(None)
-        self._writer.join()
-        self._readers.close()
-        self._examiner.close()
+        if not self._has_ended():
+            self._on_fatal(DiskHung(self._path))
+            return  # a thread still uses what would be closed
         self._pages.close()
         self._env.close()
         os.close(self._lock_fd)

@@ -5,11 +5,23 @@ entries, but adds nothing to their durability, so it should lead nothing that an
 a disk that is merely slow: any progress counts. The node asks once per tick; nothing here reads the disk.
 """
 
+from pathlib import Path
 from typing import Final
 
 from smq.replication.ports import Disk
 
+CLOSE_S_MAX: Final = 10.0  # without progress: a commit has 16 MiB, and what is queued then has been promised to nobody
 STEP_NS_MAX: Final = 250_000_000  # counted per tick: a loop that stood still must not blame the disk for it
+
+
+class DiskHung(Exception):
+    """The disk has not ended its work in time while it was closed, and may still be at it: the process must end."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"the disk under {path} has not answered for {CLOSE_S_MAX:.0f} s while it was closed: the process ends "
+            "without it. Everything acknowledged is on disk; look for errors of the disk"
+        )
 
 
 class HangGuard:

@@ -5,6 +5,7 @@ must never know what a job reads. Only the real disk imports it.
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,16 +91,19 @@ class Workers:
         self._results.release()
         result()
 
-    def close(self) -> None:
-        """Waits for the jobs under way; jobs that have not begun are dropped."""
+    def close(self, timeout_s: float) -> bool:
+        """Waits for the jobs under way; jobs that have not begun are dropped. False if one has not ended in time: it
+        may go on, and uses what it uses."""
         with self._changed:
             self._is_closed = True
             self._jobs.clear()
             self._changed.notify_all()
         for _ in self._threads:
             self._results.release()  # the loop may take no more results
+        until = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
 
 class Gate:

@@ -64,7 +64,7 @@ def test_what_waits_is_bounded_and_what_is_given_up_makes_room(loop: Loop) -> No
     loop.take_until(lambda: 200 in loop.ran)
     assert loop.ran == [0, 4, 200]
     give_up[0]()  # type: ignore[misc]  # checked above: it has run, and nothing happens
-    loop.workers.close()
+    assert loop.workers.close(30)
 
 
 def test_results_that_the_loop_has_yet_to_take_are_bounded_and_jobs_can_still_be_given_up(loop: Loop) -> None:
@@ -79,11 +79,17 @@ def test_results_that_the_loop_has_yet_to_take_are_bounded_and_jobs_can_still_be
     last()
     loop.take_until(lambda: len(loop.ran) == 3)
     assert loop.ran == [0, 1, 2]
-    loop.workers.close()
+    assert loop.workers.close(30)
 
 
 def test_jobs_that_have_not_begun_are_dropped_at_close(loop: Loop) -> None:
     loop.workers.submit(loop.job(1))
     threading.Timer(0.05, loop.go_on.set).start()
-    loop.workers.close()
+    assert loop.workers.close(30)
     assert (loop.ran, loop.workers.waiting) == ([], 0)
+
+
+def test_a_job_that_does_not_end_does_not_hold_up_the_close_for_ever(loop: Loop) -> None:
+    assert not loop.workers.close(0.05)
+    loop.go_on.set()
+    assert loop.workers.close(30)

@@ -1,0 +1,107 @@
+"""A disk that hangs while it is closed: the wait is bounded by its progress, and then the process ends."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from smq.coordinator.user_errors import EXIT_FATAL
+from smq.replication.ports import Put, Table
+from smq.replication.storage import disk_lmdb
+from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.hang import DiskHung
+from tests.unit.replication.storage.support import LmdbHarness
+from tests.unit.replication.storage.test_unreadable_pages import FailingMedium, written
+
+WAIT_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_lmdb, "CLOSE_S_MAX", WAIT_S)
+
+
+def test_a_commit_that_never_ends_is_fatal_to_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, write = threading.Event(), LmdbDisk._write
+
+    def hang(disk: LmdbDisk, group: list[disk_lmdb._Submission]) -> None:
+        assert go_on.wait(60)
+        write(disk, group)
+
+    monkeypatch.setattr(LmdbDisk, "_write", hang)
+    harness = LmdbHarness(tmp_path / "node")
+    harness.disk.submit([Put(Table.META, b"k", b"v")])
+    harness.close()
+    (error,) = harness.fatal
+    assert isinstance(error, DiskHung)
+    assert "has not answered" in str(error)
+    go_on.set()
+    harness.disk._writer.join(60)  # what it uses is still open
+    assert (harness.disk.get(Table.META, b"k"), len(harness.fatal)) == (b"v", 1)
+
+
+def test_a_read_that_never_ends_is_fatal_to_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = written(tmp_path / "node")
+    go_on, has_begun, medium = threading.Event(), threading.Event(), FailingMedium(monkeypatch)
+    pread = medium.pread
+
+    def hang(fd: int, size: int, at: int) -> bytes:
+        has_begun.set()
+        assert go_on.wait(60)
+        return pread(fd, size, at)
+
+    monkeypatch.setattr("os.pread", hang)
+    assert harness.disk.read_from(Table.BATCHES, b"", b"3", b"4", bytes_max=1, done=lambda _rows: None) is not None
+    assert has_begun.wait(60)
+    harness.close()
+    assert [type(error) for error in harness.fatal] == [DiskHung]
+    go_on.set()
+    assert harness.disk._readers.close(60)
+
+
+def test_a_disk_that_is_merely_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = LmdbDisk._write
+
+    def slowly(disk: LmdbDisk, group: list[disk_lmdb._Submission]) -> None:
+        time.sleep(0.6 * WAIT_S)
+        write(disk, group)
+
+    monkeypatch.setattr(LmdbDisk, "_write", slowly)
+    monkeypatch.setattr(disk_lmdb, "COMMIT_BYTES_MAX", 1)  # each submission is a transaction of its own
+    harness = LmdbHarness(tmp_path / "node")
+    for number in range(6):
+        harness.disk.submit([Put(Table.META, b"%d" % number, b"value")])
+    harness.close()
+    assert harness.fatal == []
+    monkeypatch.undo()
+    again = LmdbHarness(tmp_path / "node")
+    assert again.disk.get(Table.META, b"5") == b"value"
+    again.close()
+
+
+SCRIPT = """
+import sys, threading
+from smq.coordinator.server import die
+from smq.replication.ports import Put, Table
+from smq.replication.storage import disk_lmdb
+disk_lmdb.CLOSE_S_MAX = 0.2
+disk_lmdb.LmdbDisk._write = lambda disk, group: threading.Event().wait()
+disk = disk_lmdb.LmdbDisk(sys.argv[1], call_soon_threadsafe=lambda fn: None, on_fatal=die)
+disk.submit([Put(Table.META, b"k", b"v")])
+disk.close()
+print("closed")
+"""
+
+
+def test_the_process_ends_as_after_a_failed_commit_and_says_why(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "node")], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == EXIT_FATAL, said
+    assert "has not answered" in said
+    assert "Traceback" not in said
+    assert "closed\n" not in said

@@ -1,6 +1,7 @@
-"""Offsets without records assigned per second: one by one and in batches, with one caller and with a hundred.
+"""Offsets without records assigned per second: one by one and in batches, with one caller, a hundred and a thousand.
 
 Owns the AssignOffsets figures, measured through our own client. Every caller waits for its answer before the next call.
+All callers are tasks of one process and share one client, as they should in a program: see OffsetAssigner.
 """
 
 import asyncio
@@ -23,37 +24,31 @@ async def _measure(cluster: Cluster, report: Report, calls: int) -> None:
     addresses = [node.grpc for node in cluster.alive()]
     async with Admin(addresses) as admin:
         await admin.create_topic("assigned", config={"storage": "external"})
-    assigners = [OffsetAssigner(address) for address in addresses]
-    try:
-        for assigner in assigners:
-            await assigner.start()
-        for callers in (1, 100):
+    async with OffsetAssigner(addresses) as assigner:
+        for callers in (1, 100, 1_000):
             for count in (1, BATCH):
-                await _run(assigners, report, callers=callers, count=count, calls=calls)
-    finally:
-        for assigner in assigners:
-            await assigner.close()
+                share = calls if callers == 1 else calls * 10
+                await _run(assigner, report, callers=callers, count=count, calls=share)
 
 
-async def _run(assigners: list[OffsetAssigner], report: Report, *, callers: int, count: int, calls: int) -> None:
+async def _run(assigner: OffsetAssigner, report: Report, *, callers: int, count: int, calls: int) -> None:
     taken_ms: list[float] = []
     given: list[tuple[int, int]] = []
 
-    async def caller(number: int) -> None:
-        assigner = assigners[number % len(assigners)]
+    async def caller() -> None:
         for _ in range(max(1, calls // callers)):
             began = time.perf_counter()
             given.append(await assigner.assign("assigned", 0, count))
             taken_ms.append((time.perf_counter() - began) * 1000)
 
     began = time.perf_counter()
-    await asyncio.gather(*map(caller, range(callers)))
+    await asyncio.gather(*(caller() for _ in range(callers)))
     per_s = len(given) / (time.perf_counter() - began)
     ordered = sorted(given)
     assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(ordered)), "an offset was assigned twice, or left out"
     p50, p99 = percentile(taken_ms, 50), percentile(taken_ms, 99)
     report.add(
-        f"AssignOffsets, {callers} caller{'s' if callers > 1 else ''}, {count} offset{'s' if count > 1 else ''} a call",
+        f"AssignOffsets, {callers:,} caller(s), {count} offset(s) per call",
         f"{per_s:,.0f} calls/s, {per_s * count:,.0f} offsets/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms",
         calls_per_s=per_s,
         offsets_per_s=per_s * count,

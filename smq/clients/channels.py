@@ -30,6 +30,7 @@ CHANNEL_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStubs:
+    address: str
     channel: aio.Channel
     agent: "AgentAsyncStub"
     broker: "BrokerAsyncStub"
@@ -51,7 +52,11 @@ class Channels:
             else:
                 channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             found = self._nodes[address] = NodeStubs(
-                channel=channel, agent=AgentStub(channel), broker=BrokerStub(channel), admin=AdminStub(channel)
+                address=address,
+                channel=channel,
+                agent=AgentStub(channel),
+                broker=BrokerStub(channel),
+                admin=AdminStub(channel),
             )
         return found
 

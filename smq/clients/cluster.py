@@ -52,12 +52,16 @@ class ClusterClient:
         self.backoff = backoff or Backoff()
         self.random = random_source
         self._connect_timeout_ms = connect_timeout_ms
+        self._is_closed = False
 
     async def start(self) -> None:
         """Finds the cluster. TIMED_OUT if none of the addresses answers in time."""
+        self._is_closed = False
         await self.refresh((), timeout_ms=self._connect_timeout_ms)
 
     async def close(self) -> None:
+        """Calls that wait end with the error of their last attempt."""
+        self._is_closed = True
         await self.channels.close()
 
     async def refresh(self, topics: Collection[str], *, timeout_ms: float = VIEW_TIMEOUT_MS) -> frozenset[str]:
@@ -107,6 +111,8 @@ class ClusterClient:
         `candidates` lists addresses, best first (default: any node); it is called again for every attempt.
         `topics` are refreshed if an error says that our metadata is out of date.
         """
+        if self._is_closed:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "the client is closed: make a new one")
         started, attempt, hint = now_ms(), 0, None
         while True:
             attempt += 1
@@ -132,6 +138,8 @@ class ClusterClient:
                 raise error
             if decision.wait_ms:
                 await asyncio.sleep(decision.wait_ms / 1000.0)
+            if self._is_closed:
+                raise error
             if decision.step is Step.REFRESH and topics:
                 hint = None
                 await self._refresh_quietly(topics)

@@ -1,25 +1,34 @@
 """The asyncio client of offsets without records: ranges of a topic with storage=external, and its high water mark.
 
-Owns what makes a repeated attempt safe: one request id per call, and a bound from before its first attempt. Users,
-`sync` and the command line import it.
+Owns what makes a repeated attempt safe: one request id per call, and a bound from before its first attempt. It owns one
+stream of each kind per node, too. Users, `sync` and the command line import it.
 """
 
+import asyncio
 import uuid
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
 from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.offset_stream import Advances, Assignments, OffsetStream
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
+
+AssignStream: TypeAlias = OffsetStream[pb.Assignment, pb.Assigned, pb.AssignOffsetsRequest, pb.AssignOffsetsResponse]
+AdvanceStream: TypeAlias = OffsetStream[
+    pb.Advance, pb.Advanced, pb.AdvanceHighWaterMarkRequest, pb.AdvanceHighWaterMarkResponse
+]
 
 
 class OffsetAssigner(Lifecycle):
     """`async with OffsetAssigner("host:port") as a: base, last = await a.assign("t", 0, 5)`.
 
-    Any number of tasks may call it concurrently; calls that reach one node together share one round of Raft.
+    Any number of tasks may call it concurrently: calls of one turn of the event loop share a message, and calls that
+    reach one node together share one round of Raft. One assigner for all tasks of a process is therefore the fast way.
     `timeout_ms` bounds each call, attempts at other nodes included."""
 
     def __init__(
@@ -33,12 +42,29 @@ class OffsetAssigner(Lifecycle):
         self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
         self._timeout_ms = timeout_ms
         self._bounds: dict[tuple[str, int], int] = {}  # a past next_offset of each partition used
+        self._assign_streams: dict[str, AssignStream] = {}  # by address: bounded by the cluster's nodes
+        self._advance_streams: dict[str, AdvanceStream] = {}
 
     async def start(self) -> None:
         await self._cluster.start()
 
     async def close(self) -> None:
         await self._cluster.close()
+        closing = [stream.close() for stream in self._assign_streams.values()]
+        closing += [stream.close() for stream in self._advance_streams.values()]
+        await asyncio.gather(*closing)
+
+    def _assign_stream(self, node: NodeStubs) -> AssignStream:
+        found = self._assign_streams.get(node.address)
+        if found is None or found.is_broken:
+            found = self._assign_streams[node.address] = OffsetStream(node.address, node, Assignments())
+        return found
+
+    def _advance_stream(self, node: NodeStubs) -> AdvanceStream:
+        found = self._advance_streams.get(node.address)
+        if found is None or found.is_broken:
+            found = self._advance_streams[node.address] = OffsetStream(node.address, node, Advances())
+        return found
 
     async def assign(
         self,
@@ -60,12 +86,12 @@ class OffsetAssigner(Lifecycle):
         bound = not_before if not_before is not None else self._bounds[key]
         is_first = True
 
-        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.AssignOffsetsResponse:
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.Assigned:
             nonlocal is_first
             known = not_before if is_first else bound  # at the first attempt the node knows a better bound
             is_first = False
             request = build(
-                pb.AssignOffsetsRequest,
+                pb.Assignment,
                 topic=topic,
                 partition=partition,
                 count=count,
@@ -73,7 +99,7 @@ class OffsetAssigner(Lifecycle):
                 not_before=known,
                 timeout_ms=node_ms,
             )
-            return await node.broker.AssignOffsets(request, timeout=call_s)
+            return await self._assign_stream(node).submit(request, call_s)
 
         given = await self._cluster.call(run, timeout_ms=self._timeout_ms)
         if given.last_offset - given.base_offset + 1 != count:
@@ -93,9 +119,7 @@ class OffsetAssigner(Lifecycle):
         OFFSET_OUT_OF_RANGE above the assigned offsets."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
-            request = build(
-                pb.AdvanceHighWaterMarkRequest, topic=topic, partition=partition, offset=offset, timeout_ms=node_ms
-            )
-            return (await node.broker.AdvanceHighWaterMark(request, timeout=call_s)).hwm
+            request = build(pb.Advance, topic=topic, partition=partition, offset=offset, timeout_ms=node_ms)
+            return (await self._advance_stream(node).submit(request, call_s)).hwm
 
         return await self._cluster.call(run, timeout_ms=self._timeout_ms)

@@ -50,6 +50,12 @@ PUBLISH_DISK_QUEUE_BYTES_MAX: Final = 16 * MIB
 PUBLISH_DISK_POLL_MS: Final = 2  # a disk takes much longer for 16 MiB; only a congested stream waits for this
 OVERLOADED_RETRY_AFTER_MS: Final = 100  # a disk queue of 16 MiB is shorter by then
 
+# Requests for offsets without records, of one message: a client's callers that are due together. As a message of this
+# size takes the loop a few milliseconds, it delays others no longer.
+OFFSET_REQUESTS_PER_MESSAGE_MAX: Final = 1_000
+OFFSET_REQUESTS_PER_STREAM_MAX: Final = 4_000  # not answered yet; beyond, the stream is not read
+OFFSET_STREAMS_PER_CONNECTION_MAX: Final = 16  # as for publishing; a client needs one of each kind per node
+
 PUBLISH_SESSIONS_MAX: Final = 10_000  # a few hundred bytes each; one more evicts the least recently used
 SUBSCRIPTIONS_MAX: Final = 10_000  # each is a stream with at most one response in memory
 SESSION_ID_CHARS_MAX: Final = 256  # a name, not a document

@@ -23,7 +23,8 @@ from smq.raft_state.fields import (
     PARTITION,
     Code,
     HwmAdvances,
-    OneOf,
+    ItemResults,
+    OffsetRequests,
 )
 from smq.raft_state.handlers import cluster_config, expiry, groups, members, nodes, partitions, producer_ids, topics
 from smq.raft_state.handlers import external_offsets as external
@@ -157,15 +158,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         14,
         commands.AssignOffsets,
         external.assign_offsets,
-        (
-            "items",
-            Many(
-                Record(
-                    commands.Assignment,
-                    (("request_id", ANY_ID), ("partition", PARTITION), ("count", INT64), ("not_before", INT64)),
-                )
-            ),
-        ),
+        ("items", OffsetRequests()),
     ),
     _command(
         15,
@@ -253,7 +246,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
 _REJECTED: Final = _reply(2, replies.Rejected, ("code", Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))
 _OFFSETS_ASSIGNED: Final = _reply(6, replies.OffsetsAssigned, ("base", INT64), ("last", INT64))
 _EXTERNAL_HWM: Final = _reply(7, replies.ExternalHwm, ("hwm", INT64))
-_ITEM_RESULT: Final = OneOf({row.tag: row.record for row in (_REJECTED, _OFFSETS_ASSIGNED, _EXTERNAL_HWM)})
+_ITEM_RESULTS: Final = ItemResults({row.tag: row.record for row in (_REJECTED, _OFFSETS_ASSIGNED, _EXTERNAL_HWM)})
 
 REPLIES: Final[tuple[Row, ...]] = (
     _reply(1, replies.Done),
@@ -263,7 +256,7 @@ REPLIES: Final[tuple[Row, ...]] = (
     _reply(5, replies.HwmsAdvanced, ("accepted", Many(FLAG))),
     _OFFSETS_ASSIGNED,
     _EXTERNAL_HWM,
-    _reply(8, replies.Results, ("items", Many(_ITEM_RESULT))),
+    _reply(8, replies.Results, ("items", _ITEM_RESULTS)),
     _reply(9, replies.ProducerIdAllocated, ("producer_id", INT64), ("producer_epoch", INT16)),
     _reply(10, replies.GenerationFormed, ("generation", INT32)),
 )

@@ -25,12 +25,13 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.commands import GroupMember, HwmAdvance, OffsetCommit
+from smq.raft_state.commands import Assignment, GroupMember, HwmAdvance, OffsetCommit
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.limits import COMMAND_BYTES_MAX, PARTITION_ID_BYTES
+from smq.raft_state.limits import COMMAND_BYTES_MAX, PARTITION_ID_BYTES, REQUEST_ID_BYTES
+from smq.raft_state.replies import OffsetsAssigned
 
-# Request, topic and disk ids carry a length. So the machine refuses one of a wrong length with a typed rejection;
-# otherwise the proposer would meet an exception.
+# Request, topic and disk ids carry a length (not those of `OffsetRequests`). So the machine refuses one of a wrong
+# length with a typed rejection; otherwise the proposer would meet an exception.
 ANY_ID: Final = Blob(U8, 255)
 PARTITION: Final = Fixed(PARTITION_ID_BYTES)
 ASSIGNMENTS: Final = Many(Many(INT32))
@@ -51,6 +52,8 @@ GROUP_MEMBER: Final = Record(
         ("protocols", NAMED_BLOBS),
     ),
 )
+_ASSIGNMENT: Final = struct.Struct(f">{REQUEST_ID_BYTES}s{PARTITION_ID_BYTES}sqq")  # the fields, in order
+_OFFSETS: Final = struct.Struct(">qq")  # OffsetsAssigned: its fields, in order
 # partition, epoch, hwm, next_offset, ts_ns
 _HWM_ITEM: Final = struct.Struct(f">{PARTITION_ID_BYTES}siqqq")
 
@@ -76,6 +79,24 @@ class HwmAdvances:
 
 
 @dataclass(frozen=True, slots=True)
+class OffsetRequests:
+    """As hot, with thousands of items in a command: one struct per item."""
+
+    def write(self, out: bytearray, value: tuple[Assignment, ...]) -> None:
+        write_count(out, len(value))
+        pack = _ASSIGNMENT.pack
+        for item in value:
+            if len(item.request_id) != REQUEST_ID_BYTES or len(item.partition) != PARTITION_ID_BYTES:
+                sizes = f"{len(item.request_id)} and {len(item.partition)}"
+                raise CodecError(f"ids have {REQUEST_ID_BYTES} and {PARTITION_ID_BYTES} bytes, not {sizes}")
+            out += pack(*item)
+
+    def read(self, reader: Reader) -> tuple[Assignment, ...]:
+        body = reader.take(read_count(reader) * _ASSIGNMENT.size)
+        return tuple(map(Assignment._make, _ASSIGNMENT.iter_unpack(body)))
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """An ErrorCode by its wire number. A number that this version does not know reads as INTERNAL."""
 
@@ -87,21 +108,35 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
-    """A record of one of several classes, after its tag."""
+class ItemResults:
+    """One result per item of a command: first the tags of all, then their records. Hot while all are assigned offsets,
+    which is the usual answer: then one struct per item."""
 
     records: dict[int, Record]
 
-    def write(self, out: bytearray, value: Any) -> None:
-        for tag, record in self.records.items():
-            if record.cls is type(value):
-                out.append(tag)
-                record.write(out, value)
-                return
-        raise CodecError(f"{type(value).__name__} is not the result of an item")
+    def write(self, out: bytearray, value: tuple[Any, ...]) -> None:
+        write_count(out, len(value))
+        tag_of = {record.cls: tag for tag, record in self.records.items()}
+        try:
+            out += bytes([tag_of[type(item)] for item in value])
+        except KeyError as e:
+            raise CodecError(f"{e.args[0].__name__} is not the result of an item") from e
+        if all(type(item) is OffsetsAssigned for item in value):
+            pack = _OFFSETS.pack
+            out += b"".join([pack(item.base, item.last) for item in value])
+        else:
+            for item in value:
+                self.records[tag_of[type(item)]].write(out, item)
 
-    def read(self, reader: Reader) -> Any:
-        tag = reader.unpack(U8)[0]
+    def read(self, reader: Reader) -> tuple[Any, ...]:
+        tags = bytes(reader.take(read_count(reader)))
+        kinds = [self._record(tag) for tag in sorted(set(tags))]
+        if len(kinds) == 1 and kinds[0].cls is OffsetsAssigned:
+            body = reader.take(len(tags) * _OFFSETS.size)
+            return tuple([OffsetsAssigned(base=base, last=last) for base, last in _OFFSETS.iter_unpack(body)])
+        return tuple([self.records[tag].read(reader) for tag in tags])
+
+    def _record(self, tag: int) -> Record:
         if tag not in self.records:
             raise CodecError(f"a reply with the tag {tag} as the result of an item")
-        return self.records[tag].read(reader)
+        return self.records[tag]

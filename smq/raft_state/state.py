@@ -7,6 +7,7 @@ Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never 
 import enum
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from smq.raft_state.commands import NO_LEADER_EPOCH, GroupMember
 from smq.raft_state.ids import (
@@ -117,13 +118,12 @@ class TopicState:
     partitions: list[PartitionState]
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(NamedTuple):
     """The offsets that a request received: `count` offsets from `base` on."""
 
     partition: PartitionId
     base: Offset
-    count: int
+    count: int  # type: ignore[assignment] # as in Assignment
 
 
 @dataclass(slots=True, kw_only=True)

@@ -256,12 +256,8 @@ class Requests:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"request_id has {len(request_id)} bytes, not {REQUEST_ID_BYTES}")
 
         def use(part: PartitionState) -> None:
-            item = Assignment(
-                request_id=RequestId(request_id),
-                partition=part.pid,
-                count=count,
-                not_before=part.next_offset if not_before is None else Offset(not_before),
-            )
+            bound = part.next_offset if not_before is None else Offset(not_before)
+            item = Assignment(RequestId(request_id), part.pid, count, bound)
             self._external.assign(item, clipped(timeout_ms), done)
 
         self._lookup.with_partition(topic, partition, timeout_ms, done, use)

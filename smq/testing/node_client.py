@@ -138,6 +138,26 @@ class RawNode:
             ),
         )
 
+    def assign_offsets(
+        self, topic: str, partition: int, count: int, *, deadline_s: float = DEADLINE_S, **fields: Any
+    ) -> pb.Assigned:
+        """One assignment on a stream of its own, with these fields of Assignment; raises the error of its answer."""
+        request = pb.Assignment(correlation_id=1, topic=topic, partition=partition, count=count, **fields)
+        (answer,) = self.assign([request], deadline_s)
+        if answer.HasField("error"):
+            raise error_from_detail(answer.error)
+        return answer
+
+    def assign(self, requests: Sequence[pb.Assignment], deadline_s: float = DEADLINE_S) -> list[pb.Assigned]:
+        """Sends all requests in one message. The answers, errors included, in the order of their correlation ids."""
+        message = pb.AssignOffsetsRequest(assignments=requests)
+        try:
+            responses = list(self.broker.AssignOffsets(iter([message]), timeout=deadline_s))
+        except grpc.RpcError as failure:
+            raise error_of(failure) from failure
+        answers = [answer for response in responses for answer in response.assigned]
+        return sorted(answers, key=lambda answer: answer.correlation_id)
+
     # --------------------------------------------------------------------------------------------- reading
     def fetch(
         self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0

@@ -387,19 +387,23 @@ class Assigner(Client):
     def step(self) -> None:
         partition = self.rng.choice(self.world.external)
         count = self.rng.randint(1, 10)
-        request = pb.AssignOffsetsRequest(
-            topic=partition.topic,
-            partition=partition.index,
-            count=count,
-            request_id=secrets.token_bytes(16),
-            not_before=self._known_next.get(partition.key, 0),
-            timeout_ms=ATTEMPT_MS,
-        )
+        request_id, not_before = secrets.token_bytes(16), self._known_next.get(partition.key, 0)
+
+        def assign(raw: RawNode) -> pb.Assigned:
+            return raw.assign_offsets(
+                partition.topic,
+                partition.index,
+                count,
+                request_id=request_id,
+                not_before=not_before,
+                timeout_ms=ATTEMPT_MS,
+                deadline_s=ATTEMPT_MS / 1000 + 1,
+            )
+
         self.world.recorder.invoke(self.process, "assign", k=partition.key, c=count)
         deadline, unknown = time.monotonic() + SEND_S, False
         while True:
-            node = self.any_node()
-            result = self.ask(node, lambda raw: raw.call(raw.broker.AssignOffsets, request, ATTEMPT_MS / 1000 + 1))
+            result = self.ask(self.any_node(), assign)
             if not isinstance(result, Exception):
                 self.world.recorder.ok(self.process, "assign", o=result.base_offset)
                 self._known_next[partition.key] = result.last_offset + 1

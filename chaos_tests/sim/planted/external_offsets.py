@@ -1,5 +1,4 @@
-"""Planted bugs of offsets without records: which caller gets which, and what callers who share a command do to
-each other.
+"""Planted bugs of offsets without records: of single callers, and of callers that share a command.
 
 Owns these rows only. `catalogue` alone imports it.
 """
@@ -30,7 +29,7 @@ EXTERNAL_OFFSET_BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="refused-request-refuses-its-neighbours",
-        rule="callers who share a command have an answer each: one that is refused costs the others nothing",
+        rule="callers that share a command have an answer each: one that is refused costs the others nothing",
         mutations=(
             Mutation(
                 _HANDLER + "assign_offsets",
@@ -44,7 +43,7 @@ EXTERNAL_OFFSET_BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="answers-of-a-shared-command-are-mixed-up",
-        rule="callers who share a command have an answer each, their own",
+        rule="callers that share a command have an answer each, their own",
         mutations=(Mutation(_SHARED + "_on_reply", "zip(batch, reply.items,", "zip(batch, reversed(reply.items),"),),
         scenario="handover",
         anomalies=_TAKEN_TWICE,

@@ -685,15 +685,18 @@ class StartedAt(_message.Message):
 Global___StartedAt: _TypeAlias = StartedAt  # noqa: Y015
 
 @_typing.final
-class AssignOffsetsRequest(_message.Message):
+class Assignment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CORRELATION_ID_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    correlation_id: _builtins.int
+    """chosen by the client; unique among its unanswered requests on this stream"""
     topic: _builtins.str
     partition: _builtins.int
     count: _builtins.int
@@ -706,9 +709,11 @@ class AssignOffsetsRequest(_message.Message):
     request that may be older (REQUEST_EXPIRED); without it such a retry would count as a new request.
     """
     timeout_ms: _builtins.int
+    """0 = 30 s"""
     def __init__(
         self,
         *,
+        correlation_id: _builtins.int = ...,
         topic: _builtins.str = ...,
         partition: _builtins.int = ...,
         count: _builtins.int = ...,
@@ -718,53 +723,106 @@ class AssignOffsetsRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "not_before", b"not_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "count", b"count", "not_before", b"not_before", "partition", b"partition", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "correlation_id", b"correlation_id", "count", b"count", "not_before", b"not_before", "partition", b"partition", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__not_before: _TypeAlias = _typing.Literal["not_before"]  # noqa: Y015
     _WhichOneofArgType__not_before: _TypeAlias = _typing.Literal["_not_before", b"_not_before"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__not_before) -> _WhichOneofReturnType__not_before | None: ...
 
+Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class AssignOffsetsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
+    def __init__(
+        self,
+        *,
+        assignments: _abc.Iterable[Global___Assignment] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
 Global___AssignOffsetsRequest: _TypeAlias = AssignOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class Assigned(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORRELATION_ID_FIELD_NUMBER: _builtins.int
+    BASE_OFFSET_FIELD_NUMBER: _builtins.int
+    LAST_OFFSET_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    correlation_id: _builtins.int
+    base_offset: _builtins.int
+    last_offset: _builtins.int
+    """base_offset + count - 1"""
+    @_builtins.property
+    def error(self) -> Global___ErrorDetail:
+        """absent: success"""
+
+    def __init__(
+        self,
+        *,
+        correlation_id: _builtins.int = ...,
+        base_offset: _builtins.int = ...,
+        last_offset: _builtins.int = ...,
+        error: Global___ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "correlation_id", b"correlation_id", "error", b"error", "last_offset", b"last_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Assigned: _TypeAlias = Assigned  # noqa: Y015
 
 @_typing.final
 class AssignOffsetsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    BASE_OFFSET_FIELD_NUMBER: _builtins.int
-    LAST_OFFSET_FIELD_NUMBER: _builtins.int
-    base_offset: _builtins.int
-    last_offset: _builtins.int
-    """base_offset + count - 1"""
+    ASSIGNED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assigned]: ...
     def __init__(
         self,
         *,
-        base_offset: _builtins.int = ...,
-        last_offset: _builtins.int = ...,
+        assigned: _abc.Iterable[Global___Assigned] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "last_offset", b"last_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AssignOffsetsResponse: _TypeAlias = AssignOffsetsResponse  # noqa: Y015
 
 @_typing.final
-class AdvanceHighWaterMarkRequest(_message.Message):
+class Advance(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CORRELATION_ID_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    correlation_id: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     offset: _builtins.int
     """at most next_offset; every record below it can be read, wherever it is stored"""
     timeout_ms: _builtins.int
+    """0 = 30 s"""
     def __init__(
         self,
         *,
+        correlation_id: _builtins.int = ...,
         topic: _builtins.str = ...,
         partition: _builtins.int = ...,
         offset: _builtins.int = ...,
@@ -772,27 +830,76 @@ class AdvanceHighWaterMarkRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Advance: _TypeAlias = Advance  # noqa: Y015
+
+@_typing.final
+class AdvanceHighWaterMarkRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADVANCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def advances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Advance]: ...
+    def __init__(
+        self,
+        *,
+        advances: _abc.Iterable[Global___Advance] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advances", b"advances"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdvanceHighWaterMarkRequest: _TypeAlias = AdvanceHighWaterMarkRequest  # noqa: Y015
 
 @_typing.final
-class AdvanceHighWaterMarkResponse(_message.Message):
+class Advanced(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CORRELATION_ID_FIELD_NUMBER: _builtins.int
     HWM_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    correlation_id: _builtins.int
     hwm: _builtins.int
     """in force now; above `offset` if it was higher already"""
+    @_builtins.property
+    def error(self) -> Global___ErrorDetail:
+        """absent: success"""
+
     def __init__(
         self,
         *,
+        correlation_id: _builtins.int = ...,
         hwm: _builtins.int = ...,
+        error: Global___ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "error", b"error", "hwm", b"hwm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Advanced: _TypeAlias = Advanced  # noqa: Y015
+
+@_typing.final
+class AdvanceHighWaterMarkResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADVANCED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def advanced(self) -> _containers.RepeatedCompositeFieldContainer[Global___Advanced]: ...
+    def __init__(
+        self,
+        *,
+        advanced: _abc.Iterable[Global___Advanced] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hwm", b"hwm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advanced", b"advanced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

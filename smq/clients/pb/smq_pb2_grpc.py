@@ -271,12 +271,12 @@ class BrokerStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.FromString,
                 _registered_method=True)
-        self.AssignOffsets = channel.unary_unary(
+        self.AssignOffsets = channel.stream_stream(
                 '/smq.v1.Broker/AssignOffsets',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsResponse.FromString,
                 _registered_method=True)
-        self.AdvanceHighWaterMark = channel.unary_unary(
+        self.AdvanceHighWaterMark = channel.stream_stream(
                 '/smq.v1.Broker/AdvanceHighWaterMark',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkResponse.FromString,
@@ -320,15 +320,16 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AssignOffsets(self, request, context):
+    def AssignOffsets(self, request_iterator, context):
         """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
-        both calls.
+        both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
+        `correlation_id` names the request. A request that is refused has an `error` of its own and affects no other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AdvanceHighWaterMark(self, request, context):
+    def AdvanceHighWaterMark(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -362,12 +363,12 @@ def add_BrokerServicer_to_server(servicer, server):
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.SerializeToString,
             ),
-            'AssignOffsets': grpc.unary_unary_rpc_method_handler(
+            'AssignOffsets': grpc.stream_stream_rpc_method_handler(
                     servicer.AssignOffsets,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsResponse.SerializeToString,
             ),
-            'AdvanceHighWaterMark': grpc.unary_unary_rpc_method_handler(
+            'AdvanceHighWaterMark': grpc.stream_stream_rpc_method_handler(
                     servicer.AdvanceHighWaterMark,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkResponse.SerializeToString,
@@ -521,7 +522,7 @@ class Broker:
             _registered_method=True)
 
     @staticmethod
-    def AssignOffsets(request,
+    def AssignOffsets(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -531,8 +532,8 @@ class Broker:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/smq.v1.Broker/AssignOffsets',
             smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.SerializeToString,
@@ -548,7 +549,7 @@ class Broker:
             _registered_method=True)
 
     @staticmethod
-    def AdvanceHighWaterMark(request,
+    def AdvanceHighWaterMark(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -558,8 +559,8 @@ class Broker:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/smq.v1.Broker/AdvanceHighWaterMark',
             smq_dot_clients_dot_pb_dot_smq__pb2.AdvanceHighWaterMarkRequest.SerializeToString,

@@ -110,11 +110,12 @@ class BrokerStub:
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]
     """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]
-    AssignOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]
+    AssignOffsets: _grpc.StreamStreamMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
-    both calls.
+    both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
+    `correlation_id` names the request. A request that is refused has an `error` of its own and affects no other.
     """
-    AdvanceHighWaterMark: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AdvanceHighWaterMarkRequest, _smq_pb2.AdvanceHighWaterMarkResponse]
+    AdvanceHighWaterMark: _grpc.StreamStreamMultiCallable[_smq_pb2.AdvanceHighWaterMarkRequest, _smq_pb2.AdvanceHighWaterMarkResponse]
 
 @_typing.type_check_only
 class BrokerAsyncStub(BrokerStub):
@@ -128,11 +129,12 @@ class BrokerAsyncStub(BrokerStub):
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
     """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]  # type: ignore[assignment]
-    AssignOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]  # type: ignore[assignment]
+    AssignOffsets: _aio.StreamStreamMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]  # type: ignore[assignment]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
-    both calls.
+    both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
+    `correlation_id` names the request. A request that is refused has an `error` of its own and affects no other.
     """
-    AdvanceHighWaterMark: _aio.UnaryUnaryMultiCallable[_smq_pb2.AdvanceHighWaterMarkRequest, _smq_pb2.AdvanceHighWaterMarkResponse]  # type: ignore[assignment]
+    AdvanceHighWaterMark: _aio.StreamStreamMultiCallable[_smq_pb2.AdvanceHighWaterMarkRequest, _smq_pb2.AdvanceHighWaterMarkResponse]  # type: ignore[assignment]
 
 class BrokerServicer(metaclass=_abc_1.ABCMeta):
     """------------------------------------------------------------------------------------------------ broker"""
@@ -177,19 +179,20 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def AssignOffsets(
         self,
-        request: _smq_pb2.AssignOffsetsRequest,
+        request_iterator: _MaybeAsyncIterator[_smq_pb2.AssignOffsetsRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_smq_pb2.AssignOffsetsResponse, _abc.Awaitable[_smq_pb2.AssignOffsetsResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_smq_pb2.AssignOffsetsResponse], _abc.AsyncIterator[_smq_pb2.AssignOffsetsResponse]]:
         """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
-        both calls.
+        both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
+        `correlation_id` names the request. A request that is refused has an `error` of its own and affects no other.
         """
 
     @_abc_1.abstractmethod
     def AdvanceHighWaterMark(
         self,
-        request: _smq_pb2.AdvanceHighWaterMarkRequest,
+        request_iterator: _MaybeAsyncIterator[_smq_pb2.AdvanceHighWaterMarkRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_smq_pb2.AdvanceHighWaterMarkResponse, _abc.Awaitable[_smq_pb2.AdvanceHighWaterMarkResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_smq_pb2.AdvanceHighWaterMarkResponse], _abc.AsyncIterator[_smq_pb2.AdvanceHighWaterMarkResponse]]: ...
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

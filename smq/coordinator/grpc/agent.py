@@ -28,7 +28,7 @@ from smq.replication.api import NodeApi
 class AgentService(smq_pb2_grpc.AgentServicer):
     def __init__(self, node: NodeApi, *, request_bytes_max: int) -> None:
         self._request_bytes_max = request_bytes_max
-        self._streams = StreamCounts(PUBLISH_STREAMS_PER_CONNECTION_MAX)
+        self._streams = StreamCounts("publishing", PUBLISH_STREAMS_PER_CONNECTION_MAX)
         self._calls = NodeCalls(node)
         self._sessions = PublishSessions()
         self._subscriptions = Subscriptions()

@@ -1,13 +1,16 @@
 """The Broker service: raw batches, offsets and ranges of partitions, and groups' commits.
 
-Owns no state. Only the composition root imports it.
+Owns the count of its streams. Only the composition root imports it.
 """
+
+from collections.abc import AsyncIterable
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.errors import to_detail
+from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
@@ -17,12 +20,14 @@ from smq.coordinator.limits import (
     FETCH_PARTITIONS_MAX,
     FETCH_WAIT_MS_MAX,
     LIST_OFFSETS_MAX,
+    OFFSET_STREAMS_PER_CONNECTION_MAX,
 )
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.coordinator.service.lookup import find_partition, start_position, timestamp_position
 from smq.coordinator.service.positions import parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
+from smq.coordinator.service.sessions import StreamCounts
 from smq.raft_state.commands import NO_GENERATION, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId, ring_range, split_partition_id
@@ -37,6 +42,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         self._groups = groups
         self._response_bytes_max = response_bytes_max
         self._answers = AnswerBudget()
+        self._streams = StreamCounts("offset", OFFSET_STREAMS_PER_CONNECTION_MAX)
 
     # -------------------------------------------------------------------------------------------------- fetch
     @guarded
@@ -160,24 +166,18 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
 
     # --------------------------------------------------------------------------------- offsets without records
     @guarded
-    async def AssignOffsets(self, request: pb.AssignOffsetsRequest, context: Context) -> pb.AssignOffsetsResponse:
-        given = await self._calls.assign_offsets(
-            request.topic,
-            request.partition,
-            request.count,
-            request_id=request_id_of(request.request_id),
-            not_before=request.not_before if request.HasField("not_before") else None,
-            timeout_ms=deadline_ms(request.timeout_ms, context),
-        )
-        return pb.AssignOffsetsResponse(base_offset=given.base, last_offset=given.last)
+    async def AssignOffsets(  # type: ignore[override] # a coroutine that writes to the context, as grpc.aio allows
+        self, request: AsyncIterable[pb.AssignOffsetsRequest], context: Context
+    ) -> None:
+        with self._streams.one_more(context.peer()):
+            await OffsetCalls(self._calls.node, Assignments(), context).run(request)
 
     @guarded
-    async def AdvanceHighWaterMark(
-        self, request: pb.AdvanceHighWaterMarkRequest, context: Context
-    ) -> pb.AdvanceHighWaterMarkResponse:
-        timeout_ms = deadline_ms(request.timeout_ms, context)
-        hwm = await self._calls.advance_external_hwm(request.topic, request.partition, request.offset, timeout_ms)
-        return pb.AdvanceHighWaterMarkResponse(hwm=hwm)
+    async def AdvanceHighWaterMark(  # type: ignore[override] # as above
+        self, request: AsyncIterable[pb.AdvanceHighWaterMarkRequest], context: Context
+    ) -> None:
+        with self._streams.one_more(context.peer()):
+            await OffsetCalls(self._calls.node, Advances(), context).run(request)
 
     # ------------------------------------------------------------------------------------------------- groups
     @guarded

@@ -46,8 +46,13 @@ def guarded(
 
 def deadline_ms(requested_ms: int, context: Context) -> int:
     """The timeout of a call, short enough that our typed error arrives before the client gives up."""
+    return timeout_of(requested_ms, remaining_ms(context))
+
+
+def remaining_ms(context: Context) -> float | None:
+    """Until shortly before the client gives up the call; None if it never does."""
     remaining_s = context.time_remaining()
-    return timeout_of(requested_ms, None if remaining_s is None else remaining_s * 1000 - DEADLINE_SLACK_MS)
+    return None if remaining_s is None else remaining_s * 1000 - DEADLINE_SLACK_MS
 
 
 def request_id_of(request_id: bytes) -> RequestId:

@@ -13,8 +13,8 @@ from typing import Final, Generic, TypeVar
 from smq.coordinator.limits import TIMEOUT_GRACE_MS
 from smq.raft_state.commands import Command
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex, Offset, PartitionId
-from smq.raft_state.replies import OffsetsAssigned, Reply
+from smq.raft_state.ids import LogIndex, PartitionId
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState, CommittedOffset
 from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
 from smq.replication.ports import Quorum
@@ -155,26 +155,6 @@ class NodeCalls:
     async def describe_quorum(self, timeout_ms: int) -> Quorum:
         answer = Answer[Quorum](self.timeouts)
         self.node.describe_quorum(timeout_ms, answer.done)
-        return await answer.result(timeout_ms)
-
-    async def assign_offsets(
-        self, topic: str, partition: int, count: int, *, request_id: bytes, not_before: int | None, timeout_ms: int
-    ) -> OffsetsAssigned:
-        answer = Answer[OffsetsAssigned](self.timeouts)
-        self.node.assign_offsets(
-            topic,
-            partition,
-            count,
-            request_id=request_id,
-            not_before=not_before,
-            timeout_ms=timeout_ms,
-            done=answer.done,
-        )
-        return await answer.result(timeout_ms)
-
-    async def advance_external_hwm(self, topic: str, partition: int, offset: int, timeout_ms: int) -> Offset:
-        answer = Answer[Offset](self.timeouts)
-        self.node.advance_external_hwm(topic, partition, offset, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
 
     async def fetch_offsets(

@@ -1,7 +1,7 @@
 """The publishing sessions and subscriptions that are open on this node.
 
 Owns two bounded registries, in memory only. A restart empties both, and clients then get UNKNOWN_SESSION. It must never
-use the node. Only the gRPC agent imports it.
+use the node. Only gRPC services import it.
 """
 
 from collections import Counter, OrderedDict
@@ -79,10 +79,11 @@ class PublishSessions:
 
 
 class StreamCounts:
-    """Open streams per connection. gRPC's `peer` names a connection by address and port."""
+    """Open streams of one kind per connection. gRPC's `peer` names a connection by address and port."""
 
-    def __init__(self, per_connection_max: int) -> None:
+    def __init__(self, kind: str, per_connection_max: int) -> None:
         self._open: Counter[str] = Counter()
+        self._kind = kind
         self._max: Final = per_connection_max
 
     @contextmanager
@@ -91,8 +92,8 @@ class StreamCounts:
         if self._open[peer] >= self._max:
             raise SmqError(
                 ErrorCode.LIMIT_EXCEEDED,
-                f"{self._max} publishing streams are open on this connection, its limit: one stream carries any number "
-                "of requests",
+                f"{self._max} {self._kind} streams are open on this connection, its limit: one stream carries any "
+                "number of requests",
             )
         self._open[peer] += 1
         try:

@@ -9,7 +9,7 @@ from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffse
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Offset, PartitionId, RequestId
 from smq.raft_state.invariants import check_offsets
-from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, ASSIGNED_MAX, OFFSET_MAX, REQUEST_ID_BYTES
+from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, ASSIGNED_MAX, OFFSET_MAX
 from smq.raft_state.refusal import Refused, find_external
 from smq.raft_state.replies import Applied, ExternalHwm, OffsetsAssigned, Rejected, Results
 from smq.raft_state.state import Assigned, ClusterState, PartitionState
@@ -19,13 +19,13 @@ def assign_offsets(state: ClusterState, command: AssignOffsets) -> Applied:
     """Item by item, in their order: one caller's mistake costs the others nothing."""
     _check_length(command.items)
     results: list[OffsetsAssigned | ExternalHwm | Rejected] = []
-    touched: dict[PartitionId, None] = {}
+    partitions: dict[PartitionId, PartitionState] = {}  # found so far: most items are of the same few
     for item in command.items:
         try:
-            results.append(_assign(state, item, touched))
+            results.append(_assign(state, item, partitions))
         except Refused as refused:
             results.append(refused.rejected)
-    return Applied(reply=Results(items=tuple(results)), touched=tuple(touched))
+    return Applied(reply=Results(items=tuple(results)), touched=tuple(partitions))
 
 
 def _check_length(items: tuple[object, ...]) -> None:
@@ -33,14 +33,13 @@ def _check_length(items: tuple[object, ...]) -> None:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} items in one command, at most {ASSIGN_ITEMS_MAX}")
 
 
-def _assign(state: ClusterState, item: Assignment, touched: dict[PartitionId, None]) -> OffsetsAssigned:
-    if len(item.request_id) != REQUEST_ID_BYTES:
-        message = f"request_id must have {REQUEST_ID_BYTES} bytes, not {len(item.request_id)}"
-        raise Refused(ErrorCode.INVALID_REQUEST, message)
+def _assign(state: ClusterState, item: Assignment, partitions: dict[PartitionId, PartitionState]) -> OffsetsAssigned:
     known = state.assigned.get(item.request_id)
     if known is not None:
         return _repeated(known, item)
-    partition = find_external(state, item.partition)
+    partition = partitions.get(item.partition)
+    if partition is None:
+        partition = partitions[item.partition] = find_external(state, item.partition)
     if not 1 <= item.count <= ASSIGN_COUNT_MAX:
         raise Refused(ErrorCode.INVALID_REQUEST, f"count must be from 1 to {ASSIGN_COUNT_MAX}, not {item.count}")
     _check_is_new(state, partition, item)
@@ -48,8 +47,7 @@ def _assign(state: ClusterState, item: Assignment, touched: dict[PartitionId, No
     if base > OFFSET_MAX - item.count:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"the partition has too few offsets left: they end at {OFFSET_MAX}")
     partition.next_offset = Offset(base + item.count)
-    touched[item.partition] = None
-    _remember(state, item.request_id, Assigned(item.partition, base, item.count))
+    _remember(state, item.request_id, Assigned(item.partition, base, item.count), partitions)
     return OffsetsAssigned(base=base, last=Offset(base + item.count - 1))
 
 
@@ -80,11 +78,16 @@ def _check_is_new(state: ClusterState, partition: PartitionState, item: Assignme
         )
 
 
-def _remember(state: ClusterState, request_id: RequestId, assigned: Assigned) -> None:
+def _remember(
+    state: ClusterState,
+    request_id: RequestId,
+    assigned: Assigned,
+    partitions: dict[PartitionId, PartitionState],
+) -> None:
     state.assigned[request_id] = assigned
     while len(state.assigned) > ASSIGNED_MAX:
         _, oldest = state.assigned.popitem(last=False)
-        if state.partition(oldest.partition) is not None:
+        if oldest.partition in partitions or state.partition(oldest.partition) is not None:
             state.assigned_before[oldest.partition] = Offset(oldest.base + oldest.count)
 
 

@@ -4,6 +4,7 @@ Owns which batches and offsets an answer holds. `runner` registers it.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from google.protobuf.message import Message
 
@@ -12,7 +13,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import BrokerServicer
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, ring_range
-from smq.testing.fake.cluster import BATCH_BYTES_MAX, FakeNode, answering, finished
+from smq.testing.fake.cluster import BATCH_BYTES_MAX, Context, FakeNode, answering, finished
 from smq.testing.fake.log import FakePartition
 
 
@@ -148,16 +149,38 @@ class Broker(BrokerServicer):
 
         return self.node.cluster.once(request.request_id, "commit", change)
 
-    @answering
-    async def AssignOffsets(self, request: pb.AssignOffsetsRequest) -> Message:
-        return self.node.cluster.assign(request)
+    async def AssignOffsets(  # type: ignore[override]  # the stubs say iterator
+        self, requests: AsyncIterator[pb.AssignOffsetsRequest], context: Context
+    ) -> None:
+        async def answer(request: pb.Assignment) -> None:
+            given = pb.Assigned(base_offset=-1, last_offset=-1)
+            try:
+                await self.node.before("AssignOffsets", request)
+                given.CopyFrom(self.node.cluster.assign(request))
+            except SmqError as e:
+                given.error.CopyFrom(detail_from_error(e))
+            given.correlation_id = request.correlation_id
+            await context.write(pb.AssignOffsetsResponse(assigned=[given]))
 
-    @answering
-    async def AdvanceHighWaterMark(self, request: pb.AdvanceHighWaterMarkRequest) -> Message:
-        end = self.node.cluster.assigned.get((request.topic, request.partition), 0)
-        if request.offset > end:
-            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"assigned are {end}")
-        return pb.AdvanceHighWaterMarkResponse(hwm=request.offset)
+        async for message in requests:
+            self.node.seen.append("a message of AssignOffsets")
+            for request in message.assignments:
+                await answer(request)
+
+    async def AdvanceHighWaterMark(  # type: ignore[override]  # as above
+        self, requests: AsyncIterator[pb.AdvanceHighWaterMarkRequest], context: Context
+    ) -> None:
+        async for message in requests:
+            for request in message.advances:
+                answer = pb.Advanced(correlation_id=request.correlation_id, hwm=request.offset)
+                try:
+                    await self.node.before("AdvanceHighWaterMark", request)
+                    end = self.node.cluster.assigned.get((request.topic, request.partition), 0)
+                    if request.offset > end:
+                        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"assigned are {end}")
+                except SmqError as e:
+                    answer.error.CopyFrom(detail_from_error(e))
+                await context.write(pb.AdvanceHighWaterMarkResponse(advanced=[answer]))
 
     @answering
     async def FetchOffsets(self, request: pb.FetchOffsetsRequest) -> Message:

@@ -124,14 +124,14 @@ class FakeCluster:
         reply: M = found
         return reply
 
-    def assign(self, request: pb.AssignOffsetsRequest) -> pb.AssignOffsetsResponse:
+    def assign(self, request: pb.Assignment) -> pb.Assigned:
         """Assigns offsets of external storage."""
         key = (request.topic, request.partition)
 
-        def change() -> pb.AssignOffsetsResponse:
+        def change() -> pb.Assigned:
             base = self.assigned.get(key, 0)
             self.assigned[key] = base + request.count
-            return pb.AssignOffsetsResponse(base_offset=base, last_offset=base + request.count - 1)
+            return pb.Assigned(base_offset=base, last_offset=base + request.count - 1)
 
         return self.once(request.request_id, "assign", change)
 

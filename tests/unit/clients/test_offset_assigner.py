@@ -1,5 +1,6 @@
 """The client of offsets without records, over real gRPC: its retries repeat the request and never assign twice."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ def assigner_of(cluster: FakeCluster) -> OffsetAssigner:
     return OffsetAssigner(cluster.servers)
 
 
-def losing_answers(cluster: FakeCluster, count: int) -> list[pb.AssignOffsetsRequest]:
+def losing_answers(cluster: FakeCluster, count: int) -> list[pb.Assignment]:
     """The next `count` assignments take effect without an answer. Returns all attempts, in order."""
-    left, attempts = iter(range(count)), list[pb.AssignOffsetsRequest]()
+    left, attempts = iter(range(count)), list[pb.Assignment]()
 
     def lose(name: str, request: Any) -> None:
         if name == "AssignOffsets":
@@ -81,5 +82,92 @@ def test_mark_is_advanced_and_refused_beyond_what_was_assigned() -> None:
             with pytest.raises(SmqError) as caught:
                 await assigner.advance("t", 0, 6)
             assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+    run(scenario())
+
+
+def test_callers_of_one_turn_share_a_message() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, assigner_of(cluster) as assigner:
+            await assigner.assign("t", 0)
+            cluster.nodes[1].seen.clear()
+            given = await asyncio.gather(*(assigner.assign("t", 0, 2) for _ in range(50)))
+            assert sorted(given) == [(1 + 2 * n, 2 + 2 * n) for n in range(50)]
+            assert cluster.nodes[1].seen.count("AssignOffsets") == 50
+            assert cluster.nodes[1].seen.count("a message of AssignOffsets") == 1
+
+    run(scenario())
+
+
+def test_a_stream_that_breaks_costs_no_caller_its_offsets_and_none_is_assigned_twice() -> None:
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster, assigner_of(cluster) as assigner:
+            assert await assigner.assign("t", 0) == (0, 0)
+
+            async def die(name: str, request: Any) -> None:
+                if name == "AssignOffsets":
+                    cluster.assign(request)  # it took effect, and its answer is lost with the node
+                    await cluster.nodes[1].stop()
+
+            cluster.nodes[1].hook = die
+            given = await asyncio.gather(*(assigner.assign("t", 0, 2) for _ in range(5)))
+            assert sorted(given) == [(1 + 2 * n, 2 + 2 * n) for n in range(5)]
+            await cluster.nodes[1].restart()
+            cluster.nodes[1].hook = lambda name, request: None
+            await cluster.nodes[2].stop()
+            assert await assigner.assign("t", 0) == (11, 11)  # over a new stream
+
+    run(scenario())
+
+
+def test_a_node_that_hangs_costs_its_callers_their_deadline_and_no_more() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, OffsetAssigner(cluster.servers, timeout_ms=300) as assigner:
+            await assigner.assign("t", 0)
+            is_over = asyncio.Event()
+            cluster.nodes[1].hook = lambda name, request: is_over.wait() if name == "AssignOffsets" else None
+            with pytest.raises(SmqError) as caught:
+                await assigner.assign("t", 0)
+            assert caught.value.code is ErrorCode.TIMED_OUT
+            is_over.set()
+            cluster.nodes[1].hook = lambda name, request: None
+            assert (await assigner.assign("t", 0))[0] == 2  # over the same stream, on which the late answer is ignored
+
+    run(scenario())
+
+
+def test_a_request_that_no_message_should_carry_is_refused_alone() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, assigner_of(cluster) as assigner:
+            await assigner.assign("t", 0)
+            bad = assigner.assign("t", 0, request_id=b"x" * 5_000)
+            good, refused = await asyncio.gather(assigner.assign("t", 0), bad, return_exceptions=True)
+            assert good == (1, 1)
+            assert isinstance(refused, SmqError)
+            assert refused.code is ErrorCode.INVALID_REQUEST
+
+    run(scenario())
+
+
+def test_closing_ends_callers_that_wait() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster:
+            assigner = assigner_of(cluster)
+            await assigner.start()
+            await assigner.assign("t", 0)
+            has_come = asyncio.Event()
+
+            async def hold(name: str, request: Any) -> None:
+                has_come.set()
+                await asyncio.Event().wait()
+
+            cluster.nodes[1].hook = hold
+            waiting = [asyncio.create_task(assigner.assign("t", 0)) for _ in range(3)]
+            await has_come.wait()  # the first, which holds the others up
+            await assigner.close()
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [error.code for error in ended if isinstance(error, SmqError)] == [ErrorCode.TIMED_OUT] * 3
+            with pytest.raises(SmqError, match="is closed"):
+                await assigner.assign("t", 0)
 
     run(scenario())

@@ -64,7 +64,7 @@ def test_offsets_without_records_are_assigned_and_the_mark_advances(address: str
 
 def test_an_assignment_is_repeated_by_its_id_and_names_its_bound() -> None:
     with cluster_in_thread(1, t=1) as cluster, SyncOffsetAssigner(cluster.servers) as assigner:
-        seen = list[pb.AssignOffsetsRequest]()
+        seen = list[pb.Assignment]()
 
         def keep(name: str, request: Any) -> None:
             if name == "AssignOffsets":

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from smq.raft_state.binary import INT16, INT32, INT64, Blob, Fixed, Flag, Group, Kind, Many, Number, Record, Text
 from smq.raft_state.command_table import COMMANDS, REPLIES
-from smq.raft_state.commands import Command, HwmAdvance
+from smq.raft_state.commands import Assignment, Command, HwmAdvance
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.fields import Code, HwmAdvances, OneOf
-from smq.raft_state.limits import PARTITION_ID_BYTES
+from smq.raft_state.fields import Code, HwmAdvances, ItemResults, OffsetRequests
+from smq.raft_state.limits import PARTITION_ID_BYTES, REQUEST_ID_BYTES
 from smq.raft_state.replies import Reply
 
 Any_ = st.SearchStrategy[Any]
@@ -41,6 +41,15 @@ _HWM_ADVANCE = Record(
         ("ts_ns", INT64),
     ),
 )
+_ASSIGNMENT = Record(
+    Assignment,
+    (
+        ("request_id", Fixed(REQUEST_ID_BYTES)),
+        ("partition", Fixed(PARTITION_ID_BYTES)),
+        ("count", INT64),
+        ("not_before", INT64),
+    ),
+)
 
 
 def strategy_of(kind: Kind) -> Any_:
@@ -62,10 +71,12 @@ def strategy_of(kind: Kind) -> Any_:
             return _many(strategy_of(item))
         case Record():
             return _record(kind)
-        case OneOf(records):
-            return st.one_of(*map(_record, records.values()))
+        case ItemResults(records):
+            return _many(st.one_of(*map(_record, records.values())))
         case HwmAdvances():
             return _many(_record(_HWM_ADVANCE))
+        case OffsetRequests():
+            return _many(_record(_ASSIGNMENT))
         case Code():
             return st.sampled_from(ErrorCode)
     raise AssertionError(f"no random values for {kind}")

@@ -174,7 +174,7 @@ class NodeStatus:
 
 class Cancel(Protocol):
     def __call__(self) -> None:
-        """Withdraws a long poll; `done` is no longer called."""
+        """Withdraws a long poll or a look-up; `done` is no longer called."""
 
 
 class NodeApi(Protocol):
@@ -269,14 +269,16 @@ class NodeApi(Protocol):
 
     def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
-    ) -> None:
+    ) -> Cancel:
         """After a barrier, from this node's replica (NOT_REPLICA elsewhere). Exact to the batch for TS_NS, to the
         record for TIMESTAMP_MS."""
 
-    def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
+    def sized_run(
+        self, topic: str, partition: int, offset: int, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]
+    ) -> Cancel:
         """The batches that fit into `bytes_max`, from the one that contains `offset`, at least one; `end` == offset if
-        this node's replica has none. Answers immediately, from this node's state: call it after a look-up of the
-        partition. Raises SmqError (NOT_REPLICA elsewhere, OFFSET_OUT_OF_RANGE below log_start as of this node)."""
+        this node's replica has none. Answers from this node's state as of the call: call it after a look-up of the
+        partition. NOT_REPLICA elsewhere, OFFSET_OUT_OF_RANGE below log_start as of this node."""
 
     def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
         """Of a partition that this process leads: how far the followers' logs reach, by their last reports. Contains

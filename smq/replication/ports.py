@@ -8,13 +8,14 @@ a disk are the exceptions: for starts and look-ups). A callback is never made fr
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.raft_state.replies import Applied
 from smq.replication.marks import Mark
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------------------------------------- clock, rng
@@ -136,13 +137,39 @@ class Examined:
     next_key: bytes | None
 
 
-class Disk(Protocol):
+class Rows(Protocol):
+    """Committed rows, to be read immediately. The caller waits for the medium if it has to."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        """Committed pairs with start <= key < stop, ascending or (reverse) descending; at most `limit` pairs, and
+        it ends after the pair that makes the values' total reach `bytes_max`. Copies."""
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        """As `scan`, keys only."""
+
+
+class Disk(Rows, Protocol):
     """An ordered key-value store with one FIFO writer and group commit.
 
     Submissions are committed in order, each whole or not at all, any number of them in one synced transaction.
     A failed commit is fatal: `on_fatal` (given at construction) is called once, and nothing more is reported durable.
     Reads see all committed data, which may be more than has been reported. A value of table BATCHES that the medium
-    cannot give is read as empty: it then fails its check, as damaged bytes do.
+    cannot give is read as empty: it then fails its check, as damaged bytes do. `get`, `scan` and `scan_keys` hold up
+    the loop until the medium has answered: they are for a start, before Raft begins, and for deletions, which look up
+    what they delete. All other reads are `read_from`, `look_up` and `examine`.
     """
 
     def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:
@@ -165,26 +192,6 @@ class Disk(Protocol):
     def queued_bytes(self) -> int:
         """Size of the values submitted and not yet durable."""
 
-    def get(self, table: Table, key: bytes) -> bytes | None: ...
-
-    def scan(
-        self,
-        table: Table,
-        start: bytes,
-        stop: bytes,
-        *,
-        reverse: bool = False,
-        limit: int = 1 << 30,
-        bytes_max: int = 1 << 62,
-    ) -> list[tuple[bytes, bytes]]:
-        """Committed pairs with start <= key < stop, ascending or (reverse) descending; at most `limit` pairs, and
-        it ends after the pair that makes the values' total reach `bytes_max`. Copies."""
-
-    def scan_keys(
-        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
-    ) -> list[bytes]:
-        """As `scan`, keys only."""
-
     def read_from(
         self,
         table: Table,
@@ -200,6 +207,11 @@ class Disk(Protocol):
         necessarily in order, with what was committed at some moment in between. DataDamaged if the table cannot be
         walked. None, and nothing is read, if too many reads wait. A read that is given up before it begins leaves the
         queue, and `done` is not called; after that it may be."""
+
+    def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
+        """Runs `find` on a thread of the disk's own if it has one, over what was committed at one moment: it must touch
+        nothing that the loop may change. `done` runs on the loop with what it returns, or with the DataDamaged that it
+        raises. None, and giving up: as for `read_from`. A value of any table that the medium cannot give is empty."""
 
     def examine(
         self,

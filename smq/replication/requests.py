@@ -28,15 +28,13 @@ from smq.replication.api import (
 )
 from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged
 from smq.replication.lookup import Lookup, clipped, partition_in
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
 from smq.replication.partition.external_offsets import ExternalOffsets
-from smq.replication.partition.reads import Poll, find_sized_run, find_time, read_failure
-from smq.replication.partition.repair import Outcome, repair_error
-from smq.replication.partition.replica import leader_error
+from smq.replication.partition.reads import Poll
+from smq.replication.partition.replica import Replica, leader_error
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
 from smq.replication.ports import Buffer
@@ -46,6 +44,10 @@ from smq.replication.proposer import Barriers
 def check_has_records(part: PartitionState, topic: str) -> None:
     if part.is_external:
         raise SmqError(ErrorCode.WRONG_STORAGE, f"topic {topic!r} keeps its records elsewhere (storage=external)")
+
+
+def _nothing() -> None:
+    """Withdraws a request that has ended."""
 
 
 class Requests:
@@ -136,10 +138,7 @@ class Requests:
             nonlocal poll
             if is_cancelled:
                 return
-            replica = self._replicas.get(part.pid)
-            if replica is None:
-                check_has_records(part, topic)
-                raise self._not_replica(part)
+            replica = self._replica(part, topic)
             size = min(max_bytes, self._host.config.fetch_bytes_max)
             poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done)
             self._replicas.reads.fetch(poll)
@@ -180,39 +179,33 @@ class Requests:
 
     def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
-    ) -> None:
-        def look_up() -> TimeOffset:
-            part = self._lookup.applied_partition(topic, partition)
-            replica = self._replicas.get(part.pid)
-            if replica is None:
-                check_has_records(part, topic)
-                raise self._not_replica(part)
-            return find_time(replica, kind, value)
+    ) -> Cancel:
+        withdrawn: list[Cancel] = [_nothing]
+        is_cancelled = False
 
-        def after_look_up(result: TimeOffset | SmqError | BatchDamaged) -> None:
-            if not isinstance(result, BatchDamaged):
-                done(result)
-                return
-            replica = self._replicas.get(result.pid)
-            if replica is None:
-                done(SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
-                return
-            damage = result
-            self._replicas.repairs.request(replica, damage, lambda outcome: after_repair(damage, outcome))
+        def replica_now() -> Replica:
+            return self._replica(self._lookup.applied_partition(topic, partition), topic)
 
-        def after_repair(damage: BatchDamaged, outcome: Outcome) -> None:
-            if outcome is Outcome.REPAIRED:
-                self._lookup.after_barrier(timeout_ms, after_look_up, look_up_or_damage)
-            else:
-                done(repair_error(damage, outcome))
+        def begin(found: Replica | SmqError) -> None:
+            if isinstance(found, SmqError):
+                done(found)
+            elif not is_cancelled:
+                withdrawn[0] = self._replicas.look_ups.time(found, kind, value, clipped(timeout_ms), done)
 
-        def look_up_or_damage() -> TimeOffset | BatchDamaged:
-            try:
-                return look_up()
-            except BatchDamaged as e:
-                return e
+        def cancel() -> None:
+            nonlocal is_cancelled
+            is_cancelled = True
+            withdrawn[0]()
 
-        self._lookup.after_barrier(timeout_ms, after_look_up, look_up_or_damage)
+        self._lookup.after_barrier(timeout_ms, begin, replica_now)
+        return cancel
+
+    def _replica(self, part: PartitionState, topic: str) -> Replica:
+        replica = self._replicas.get(part.pid)
+        if replica is None:
+            check_has_records(part, topic)
+            raise self._not_replica(part)
+        return replica
 
     def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
         replica = self._replicas.get(partition)
@@ -228,18 +221,15 @@ class Requests:
             request_transfer(self._host, self._replicas, part, part.replicas[0])
         return True
 
-    def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int) -> SizedRun:
-        part = self._lookup.applied_partition(topic, partition)
-        replica = self._replicas.get(part.pid)
-        if replica is None:
-            raise self._not_replica(part)
+    def sized_run(
+        self, topic: str, partition: int, offset: int, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]
+    ) -> Cancel:
         try:
-            return find_sized_run(replica, Offset(offset), bytes_max)
-        except BatchDamaged as e:
-            self._replicas.repairs.request(replica, e, lambda _outcome: None)
-            raise repair_error(e, Outcome.UNKNOWN) from e
-        except Exception as e:
-            raise read_failure(e) from e
+            replica = self._replica(self._lookup.applied_partition(topic, partition), topic)
+            return self._replicas.look_ups.sized_run(replica, Offset(offset), bytes_max, clipped(timeout_ms), done)
+        except SmqError as e:
+            self._host.deliver(partial(done, e.with_traceback(None)))
+            return _nothing
 
     def assign_offsets(
         self,

@@ -8,6 +8,7 @@ from typing import Final
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 
 _READER = "smq.replication.log.reader:LogReader."
+_LATER = "smq.replication.log.later_reads:LaterReads."
 _REPLICA = "smq.replication.partition.replica:Replica."
 
 DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
@@ -53,8 +54,8 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         mutations=(
             Mutation(
                 _READER + "read_memory",
-                "        return None\n    return _fitting",
-                "        return self.read(offset, end, bytes_max)\n    return _fitting",
+                "        return None\n    return fitting",
+                "        return self.read(offset, end, bytes_max)\n    return fitting",
             ),
         ),
         scenario="slow_reads",
@@ -84,7 +85,7 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
                 "{**self._parked.get(pid, {}), **self._away.get(pid, {})}",
                 "list(self._parked.get(pid, ()))",
             ),
-            Mutation(_READER + "read_later", "self.is_dropped or ", ""),
+            Mutation(_LATER + "read_later", "self.is_dropped or ", ""),
         ),
         scenario="slow_reads",
         anomalies=frozenset({"false-damage"}),
@@ -99,6 +100,20 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="rot",
         anomalies=frozenset({"inconsistent-offsets", "divergent-replica"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="look-ups-on-the-loop",
+        rule="look-ups by time do not hold up the loop",
+        mutations=(
+            Mutation(
+                _LATER + "look_up",
+                "return self._disk.look_up(find_in, on_found)",
+                "found = find_in(self._disk)\n    return self._disk.look_up(lambda _rows: found, on_found)",
+            ),
+        ),
+        scenario="slow_reads",
+        anomalies=frozenset({"no-progress"}),
         seeds=8,
     ),
     PlantedBug(

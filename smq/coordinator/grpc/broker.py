@@ -130,8 +130,8 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         if requested.max_bytes < 1:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"max_bytes is {requested.max_bytes}: it must be 1 or more")
         state = await find_partition(self._calls, requested.topic, requested.partition, timeout_ms)
-        run = self._calls.node.sized_run(
-            requested.topic, requested.partition, requested.offset_value, requested.max_bytes
+        run = await self._calls.sized_run(
+            requested.topic, requested.partition, requested.offset_value, requested.max_bytes, timeout_ms
         )
         return pb.ListedOffset(
             topic=requested.topic,

@@ -16,7 +16,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, PartitionId
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState, CommittedOffset
-from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, PartitionRange, TimeKind, TimeOffset
+from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, PartitionRange, SizedRun, TimeKind, TimeOffset
 from smq.replication.ports import Quorum
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
@@ -149,8 +149,13 @@ class NodeCalls:
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int
     ) -> TimeOffset:
         answer = Answer[TimeOffset](self.timeouts)
-        self.node.offset_for_time(topic, partition, kind, value, timeout_ms, answer.done)
-        return await answer.result(timeout_ms)
+        withdraw = self.node.offset_for_time(topic, partition, kind, value, timeout_ms, answer.done)
+        return await answer.result(timeout_ms, withdraw)
+
+    async def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int, timeout_ms: int) -> SizedRun:
+        answer = Answer[SizedRun](self.timeouts)
+        withdraw = self.node.sized_run(topic, partition, offset, bytes_max, timeout_ms, answer.done)
+        return await answer.result(timeout_ms, withdraw)
 
     async def describe_quorum(self, timeout_ms: int) -> Quorum:
         answer = Answer[Quorum](self.timeouts)

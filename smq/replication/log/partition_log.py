@@ -31,8 +31,8 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
+from smq.replication.log.later_reads import LaterReads
 from smq.replication.log.producers import ProducerTable
-from smq.replication.log.reader import LogReader
 from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
@@ -81,7 +81,7 @@ class _Pending:
             self._done()
 
 
-class PartitionLog(LogReader):
+class PartitionLog(LaterReads):
     """See the module. `generation` grows whenever batches are dropped from the end, or all of them.
 
     `damaged_batches` holds the base of every batch that is known to fail its CRC and that `replace` has not repaired.

@@ -1,12 +1,12 @@
 """The read side of a partition's log: batches by offset, look-ups by time, and the state at any batch boundary.
 
 Owns the way from an offset or a time to a batch, through the in-memory tail or the disk, past damaged rows. It reads
-the disk below `durable_end` only, so that a queued change is never seen half-applied. It must never change anything:
-PartitionLog, its only subclass, does.
+the disk below `durable_end` only, so that a queued change is never seen half-applied. Every read here waits for the
+medium if it has to: `later_reads` runs it beside the loop. It must never change anything: PartitionLog does.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -34,7 +34,7 @@ from smq.replication.log.codec import (
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.state import NOT_SAVED, LogState, checkpoint_key, load_checkpoint
-from smq.replication.ports import DataDamaged, Disk, GiveUp, Table
+from smq.replication.ports import DataDamaged, Rows, Table
 
 INDEX_ROWS_PER_SCAN: Final = 1024  # some 0.3 ms and 100 KB
 SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a shorter answer is as correct
@@ -44,17 +44,15 @@ class LogReader:
     """The reading half of a PartitionLog."""
 
     def __init__(
-        self, disk: Disk, pid: PartitionId, log_start: Offset, *, base: LogState, state: LogState, first: Offset
+        self, rows: Rows, pid: PartitionId, log_start: Offset, *, base: LogState, state: LogState, first: Offset
     ) -> None:
         self.pid = pid
         self.log_start = log_start
         self.durable_end = state.end
-        self._disk = disk
+        self._rows = rows  # a disk's on the loop, or a look-up's
         self._state = state
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
-        self.generation = 0
-        self.is_dropped = False  # the partition is gone: rows that are missing are no damage
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
@@ -132,7 +130,7 @@ class LogReader:
         """The base if there is no better one. A checkpoint beyond durable_end may belong to a log that was cut."""
         stop = checkpoint_key(self.pid, min(end, self.durable_end) + 1)
         start = checkpoint_key(self.pid, self._base.end + 1)
-        while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
+        while rows := self._rows.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
             stop, row = rows[0]
             try:
                 state = load_checkpoint(row, self._checkpoint_row)
@@ -144,7 +142,7 @@ class LogReader:
         return self._base.copy()
 
     def _checkpoint_row(self, end: Offset) -> bytes | None:
-        return self._disk.get(Table.CHECKPOINTS, checkpoint_key(self.pid, end))
+        return self._rows.get(Table.CHECKPOINTS, checkpoint_key(self.pid, end))
 
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
         """The batches appended after that time that end at or below `end`."""
@@ -175,7 +173,7 @@ class LogReader:
         wait to be deleted."""
         pid, above = self.pid, self.log_start if at_least is None else at_least
         start, stop = after_append_time(pid, max(after_ts_ns, self._base.last_ts_ns)), times_range(pid, TIME_APPEND)[1]
-        while rows := self._disk.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_PER_SCAN):
+        while rows := self._rows.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_PER_SCAN):
             for key, value in rows:
                 info = parse_row(pid, key, value)
                 if info.end > self.durable_end:
@@ -191,45 +189,11 @@ class LogReader:
             return []
         if not self._tail or offset < self._tail[0].base:
             return None
-        return _fitting(self._read_tail(offset, end), bytes_max)
-
-    def read_later(
-        self,
-        offset: Offset,
-        end: Offset,
-        bytes_max: int,
-        done: Callable[[list[StoredValue] | DataDamaged | None], None],
-    ) -> GiveUp | None:
-        """As `read`, for batches that may have to come from the medium: the loop goes on meanwhile. The offset is in
-        the durable log. `done` gets None if the log has been cut, trimmed or dropped there meanwhile: look again, if
-        it is still there. None, and nothing is read, if too many reads wait; otherwise a function that gives the read
-        up."""
-        stop, generation = min(end, self.durable_end), self.generation
-        lowest, start = batch_key(self.pid, self._first), batch_key(self.pid, offset)
-
-        def on_rows(rows: list[tuple[bytes, bytes]] | DataDamaged) -> None:
-            # Changes that were submitted after this read began may be among the rows, or not.
-            if self.is_dropped or self.generation != generation or offset < max(self._first, self.log_start):
-                found: list[StoredValue] | DataDamaged | None = None
-            elif isinstance(rows, DataDamaged):
-                found = rows
-            else:
-                is_found = bool(rows) and rows[0][0] <= start
-                try:
-                    first = rows[0][0] if is_found else start
-                    found = _fitting(self._parse_rows(rows if is_found else [], first, offset, stop), bytes_max)
-                except BatchDamaged as e:
-                    found = e
-            done(found)
-
-        return self._disk.read_from(
-            Table.BATCHES, lowest, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1), done=on_rows
-        )
+        return fitting(self._read_tail(offset, end), bytes_max)
 
     def read(self, offset: Offset, end: Offset, bytes_max: int) -> list[StoredValue]:
         """The batches from the one that contains `offset` to the last that starts below `end`: at least one if there
-        is one, then as many as fit into `bytes_max`. A short answer does not mean the end of the log. The caller may
-        have to wait for the medium: for look-ups and recovery.
+        is one, then as many as fit into `bytes_max`. A short answer does not mean the end of the log.
 
         Empty below log_start and at or beyond the end. Batches that are not durable yet are read from memory. Raises
         BatchDamaged if the first batch fails; batches before a damaged one are returned.
@@ -241,7 +205,7 @@ class LogReader:
             found = self._read_tail(offset, stop)
         else:
             found = self._read_disk(offset, min(stop, self.durable_end), bytes_max)
-        return _fitting(found, bytes_max)
+        return fitting(found, bytes_max)
 
     def holds(self, offset: Offset) -> bool:
         """Whether the log has the offset on disk. Deleted batches do not count, even if their bytes are still there."""
@@ -259,7 +223,7 @@ class LogReader:
 
     def _read_disk(self, offset: Offset, stop: Offset, bytes_max: int) -> list[StoredValue]:
         start = self._key_of_batch_at(offset)
-        rows = self._disk.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1))
+        rows = self._rows.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1))
         return self._parse_rows(rows, start, offset, stop)
 
     def _parse_rows(
@@ -303,7 +267,7 @@ class LogReader:
     def _key_of_batch_at(self, offset: Offset) -> bytes:
         """The key of the durable batch that contains `offset`."""
         start, stop = batch_key(self.pid, self._first), batch_key(self.pid, offset + 1)
-        keys = self._disk.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
+        keys = self._rows.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
         if not keys:
             raise BatchDamaged(self.pid, offset, "it is missing")
         return keys[0]
@@ -322,7 +286,7 @@ class LogReader:
         Usually one look-up; a walk over index rows if every batch that is left is older than the deleted ones.
         """
         start, stop = times_range(self.pid, TIME_CREATE)
-        for key in self._disk.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
+        for key in self._rows.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
             # The rows ascend in time and in offset: the last readable one has the largest time of all readable ones.
             if max(self._first, self.log_start) <= base_of_key(key) < min(end, self.durable_end):
                 newer = (info.max_timestamp_ms for info in self._undurable_infos() if info.end <= end)
@@ -342,7 +306,7 @@ class LogReader:
         if after is not None or create_ms <= self._base.create_ms_max:
             return self._walk_to_timestamp(create_ms, after.ts_ns if after is not None else 0)
         start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
-        keys = self._disk.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
+        keys = self._rows.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
         # The row may belong to a batch that is not durable yet, or to one whose deletion is still queued. It may also
         # belong to a batch that contains log_start, and so begins below durable_end, while no batch is durable.
         is_any_durable = self.durable_end > self.log_start
@@ -351,7 +315,7 @@ class LogReader:
         if base < self.log_start:  # it contains log_start, or waits to be deleted: later batches may have no row
             return self._walk_to_timestamp(create_ms, 0)
         key = batch_key(self.pid, base)
-        value = self._disk.get(Table.BATCHES, key)
+        value = self._rows.get(Table.BATCHES, key)
         if value is None:
             raise BatchDamaged(self.pid, base, "it is missing")
         stored = parse_stored(self.pid, key, value)
@@ -362,7 +326,7 @@ class LogReader:
         return next((info for info in self._live_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)
 
 
-def _fitting(found: list[StoredValue], bytes_max: int) -> list[StoredValue]:
+def fitting(found: list[StoredValue], bytes_max: int) -> list[StoredValue]:
     """At least one, if there is one."""
     total = 0
     for i, stored in enumerate(found):

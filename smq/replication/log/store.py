@@ -1,7 +1,8 @@
 """All partition logs of a node: creates them, drops them, and recovers them after a restart.
 
-Owns recovery: it reads only the batches after each partition's last checkpoint, and checks the CRC of each. It must
-never check lineage nor truncate by itself. The node imports it, and the log's types through it.
+Owns recovery: it reads only the batches after each partition's last checkpoint, and checks the CRC of each. Recovery
+reads on the loop, partition by partition: it ends before Raft begins, and no client or peer waits for the node then. It
+must never check lineage nor truncate by itself. The node imports it, and the log's types through it.
 """
 
 from collections.abc import Iterator

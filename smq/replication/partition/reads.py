@@ -11,12 +11,10 @@ from typing import Final
 import structlog
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import Offset, TsNs
-from smq.records import BatchCorrupt, parse_header
-from smq.replication.api import DoneFn, Fetched, SizedRun, StoredBatch, TimeKind, TimeOffset
+from smq.raft_state.ids import Offset
+from smq.replication.api import DoneFn, Fetched, StoredBatch
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged, BatchInfo, StoredValue
-from smq.replication.log.decoding import decode_bounded
+from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.partition.repair import Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, GiveUp
@@ -258,57 +256,3 @@ class Reads:
 
     def _note_away(self, poll: Poll) -> None:
         self._away.setdefault(poll.replica.pid, {})[poll] = None
-
-
-def find_time(replica: Replica, kind: TimeKind, value: int) -> TimeOffset:
-    """First record at or after a time, below the HWM; call it after a barrier.
-
-    Raises NOT_LEADER if this replica does not reach the HWM yet and so does not know. Raises BatchDamaged if the batch
-    that it points to, or a row on the way, fails its CRC.
-    """
-    part, log = replica.part, replica.log
-    end = replica.readable_end
-    if kind is TimeKind.MAX_TIMESTAMP:
-        kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
-    info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
-    while info is not None and info.end <= end:
-        match = _within(replica, info, kind, value)
-        if match is not None:
-            return match
-        # Only if log_start cut the batch after its matching record: the next batches decide.
-        info = log.find_timestamp(value, after=info)
-    if end < part.hwm:
-        raise replica.not_leader()
-    return TimeOffset(part.hwm, TsNs(-1), -1)
-
-
-def find_sized_run(replica: Replica, offset: Offset, bytes_max: int) -> SizedRun:
-    """The whole batches from the one that contains `offset` on, below the HWM, that fit into `bytes_max`."""
-    part = replica.part
-    if offset < part.log_start:
-        details = ErrorDetails(lo=part.log_start, hi=part.hwm)
-        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is below {part.log_start}", details)
-    try:
-        end, size_bytes = replica.log.sized_run(offset, replica.readable_end, bytes_max)
-    except DataDamaged as e:
-        raise SmqError(ErrorCode.DATA_DAMAGED, str(e)) from e
-    return SizedRun(end, size_bytes)
-
-
-def _within(replica: Replica, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:
-    """The record inside a batch. A batch shares one ts_ns; only a lookup by create time decodes it."""
-    lo = replica.log.log_start
-    found = replica.log.read(Offset(max(info.base, lo)), info.end, 1)
-    if not found:
-        return None
-    batch = found[0].batch
-    if kind is TimeKind.TS_NS:
-        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, parse_header(batch).base_timestamp)
-    try:
-        for record in decode_bounded(batch):
-            if record.offset >= lo and record.timestamp_ms >= value:
-                return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
-    except (BatchCorrupt, SmqError):
-        # Malformed or oversized content: exact to the batch only. Its reader will meet the error itself.
-        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, info.max_timestamp_ms)
-    return None

@@ -17,6 +17,7 @@ from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.partition.advancer import Advancer
 from smq.replication.partition.intake import Intake
+from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import RecordSpace, Replica
@@ -61,6 +62,7 @@ class Replicas:
         self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
         self.repairs = Repairs(host, self.intake, self.mark_durable)
         self.reads = Reads(host, barriers, self.repairs)
+        self.look_ups = LookUps(host, self.repairs)
         self.mark_due = Advancer(host.clock, host.propose).mark_due
 
     # ---------------------------------------------------------------------------------------- the table

@@ -30,9 +30,19 @@ import lmdb
 
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.replication.log.codec import home_of
-from smq.replication.ports import DataDamaged, Delete, Examined, GiveUp, Op, Put, Space, Table
+from smq.replication.ports import DataDamaged, Delete, Examined, GiveUp, Op, Put, Rows, Space, T, Table
 from smq.replication.storage.hang import CLOSE_S_MAX, DiskHung
-from smq.replication.storage.pages_lmdb import NotCached, PageFile, PagesDamaged, Row, SnapshotGone
+from smq.replication.storage.pages_lmdb import (
+    TREE_DAMAGE,
+    NotCached,
+    PageFile,
+    Row,
+    Snapshot,
+    SnapshotGone,
+    examined,
+    nothing,
+    taken,
+)
 from smq.replication.storage.workers import Gate, Workers
 
 if TYPE_CHECKING:
@@ -54,8 +64,6 @@ REPLACE_ADVICE: Final = (
     "Move the directory away and start the node with an empty one while the others are up; they hold every "
     "acknowledged record"
 )
-# The last three: what no check of a page's numbers has caught
-_TREE_DAMAGE: Final = (PagesDamaged, SnapshotGone, struct.error, IndexError, OverflowError, ValueError)
 LOCK_FILE: Final = "smq.lock"
 DATA_FILE: Final = "data.mdb"
 _META_PAGES: Final = 2
@@ -220,7 +228,7 @@ class LmdbDisk:
                     transaction, table, start, stop, home_of, PARTITION_ID_BYTES
                 )
             self._pages.make_replaceable(transaction, table, start, stop)
-        except _TREE_DAMAGE as e:
+        except TREE_DAMAGE as e:
             raise DataDamaged(f"table {op.table.value} of {self._path} cannot be changed: {e}. {REPLACE_ADVICE}") from e
 
     def _grow_map(self) -> None:
@@ -282,7 +290,7 @@ class LmdbDisk:
                             continue
                         yield rows if first is None else chain((first,), rows)
                         return
-                except (lmdb.Error, *_TREE_DAMAGE) as e:
+                except (lmdb.Error, *TREE_DAMAGE) as e:
                     raise DataDamaged(f"table {table.value} of {self._path} cannot be walked: {e}") from e
         raise DataDamaged(f"table {table.value} of {self._path} was changed faster than it could be read")
 
@@ -303,7 +311,7 @@ class LmdbDisk:
         if limit <= 0 or start >= stop:
             return []
         with self._rows_of(table, start, stop, reverse=reverse) as rows:
-            return _taken(rows, limit, bytes_max)
+            return taken(rows, limit, bytes_max)
 
     def scan_keys(
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
@@ -326,7 +334,7 @@ class LmdbDisk:
         def read(guard: Callable[[], AbstractContextManager[object]], *, cached_only: bool) -> Callable[[], None]:
             try:
                 with self._pages_of(table, start, stop, guard=guard, lowest=lowest, cached_only=cached_only) as rows:
-                    return partial(done, _taken(rows, 1 << 30, bytes_max))
+                    return partial(done, taken(rows, 1 << 30, bytes_max))
             except DataDamaged as e:
                 return partial(done, e)
 
@@ -334,7 +342,23 @@ class LmdbDisk:
             self._post(read(lambda: self._map_lock, cached_only=True))
         except NotCached:
             return self._readers.submit(lambda: read(self._gate.shared, cached_only=False))
-        return _nothing
+        return nothing
+
+    def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
+        def job() -> Callable[[], None]:
+            for _ in range(SNAPSHOT_TRIES):
+                try:
+                    with self._gate.shared(), self._env.begin() as txn:
+                        return partial(done, find(Snapshot(self._pages.reader(cached_only=False), txn.id())))
+                except SnapshotGone:
+                    continue
+                except lmdb.Error as e:
+                    return partial(done, DataDamaged(f"{self._path} cannot be read: {e}"))
+                except DataDamaged as e:
+                    return partial(done, e)
+            return partial(done, DataDamaged(f"{self._path} was changed faster than it could be read"))
+
+        return self._readers.submit(job)
 
     def examine(
         self,
@@ -348,7 +372,7 @@ class LmdbDisk:
         def job() -> Callable[[], None]:
             try:
                 with self._pages_of(table, start, stop, guard=self._gate.shared) as rows:
-                    return partial(done, _examined(rows, bytes_max, check))
+                    return partial(done, examined(rows, bytes_max, check))
             except DataDamaged as e:
                 raise DataDamaged(f"{e}. {REPLACE_ADVICE}") from e
 
@@ -393,35 +417,6 @@ class LmdbDisk:
         self._pages.close()
         self._env.close()
         os.close(self._lock_fd)
-
-
-def _nothing() -> None:
-    """Gives up a read that has ended."""
-
-
-def _taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
-    pairs: list[tuple[bytes, bytes]] = []
-    total = 0
-    for key, read_value in rows:
-        value = read_value()
-        pairs.append((key, value))
-        total += len(value)
-        if len(pairs) >= limit or total >= bytes_max:
-            break
-    return pairs
-
-
-def _examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
-    damaged: list[bytes] = []
-    size = 0
-    for key, read_value in rows:
-        value = read_value()
-        if not check(key, value):
-            damaged.append(key)
-        size += len(value)
-        if size >= bytes_max:
-            return Examined(damaged=damaged, size=size, next_key=key + b"\x00")
-    return Examined(damaged=damaged, size=size, next_key=None)
 
 
 def _keys(cursor: "lmdb.Cursor[bytes]", start: bytes, stop: bytes, *, reverse: bool) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from smq.replication.ports import Disk
 
-CLOSE_S_MAX: Final = 10.0  # without progress: a commit has 16 MiB, and what is queued then has been promised to nobody
+CLOSE_S_MAX: Final = 10.0  # without progress: a commit has 16 MiB, and no client has been promised what is queued then
 STEP_NS_MAX: Final = 250_000_000  # counted per tick: a loop that stood still must not blame the disk for it
 
 

@@ -4,14 +4,16 @@ Owns the scrubber of one node, the checks of its free space and of its writing, 
 no rule: those are in `partition.repair`, `scrub`, `space` and `hang`. The node drives it.
 """
 
+from collections.abc import Callable
+
 import structlog
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.api import StorageStatus
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged
+from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.partition.replicas import Replicas
-from smq.replication.ports import Table
+from smq.replication.ports import DataDamaged, Table
 from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.scrub import Scrubber
 from smq.replication.storage.space import SpaceGuard
@@ -45,15 +47,17 @@ class StorageMaintenance:
         if replica is not None and (damage.row is not None or replica.log.holds(damage.offset)):
             self._replicas.repair(damage, lambda _is_repaired: None)
 
-    def verify_batch_at(self, pid: PartitionId, offset: Offset) -> bool:
+    def verify_batch_at(self, pid: PartitionId, offset: Offset, done: Callable[[bool], None]) -> bool:
         replica = self._replicas.get(pid)
-        try:
-            if replica is not None and replica.log.holds(offset):
-                replica.log.read(offset, Offset(offset + 1), 1)
-        except BatchDamaged as damage:
-            self.repair_batch(damage)
-            return True
-        return False
+        if replica is None or not replica.log.holds(offset):
+            return True  # deleted meanwhile
+
+        def on_read(found: list[StoredValue] | DataDamaged | None) -> None:
+            if isinstance(found, BatchDamaged):
+                self.repair_batch(found)
+            done(isinstance(found, BatchDamaged))
+
+        return replica.log.read_later(offset, Offset(offset + 1), 1, on_read) is not None
 
     def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
         log = self._replicas.log(pid)

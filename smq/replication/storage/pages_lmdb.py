@@ -11,10 +11,13 @@ snapshot is reused. It must never know what keys and values mean. Only the real 
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
+
+from smq.replication.ports import DataDamaged, Examined, Table
 
 _PAGE: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper; of an overflow page the last two: a count
 _OVERFLOW_PAGE: Final = struct.Struct("<QHHI")
@@ -53,6 +56,10 @@ class NotCached(Exception):
 
 class SnapshotGone(Exception):
     """Two newer transactions have been committed: begin another read transaction, and try again."""
+
+
+# The last three: what no check of a page's numbers has caught
+TREE_DAMAGE: Final = (PagesDamaged, SnapshotGone, struct.error, IndexError, OverflowError, ValueError)
 
 
 class _Page:
@@ -185,6 +192,7 @@ class PageReader:
         self._ahead_at = 0
         self._next_value_at = -1  # where the successor lies if it follows on
         self._last_page = 1  # of the transaction
+        self._main: int | None = None  # of the transaction, once it has been read
 
     def rows(
         self,
@@ -232,20 +240,25 @@ class PageReader:
 
     # ------------------------------------------------------------------------------------------- the tree
     def _root_of(self, transaction: int, table: bytes) -> int:
+        if self._main is None:
+            self._main = self._main_of(transaction)
+        path = self._descend(self._main, table)
+        if self._key_at(path) != table:
+            raise PagesDamaged(f"table {table!r} is missing")
+        root: int = _DB.unpack(self._value(*path[-1]))[-1]
+        return root
+
+    def _main_of(self, transaction: int) -> int:
+        """The root of the tree of tables. Read once: newer transactions overwrite it, but no page of the tree."""
         for number in (0, 1):
-            magic, _, _, _, _, main, self._last_page, found = _META.unpack(
+            magic, _, _, _, _, main, last_page, found = _META.unpack(
                 self._tree_bytes(_META.size, number * self._page_bytes + _HEADER)
             )
             if magic == _MAGIC and found == transaction:
-                break
-        else:
-            raise SnapshotGone
-        root: int = _DB.unpack(main)[-1]
-        path = self._descend(root, table)
-        if self._key_at(path) != table:
-            raise PagesDamaged(f"table {table!r} is missing")
-        root = _DB.unpack(self._value(*path[-1]))[-1]
-        return root
+                self._last_page = last_page
+                root: int = _DB.unpack(main)[-1]
+                return root
+        raise SnapshotGone
 
     def _descend(self, number: int, key: bytes) -> list[_Level]:
         """The way to the first key in the leaf that is not smaller; the index may be one past the leaf's end."""
@@ -449,3 +462,77 @@ class PageReader:
             os.pwrite(self._fd, data, at)
         except OSError as e:
             raise PagesDamaged(f"the file can be neither read nor written at byte {at}: {e.strerror}") from e
+
+
+class Snapshot:
+    """All tables as of a transaction that is being held: the port's Rows, for a thread of its own."""
+
+    def __init__(self, reader: PageReader, transaction: int) -> None:
+        self._reader = reader
+        self._transaction = transaction
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        rows = self.scan(table, key, key + b"\x00", limit=1)
+        return rows[0][1] if rows else None
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
+            return taken(rows, limit, bytes_max)
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
+            return [key for key, _ in islice(rows, limit)]
+
+    @contextmanager
+    def _walking(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int
+    ) -> Iterator[Iterator[Row]]:
+        if limit <= 0 or start >= stop:
+            yield iter(())
+            return
+        try:
+            yield self._reader.rows(self._transaction, table.value.encode(), start, stop, reverse=reverse)
+        except SnapshotGone:
+            raise
+        except TREE_DAMAGE as e:
+            raise DataDamaged(f"table {table.value} cannot be walked: {e}") from e
+
+
+def nothing() -> None:
+    """Gives up a read that has ended."""
+
+
+def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    pairs: list[tuple[bytes, bytes]] = []
+    total = 0
+    for key, read_value in rows:
+        value = read_value()
+        pairs.append((key, value))
+        total += len(value)
+        if len(pairs) >= limit or total >= bytes_max:
+            break
+    return pairs
+
+
+def examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
+    damaged: list[bytes] = []
+    size = 0
+    for key, read_value in rows:
+        value = read_value()
+        if not check(key, value):
+            damaged.append(key)
+        size += len(value)
+        if size >= bytes_max:
+            return Examined(damaged=damaged, size=size, next_key=key + b"\x00")
+    return Examined(damaged=damaged, size=size, next_key=None)

@@ -1,13 +1,17 @@
 """The scrubber: reads everything on this disk periodically, so that bit rot is found before the data is needed.
 
 Owns the walk over the tables: its pace, its position (saved in META, so that a restart continues the pass) and its
-counters. It hands damaged rows to its host for repair. The disk's own thread reads and checks the rows; the loop only
-receives the results, slice by slice. It must never change a row itself. The node drives it by its heartbeats.
+counters. It hands damaged rows to its host for repair. The disk's own threads read and check the rows, and read those
+that fail once more; the loop only receives the results, slice by slice. It must never change a row itself. The node
+drives it by its heartbeats.
 """
 
 import struct
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 from crc32c import crc32c
 
@@ -15,7 +19,7 @@ from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log.codec import TIME_APPEND, BatchDamaged, StoredValue, base_of_key
 from smq.replication.log.reader import parse_row, parse_stored
 from smq.replication.log.state import decode_checkpoint, decode_partition, partition_key
-from smq.replication.ports import Clock, DataDamaged, Disk, Examined, Put, Table
+from smq.replication.ports import Clock, DataDamaged, Disk, Examined, Put, Rows, Table
 from smq.replication.raft.journal import is_whole_row
 
 SLICE_BYTES: Final = 1 << 20  # per read: some 10 ms of a slow disk, 1 ms of processor time with a fast one
@@ -28,6 +32,7 @@ _POSITION: Final = struct.Struct(">IBBQqqQ")  # crc, version, table, bytes so fa
 _VERSION: Final = 1
 _BEYOND_ALL: Final = b"\xff" * 64
 _PID_BYTES: Final = 20
+Damage: TypeAlias = BatchDamaged | bytes  # a batch or its index row, or the key of another table's row
 
 
 class ScrubHost(Protocol):
@@ -37,8 +42,9 @@ class ScrubHost(Protocol):
     def repair_batch(self, damage: BatchDamaged) -> None:
         """Repairs a batch or an index row; ignores one of a partition that this node does not hold."""
 
-    def verify_batch_at(self, pid: PartitionId, offset: Offset) -> bool:
-        """Reads the batch there, as a reader would, and repairs it if that fails. True if it failed."""
+    def verify_batch_at(self, pid: PartitionId, offset: Offset, done: Callable[[bool], None]) -> bool:
+        """Reads the batch there, as a reader would, and repairs it if that fails; `done` then gets True. False, and
+        `done` is not called, if too many reads wait."""
 
     def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None: ...
 
@@ -111,6 +117,8 @@ class Scrubber:
         self._is_reading = False
         self._check = Check(TABLES[0])
         self._slices_unsaved = 0
+        self._doubtful: tuple[Table, list[bytes]] | None = None  # the rows of the last slice that failed
+        self._gaps: deque[tuple[PartitionId, Offset]] = deque()  # of the last slice
         self.progress = ScrubProgress()
 
     def start(self) -> None:
@@ -126,7 +134,9 @@ class Scrubber:
                 self._wait_for_next_pass()
 
     def on_beat(self) -> None:
-        if self._is_reading or not self._period_ns or self._host.clock.monotonic_ns() < self._next_ns:
+        if self._is_reading or not self._period_ns or not self._check_again():
+            return
+        if self._host.clock.monotonic_ns() < self._next_ns:
             return
         if not self._table and not self._key:
             self.progress.started_ms = self._host.clock.wall_ns() // 1_000_000
@@ -140,12 +150,13 @@ class Scrubber:
         self._is_reading = False
         table = TABLES[self._table]
         self.progress.read_bytes += slice_.size
-        for key in slice_.damaged:
-            self._on_damaged(table, key)
+        if slice_.damaged:
+            self._doubtful = (table, slice_.damaged)
         reported = {(key[:_PID_BYTES], base_of_key(key)) for key in slice_.damaged} if table is Table.BATCHES else set()
         for pid, offset in self._check.gaps:
             if (pid, offset) not in reported:  # otherwise the gap is a damaged batch in its place
-                self.progress.found += self._host.verify_batch_at(pid, offset)
+                self._gaps.append((pid, offset))
+        self._check_again()
         rate = max(self._disk.size_bytes() * 1_000_000_000 // self._period_ns, RATE_MIN)
         self._next_ns = self._host.clock.monotonic_ns() + slice_.size * 1_000_000_000 // rate
         if slice_.next_key is not None:
@@ -176,36 +187,67 @@ class Scrubber:
         self._disk.submit([Put(Table.META, _KEY, crc32c(body).to_bytes(4, "big") + body)])
 
     # ------------------------------------------------------------------------------------------------- damage
-    def _on_damaged(self, table: Table, key: bytes) -> None:
-        """Checks the row again: it may have been deleted or rewritten since it was read."""
-        value = self._disk.get(table, key)
+    def _check_again(self) -> bool:
+        """Rows that failed are read again: they may have been deleted or rewritten meanwhile. Reads again beside the
+        loop; false while any is left."""
+        while self._gaps:
+            if not self._host.verify_batch_at(*self._gaps[0], self._count):
+                return False
+            self._gaps.popleft()
+        if not self._doubtful:
+            return True
+        table, keys = self._doubtful
+        if not self._is_reading and self._disk.look_up(partial(found_again, table, keys), self._on_found_again):
+            self._is_reading = True
+        return False
+
+    def _count(self, is_damaged: bool) -> None:
+        self.progress.found += is_damaged
+
+    def _on_found_again(self, found: "list[Damage] | DataDamaged") -> None:
+        self._is_reading = False
+        if isinstance(found, DataDamaged) or self._doubtful is None:
+            return  # the table cannot be walked at present: the next beat tries again, and `examine` ends the node
+        table, self._doubtful = self._doubtful[0], None
+        for damage in found:
+            self.progress.found += 1
+            if isinstance(damage, BatchDamaged):
+                self._host.repair_batch(damage)
+            elif table is Table.CHECKPOINTS:
+                self._host.repair_checkpoint(PartitionId(damage[:_PID_BYTES]), damage)
+            else:
+                self._host.repair_raft(table, damage)
+
+
+def found_again(table: Table, keys: list[bytes], rows: Rows) -> list[Damage]:
+    """The rows under these keys that are still there, and still fail."""
+    found: list[Damage] = []
+    for key in keys:
+        value = rows.get(table, key)
         if value is None:
-            return
+            continue
         pid = PartitionId(key[:_PID_BYTES])
         if table is Table.TIMES:
-            self._on_damaged_row(pid, key, value)
+            damage = _damage_of_row(rows, pid, key, value)
+            if damage is not None:
+                found.append(damage)
         elif not Check(table)(key, value):
-            self.progress.found += 1
-            if table is Table.BATCHES:
-                self._host.repair_batch(BatchDamaged(pid, base_of_key(key), "its bytes do not match its CRC-32C"))
-            elif table is Table.CHECKPOINTS:
-                self._host.repair_checkpoint(pid, key)
-            else:
-                self._host.repair_raft(table, key)
+            is_batch = table is Table.BATCHES
+            found.append(BatchDamaged(pid, base_of_key(key), "its bytes do not match its CRC-32C") if is_batch else key)
+    return found
 
-    def _on_damaged_row(self, pid: PartitionId, key: bytes, value: bytes) -> None:
+
+def _damage_of_row(rows: Rows, pid: PartitionId, key: bytes, value: bytes) -> BatchDamaged | None:
+    try:
+        info = parse_row(pid, key, value)
+    except BatchDamaged as damage:
+        return damage
+    start = pid + bytes((TIME_APPEND,))
+    for before, row in rows.scan(Table.TIMES, start, key, reverse=True, limit=1):
         try:
-            info = parse_row(pid, key, value)
-        except BatchDamaged as damage:
-            self.progress.found += 1
-            self._host.repair_batch(damage)
-            return
-        start = pid + bytes((TIME_APPEND,))
-        for before, row in self._disk.scan(Table.TIMES, start, key, reverse=True, limit=1):
-            try:
-                end = parse_row(pid, before, row).end
-            except BatchDamaged:
-                return  # reported by itself
-            if end < info.base:
-                self.progress.found += 1
-                self._host.repair_batch(BatchDamaged(pid, end, "its index row is missing"))
+            end = parse_row(pid, before, row).end
+        except BatchDamaged:
+            return None  # reported by itself
+        if end < info.base:
+            return BatchDamaged(pid, end, "its index row is missing")
+    return None

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sortedcontainers import SortedDict
 
-from smq.replication.ports import Clock, DataDamaged, Examined, GiveUp, Op, Put, Rng, Space, Table, Timer
+from smq.replication.ports import Clock, DataDamaged, Examined, GiveUp, Op, Put, Rng, Rows, Space, Table, Timer
 
 T = TypeVar("T")
 
@@ -96,6 +96,44 @@ class DiskImage:
         return sum(len(key) + len(value) for rows in self.tables.values() for key, value in rows.items())
 
 
+class _ImageRows:
+    """The port's Rows over an image."""
+
+    def __init__(self, image: DiskImage) -> None:
+        self._tables = image.tables
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        value: bytes | None = self._tables[table].get(key)
+        return value
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        rows = self._tables[table]
+        pairs: list[tuple[bytes, bytes]] = []
+        total = 0
+        if start >= stop or limit <= 0:
+            return pairs
+        for key in rows.irange(start, stop, inclusive=(True, False), reverse=reverse):
+            pairs.append((key, rows[key]))
+            total += len(rows[key])
+            if len(pairs) >= limit or total >= bytes_max:
+                break
+        return pairs
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        return [key for key, _ in self.scan(table, start, stop, reverse=reverse, limit=limit)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Submission:
     seq: int
@@ -128,7 +166,7 @@ class FakeDisk:
         self._stalled_until_ns = 0
         self._stalled: Timer | None = None  # a commit that waits for the end of the stall
         self._reads_stalled_until_ns = 0
-        self.on_blocking_read: Callable[[float], None] | None = None  # a stalled `scan` of batches, with the ms left
+        self.on_blocking_read: Callable[[float], None] | None = None  # a read on the loop, with the ms that it waits
         self.reads: dict[int, None] = {}  # those that have not begun
         self.reads_max = READS_MAX
         self.reads_peak = 0  # the most that have ever waited
@@ -180,8 +218,8 @@ class FakeDisk:
         return self._submitted_seq
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        value: bytes | None = self._image.tables[table].get(key)
-        return value
+        self._wait_for_medium()
+        return _ImageRows(self._image).get(table, key)
 
     def scan(
         self,
@@ -193,30 +231,19 @@ class FakeDisk:
         limit: int = 1 << 30,
         bytes_max: int = 1 << 62,
     ) -> list[tuple[bytes, bytes]]:
-        wait_ns = self._reads_stalled_until_ns - self._clock.monotonic_ns()
-        if table is Table.BATCHES and wait_ns > 0 and self.on_blocking_read is not None:
-            self.on_blocking_read(wait_ns / NS_PER_MS)
-        return self._scan(table, start, stop, reverse=reverse, limit=limit, bytes_max=bytes_max)
-
-    def _scan(
-        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int, bytes_max: int = 1 << 62
-    ) -> list[tuple[bytes, bytes]]:
-        rows = self._image.tables[table]
-        pairs: list[tuple[bytes, bytes]] = []
-        total = 0
-        if start >= stop or limit <= 0:
-            return pairs
-        for key in rows.irange(start, stop, inclusive=(True, False), reverse=reverse):
-            pairs.append((key, rows[key]))
-            total += len(rows[key])
-            if len(pairs) >= limit or total >= bytes_max:
-                break
-        return pairs
+        self._wait_for_medium()
+        return _ImageRows(self._image).scan(table, start, stop, reverse=reverse, limit=limit, bytes_max=bytes_max)
 
     def scan_keys(
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
     ) -> list[bytes]:
-        return [key for key, _ in self._scan(table, start, stop, reverse=reverse, limit=limit)]
+        self._wait_for_medium()
+        return _ImageRows(self._image).scan_keys(table, start, stop, reverse=reverse, limit=limit)
+
+    def _wait_for_medium(self) -> None:
+        wait_ns = self._reads_stalled_until_ns - self._clock.monotonic_ns()
+        if wait_ns > 0 and self.on_blocking_read is not None:
+            self.on_blocking_read(wait_ns / NS_PER_MS)
 
     def read_from(
         self,
@@ -229,9 +256,18 @@ class FakeDisk:
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
     ) -> GiveUp | None:
         def read() -> list[tuple[bytes, bytes]]:
-            before = self.scan_keys(table, lowest, start + b"\x00", reverse=True, limit=1)
-            first = before[0] if before else start
-            return self._scan(table, first, stop, reverse=False, limit=1 << 30, bytes_max=bytes_max)
+            rows = _ImageRows(self._image)
+            before = rows.scan_keys(table, lowest, start + b"\x00", reverse=True, limit=1)
+            return rows.scan(table, before[0] if before else start, stop, bytes_max=bytes_max)
+
+        return self._read_later(read, done)
+
+    def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
+        def read() -> T | DataDamaged:
+            try:
+                return find(_ImageRows(self._image))
+            except DataDamaged as e:
+                return e
 
         return self._read_later(read, done)
 
@@ -271,7 +307,7 @@ class FakeDisk:
         check: Callable[[bytes, bytes], bool],
         done: Callable[[Examined], None],
     ) -> None:
-        rows = self._scan(table, start, stop, reverse=False, limit=1 << 30, bytes_max=bytes_max)
+        rows = _ImageRows(self._image).scan(table, start, stop, bytes_max=bytes_max)
         size = sum(len(value) for _, value in rows)
         damaged = [key for key, value in rows if not check(key, value)]
         next_key = rows[-1][0] + b"\x00" if size >= bytes_max else None

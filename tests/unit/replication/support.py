@@ -12,7 +12,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch
-from smq.replication.api import Acks, Produced
+from smq.replication.api import Acks, Produced, TimeKind, TimeOffset
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
@@ -20,6 +20,7 @@ from smq.replication.log.store import BatchDamaged, LogStore
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.partition.intake import Intake
+from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.send_order import SendOrder
@@ -174,6 +175,19 @@ class Host:
         if isinstance(applied.reply, Rejected):
             raise rejection(applied.reply)
         return applied.reply
+
+    def find_time(self, kind: TimeKind, value: int) -> TimeOffset | SmqError:
+        """A look-up by time in this replica."""
+        found: list[TimeOffset | SmqError] = []
+        LookUps(self.node_host(), self.repairs).time(self.live, kind, value, 5_000, found.append)
+        self.settle(100)
+        (answer,) = found
+        return answer
+
+    def offset_at(self, kind: TimeKind, value: int) -> int:
+        found = self.find_time(kind, value)
+        assert isinstance(found, TimeOffset), found
+        return found.offset
 
     def settle(self, ms: float = 1_000) -> None:
         """Lets the disk commit and callbacks run; deadlines that have passed fire."""

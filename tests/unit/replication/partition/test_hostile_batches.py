@@ -15,9 +15,8 @@ from smq.records import (
     encode_batch,
     validate_produced,
 )
-from smq.replication.api import TimeKind
+from smq.replication.api import TimeKind, TimeOffset
 from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX
-from smq.replication.partition.reads import find_time
 from tests.unit.replication.partition.test_reads import Reader
 from tests.unit.replication.support import batch
 
@@ -42,17 +41,17 @@ def bomb() -> bytes:
 def test_a_look_up_by_create_time_points_at_a_batch_that_does_not_decode(codec: int) -> None:
     reader = Reader()
     reader.commit(batch(count=2), with_body(b"\x07nonsense", codec))
-    found = find_time(reader.host.live, TimeKind.TIMESTAMP_MS, 1_000)
-    assert found.offset == 0
+    assert reader.host.offset_at(TimeKind.TIMESTAMP_MS, 1_000) == 0
     reader = Reader()
     reader.commit(with_body(b"\x07nonsense", codec))
-    assert find_time(reader.host.live, TimeKind.TIMESTAMP_MS, 1_000).offset == 0
+    assert reader.host.offset_at(TimeKind.TIMESTAMP_MS, 1_000) == 0
 
 
 def test_a_look_up_by_create_time_does_not_unpack_a_bomb() -> None:
     reader = Reader()
     reader.commit(with_body(bomb(), 1))
-    found = find_time(reader.host.live, TimeKind.TIMESTAMP_MS, 1_000)
+    found = reader.host.find_time(TimeKind.TIMESTAMP_MS, 1_000)
+    assert isinstance(found, TimeOffset)
     assert (found.offset, found.timestamp_ms) == (0, 1_000)
 
 

@@ -1,9 +1,9 @@
 """A leader whose disk hangs without an error: what it serves, and to which follower it hands over."""
 
 from smq.raft_state.ids import NodeId, Offset
-from smq.replication.api import TimeKind
+from smq.replication.api import SizedRun, TimeKind, TimeOffset
 from smq.replication.net import wire
-from smq.replication.partition.reads import find_sized_run, find_time
+from smq.replication.partition.look_ups import LookUps
 from smq.replication.storage.hang import HangGuard
 from tests.unit.replication.support import ME, PEER_A, PEER_B, Host, batch
 
@@ -86,8 +86,14 @@ def test_a_leader_serves_what_the_followers_have_committed_although_its_own_disk
     live = host.live
     assert (live.readable_end, live.durable_verified_end) == (2, 1)
     assert [value.base for value in live.log.read(Offset(1), live.readable_end, 1 << 20)] == [1]
-    assert find_sized_run(live, Offset(0), 1 << 20).end == 2
-    found = find_time(live, TimeKind.TS_NS, live.log.last_ts_ns)
+    runs: list[object] = []
+    LookUps(host.node_host(), host.repairs).sized_run(live, Offset(0), 1 << 20, 5_000, runs.append)
+    host.settle(100)
+    (run,) = runs
+    assert isinstance(run, SizedRun)
+    assert run.end == 2
+    found = host.find_time(TimeKind.TS_NS, live.log.last_ts_ns)
+    assert isinstance(found, TimeOffset)
     assert (found.offset, found.ts_ns) == (1, live.log.last_ts_ns)
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex, Offset
+from smq.raft_state.ids import LogIndex, Offset, TsNs
 from smq.records import NewRecord, encode_batch
-from smq.replication.api import Fetched, TimeKind
+from smq.replication.api import Fetched, TimeKind, TimeOffset
 from smq.replication.log.codec import BatchDamaged, StoredValue
-from smq.replication.partition.reads import REPAIRS_PER_POLL_MAX, Poll, Reads, find_time
+from smq.replication.partition.reads import REPAIRS_PER_POLL_MAX, Poll, Reads
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica
 from tests.unit.replication.support import ME, PEER_A, Host, batch
@@ -176,17 +176,16 @@ def test_deleting_the_topic_ends_its_polls(reader: Reader) -> None:
 def test_a_look_up_by_create_time_is_exact_to_the_record(reader: Reader) -> None:
     records = [NewRecord(None, b"v", ms) for ms in (10, 30, 20, 40)]
     reader.commit(encode_batch(records[:2]), encode_batch(records[2:]))
-    offsets = [find_time(reader.host.live, TimeKind.TIMESTAMP_MS, ms).offset for ms in (0, 10, 11, 30, 31, 40, 41)]
+    offsets = [reader.host.offset_at(TimeKind.TIMESTAMP_MS, ms) for ms in (0, 10, 11, 30, 31, 40, 41)]
     assert offsets == [0, 0, 1, 1, 3, 3, 4]
 
 
 def test_a_look_up_by_append_time_finds_the_first_batch_at_or_after_it(reader: Reader) -> None:
     reader.commit(batch(count=2), batch(count=2))
     first, second = reader.host.live.log.read(Offset(0), Offset(4), 1 << 20)
-    found = [find_time(reader.host.live, TimeKind.TS_NS, ts) for ts in (0, first.ts_ns, first.ts_ns + 1, second.ts_ns)]
-    assert [f.offset for f in found] == [0, 0, 2, 2]
-    after = find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns + 1)
-    assert (after.offset, after.ts_ns) == (4, -1)
+    times = (0, first.ts_ns, first.ts_ns + 1, second.ts_ns)
+    assert [reader.host.offset_at(TimeKind.TS_NS, ts) for ts in times] == [0, 0, 2, 2]
+    assert reader.host.find_time(TimeKind.TS_NS, second.ts_ns + 1) == TimeOffset(Offset(4), TsNs(-1), -1)
 
 
 def test_a_look_up_by_time_sees_nothing_beyond_the_mark(reader: Reader) -> None:
@@ -194,8 +193,7 @@ def test_a_look_up_by_time_sees_nothing_beyond_the_mark(reader: Reader) -> None:
     reader.host.produce(batch())
     reader.host.settle()
     first, second = reader.host.live.log.read(Offset(0), Offset(2), 1 << 20)
-    assert find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns).offset == 1
-    assert find_time(reader.host.live, TimeKind.TS_NS, second.ts_ns).ts_ns == -1
+    assert reader.host.find_time(TimeKind.TS_NS, second.ts_ns) == TimeOffset(Offset(1), TsNs(-1), -1)
     assert first.ts_ns < second.ts_ns
 
 

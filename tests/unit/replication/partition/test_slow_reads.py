@@ -2,12 +2,13 @@
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.commands import AdvanceLogStart, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
-from smq.replication.api import Fetched
+from smq.replication.api import Fetched, TimeKind, TimeOffset
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
+from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import READ_MS_MAX
 from smq.replication.ports import Table
 from tests.unit.replication.partition.test_reads import Reader
@@ -83,6 +84,59 @@ def test_a_log_start_that_passes_a_read_is_out_of_range_and_no_damage(reader: Re
     reader.host.settle(1)
     assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert reader.host.repairs.counts.found == 0
+
+
+def test_no_look_up_holds_up_the_loop(reader: Reader) -> None:
+    host = reader.host
+    reader.commit(batch(), batch())
+    host.disk.stall_reads(400)
+    blocked: list[float] = []
+    host.disk.on_blocking_read = blocked.append
+    look_ups, found = LookUps(host.node_host(), host.repairs), list[object]()
+    for kind in TimeKind:
+        look_ups.time(host.live, kind, 0, 5_000, found.append)
+    look_ups.sized_run(host.live, Offset(0), 1 << 20, 5_000, found.append)
+    host.settle(300)
+    assert (found, blocked) == ([], [])
+    host.settle(300)
+    assert (len(found), blocked) == (len(TimeKind) + 1, [])
+    assert not any(isinstance(answer, SmqError) for answer in found)
+
+
+def test_a_look_up_whose_caller_has_gone_or_whose_time_is_over_leaves_the_queue(reader: Reader) -> None:
+    host = reader.host
+    reader.commit(batch())
+    host.disk.stall_reads(LONG_MS)
+    look_ups, found = LookUps(host.node_host(), host.repairs), list[object]()
+    cancel = look_ups.time(host.live, TimeKind.TS_NS, 0, 100, found.append)
+    look_ups.time(host.live, TimeKind.TS_NS, 0, 100, found.append)
+    cancel()
+    assert len(host.disk.reads) == 1
+    host.settle(READ_MS_MAX + 100)
+    (error,) = found
+    assert isinstance(error, SmqError)
+    assert (error.code, host.disk.reads) == (ErrorCode.NODE_NOT_READY, {})
+
+
+def test_a_look_up_during_which_the_topic_goes_or_its_start_moves_finds_no_damage(reader: Reader) -> None:
+    host = reader.host
+    reader.commit(batch(), batch())
+    host.disk.stall_reads(200)
+    look_ups, found = LookUps(host.node_host(), host.repairs), list[object]()
+    look_ups.time(host.live, TimeKind.TS_NS, 0, 5_000, found.append)
+    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(1)))
+    host.settle(400)
+    (answer,) = found
+    assert isinstance(answer, TimeOffset)
+    assert answer.offset == 1
+    host.disk.stall_reads(200)
+    look_ups.time(host.live, TimeKind.TS_NS, 0, 5_000, found.append)
+    host.apply(DeleteTopic(name="t"))
+    host.store.drop(host.live.log)
+    host.settle(1_000)
+    gone = found[1]
+    assert isinstance(gone, SmqError)
+    assert (gone.code, host.repairs.counts.found) == (ErrorCode.UNKNOWN_TOPIC, 0)
 
 
 def test_a_topic_that_is_deleted_during_a_read_is_unknown_and_no_damage(reader: Reader) -> None:

@@ -44,8 +44,9 @@ class Node:
     def repair_batch(self, damage: BatchDamaged) -> None:
         self.batches.append((damage.offset, damage.row))
 
-    def verify_batch_at(self, pid: PartitionId, offset: Offset) -> bool:
+    def verify_batch_at(self, pid: PartitionId, offset: Offset, done: Callable[[bool], None]) -> bool:
         self.verified.append((pid, offset))
+        done(True)
         return True
 
     def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
@@ -240,3 +241,16 @@ def test_a_log_rewrites_its_checkpoints_from_memory() -> None:
         log.rewrite_checkpoint(flip(node, Table.CHECKPOINTS, number))
         node.scheduler.run_for_ms(100)
     assert LogStore(node.disk).open_all()[PID].tail_damage is None
+
+
+def test_rows_that_fail_are_read_again_beside_the_loop_however_slow_the_disk_is() -> None:
+    node = Node()
+    node.fill()
+    blocked: list[float] = []
+    node.disk.on_blocking_read = blocked.append
+    for table in (Table.RAFT_LOG, Table.TIMES, Table.CHECKPOINTS):
+        assert node.disk.flip_bit(table, random.Random(3)) is not None
+    node.disk.stall_reads(60_000)
+    node.run(PERIOD_S, until=lambda: node.scrubber.progress.passes > 0)
+    assert blocked == []
+    assert node.scrubber.progress.found >= 3

@@ -155,3 +155,32 @@ def test_a_process_survives_pages_that_its_map_cannot_give(tmp_path: Path, reada
         [sys.executable, "-c", SCRIPT, str(tmp_path / "node"), readable], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+
+
+RAFT_ROW = """
+import os, sys
+from functools import partial
+from pathlib import Path
+from tests.unit.replication.storage.support import LmdbHarness
+from tests.unit.replication.storage.test_unreadable_pages import DATA_FILE, PAGE, VALUES, page_of
+from smq.replication.ports import Put, Table
+from smq.replication.storage.scrub import found_again
+harness = LmdbHarness(Path(sys.argv[1]))
+for key, value in VALUES.items():
+    harness.disk.submit([Put(Table.RAFT_META, key, value)])
+    harness.settle()
+last = max(VALUES, key=lambda key: page_of(harness, VALUES[key]))
+os.truncate(harness.path / DATA_FILE, (page_of(harness, VALUES[last]) + 1) * PAGE)
+found = []
+harness.disk.look_up(partial(found_again, Table.RAFT_META, [last]), found.append)
+harness.wait(lambda: bool(found))
+assert found == [[last]], found
+print("went on")
+"""
+
+
+def test_the_scrubber_reads_an_unreadable_row_of_raft_again_and_the_process_goes_on(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", RAFT_ROW, str(tmp_path / "node")], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "went on\n"), ended.stderr

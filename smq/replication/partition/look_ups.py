@@ -1,0 +1,197 @@
+"""Look-ups in a replica's log: the first record at or after a time, and the batches that fit into a size.
+
+Owns what is asked of the log and how the answer is made of it. A look-up may read thousands of index rows, any of which
+may have to come from the medium, so a thread of the disk's reads them: it sees the log as it was when the look-up
+began. Nothing here may read on the loop.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import Offset, TsNs
+from smq.records import BatchCorrupt, parse_header
+from smq.replication.api import Cancel, DoneFn, SizedRun, TimeKind, TimeOffset
+from smq.replication.host import Host
+from smq.replication.log.codec import BatchDamaged, BatchInfo
+from smq.replication.log.decoding import decode_bounded
+from smq.replication.log.reader import LogReader
+from smq.replication.partition.reads import READ_MS_MAX, REPAIRS_PER_POLL_MAX, read_failure
+from smq.replication.partition.repair import Outcome, Repairs, repair_error
+from smq.replication.partition.replica import Replica
+from smq.replication.ports import DataDamaged, GiveUp
+from smq.replication.runtime.deadlines import Deadline
+
+T = TypeVar("T")
+
+AGAIN_MAX: Final = 10  # a log that is trimmed during each of so many attempts: the caller tries again
+
+
+class _LookUp:
+    """One look-up under way: the disk's read, repairs that it waits for, and its deadline."""
+
+    def __init__(
+        self,
+        host: Host,
+        repairs: Repairs,
+        replica: Replica,
+        find: Callable[[LogReader], T],
+        done: Callable[[T | SmqError], None],
+    ) -> None:
+        self._host = host
+        self._repairs = repairs
+        self._replica = replica
+        self._find = find
+        self._done = done
+        self._attempts = self._repaired = 0
+        self._reading: GiveUp | None = None
+        self._deadline: Deadline | None = None
+        self._is_over = False
+
+    def begin(self, timeout_ms: int) -> None:
+        at_ns = self._host.clock.monotonic_ns() + max(timeout_ms, READ_MS_MAX) * 1_000_000
+        self._deadline = self._host.deadlines.add(at_ns, self._expire)
+        self._attempt()
+
+    def _attempt(self) -> None:
+        self._attempts += 1
+        if self._host.state.partition(self._replica.pid) is None:
+            self._end(SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
+            return
+        if self._attempts > AGAIN_MAX + REPAIRS_PER_POLL_MAX:
+            self._end(_not_ready("the log is being deleted at its start: try again"))
+            return
+        self._reading = self._replica.log.look_up(self._guarded, self._on_found)
+        if self._reading is None:
+            details = ErrorDetails(retry_after_ms=200)
+            self._end(SmqError(ErrorCode.OVERLOADED, "too many reads wait for this node's disk", details))
+
+    def _guarded(self, log: LogReader) -> object:
+        """On the disk's thread. An unforeseen exception is the caller's error: it must not end the thread."""
+        try:
+            return self._find(log)
+        except DataDamaged:
+            raise
+        except Exception as e:  # noqa: BLE001  # a read changes nothing, so the node survives any exception
+            return read_failure(e)
+
+    def _on_found(self, found: object) -> None:
+        self._reading = None
+        if self._is_over:
+            return
+        if found is None:
+            self._attempt()
+        elif isinstance(found, BatchDamaged):
+            self._repairs.request(self._replica, found, partial(self._after_repair, found))
+        elif isinstance(found, DataDamaged):
+            self._end(read_failure(found))
+        else:
+            self._end(found)
+
+    def _after_repair(self, damage: BatchDamaged, outcome: Outcome) -> None:
+        self._repaired += 1
+        if self._is_over:
+            return
+        if outcome is Outcome.REPAIRED and self._repaired <= REPAIRS_PER_POLL_MAX:
+            self._attempt()
+        else:
+            self._end(repair_error(damage, outcome if outcome is not Outcome.REPAIRED else Outcome.INEFFECTIVE))
+
+    def _expire(self) -> None:
+        self._end(_not_ready("this node's disk takes too long to read: read from another replica, or try again"))
+
+    def _end(self, result: object) -> None:
+        if self._is_over:
+            return
+        self.cancel()
+        self._host.deliver(partial(self._done, result))  # type: ignore[arg-type]  # what `find` has returned
+
+    def cancel(self) -> None:
+        """Its caller waits no longer."""
+        self._is_over = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._reading is not None:
+            self._reading()
+            self._reading = None
+
+
+def _not_ready(message: str) -> SmqError:
+    return SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=200))
+
+
+class LookUps:
+    """All look-ups of a node. The disk bounds how many wait."""
+
+    def __init__(self, host: Host, repairs: Repairs) -> None:
+        self._host = host
+        self._repairs = repairs
+
+    def _run(
+        self, replica: Replica, find: Callable[[LogReader], T], done: Callable[[T | SmqError], None], timeout_ms: int
+    ) -> Cancel:
+        look_up = _LookUp(self._host, self._repairs, replica, find, done)
+        look_up.begin(timeout_ms)
+        return look_up.cancel
+
+    def time(self, replica: Replica, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]) -> Cancel:
+        """First record at or after a time, below the HWM; call it after a barrier. NOT_LEADER if this replica does not
+        reach the HWM yet and so does not know."""
+        end, hwm = replica.readable_end, replica.part.hwm
+
+        def answer(found: TimeOffset | _NoMatch | SmqError) -> None:
+            if not isinstance(found, _NoMatch):
+                done(found)
+            else:
+                done(replica.not_leader() if end < hwm else TimeOffset(hwm, TsNs(-1), -1))
+
+        return self._run(replica, partial(find_time, end=end, kind=kind, value=value), answer, timeout_ms)
+
+    def sized_run(
+        self, replica: Replica, offset: Offset, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]
+    ) -> Cancel:
+        """The whole batches from the one that contains `offset` on, below the HWM, that fit into `bytes_max`. Raises
+        OFFSET_OUT_OF_RANGE below log_start."""
+        part, end = replica.part, replica.readable_end
+        if offset < part.log_start:
+            details = ErrorDetails(lo=part.log_start, hi=part.hwm)
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is below {part.log_start}", details)
+        return self._run(replica, lambda log: SizedRun(*log.sized_run(offset, end, bytes_max)), done, timeout_ms)
+
+
+class _NoMatch:
+    """No record is as late as that."""
+
+
+def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> TimeOffset | _NoMatch:
+    """Below `end`. Raises BatchDamaged if the batch that it points to, or a row on the way, fails its CRC."""
+    if kind is TimeKind.MAX_TIMESTAMP:
+        kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
+    info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
+    while info is not None and info.end <= end:
+        match = _within(log, info, kind, value)
+        if match is not None:
+            return match
+        # Only if log_start cut the batch after its matching record: the next batches decide.
+        info = log.find_timestamp(value, after=info)
+    return _NoMatch()
+
+
+def _within(log: LogReader, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:
+    """The record inside a batch. A batch shares one ts_ns; only a lookup by create time decodes it."""
+    lo = log.log_start
+    found = log.read(Offset(max(info.base, lo)), info.end, 1)
+    if not found:
+        return None
+    batch = found[0].batch
+    if kind is TimeKind.TS_NS:
+        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, parse_header(batch).base_timestamp)
+    try:
+        for record in decode_bounded(batch):
+            if record.offset >= lo and record.timestamp_ms >= value:
+                return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
+    except (BatchCorrupt, SmqError):
+        # Malformed or oversized content: exact to the batch only. Its reader will meet the error itself.
+        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, info.max_timestamp_ms)
+    return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report, percentile
+from smq.clients import SyncProducer
 from smq.clients.pb import smq_pb2 as pb
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, batch_of
@@ -28,6 +29,9 @@ def measure(cluster: Cluster, report: Report, *, count: int) -> None:
     publisher = Publisher(leader, topic)
     _report(report, "publish 100 B, acks=all, one at a time, one stream", _timed(publisher.publish, count))
     publisher.close()
+    with SyncProducer(leader.address) as producer:
+        taken = _timed(lambda: producer.send(topic, VALUE).result(), count)
+    _report(report, "the same through the Python producer, as it is by default", taken)
     _report(report, "its parts: a gRPC round trip through Python", _timed(leader.status, count))
     _report(report, "its parts: 4 KiB written and fdatasync", _timed(_syncer(cluster.root / "sync"), count))
 

@@ -1,8 +1,8 @@
 """The producer's accumulator: records go in, due batches come out, answers go back in. Sans-IO.
 
-Owns the decision which batch goes when (by size, linger, flush, back-off and the window of each partition) and the
-bound on buffered bytes. It must never send, sleep or read a clock: every call is given the time. Only the producer
-and the publisher import it.
+Owns the decision which batch goes when (by size, linger, flush, back-off and the window of each partition; immediately
+if nothing is in flight) and the bound on buffered bytes. It must never send, sleep or read a clock: every call is given
+the time. Only the producer and the publisher import it.
 """
 
 from collections import deque
@@ -260,6 +260,9 @@ class Accumulator:
     def poll(self, now_ms: float, route: RouteFn) -> Polled:
         """Everything that is due: batches to send and where, final failures, and missing routes and identities."""
         out = Polled()
+        # If nothing is in flight, lingering saves no message: later records fill the next batch all the same.
+        is_idle = not any(queue.in_flight for queue in self._active)
+        linger_ms = 0.0 if is_idle else self.settings.linger_ms
         for queue in list(self._active):
             self._expire(queue, now_ms)
             if queue.reset_pending and not queue.in_flight:
@@ -267,20 +270,20 @@ class Accumulator:
             if queue.is_empty:
                 del self._active[queue]
             else:
-                self._take_due(queue, now_ms, route, out)
+                self._take_due(queue, now_ms, linger_ms, route, out)
         self._expire_waiting(now_ms, out)
         out.failed, self._failed = self._failed, []
         out.failed_waiting, self._failed_waiting = self._failed_waiting, []
         return out
 
-    def _take_due(self, queue: PartitionQueue, now_ms: float, route: RouteFn, out: Polled) -> None:
+    def _take_due(self, queue: PartitionQueue, now_ms: float, linger_ms: float, route: RouteFn, out: Polled) -> None:
         if queue.reset_pending or now_ms < queue.retry_at_ms:
             return
         if queue.recovering and queue.in_flight:
             return
         window = queue.window(self.settings.in_flight_max)
         while queue.in_flight < window:
-            batch = queue.candidate(now_ms, self.settings.linger_ms)
+            batch = queue.candidate(now_ms, linger_ms)
             if batch is None or not self._has_identity(queue, out):
                 return
             address = route(queue.topic, queue.partition)

@@ -118,13 +118,14 @@ class ClusterClient:
             attempt += 1
             addresses = [hint] if hint else (candidates or self.any_node)()
             left_ms = timeout_ms - (now_ms() - started)
-            error, hint = _no_node_error(topics), None
             if addresses:
                 node_ms = max(min(left_ms, attempt_ms), 1.0)
                 outcome = await self.attempt(run, addresses[0], node_ms)
                 if not isinstance(outcome, SmqError):
                     return outcome[0]
                 error, hint = outcome, outcome.details.leader_address
+            else:
+                error, hint = _no_node_error(topics), None
             decision = decide_call(
                 error,
                 attempt=attempt,

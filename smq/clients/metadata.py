@@ -216,6 +216,9 @@ class Metadata:
         return self._failed_last(dict.fromkeys((*self._bootstrap, *self._addresses.values())), now_ms)
 
     def _failed_last(self, addresses: Iterable[str], now_ms: float) -> list[str]:
+        if not self._failed_at_ms:
+            return list(addresses)
+
         def failed_recently(address: str) -> bool:
             return now_ms - self._failed_at_ms.get(address, -math.inf) < FAILED_NODE_LAST_MS
 

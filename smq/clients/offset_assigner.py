@@ -5,7 +5,7 @@ stream of each kind per node, too. Users, `sync` and the command line import it.
 """
 
 import asyncio
-import uuid
+import secrets
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -80,7 +80,7 @@ class OffsetAssigner(Lifecycle):
         A later call with the same `request_id` (16 bytes, chosen by the caller) returns the same offsets. With
         `not_before`, a next_offset from before the first such call, it is refused if the cluster has forgotten the
         request; without it, it would then get other offsets."""
-        key, request_id_used = (topic, partition), request_id or uuid.uuid4().bytes
+        key, request_id_used = (topic, partition), request_id or secrets.token_bytes(16)
         if key not in self._bounds:
             self._bounds[key] = await self._next_offset(topic, partition)
         bound = not_before if not_before is not None else self._bounds[key]

@@ -1,8 +1,9 @@
 """One hot stream of requests for offsets without records to one node: callers that are due share a message.
 
-Owns the gRPC stream, its two tasks, and which answer belongs to whom. There is no timer on the way out: the requests of
-one turn of the event loop leave together, and so do those that come while a message is being written. It must never
-retry: every request ends with an answer, or with the error that broke the stream. Only `offset_assigner` imports it.
+Owns the gRPC stream, its two tasks, and which answer belongs to which caller. There is no timer on the way out: the
+requests of one turn of the event loop leave together, and so do those that come while a message is being written. It
+must never retry: every request ends with an answer, or with the error that broke the stream. Only `offset_assigner`
+imports it.
 """
 
 import asyncio
@@ -90,7 +91,7 @@ class Advances(Kind[pb.Advance, pb.Advanced, pb.AdvanceHighWaterMarkRequest, pb.
 
 
 class OffsetStream(Generic[R, A, MessageOut, MessageIn]):
-    """Used once: a broken stream is discarded. What waits here is bounded by the callers."""
+    """Used once: a broken stream is discarded. Its queues are bounded by the callers."""
 
     def __init__(self, address: str, node: NodeStubs, kind: Kind[R, A, MessageOut, MessageIn]) -> None:
         self.address = address

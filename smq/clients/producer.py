@@ -36,9 +36,11 @@ class Producer:
     """`async with Producer("host:port") as p: await p.send("topic", b"value")`.
 
     send() returns a future immediately; it is cheap, and fails with OVERLOADED while the buffer is full (await
-    wait_room()). send_many() is the fast way for many records. With `idempotent` (the default) every record is stored
-    once and in order, whatever fails; without it a retry may store records twice. `acks="none"` implies
-    idempotent=False. delivery_timeout_ms bounds all attempts for a record together, request_timeout_ms one attempt.
+    wait_room()). send_many() is the fast way for many records. A record waits up to `linger_ms` for others to share its
+    batch, but only while batches are in flight: an idle producer sends immediately. With `idempotent` (the default)
+    every record is stored once and in order, whatever fails; without it a retry may store records twice. `acks="none"`
+    implies idempotent=False. delivery_timeout_ms bounds all attempts for a record together, request_timeout_ms one
+    attempt.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Kind(ABC, Generic[M, R, T, A]):
 
     @abstractmethod
     def begin(self, node: NodeApi, request: R, timeout_ms: int, done: DoneFn[T]) -> None:
-        """SmqError if the request is refused at once."""
+        """SmqError if the request is refused immediately."""
 
     @abstractmethod
     def answer(self, correlation_id: int, result: T | SmqError) -> A: ...

@@ -68,12 +68,35 @@ def values(batches: Iterable[Batch]) -> list[bytes | None]:
     return [r.value for b in batches for r in decode_batch(b.data)]
 
 
-def test_batch_is_sent_when_its_linger_is_over() -> None:
+def test_idle_producer_does_not_linger() -> None:
     w = World()
     w.add(b"a", b"b")
+    assert values(w.sends()) == [b"a", b"b"]
+
+
+def test_batch_lingers_while_another_is_in_flight() -> None:
+    w = World(partitions=2)
+    w.prime()
+    w.add(b"a")
+    [flying] = w.sends()
+    w.add(b"b", partition=1)
+    w.add(b"c", partition=0)
     assert w.sends(after_ms=4.9) == []
     assert w.accumulator.next_wakeup_ms(w.now) == 5.0
-    assert values(w.sends(after_ms=0.1)) == [b"a", b"b"]
+    assert set(values(w.sends(after_ms=0.1))) == {b"b", b"c"}
+    assert w.accumulator.acked(flying)
+
+
+def test_batch_that_lingers_leaves_with_the_last_answer() -> None:
+    w = World()
+    w.prime()
+    w.add(b"a")
+    [flying] = w.sends()
+    w.add(b"b", b"c")
+    assert w.sends(after_ms=1.0) == []
+    assert w.accumulator.acked(flying)
+    assert w.accumulator.needs_poll
+    assert values(w.sends()) == [b"b", b"c"]
 
 
 def test_full_batch_is_sent_immediately() -> None:

@@ -37,6 +37,28 @@ def test_single_record_is_sent_without_flush() -> None:
     run(scenario())
 
 
+def test_idle_producer_sends_without_lingering() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, Producer(cluster.servers, linger_ms=60_000) as producer:
+            assert [(await producer.send("t", b"v")).offset for _ in range(3)] == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_concurrent_publishers_share_a_message_per_round() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, Producer(cluster.servers, linger_ms=60_000) as producer:
+
+            async def publisher() -> list[int]:
+                return [(await producer.send("t", b"v")).offset for _ in range(5)]
+
+            offsets = await asyncio.gather(*(publisher() for _ in range(100)))
+            assert sorted(offset for found in offsets for offset in found) == list(range(500))
+            assert len(cluster.nodes[1].published) <= 10
+
+    run(scenario())
+
+
 def test_send_many_returns_the_offsets_of_every_run() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=3) as cluster, producer_of(cluster, batch_bytes=500) as producer:

@@ -172,8 +172,9 @@ class Cluster:
             self.network.resumed(node)
 
     def _blocked(self, node: NodeId, ms: float) -> None:
-        """The process reads on its loop while its disk does not answer: everything in it waits."""
-        if _is_deleting():
+        """The process reads on its loop while its disk does not answer: everything in it waits. A start may do so until
+        the node listens, which is when Raft begins."""
+        if not self.network.listens(node, self.hosts[node].process) or _is_known():
             return
         self.recorder.note("progress", ok=False, why=f"the loop of node {node} waited {ms:.0f} ms for its disk")
         self.pause(node)
@@ -203,12 +204,17 @@ class Cluster:
         return [host for host in self.hosts.values() if host.is_up]
 
 
-def _is_deleting() -> bool:
-    """Whether the read on the loop is of what is known to read there still: deletions (of a log's start, of its end and
-    of a dropped log) look up what they delete."""
+_STILL_ON_THE_LOOP = frozenset(
+    fn.__code__ for fn in (PartitionLog.trim, PartitionLog.truncate, PartitionLog.producers_at, Reaper._work)
+)
+
+
+def _is_known() -> bool:
+    """Whether the read on the loop is one that ARCHITECTURE.md names: deletions look up what they delete (of a log's
+    start, of its end and of a dropped log), and a leader the producers for a follower that lacks them."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in (PartitionLog.trim.__code__, PartitionLog.truncate.__code__, Reaper._work.__code__):
+        if frame.f_code in _STILL_ON_THE_LOOP:
             return True
         frame = frame.f_back
     return False

@@ -168,8 +168,8 @@ class Disk(Rows, Protocol):
     A failed commit is fatal: `on_fatal` (given at construction) is called once, and nothing more is reported durable.
     Reads see all committed data, which may be more than has been reported. A value of table BATCHES that the medium
     cannot give is read as empty: it then fails its check, as damaged bytes do. `get`, `scan` and `scan_keys` hold up
-    the loop until the medium has answered: they are for a start, before Raft begins, and for deletions, which look up
-    what they delete. All other reads are `read_from`, `look_up` and `examine`.
+    the loop until the medium has answered: they are for a start, before Raft begins, for deletions, which look up what
+    they delete, and for a log's producers. All other reads are `read_from`, `look_up` and `examine`.
     """
 
     def submit(self, ops: Sequence[Op], done: Callable[[], None] | None = None) -> int:

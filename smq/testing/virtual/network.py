@@ -119,6 +119,11 @@ class SimNetwork:
                 self.break_session(key, drop_in_flight=True)
             self._kick(key)
 
+    def listens(self, node: NodeId, process: Process | None) -> bool:
+        """Whether this process of the node has begun to listen."""
+        endpoint = self._endpoints.get(node)
+        return endpoint is not None and endpoint.process is process
+
     def detach(self, node: NodeId, *, silently: bool) -> None:
         """The node's process is gone. After a kill, the kernel still delivers what was sent and closes the connection;
         a machine without power (`silently`) sends nothing."""

@@ -26,7 +26,18 @@ from smq.raft_state.fields import (
     ItemResults,
     OffsetRequests,
 )
-from smq.raft_state.handlers import cluster_config, expiry, groups, members, nodes, partitions, producer_ids, topics
+from smq.raft_state.handlers import (
+    cluster_config,
+    elections,
+    expiry,
+    groups,
+    members,
+    nodes,
+    partitions,
+    producer_ids,
+    replicas,
+    topics,
+)
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
@@ -138,12 +149,35 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
     _command(
         11,
         commands.ElectLeader,
-        partitions.elect_leader,
+        elections.elect_leader,
         ("partition", PARTITION),
         ("expected_epoch", INT32),
         ("candidate", INT32),
         ("incarnation", INT64),
-        ("verified_end", INT64),
+        ("end", INT64),
+        ("seals", Many(Record(commands.Seal, (*_INCARNATION, ("end", INT64))))),
+        ("by_leader", FLAG),
+    ),
+    _command(
+        30,
+        commands.CompleteReplicas,
+        replicas.complete_replicas,
+        (
+            "items",
+            Many(Record(commands.CompleteReplica, (("partition", PARTITION), ("epoch", INT32), *_INCARNATION))),
+        ),
+    ),
+    _command(31, commands.MarkIncomplete, replicas.mark_incomplete, *_INCARNATION, ("partitions", Many(PARTITION))),
+    _command(
+        32,
+        commands.SetMode,
+        elections.set_mode,
+        ("partition", PARTITION),
+        ("epoch", INT32),
+        ("mode_seq", INT32),
+        ("two_round", FLAG),
+        ("hwm", INT64),
+        ("ts_ns", INT64),
     ),
     _command(12, commands.AdvanceHwms, partitions.advance_hwms, ("items", HwmAdvances())),
     _command(

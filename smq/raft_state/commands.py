@@ -159,15 +159,66 @@ class AlterTopicConfig(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """What a replica reported when it had stopped to take part in an epoch: where its durable, verified log ended."""
+
+    node: NodeId
+    incarnation: Incarnation
+    end: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ElectLeader(Command):
-    """Rule 11. Rejected unless `expected_epoch` is current, the candidate is this incarnation, unfenced and a
-    replica, and its durable verified end reaches the hwm at apply. Epoch + 1 starts at the hwm."""
+    """Rule 11. Rejected unless `expected_epoch` is current, the candidate is this incarnation, unfenced and a replica,
+    and the log that it offers, up to `end`, holds everything that may be committed. The `seals` prove that, or the
+    epoch's own leader says so (`by_leader`), or, in two-round mode, the hwm."""
 
     partition: PartitionId
     expected_epoch: Epoch
     candidate: NodeId
     incarnation: Incarnation
-    verified_end: Offset
+    end: Offset
+    seals: tuple[Seal, ...] = ()
+    by_leader: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteReplica:
+    """The leader of this epoch knows that the replica's log has caught up, in the process of this incarnation."""
+
+    partition: PartitionId
+    epoch: Epoch
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteReplicas(Command):
+    """Rule 22, for the partitions of one leader. An item that is no longer current changes nothing."""
+
+    items: tuple[CompleteReplica, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkIncomplete(Command):
+    """Rule 23: this process found that its logs of these partitions may have held more than they do."""
+
+    node: NodeId
+    incarnation: Incarnation
+    partitions: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetMode(Command):
+    """Rule 28, by the partition's leader: into two-round mode, with its commit point as the hwm, or out of it. Rejected
+    unless epoch and `mode_seq` are current, and out of it while a replica is incomplete."""
+
+    partition: PartitionId
+    epoch: Epoch
+    mode_seq: int
+    two_round: bool
+    hwm: Offset
+    ts_ns: TsNs  # of the last batch below hwm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

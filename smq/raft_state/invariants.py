@@ -139,7 +139,11 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
     for a, b in pairwise(history[1:]):
         _require(a.start < b.start, f"{where}: the history holds an epoch without records")
     _require(history[0].start <= partition.log_start, f"{where}: the history begins above the log start")
-    _require(history[-1].start <= partition.hwm, f"{where}: the epoch starts above the hwm")
+    _require(history[-1].start <= partition.next_offset, f"{where}: the epoch starts above the next offset")
+    is_below = not partition.two_round or history[-1].start <= partition.hwm
+    _require(is_below, f"{where}: the epoch starts above the hwm in two-round mode")
+    _require(partition.incomplete <= set(replicas), f"{where}: an incomplete node that is no replica")
+    _require(partition.mode_seq >= 0, f"{where}: its mode has changed {partition.mode_seq} times")
     # Equal is valid: an epoch that starts at the log start ends its predecessor there, until the next prune.
     is_pruned = len(history) < 2 or history[1].start >= partition.log_start
     _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")

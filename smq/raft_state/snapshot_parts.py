@@ -93,7 +93,8 @@ _TOPIC: Final = (
     ("created_ms", INT64),
 )
 _CONFIG_PAIR: Final = Group((TEXT, TEXT))
-_PARTITION: Final = struct.Struct(">iqiqqqqqBBI")  # ..., number of replicas, of marks, length of the history
+# ..., number of replicas, of incomplete ones, of marks, length of the history
+_PARTITION: Final = struct.Struct(">iqiqqqqq?iBBBI")
 _EPOCH: Final = struct.Struct(">iq")
 _MARK: Final = struct.Struct(">qq")
 
@@ -117,7 +118,7 @@ def read_topic(reader: Reader) -> TopicState:
 
 
 def write_partition(out: bytearray, p: PartitionState) -> None:
-    """By hand, since there may be 100,000 of them: one struct, then the replicas, marks and history."""
+    """By hand, since there may be 100,000 of them: one struct, then replicas, incomplete ones, marks and history."""
     history = p.history
     out += _PARTITION.pack(
         p.leader,
@@ -128,11 +129,16 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
         p.log_start,
         p.ts_ns,
         p.producers_start,
+        p.two_round,
+        p.mode_seq,
         len(p.replicas),
+        len(p.incomplete),
         len(p.producer_marks),
         len(history),
     )
     out += struct.pack(f">{len(p.replicas)}i", *p.replicas)
+    if p.incomplete:
+        out += struct.pack(f">{len(p.incomplete)}i", *sorted(p.incomplete))
     for mark in p.producer_marks:
         out += _MARK.pack(mark.clock_ms, mark.hwm)
     if len(history) == 1:
@@ -144,7 +150,8 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
 def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> PartitionState:
     """Inverse of `write_partition`."""
     row = reader.unpack(_PARTITION)
-    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, replicas, marks, epochs = row
+    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, two_round, mode_seq, *counts = row
+    replicas, incomplete, marks, epochs = counts
     return PartitionState(
         topic_id=topic_id,
         index=index,
@@ -156,7 +163,10 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
         log_start=log_start,
         ts_ns=ts_ns,
         producers_start=producers_start,
+        two_round=two_round,
+        mode_seq=mode_seq,
         replicas=struct.unpack(f">{replicas}i", reader.take(4 * replicas)),
+        incomplete=frozenset(struct.unpack(f">{incomplete}i", reader.take(4 * incomplete))),
         producer_marks=[
             ProducerMark(at_ms, mark) for at_ms, mark in _MARK.iter_unpack(reader.take(_MARK.size * marks))
         ],

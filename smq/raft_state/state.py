@@ -1,7 +1,8 @@
 """The replicated state: plain records that only `machine` may change.
 
 Any module on the node may read them between two applies; only the machine may write them.
-Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never goes back.
+Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never goes back. What is committed may lie
+beyond its hwm: see `PartitionState.two_round`.
 """
 
 import enum
@@ -58,6 +59,7 @@ class ProducerMark:
 
 
 _NO_OFFSET = Offset(0)
+_NO_NODES: frozenset[NodeId] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +83,11 @@ class PartitionState:
     ts_ns: TsNs  # of the last batch below the hwm; 0 before the first
     producers_start: Offset = _NO_OFFSET
     producer_marks: list[ProducerMark] = field(default_factory=list)  # oldest first: where it moves when they expire
+    incomplete: frozenset[NodeId] = _NO_NODES  # replicas whose logs may lack what they acknowledged (rule 22)
+    # Rule 28: the hwm commits, and any log that reaches it may lead. Otherwise a majority of logs commits, the hwm
+    # follows, and seals decide who may lead.
+    two_round: bool = True
+    mode_seq: int = 0  # how often `two_round` has changed
 
     @property
     def pid(self) -> PartitionId:

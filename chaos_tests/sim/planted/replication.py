@@ -221,8 +221,8 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         rule="11 and 12: apply rejects a candidate below the HWM, and an appointed leader checks itself",
         mutations=(
             Mutation(
-                _HANDLERS + "partitions:elect_leader",
-                "if command.verified_end < partition.hwm:",
+                _HANDLERS + "elections:_check_reaches",
+                "if command.end < at_least:",
                 "if False:",
             ),
             Mutation(_CONTROLLER + "_decide", "and current.reports[n][1] >= part.hwm", ""),
@@ -460,8 +460,8 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
             ),
             Mutation(
                 "smq.replication.partition.handover:HandOver.drive",
-                "verified_end=stream.acked_end,",
-                "verified_end=log.appended_end,",
+                "end=stream.acked_end,",
+                "end=log.appended_end,",
             ),
             Mutation(_REPLICA + "_start_leading", "if self._judged_end < start or not is_complete:", "if False:"),
         ),

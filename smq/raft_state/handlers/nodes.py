@@ -2,8 +2,8 @@
 UnfenceNode, SetNodeDrained, Barrier.
 
 Owns which nodes are registered, with which incarnation, which are fenced or drained, and the cluster's feature level.
-It must never touch a partition: the controller proposes an ElectLeader to replace a fenced leader, since that command
-must name a log. Groups get another coordinator immediately. Only `registry` imports it.
+It must never change a partition's leader: the controller proposes an ElectLeader to replace a fenced one, since that
+command must name a log. Groups get another coordinator immediately. Only `command_table` imports it.
 """
 
 from smq.raft_state.commands import (
@@ -17,6 +17,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import reassign
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers.replicas import mark_replaced
 from smq.raft_state.limits import (
     ADDRESS_BYTES_MAX,
     CLUSTER_ID_BYTES_MAX,
@@ -57,7 +58,8 @@ def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
 
 
 def register_node(state: ClusterState, command: RegisterNode) -> Applied:
-    """A higher incarnation replaces the node; the same incarnation with the same data is a retry. Both unfence it."""
+    """A higher incarnation replaces the node; the same incarnation with the same data is a retry. Both unfence it. On
+    another disk than before, its logs count as incomplete (rule 18)."""
     _check_registration(command)
     new = NodeState(
         node=command.node,
@@ -87,7 +89,9 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
         )
     state.nodes[command.node] = new
     reassign(state)
-    return _DONE
+    if old is None or old.disk == new.disk:
+        return _DONE
+    return Applied(reply=Done(), touched=mark_replaced(state, command.node))
 
 
 def raise_feature_level(state: ClusterState, command: RaiseFeatureLevel) -> Applied:

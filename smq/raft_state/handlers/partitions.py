@@ -1,53 +1,17 @@
-"""Handlers of partitions: ElectLeader, AdvanceHwms, AdvanceLogStart (rules 9, 11 and 14 of the replication rules).
+"""Handlers of a partition's offsets: AdvanceHwms, AdvanceLogStart (rules 9 and 14 of the replication rules).
 
-Owns every change of a partition's leadership and offsets, and the invariant log_start <= lso <= hwm <= next_offset.
-Only `registry` imports it.
+Owns what these commands move, and the invariant log_start <= lso <= hwm <= next_offset. Elections are in `elections`.
+Only `command_table` imports it.
 """
 
-from smq.raft_state.commands import AdvanceHwms, AdvanceLogStart, ElectLeader, HwmAdvance
+from smq.raft_state.commands import AdvanceHwms, AdvanceLogStart, HwmAdvance
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import Epoch, Offset, PartitionId
+from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import PARTITION_ID_BYTES
-from smq.raft_state.refusal import Refused, find_node, find_partition
-from smq.raft_state.replies import Applied, Done, HwmsAdvanced, LeaderElected
+from smq.raft_state.refusal import Refused, find_partition
+from smq.raft_state.replies import Applied, Done, HwmsAdvanced
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
-
-
-def elect_leader(state: ClusterState, command: ElectLeader) -> Applied:
-    """Rule 11: the next epoch starts at the hwm. Records appended beyond it are given up."""
-    partition = find_partition(state, command.partition)
-    if command.expected_epoch != partition.epoch:
-        raise Refused(
-            ErrorCode.STALE_EPOCH, f"the partition is in epoch {partition.epoch}, not {command.expected_epoch}"
-        )
-    if command.candidate not in partition.replicas:
-        raise Refused(ErrorCode.ELECTION_REJECTED, f"node {command.candidate} is no replica of the partition")
-    node = find_node(state, command.candidate, command.incarnation)
-    if node.fenced:
-        raise Refused(ErrorCode.ELECTION_REJECTED, f"node {command.candidate} is fenced")
-    if command.verified_end < partition.hwm:
-        raise Refused(
-            ErrorCode.ELECTION_REJECTED,
-            f"the log of node {command.candidate} ends at {command.verified_end}, below the high water mark"
-            f" {partition.hwm}",
-        )
-    partition.epoch = Epoch(partition.epoch + 1)
-    partition.leader = command.candidate
-    partition.leader_incarnation = command.incarnation
-    _begin_epoch(partition.history, EpochStart(partition.epoch, partition.hwm))
-    partition.next_offset = partition.hwm
-    check_offsets(partition)
-    return Applied(reply=LeaderElected(epoch=partition.epoch, start=partition.hwm), touched=(command.partition,))
-
-
-def _begin_epoch(history: list[EpochStart], beginning: EpochStart) -> None:
-    """Rule 20: an epoch that ends where it started holds nothing, so nothing is right in it and it is dropped. Then the
-    history has one entry per epoch with records, however many elections there are. The oldest entry stays, empty or
-    not: a log can tell by it which epochs the log start has passed."""
-    if len(history) > 1 and history[-1].start == beginning.start:
-        history.pop()
-    history.append(beginning)
 
 
 def advance_hwms(state: ClusterState, command: AdvanceHwms) -> Applied:

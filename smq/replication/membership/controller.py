@@ -324,7 +324,7 @@ class Controller:
             expected_epoch=current.epoch,
             candidate=candidate,
             incarnation=incarnation,
-            verified_end=end,
+            end=end,
         )
         self._in_flight += 1
         self._host.propose(command, PROPOSAL_MS_MAX, lambda reply: self._on_elected(pid, current, reply))

@@ -98,7 +98,7 @@ class HandOver:
                 expected_epoch=epoch,
                 candidate=stream.peer,
                 incarnation=stream.incarnation,
-                verified_end=stream.acked_end,
+                end=stream.acked_end,
             )
             self._host.propose(command, PAUSE_MS_MAX, partial(self._on_result, epoch))
 

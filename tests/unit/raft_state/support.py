@@ -14,6 +14,8 @@ from smq.raft_state.commands import (
     AssignOffsets,
     Command,
     CommitOffsets,
+    CompleteReplica,
+    CompleteReplicas,
     Coordinated,
     CreateTopic,
     DeleteGroup,
@@ -23,11 +25,14 @@ from smq.raft_state.commands import (
     FormGeneration,
     GroupMember,
     HwmAdvance,
+    MarkIncomplete,
     OffsetCommit,
     RegisterNode,
     RemoveMembers,
     ReplaceMember,
     Request,
+    Seal,
+    SetMode,
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
@@ -120,13 +125,53 @@ def producers_kept_ms(ms: int) -> AlterClusterConfig:
     return settings(producer_id_expiration_ms=ms)
 
 
-def elect(partition: PartitionId, epoch: int, candidate: int, end: int, incarnation: int = 1) -> ElectLeader:
+def seal(node: int, end: int, incarnation: int = 1) -> Seal:
+    return Seal(node=NodeId(node), incarnation=Incarnation(incarnation), end=Offset(end))
+
+
+def elect(
+    partition: PartitionId,
+    epoch: int,
+    candidate: int,
+    end: int,
+    incarnation: int = 1,
+    *,
+    seals: tuple[Seal, ...] = (),
+    by_leader: bool = False,
+) -> ElectLeader:
     return ElectLeader(
         partition=partition,
         expected_epoch=Epoch(epoch),
         candidate=NodeId(candidate),
         incarnation=Incarnation(incarnation),
-        verified_end=Offset(end),
+        end=Offset(end),
+        seals=seals,
+        by_leader=by_leader,
+    )
+
+
+def completed(*items: tuple[PartitionId, int, int], incarnation: int = 1) -> CompleteReplicas:
+    """(partition, epoch, node) each."""
+    return CompleteReplicas(
+        items=tuple(
+            CompleteReplica(partition=p, epoch=Epoch(epoch), node=NodeId(node), incarnation=Incarnation(incarnation))
+            for p, epoch, node in items
+        )
+    )
+
+
+def marked(node: int, *partitions: PartitionId, incarnation: int = 1) -> MarkIncomplete:
+    return MarkIncomplete(node=NodeId(node), incarnation=Incarnation(incarnation), partitions=partitions)
+
+
+def mode(partition: PartitionId, epoch: int, seq: int, *, two_round: bool, hwm: int = 0, ts_ns: int = 0) -> SetMode:
+    return SetMode(
+        partition=partition,
+        epoch=Epoch(epoch),
+        mode_seq=seq,
+        two_round=two_round,
+        hwm=Offset(hwm),
+        ts_ns=TsNs(ts_ns),
     )
 
 

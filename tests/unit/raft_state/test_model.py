@@ -23,7 +23,19 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, Rejected, TopicCreated
 from smq.raft_state.state import PartitionState
 from tests.unit.raft_state.group_model import GroupRules
-from tests.unit.raft_state.support import Driver, advance, advances, elect, register, rid, tid
+from tests.unit.raft_state.support import (
+    Driver,
+    advance,
+    advances,
+    completed,
+    elect,
+    marked,
+    mode,
+    register,
+    rid,
+    seal,
+    tid,
+)
 
 NAMES = ["a", "b", "c"]
 NODES = [1, 2, 3]
@@ -80,6 +92,10 @@ class ClusterLife(GroupRules):
             "lo": start,
             "ts": 0,
             "epoch": 0,
+            "incomplete": set(),
+            "two_round": True,
+            "seq": 0,
+            "start": start,
         }
 
     # -------------------------------------------------------------------------------------------- rules
@@ -88,16 +104,25 @@ class ClusterLife(GroupRules):
         self.driver.ok(default_init("model"))
         for node in NODES:
             self.driver.ok(register(node, kafka="host:9"))
-            self.nodes[node] = {"incarnation": 1, "fenced": False}
+            self.nodes[node] = {"incarnation": 1, "fenced": False, "disk": node}
         self.create("a", 1, 3, 0)
 
-    @rule(node=nodes, step=st.integers(-1, 2))
-    def register(self, node: int, step: int) -> None:
+    @rule(node=nodes, step=st.integers(-1, 2), other_disk=st.sampled_from([False, False, True]))
+    def register(self, node: int, step: int, other_disk: bool) -> None:
         entry = self.nodes[node]
         incarnation = entry["incarnation"] + step
-        self.expect(register(node, incarnation, kafka="host:9"), ErrorCode.STALE_INCARNATION if step < 0 else None)
-        if step >= 0:
-            entry.update(incarnation=incarnation, fenced=False)
+        disk = entry["disk"] + 10 if other_disk else entry["disk"]
+        code = ErrorCode.STALE_INCARNATION if step < 0 or (step == 0 and other_disk) else None
+        self.expect(register(node, incarnation, disk=disk, kafka="host:9"), code)
+        if code is None:
+            entry.update(incarnation=incarnation, fenced=False, disk=disk)
+            if other_disk:
+                self.mark(node, [p for topic in self.model.values() for p in topic["partitions"]])
+
+    def mark(self, node: int, partitions: list[dict[str, Any]]) -> None:
+        for p in partitions:
+            if node in p["replicas"]:
+                p["incomplete"].add(node)
 
     @rule(node=nodes, step=st.sampled_from([0, 0, 0, 1, -1]), fenced=st.sampled_from([True, False, False]))
     def fence(self, node: int, step: int, fenced: bool) -> None:
@@ -180,18 +205,48 @@ class ClusterLife(GroupRules):
         stale=staleness,
         older=staleness,
         beyond=st.sampled_from([-1, 0, 0, 1, 5]),
+        seals=st.lists(st.tuples(nodes, st.integers(-2, 6), staleness), max_size=4),
+        by_leader=st.sampled_from([False, False, False, True]),
     )
-    def elect(self, name: str, index: int, node: int, stale: int, older: int, beyond: int) -> None:
+    def elect(
+        self,
+        name: str,
+        index: int,
+        node: int,
+        stale: int,
+        older: int,
+        beyond: int,
+        seals: list[tuple[int, int, int]],
+        by_leader: bool,
+    ) -> None:
+        """Each seal is (node, its end beyond the hwm, how much older its process is than the registered one)."""
         p = self.model_partition(name, index)
-        end = max((p["hwm"] if p else 0) + beyond, 0)
+        hwm = p["hwm"] if p else 0
+        end = max(hwm + beyond, 0)
         epoch = max((p["epoch"] if p else 0) - stale, 0)
         incarnation = self.nodes[node]["incarnation"] - older
         code = self._election_code(p, epoch, node, older, end)
+        is_proven = p is None or p["two_round"] or by_leader or self._is_proven(p, end, seals)
         pid = partition_id(self.topic_id(name), PartitionIndex(index))
-        applied = self.expect(elect(pid, epoch, node, end, incarnation), code)
-        if p is not None and code is None:
-            p.update(epoch=epoch + 1, leader=node, next=p["hwm"])
-            assert applied.reply == LeaderElected(epoch=Epoch(epoch + 1), start=p["hwm"])
+        said = tuple(seal(n, hwm + more, self.nodes[n]["incarnation"] - old) for n, more, old in seals)
+        command = elect(pid, epoch, node, end, incarnation, seals=said, by_leader=by_leader)
+        applied = self.expect(command, code or (None if is_proven else ErrorCode.ELECTION_REJECTED))
+        if p is not None and code is None and is_proven:
+            start = hwm if p["two_round"] else end
+            p.update(epoch=epoch + 1, leader=node, next=start, start=start)
+            p["incomplete"].discard(node)
+            assert applied.reply == LeaderElected(epoch=Epoch(epoch + 1), start=Offset(start))
+
+    @staticmethod
+    def _is_proven(p: dict[str, Any], end: int, seals: list[tuple[int, int, int]]) -> bool:
+        """No majority of the replicas can have a log beyond `end` that they acknowledged, whatever the others have."""
+        ends: dict[int, int] = {}
+        for node, more, old in seals:
+            if node in p["replicas"] and node not in p["incomplete"] and not old:
+                ends[node] = max(p["hwm"] + more, ends.get(node, -99))
+        majority = len(p["replicas"]) // 2 + 1
+        beyond = sum(ends.get(node, 99) > end for node in p["replicas"])
+        return beyond < majority and len(p["replicas"]) - len(ends) < majority
 
     def _election_code(self, p: dict[str, Any] | None, epoch: int, node: int, older: int, end: int) -> ErrorCode | None:
         if p is None:
@@ -203,6 +258,52 @@ class ClusterLife(GroupRules):
         if older:
             return ErrorCode.STALE_INCARNATION
         return ErrorCode.ELECTION_REJECTED if self.nodes[node]["fenced"] or end < p["hwm"] else None
+
+    @rule(
+        name=names,
+        index=indexes,
+        two_round=st.sampled_from([False, False, True]),
+        stale=staleness,
+        older=staleness,
+        step=st.integers(-1, 5),
+    )
+    def set_mode(self, name: str, index: int, two_round: bool, stale: int, older: int, step: int) -> None:
+        p = self.model_partition(name, index)
+        epoch, seq, hwm = (p["epoch"] - stale, p["seq"] - older, p["hwm"] + step) if p else (0, 0, 0)
+        code = self._mode_code(p, two_round, stale or older, hwm)
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        self.expect(mode(pid, epoch, seq, two_round=two_round, hwm=hwm, ts_ns=3), code)
+        if p is not None and code is None:
+            hwm = max(p["hwm"], hwm)
+            p.update(two_round=two_round, seq=seq + 1, hwm=hwm, next=max(p["next"], hwm), ts=max(p["ts"], 3))
+
+    @staticmethod
+    def _mode_code(p: dict[str, Any] | None, two_round: bool, stale: int, hwm: int) -> ErrorCode | None:
+        if p is None:
+            return ErrorCode.UNKNOWN_PARTITION
+        if stale:
+            return ErrorCode.STALE_EPOCH
+        lacks = max(hwm, p["hwm"]) < p["start"] if two_round else bool(p["incomplete"])
+        return ErrorCode.INVALID_REQUEST if two_round == p["two_round"] or lacks else None
+
+    @rule(name=names, index=indexes, node=nodes, older=staleness)
+    def mark_incomplete(self, name: str, index: int, node: int, older: int) -> None:
+        p = self.model_partition(name, index)
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        command = marked(node, pid, incarnation=self.nodes[node]["incarnation"] - older)
+        self.expect(command, ErrorCode.STALE_INCARNATION if older else None)
+        if p is not None and not older:
+            self.mark(node, [p])
+
+    @rule(name=names, index=indexes, node=nodes, stale=staleness, older=staleness)
+    def complete(self, name: str, index: int, node: int, stale: int, older: int) -> None:
+        p = self.model_partition(name, index)
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        epoch = (p["epoch"] if p else 0) - stale
+        incarnation = self.nodes[node]["incarnation"] - older
+        self.expect(completed((pid, epoch, node), incarnation=incarnation), None)
+        if p is not None and not stale and not older:
+            p["incomplete"].discard(node)
 
     @rule(name=names, index=indexes, offset=offsets)
     def move_log_start(self, name: str, index: int, offset: int) -> None:
@@ -246,7 +347,11 @@ class ClusterLife(GroupRules):
             real = state.topics[name].partitions
             assert [self._seen(p) for p in real] == topic["partitions"]
         self.check_groups(state)
-        assert {n: {"incarnation": e.incarnation, "fenced": e.fenced} for n, e in state.nodes.items()} == self.nodes
+        seen = {
+            n: {"incarnation": e.incarnation, "fenced": e.fenced, "disk": int.from_bytes(e.disk, "big")}
+            for n, e in state.nodes.items()
+        }
+        assert seen == self.nodes
 
     @invariant()
     def hwm_never_goes_back(self) -> None:
@@ -265,6 +370,10 @@ class ClusterLife(GroupRules):
             "lo": p.log_start,
             "ts": p.ts_ns,
             "epoch": p.epoch,
+            "incomplete": set(p.incomplete),
+            "two_round": p.two_round,
+            "seq": p.mode_seq,
+            "start": p.history[-1].start,
         }
 
 

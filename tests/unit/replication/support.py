@@ -234,7 +234,7 @@ class Host:
                 expected_epoch=self.part.epoch,
                 candidate=node,
                 incarnation=incarnation,
-                verified_end=Offset(self.part.hwm if end is None else end),
+                end=Offset(self.part.hwm if end is None else end),
             )
         )
 

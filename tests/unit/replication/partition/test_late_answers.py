@@ -32,7 +32,7 @@ def test_a_report_that_judged_its_log_by_an_older_epoch_elects_no_node() -> None
             expected_epoch=part.epoch,
             candidate=part.leader,
             incarnation=INCARNATION,
-            verified_end=end,
+            end=end,
         )
     )
     resigned = wire.Resign(((part.pid, part.epoch),))

@@ -108,10 +108,12 @@ class Dispatcher:
                 self._proposer.on_read_index(peer, message)
             case wire.Proposed():
                 self._proposer.on_proposed(message)
-            case wire.ElectionQuery(query, partitions):
-                ends = self._replicas.election_ends(partitions)
-                report = wire.ElectionReport(query, self._host.incarnation, ends)
-                self._host.links.send(peer, Channel.CONTROL, report)
+            case wire.Sealed():
+                self._to_replica(message.partition, lambda r: r.on_sealed(message))
+            case wire.ElectionQuery(query, term, partitions):
+                if term >= self._host.engine.term:  # a late question of a former Raft leader seals nothing (rule 21)
+                    report = wire.ElectionReport(query, self._host.incarnation, self._replicas.seal(partitions))
+                    self._host.links.send(peer, Channel.CONTROL, report)
             case wire.ElectionReport():
                 self._controller.on_report(peer, message, now_ns())
             case wire.Resign():

@@ -313,6 +313,9 @@ class Marks(Protocol):
         """Takes in a peer's own mark and those that it knows. Returns one of this node's disk that the disk does not
         remember: then this directory is an old copy."""
 
+    def doubts(self, node: NodeId, disk: DiskId) -> bool:
+        """Whether what this disk of a peer says of itself must not count: it may be an old copy."""
+
 
 class Engine(Protocol):
     """Raft. It persists (through the Disk given to it) before it sends, and is woken by events; `tick` is for timeouts

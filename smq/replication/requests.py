@@ -32,9 +32,10 @@ from smq.replication.lookup import Lookup, clipped, partition_in
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
+from smq.replication.partition.admission import leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.reads import Poll
-from smq.replication.partition.replica import Replica, leader_error
+from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
 from smq.replication.ports import Buffer

@@ -13,8 +13,8 @@ AGREEMENT_BUGS: tuple[PlantedBug, ...] = (
         rule="20: an epoch leaves the history only if its range is empty or below the log start",
         mutations=(
             Mutation(
-                "smq.raft_state.handlers.partitions:_begin_epoch",
-                "if len(history) > 1 and history[-1].start == beginning.start:",
+                "smq.raft_state.handlers.elections:_begin_epoch",
+                "while len(history) > 1 and history[-1].start >= beginning.start:",
                 "if len(history) > 1:",
             ),
         ),

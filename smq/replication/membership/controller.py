@@ -2,7 +2,8 @@
 
 Owns fencing, the time at which the feature level rises, and the choice of partition leaders (rules 11, 18, 20). It runs
 on every node and does nothing on a node that does not lead Raft. It only proposes: apply checks everything again, so a
-stale controller can do no harm. It must never touch a log or a high water mark.
+stale controller can do no harm. But its question seals a replica, so once it has asked, it sees the election through.
+It must never touch a log or a high water mark.
 """
 
 from collections import deque
@@ -10,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from smq.raft_state.commands import Command, ElectLeader, FenceNode, RaiseFeatureLevel, UnfenceNode
+from smq.raft_state.commands import Command, ElectLeader, FenceNode, RaiseFeatureLevel, Seal, UnfenceNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.limits import default_init
 from smq.raft_state.replies import Reply
+from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import NodeState, PartitionState
 from smq.replication.host import Host
 from smq.replication.membership.balancer import Balancer, is_heard
@@ -34,14 +36,21 @@ QUERY_MAX: Final = 500  # partitions per query, and per turn of the loop: some 5
 RESIGNED_NS: Final = 2_000_000_000  # how long other replicas are preferred to one that resigned
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    incarnation: Incarnation
+    end: Offset
+    good: Offset
+
+
 @dataclass(slots=True)
 class _Round:
-    """One collection of log ends for one partition."""
+    """One collection of seals for one partition."""
 
     epoch: Epoch
     started_ns: int
     after_query: int  # the last one before it: a late answer to that query judged its log by an older epoch
-    reports: dict[NodeId, tuple[Incarnation, Offset]] = field(default_factory=dict)
+    reports: dict[NodeId, _Report] = field(default_factory=dict)
     proposed: bool = False
 
 
@@ -57,6 +66,7 @@ class Controller:
         self._queries: deque[tuple[NodeId, list[PartitionId]]] = deque()  # of the rounds, not sent yet
         self._is_continuing = False  # a further turn for these two is scheduled
         self._resigned: dict[PartitionId, tuple[Epoch, NodeId, int]] = {}  # bounded by the partitions
+        self._asked: dict[PartitionId, Epoch] = {}  # some replicas have sealed: only another epoch ends that; likewise
         self._under_way: set[tuple[str, NodeId]] = set()  # fencing proposals without an answer; two per node
         self._in_flight = 0  # elections proposed and not answered
         self._last_query = 0
@@ -113,6 +123,7 @@ class Controller:
         self._rounds.clear()
         self._to_decide.clear()
         self._queries.clear()
+        self._asked.clear()
 
     def _continue_soon(self) -> None:
         if not self._is_continuing:
@@ -197,14 +208,16 @@ class Controller:
         self.wake()
 
     def _leaderless(self) -> list[PartitionState]:
-        """Partitions whose leader is down, is another process, or has resigned. Cheap: there may be 100,000."""
+        """Partitions whose leader is down, is another process, or has resigned, and those whose replicas have been
+        asked to seal. Cheap: there may be 100,000."""
         state = self._host.state
         live = {(n.node, n.incarnation) for n in state.nodes.values() if not n.fenced}
         found: list[PartitionState] = []
         for topic in state.topics.values():
             if not topic.partitions[0].is_external:
                 found += [p for p in topic.partitions if (p.leader, p.leader_incarnation) not in live]
-        for pid, (epoch, _, _) in self._resigned.items():
+        epochs = {**self._asked, **{pid: epoch for pid, (epoch, _, _) in self._resigned.items()}}
+        for pid, epoch in epochs.items():
             part = state.partition(pid)
             if part is not None and part.epoch == epoch and (part.leader, part.leader_incarnation) in live:
                 found.append(part)
@@ -224,6 +237,7 @@ class Controller:
                 to_query.setdefault(node, []).append(pid)
         self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
         self._resigned = {pid: r for pid, r in self._resigned.items() if pid in seen}
+        self._asked = {pid: epoch for pid, epoch in self._asked.items() if pid in seen}
         self._reported_stuck &= seen
         for start in range(0, max(map(len, to_query.values()), default=0), QUERY_MAX):
             self._queries.extend((node, to_query[node][start : start + QUERY_MAX]) for node in sorted(to_query))
@@ -247,17 +261,19 @@ class Controller:
 
     def _send_query(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...], now_ns: int) -> None:
         self._last_query += 1
+        self._asked.update(partitions)
         if node == self._host.node_id:
-            ends = self._replicas.election_ends(partitions)
-            self.on_report(node, wire.ElectionReport(self._last_query, self._host.incarnation, ends), now_ns)
+            logs = self._replicas.seal(partitions)
+            self.on_report(node, wire.ElectionReport(self._last_query, self._host.incarnation, logs), now_ns)
         else:
-            self._host.links.send(node, Channel.CONTROL, wire.ElectionQuery(self._last_query, partitions))
+            query = wire.ElectionQuery(self._last_query, self._host.engine.term, partitions)
+            self._host.links.send(node, Channel.CONTROL, query)
 
     def on_report(self, peer: NodeId, report: wire.ElectionReport, now_ns: int) -> None:
-        for pid, end in report.ends:
+        for pid, end, good in report.logs:
             current = self._rounds.get(pid)
             if current is not None and not current.proposed and report.query > current.after_query:
-                current.reports[peer] = (report.incarnation, end)
+                current.reports[peer] = _Report(report.incarnation, end, good)
                 self._to_decide.append(pid)
         self._decide_next(now_ns)
 
@@ -283,18 +299,38 @@ class Controller:
         waited_ns = now_ns - current.started_ns
         if awaited and waited_ns < REPORT_WAIT_NS:
             return
-        eligible = [
-            n
-            for n in part.replicas
-            if n in current.reports and self._is_live(n, current.reports[n][0]) and current.reports[n][1] >= part.hwm
-        ]
+        seals = self._seals(part, current)
+        floor = self._floor(part, seals)
+        live = {n: r for n, r in current.reports.items() if n in part.replicas and self._is_live(n, r.incarnation)}
+        eligible = [n for n in part.replicas if n in live and floor is not None and live[n].good >= floor]
         if not eligible:
-            self._report_stuck(part, current, waited_ns)
-        else:
-            # The new epoch starts at the HWM with any leader, so a longer log is worth nothing. The order of the
-            # replicas spreads the leaders.
-            current.proposed = True
-            self._elect(pid, current, min(eligible, key=lambda n: self._reluctance(pid, n, now_ns)))
+            self._report_stuck(part, current, floor, waited_ns)
+            return
+        # A longer log keeps more of what no majority has, except in two-round mode, where the new epoch starts at the
+        # HWM with any leader. Otherwise the order of the replicas spreads the leaders.
+        current.proposed = True
+        worth = 0 if part.two_round else -1
+        best = min(eligible, key=lambda n: (self._reluctance(pid, n, now_ns), worth * live[n].good))
+        self._elect(pid, current, best, seals)
+
+    def _seals(self, part: PartitionState, current: _Round) -> tuple[Seal, ...]:
+        """Those that count at apply. A disk that may be an old copy proves nothing (rule 18)."""
+        nodes, marks = self._host.state.nodes, self._host.engine.marks
+        return tuple(
+            Seal(node=n, incarnation=report.incarnation, end=report.end)
+            for n, report in sorted(current.reports.items())
+            if n in part.replicas and n not in part.incomplete
+            if nodes[n].incarnation == report.incarnation and not marks.doubts(n, nodes[n].disk)
+        )
+
+    @staticmethod
+    def _floor(part: PartitionState, seals: tuple[Seal, ...]) -> Offset | None:
+        """What a candidate's log must reach (rule 11); None if there are too few seals to tell."""
+        if part.two_round:
+            return part.hwm
+        if len(seals) < seals_needed(len(part.replicas)):
+            return None
+        return max(part.hwm, commit_floor([seal.end for seal in seals], len(part.replicas)))
 
     def _reluctance(self, pid: PartitionId, node: NodeId, now_ns: int) -> tuple[bool, bool, DiskCondition]:
         """A node that is leaving, has just resigned or is drained, or whose disk is not fine, leads only if no other
@@ -303,28 +339,35 @@ class Controller:
         has_resigned = resigned is not None and resigned[1] == node and now_ns - resigned[2] < RESIGNED_NS
         return self._is_leaving(state) or has_resigned, state.drained, self._liveness.disk(node)
 
-    def _report_stuck(self, part: PartitionState, current: _Round, waited_ns: int) -> None:
+    def _report_stuck(self, part: PartitionState, current: _Round, floor: Offset | None, waited_ns: int) -> None:
         """Rule 20: the partition is unavailable, and the log says why. There is never an unsafe election."""
-        if waited_ns >= REPORT_WAIT_NS and part.pid not in self._reported_stuck:
-            self._reported_stuck.add(part.pid)
-            ends = {int(n): int(end) for n, (_, end) in current.reports.items()}
-            topic = self._host.state.topic_names[part.topic_id]
-            self._warn(
-                "no replica of the partition reaches its high water mark and a majority of the others",
-                topic=topic,
-                partition=part.index,
-                hwm=part.hwm,
-                reported_ends=ends,
-            )
+        if waited_ns < REPORT_WAIT_NS or part.pid in self._reported_stuck:
+            return
+        self._reported_stuck.add(part.pid)
+        if floor is None:
+            why = "too few replicas with complete logs can be asked what may be committed"
+        elif part.two_round:
+            why = "no replica of the partition reaches its high water mark and a majority of the others"
+        else:
+            why = "no replica of the partition reaches what may be committed and a majority of the others"
+        self._warn(
+            why,
+            topic=self._host.state.topic_names[part.topic_id],
+            partition=part.index,
+            needed=int(part.hwm if floor is None else floor),
+            reported_ends={int(n): int(report.end) for n, report in current.reports.items()},
+            incomplete=sorted(part.incomplete),
+        )
 
-    def _elect(self, pid: PartitionId, current: _Round, candidate: NodeId) -> None:
-        incarnation, end = current.reports[candidate]
+    def _elect(self, pid: PartitionId, current: _Round, candidate: NodeId, seals: tuple[Seal, ...]) -> None:
+        report = current.reports[candidate]
         command = ElectLeader(
             partition=pid,
             expected_epoch=current.epoch,
             candidate=candidate,
-            incarnation=incarnation,
-            end=end,
+            incarnation=report.incarnation,
+            end=report.good,
+            seals=seals,
         )
         self._in_flight += 1
         self._host.propose(command, PROPOSAL_MS_MAX, lambda reply: self._on_elected(pid, current, reply))

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.replication.marks import Mark, pack_marks, unpack_marks
@@ -81,19 +81,32 @@ UNKNOWN: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class ElectionQuery:
-    """CONTROL, from the Raft leader: where do your logs of these partitions end?"""
+    """CONTROL, from the Raft leader of this term: seal these epochs (rule 21), and say where your logs end."""
 
     query: int
+    term: Term
     partitions: tuple[tuple[PartitionId, Epoch], ...]
+
+
+class SealedLog(NamedTuple):
+    """The durable, verified log of a replica that has sealed. `good` is how far it is intact beyond what is known to be
+    committed, and so what the replica offers as a candidate; NO_CANDIDATE if it must not lead."""
+
+    partition: PartitionId
+    end: Offset
+    good: Offset
+
+
+NO_CANDIDATE: Final = Offset(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionReport:
-    """CONTROL: durable verified ends, only of partitions whose applied epoch is the one in the query."""
+    """CONTROL: only of partitions whose applied epoch is the one in the query."""
 
     query: int
     incarnation: Incarnation
-    ends: tuple[tuple[PartitionId, Offset], ...]
+    logs: tuple[SealedLog, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,14 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """DATA, follower to leader: this process has sealed the epoch, and acknowledges nothing more in it (rule 27)."""
+
+    partition: PartitionId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Producers:
     """DATA, leader to follower: the producer state at offset `at`, for a log that jumped there (rule 16). It comes in
     consecutive pieces, as the table of 100,000 producers has 16 MB: this is number `piece` of `pieces`."""
@@ -226,6 +247,7 @@ Message: TypeAlias = (
     | Ping
     | Probe
     | Ack
+    | Sealed
     | Append
     | Producers
     | FetchBatch
@@ -236,11 +258,11 @@ _HEARTBEAT: Final = struct.Struct(">Bq?B")
 _PROPOSE: Final = struct.Struct(">BQ")
 _READ_INDEX: Final = struct.Struct(">BQ")
 _PROPOSED: Final = struct.Struct(">BQBq")
-_QUERY: Final = struct.Struct(">BQI")
+_QUERY: Final = struct.Struct(">BQqI")
 _REPORT: Final = struct.Struct(">BQqI")
 _RESIGN: Final = struct.Struct(">BI")
 _PID_EPOCH: Final = struct.Struct(">20si")
-_PID_END: Final = struct.Struct(">20sq")
+_SEALED_LOG: Final = struct.Struct(">20sqq")
 _TRANSFER: Final = struct.Struct(">B20sii")
 _DESCRIBE_QUORUM: Final = struct.Struct(">BQ")
 _QUORUM: Final = struct.Struct(">BQiqqII")  # then the voters, then the observers
@@ -248,6 +270,7 @@ _QUORUM_REPLICA: Final = struct.Struct(">i?16sqqq")
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
 _ACK: Final = struct.Struct(">B20siqqqI????")
+_SEALED: Final = struct.Struct(">B20si")
 _PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
 _FOUND_BATCH: Final = struct.Struct(">B20sQ?")
@@ -266,6 +289,8 @@ def encode(message: Message) -> list[Buffer]:
         case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
             flags = (resync, needs_producers, is_full, is_held)
             return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags)]
+        case Sealed(pid, epoch):
+            return [_SEALED.pack(24, pid, epoch)]
         case Producers(pid, epoch, stream, at, piece, pieces, table):
             return [_PRODUCERS.pack(20, pid, epoch, stream, at, piece, pieces), table]
         case FetchBatch(pid, request, offset):
@@ -284,12 +309,12 @@ def encode(message: Message) -> list[Buffer]:
             return [_READ_INDEX.pack(8, request)]
         case Proposed(request, outcome, index, reply):
             return [_PROPOSED.pack(3, request, outcome, index), reply]
-        case ElectionQuery(query, partitions):
+        case ElectionQuery(query, term, partitions):
             items = b"".join(_PID_EPOCH.pack(*item) for item in partitions)
-            return [_QUERY.pack(4, query, len(partitions)), items]
-        case ElectionReport(query, incarnation, ends):
-            items = b"".join(_PID_END.pack(*item) for item in ends)
-            return [_REPORT.pack(5, query, incarnation, len(ends)), items]
+            return [_QUERY.pack(4, query, term, len(partitions)), items]
+        case ElectionReport(query, incarnation, logs):
+            items = b"".join(_SEALED_LOG.pack(*item) for item in logs)
+            return [_REPORT.pack(5, query, incarnation, len(logs)), items]
         case Resign(partitions):
             return [_RESIGN.pack(6, len(partitions)), b"".join(_PID_EPOCH.pack(*item) for item in partitions)]
         case Transfer(pid, epoch, target):
@@ -356,7 +381,7 @@ def decode(payload: memoryview) -> Message:
         raise WireError(f"message kind {payload[0]} of {len(payload)} bytes: {e}") from e
 
 
-def _items(payload: memoryview, offset: int, count: int, item: struct.Struct) -> list[tuple[bytes, int]]:
+def _items(payload: memoryview, offset: int, count: int, item: struct.Struct) -> list[tuple[Any, ...]]:
     if count > ITEMS_MAX or len(payload) - offset != count * item.size:
         raise WireError(f"{count} items do not fit {len(payload) - offset} bytes")
     return list(item.iter_unpack(payload[offset:]))
@@ -390,14 +415,14 @@ def _proposed(payload: memoryview) -> Message:
 
 
 def _query(payload: memoryview) -> Message:
-    _, query, count = _QUERY.unpack_from(payload)
-    return ElectionQuery(query, _pid_epochs(payload, _QUERY.size, count))
+    _, query, term, count = _QUERY.unpack_from(payload)
+    return ElectionQuery(query, Term(term), _pid_epochs(payload, _QUERY.size, count))
 
 
 def _report(payload: memoryview) -> Message:
     _, query, incarnation, count = _REPORT.unpack_from(payload)
-    ends = _items(payload, _REPORT.size, count, _PID_END)
-    return ElectionReport(query, Incarnation(incarnation), tuple((PartitionId(p), Offset(e)) for p, e in ends))
+    logs = _items(payload, _REPORT.size, count, _SEALED_LOG)
+    return ElectionReport(query, Incarnation(incarnation), tuple(SealedLog(*log) for log in logs))
 
 
 def _resign(payload: memoryview) -> Message:
@@ -461,6 +486,11 @@ def _ack(payload: memoryview) -> Message:
     )
 
 
+def _sealed(payload: memoryview) -> Message:
+    _, pid, epoch = _SEALED.unpack(payload)
+    return Sealed(PartitionId(pid), Epoch(epoch))
+
+
 def _producers(payload: memoryview) -> Message:
     _, pid, epoch, stream, at, piece, pieces = _PRODUCERS.unpack_from(payload)
     if not piece < pieces <= TABLE_PIECES_MAX:
@@ -502,4 +532,5 @@ _DECODERS: Final = {
     20: _producers,
     21: _fetch_batch,
     22: _found_batch,
+    24: _sealed,
 }

@@ -1,9 +1,13 @@
-"""The planned handover of one partition: stop numbering, let the successor catch up, commit, propose it (rule 11).
+"""The end of an epoch by its leader's own word (rule 26): a planned hand-over to a follower, or a renewal.
 
-Owns the pause: batches that arrive meanwhile are parked, in bounded number for a bounded time. Their producers then
-learn the new leader, or the batches are taken after all if the handover fails. Nothing that was appended before is
-given up: the successor is proposed only when the high water mark has reached the end of the log, so the new epoch
-begins after the last record. It must never append or count by itself. Only the replica uses it.
+Stop numbering, let the successor have everything, propose it. Owns the pause: batches that arrive meanwhile are parked,
+in bounded number for a bounded time. Their producers then learn the new leader, or the batches are taken after all if
+the hand-over ends before it was proposed. Once a successor has been proposed, nothing is appended in this epoch any
+more, because the proposal may be applied whenever. If it fails, the leader proposes itself; if that fails, it resigns.
+
+In two-round mode the new epoch begins at the high water mark. So nothing that was appended before is given up: the
+successor is proposed only when the mark has reached the end of the log. It must never append or count by itself. Only
+the replica uses it.
 """
 
 from collections import deque
@@ -14,7 +18,7 @@ from typing import Final, Protocol
 
 from smq.raft_state.commands import ElectLeader
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, NodeId
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, DoneFn, Produced
@@ -24,7 +28,7 @@ from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer
 
 LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this close, to keep the pause short
-PAUSE_MS_MAX: Final = 1_000  # a longer one is abandoned, and batches are accepted again
+PAUSE_MS_MAX: Final = 1_000  # after a longer one, batches are accepted again
 PARKED_MAX: Final = 1_000  # batches; further ones are refused with a retry hint
 PARKED_BYTES_MAX: Final = 8 << 20
 
@@ -36,7 +40,12 @@ class Leading(Protocol):
     log: PartitionLog
     leading: Epoch | None
 
+    @property
+    def durable_verified_end(self) -> Offset: ...
+
     def stream_to(self, peer: NodeId) -> FollowerStream | None: ...
+
+    def resign(self) -> None: ...
 
     def produce(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> None: ...
 
@@ -58,8 +67,10 @@ class HandOver:
     def __init__(self, host: Host, replica: Leading) -> None:
         self._host = host
         self._replica = replica
-        self._target: NodeId | None = None
+        self._target: NodeId | None = None  # this node itself in a renewal
+        self._attempt = 0  # timers and answers of former ones count for nothing
         self._is_proposed = False
+        self._gives_up_tail = False  # the mark has not reached the end of the log in time
         self._parked: deque[_Parked] = deque()
         self._parked_bytes = 0
 
@@ -70,48 +81,79 @@ class HandOver:
     def begin(self, target: NodeId) -> bool:
         """False if this node does not lead, is already handing over, or the target is not known to be close."""
         replica = self._replica
-        stream, epoch = replica.stream_to(target), replica.leading
-        if epoch is None or self._target is not None or stream is None or stream.acked_end is None:
+        stream = replica.stream_to(target)
+        if replica.leading is None or self._target is not None or stream is None or stream.acked_end is None:
             return False
         if stream.acked_end < replica.log.appended_end and (
             stream.lag_bytes is None or stream.lag_bytes > LAG_BYTES_MAX
         ):
             return False
-        self._target = target
-        at_ns = self._host.clock.monotonic_ns() + PAUSE_MS_MAX * 1_000_000
-        self._host.deadlines.add(at_ns, partial(self._abandon, epoch))
-        self.drive()
+        self._aim_at(target)
         return True
 
+    def renew(self) -> None:
+        """Has this node itself elected for the next epoch: a follower takes no more part in this one."""
+        if self._replica.leading is not None and not self._is_proposed and self._target != self._host.node_id:
+            self._aim_at(self._host.node_id)
+
+    def _aim_at(self, target: NodeId) -> None:
+        self._target = target
+        self._attempt += 1
+        self._is_proposed = self._gives_up_tail = False
+        at_ns = self._host.clock.monotonic_ns() + PAUSE_MS_MAX * 1_000_000
+        self._host.deadlines.add(at_ns, partial(self._on_pause_over, self._attempt))
+        self.drive()
+
     def drive(self) -> None:
-        """Proposes the target once it has the whole log and the whole log is committed."""
-        if self._target is None or self._is_proposed:
+        """Proposes the target once it has the whole log, and the whole log is committed."""
+        replica, target = self._replica, self._target
+        if target is None or self._is_proposed or replica.leading is None:
             return
-        replica = self._replica
-        stream, log, epoch = replica.stream_to(self._target), replica.log, replica.leading
-        if stream is None or epoch is None or stream.incarnation is None:
+        end, incarnation = self._log_of(target)
+        end_of_log = replica.log.appended_end
+        is_committed = not replica.part.two_round or replica.part.hwm == end_of_log or self._gives_up_tail
+        if incarnation is None or end != end_of_log or not is_committed:
             return
-        if stream.acked_end == log.appended_end == replica.part.hwm:
-            self._is_proposed = True
-            command = ElectLeader(
-                partition=replica.part.pid,
-                expected_epoch=epoch,
-                candidate=stream.peer,
-                incarnation=stream.incarnation,
-                end=stream.acked_end,
-            )
-            self._host.propose(command, PAUSE_MS_MAX, partial(self._on_result, epoch))
+        self._is_proposed = True
+        command = ElectLeader(
+            partition=replica.part.pid,
+            expected_epoch=replica.leading,
+            candidate=target,
+            incarnation=incarnation,
+            end=end,
+            by_leader=True,
+        )
+        self._host.propose(command, PAUSE_MS_MAX, partial(self._on_result, self._attempt))
 
-    def _on_result(self, epoch: Epoch, result: Reply | SmqError) -> None:
-        if isinstance(result, SmqError):
-            self._abandon(epoch)
+    def _log_of(self, target: NodeId) -> tuple[Offset | None, Incarnation | None]:
+        if target == self._host.node_id:
+            return self._replica.durable_verified_end, self._host.incarnation
+        stream = self._replica.stream_to(target)
+        return (stream.acked_end, stream.incarnation) if stream is not None else (None, None)
 
-    def _abandon(self, epoch: Epoch) -> None:
-        """Parked batches are taken first, in order, before any new one."""
-        if self._replica.leading != epoch or self._target is None:
+    def _on_result(self, attempt: int, result: Reply | SmqError) -> None:
+        if attempt != self._attempt or not isinstance(result, SmqError):
             return
+        if self._target == self._host.node_id:
+            self._replica.resign()  # the controller elects, perhaps this node
+        else:
+            self._aim_at(self._host.node_id)
+
+    def _on_pause_over(self, attempt: int) -> None:
+        """The target did not get everything in time. Of a renewal, it was the mark that did not move."""
+        if attempt != self._attempt or self._target is None or self._is_proposed:
+            return
+        if self._target != self._host.node_id:
+            self._resume()
+            return
+        self._gives_up_tail = True
+        self.drive()
+        if not self._is_proposed:
+            self._replica.resign()
+
+    def _resume(self) -> None:
+        """Nothing was proposed. Parked batches are taken first, in order, before any new one."""
         self._target = None
-        self._is_proposed = False
         for parked in self._drain_parked():
             try:
                 self._replica.produce(parked.batch, parked.acks, parked.timeout_ms, parked.limit, parked.done)
@@ -129,6 +171,7 @@ class HandOver:
     def end(self, error: Callable[[], SmqError] | None = None) -> None:
         """This process no longer leads. No parked batch has been appended."""
         self._target = None
+        self._attempt += 1
         self._is_proposed = False
         for parked in self._drain_parked():
             self._refuse(parked, (error or self._replica.not_leader)())

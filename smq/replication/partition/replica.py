@@ -1,25 +1,26 @@
 """One partition on one node: judging its log, leading or following, and answering producers.
 
-Owns rules 2-8, 10, 12 and 15 of replication for one partition. It judges its log by comparing the epochs stamped on the
-batches with the replicated history, and never serves, counts or reports anything else. It must never answer a producer
-except by rule 10, nor move a high water mark itself: it only marks one as due. `replicas` owns it; reads for consumers
-are in `reads`.
+Owns rules 2-8, 10, 12, 15, 21 and 23 of replication for one partition. It judges its log by comparing the epochs
+stamped on the batches with the replicated history, and never serves, counts or reports anything else. It must never
+answer a producer except by rule 10, nor move a high water mark itself: it only marks one as due. `replicas` owns it;
+reads for consumers are in `reads`.
 """
 
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from smq.raft_state.commands import HwmAdvance
+from smq.raft_state.commands import CompleteReplica, HwmAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
-from smq.raft_state.state import ClusterState, PartitionState
-from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
+from smq.raft_state.ids import NO_EPOCH, Epoch, Incarnation, NodeId, Offset, PartitionId, TsNs
+from smq.raft_state.state import PartitionState
+from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced, ReplicaStatus
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.log.lineage import verified_end
 from smq.replication.log.store import PartitionLog
 from smq.replication.net import wire
+from smq.replication.partition.admission import RecordSpace, check_producer, check_space, leader_error, validated
 from smq.replication.partition.handover import HandOver
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.send_order import SendOrder
@@ -30,37 +31,6 @@ from smq.replication.ports import Buffer, Channel
 
 _NODE_STOPS: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)
 PRODUCERS_PER_WORK: Final = 30  # forgotten in 10 us
-NEW_PRODUCER_RETRY_MS: Final = 1_000  # producers expire in steps of a second and more
-
-
-def leader_error(asked_node: NodeId, state: ClusterState, part: PartitionState) -> SmqError:
-    """NOT_LEADER with the leader, or LEADER_UNAVAILABLE if the epoch's leader cannot lead."""
-    leader = state.nodes.get(part.leader)
-    if leader is None or leader.fenced or leader.incarnation != part.leader_incarnation or leader.node == asked_node:
-        details = ErrorDetails(retry_after_ms=100)
-        return SmqError(ErrorCode.LEADER_UNAVAILABLE, "the partition has no leader at present", details)
-    details = ErrorDetails(leader=leader.node, leader_address=leader.grpc_address)
-    return SmqError(ErrorCode.NOT_LEADER, f"node {leader.node} leads the partition", details)
-
-
-def full_elsewhere(node: NodeId) -> SmqError:
-    message = (
-        f"node {node} has no space for records, and too few replicas are left for a majority: free space on its disk"
-    )
-    return SmqError(ErrorCode.STORAGE_FULL, message)
-
-
-class RecordSpace(Protocol):
-    """The space for records on this node's disk."""
-
-    @property
-    def is_full(self) -> bool:
-        """The disk is down to its reserve."""
-
-    def admits(self, size: int) -> bool:
-        """Whether this many bytes of records may be appended."""
-
-    def refusal(self, node: int) -> SmqError: ...
 
 
 class ReplicaOwner(Protocol):
@@ -81,6 +51,15 @@ class ReplicaOwner(Protocol):
 
     def mark_due(self, replica: "Replica") -> None:
         """The partition's high water mark may move."""
+
+    def mark_caught_up(self, replica: "Replica") -> None:
+        """Incomplete replicas of a led partition may be complete again."""
+
+    def mark_damaged(self, replica: "Replica") -> None:
+        """Damage hides where the log ended, and the others do not know it yet."""
+
+    def registered(self, node: NodeId) -> Incarnation | None:
+        """The node's process in the state that the replicas have followed."""
 
     @property
     def hang(self) -> Hang: ...
@@ -113,6 +92,8 @@ class Replica:
         self.log = log
         self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked its log
         self._epoch_seen: Epoch | None = None
+        self._sealed = NO_EPOCH  # rule 21: this process takes no more part in this epoch or an older one
+        self._is_end_hidden = log.tail_damage is not None  # rule 23: the log may have held more than it does
         self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
         self._streams: dict[NodeId, FollowerStream] = {}
         self._waiters = Waiters(host, self)
@@ -144,12 +125,13 @@ class Replica:
 
     def _verified(self, end: Offset) -> Offset:
         """Where the longest valid prefix of the log up to `end` ends. Zero while the log lacks its producers (rule 16):
-        the majority that made the high water mark has them, so neither a count nor an election needs this replica
+        the majority that made the high water mark has them, so neither a count nor a candidacy needs this replica
         before it has adopted them."""
-        if self._lacks_producers:
-            return Offset(0)
-        end = Offset(min(self._judged_end, end))
-        # A damaged batch below the mark is fetched from the others, which have it. Beyond the mark it does not count.
+        return Offset(0) if self._lacks_producers else self._intact(Offset(min(self._judged_end, end)))
+
+    def _intact(self, end: Offset) -> Offset:
+        """A damaged batch below the mark is fetched from the others, which have it. Beyond the mark it does not
+        count."""
         damaged = self.log.first_damaged(self.part.hwm) if self.log.damaged_batches else None
         return end if damaged is None else min(end, damaged)
 
@@ -178,6 +160,7 @@ class Replica:
             self.judge()
         if self.part.log_start > self.log.log_start:
             self._advance_log_start(judged_by)
+        self.note_damage()
         if is_new_epoch and self.is_appointed:
             self._start_leading()
         elif is_new_epoch:
@@ -215,23 +198,16 @@ class Replica:
         return self.part.leader == self._host.node_id and self.part.leader_incarnation == self._host.incarnation
 
     def _start_leading(self) -> None:
-        start = self.part.history[-1].start
-        is_complete = self._judged_end == self.log.appended_end and not self._lacks_producers
-        if self._judged_end < start or not is_complete:
+        is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers and not self._is_end_hidden
+        if self._judged_end < self.part.history[-1].start or not is_whole:
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
-        damaged = self.log.first_damaged(start)
-        if self.log.tail_damage is not None or damaged is not None:
-            # Damaged bytes beyond the epoch's start were never committed.
-            self.log.truncate(damaged if damaged is not None else self.log.appended_end)
-            self._judged_end = self.log.appended_end
-            if self._judged_end < start:
-                self._owner.resign(self.pid, self.part.epoch)
-                return
         self.leading = self.part.epoch
         for node in self.part.replicas:
             if node != self._host.node_id:
-                stream = FollowerStream(self._host, self.pid, self.leading, node, self.log, self._owner.repair)
+                stream = FollowerStream(
+                    self._host, self.pid, self.leading, node, self.log, self._owner.repair, self._owner.registered
+                )
                 self._streams[node] = stream
                 stream.probe()
 
@@ -267,7 +243,7 @@ class Replica:
             details = ErrorDetails(retry_after_ms=50)
             raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
         self._check_has_space()
-        header = self._validated(batch, limit)
+        header = validated(batch, limit)
         log = self.log
         cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
         if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
@@ -278,8 +254,9 @@ class Replica:
         if cached is not None:
             waiter = Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, header, done)
         else:
-            self._check_space(len(batch))
-            self._check_producer(header)
+            owner, full = self._owner, [s.peer for s in self._streams.values() if s.is_full]
+            check_space(owner.space, self._host.node_id, self.part, full, len(batch))
+            check_producer(self._host, owner.producers_held, self.log, header)
             ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
             epoch = self.part.epoch
             stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
@@ -306,37 +283,6 @@ class Replica:
         if not self._owner.intake.has_room or len(self._waiters) >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
-    def _check_space(self, size: int) -> None:
-        """STORAGE_FULL if this disk takes no records, or if too few followers' disks do for a majority."""
-        if not self._owner.space.admits(size):
-            raise self._owner.space.refusal(self._host.node_id)
-        full = [s.peer for s in self._streams.values() if s.is_full]
-        if len(self.part.replicas) - len(full) <= len(self.part.replicas) // 2:
-            raise full_elsewhere(full[0])
-
-    def _check_producer(self, header: BatchHeader) -> None:
-        """TOO_MANY_PRODUCERS if this would be one more than this node may remember. Followers take what their leader
-        has taken."""
-        held, limit = self._owner.producers_held, self._host.config.producers_max
-        if header.producer_id < 0 or held < limit or self.log.producers.knows(header.producer_id, Offset(-1)):
-            return
-        raise SmqError(
-            ErrorCode.TOO_MANY_PRODUCERS,
-            f"node {self._host.node_id} remembers {held} producers, its limit is {limit} (producers_max): idempotent"
-            " producers that are new to the partition have to wait until others have expired",
-            ErrorDetails(retry_after_ms=NEW_PRODUCER_RETRY_MS),
-        )
-
-    def _validated(self, batch: Buffer, limit: int) -> BatchHeader:
-        if len(batch) > limit:
-            raise SmqError(ErrorCode.BATCH_TOO_LARGE, f"the batch has {len(batch)} bytes, the limit is {limit}")
-        try:
-            return validate_produced(batch)
-        except BatchCorrupt as e:
-            raise SmqError(ErrorCode.CORRUPT_BATCH, str(e)) from e
-        except BatchError as e:
-            raise SmqError(ErrorCode.INVALID_BATCH, str(e)) from e
-
     def not_leader(self) -> SmqError:
         return leader_error(self._host.node_id, self._host.state, self.part)
 
@@ -355,6 +301,7 @@ class Replica:
             if self._waiters.wait_for_disk:
                 self._waiters.settle()
             self._recount()
+            self._hand_over.drive()
         elif self.part.leader != self._host.node_id:
             self._send_ack(resync=False)
 
@@ -381,21 +328,38 @@ class Replica:
     def _recount(self) -> None:
         if self._majority_end() > self.part.hwm:
             self._owner.mark_due(self)
+        if self.part.incomplete:
+            self._owner.mark_caught_up(self)
 
-    def hwm_advance(self) -> HwmAdvance | None:
-        """Rule 9: the advance to propose now, or None if nothing would move."""
+    def hwm_advances(self) -> list[HwmAdvance]:
+        """Rule 9: the advance to propose now, if anything would move."""
         if self.leading is None or self.leading != self.part.epoch:
-            return None
+            return []
         hwm = Offset(max(self._majority_end(), self.part.hwm))
         if hwm == self.part.hwm:
-            return None
-        return HwmAdvance(
+            return []
+        advance = HwmAdvance(
             partition=self.pid,
             epoch=self.leading,
             hwm=hwm,
             next_offset=self.log.appended_end,
             ts_ns=self.log.last_ts_ns,
         )
+        return [advance]
+
+    def caught_up(self) -> list[CompleteReplica]:
+        """Rule 22: the incomplete replicas whose logs hold again whatever they may have acknowledged. A leader's own
+        does: it was elected for that."""
+        epoch = self.leading
+        if epoch is None or epoch != self.part.epoch:
+            return []
+        processes = {s.peer: s.incarnation for s in self._streams.values() if s.has_caught_up}
+        processes[self._host.node_id] = self._host.incarnation
+        return [
+            CompleteReplica(partition=self.pid, epoch=epoch, node=node, incarnation=incarnation)
+            for node, incarnation in processes.items()
+            if node in self.part.incomplete and incarnation is not None
+        ]
 
     def on_session_open(self, peer: NodeId) -> None:
         """A stream that has begun since the session opened continues."""
@@ -411,11 +375,12 @@ class Replica:
     def on_tick(self, now_ns: int) -> None:
         for stream in self._streams.values():
             stream.on_tick(now_ns)
+        self._recount()
         step_aside(self, self._streams.values(), is_full=self._owner.space.is_full, hang=self._owner.hang)
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
-        """Begins a planned handover (rule 11). False if this node does not lead or the target lags too much."""
+        """Begins a planned handover (rule 26). False if this node does not lead or the target lags too much."""
         return self._hand_over.begin(target)
 
     @property
@@ -424,6 +389,11 @@ class Replica:
 
     def stream_to(self, peer: NodeId) -> FollowerStream | None:
         return self._streams.get(peer)
+
+    def on_sealed(self, message: wire.Sealed) -> None:
+        """Rule 27: a follower acknowledges nothing more in this epoch, so the leader asks for another."""
+        if self.leading is not None and message.epoch == self.leading:
+            self._hand_over.renew()
 
     # -------------------------------------------------------------------------------------- following
     def on_probe(self, peer: NodeId, probe: wire.Probe) -> None:
@@ -445,6 +415,9 @@ class Replica:
             return
         if append.epoch < self.part.epoch or peer != self.part.leader or self.leading is not None:
             return
+        if self._is_out:
+            self._send_ack(resync=True)
+            return
         if self._judged_end != self.log.appended_end:
             return  # the log holds epochs that are not applied here yet: wait for them
         self._stream_seen = append.stream
@@ -464,9 +437,6 @@ class Replica:
                     self._resync_requested = append.stream
                     self._send_ack(resync=True)
                 return
-            if self.log.tail_damage is not None:
-                # The leader has everything that follows, so the damaged bytes may go: they are fetched again.
-                self.log.truncate(self.log.appended_end)
             intake.append(self.log, value, self.on_durable)
             self._judged_end = self.log.appended_end
             if value.base < self.part.hwm:
@@ -481,15 +451,13 @@ class Replica:
         """Rule 16. A table that no longer fits is requested again, after the next append or probe."""
         log = self.log
         is_current = message.epoch == self.part.epoch and peer == self.part.leader and self.leading is None
-        if log.has_producers or not is_current or message.at != log.log_start:
+        if log.has_producers or not is_current or self._is_out or message.at != log.log_start:
             self._table.clear()
             return
         if not self._is_whole_with(message):
             return
         table = b"".join(piece.table for piece in self._table)
         self._table.clear()
-        if log.tail_damage is not None:
-            log.truncate(log.appended_end)
         try:
             log.adopt_producers(table)
         except ValueError as e:
@@ -518,7 +486,17 @@ class Replica:
         start, end = covered
         return start <= value.base and (end is None or value.end <= end)
 
+    @property
+    def _is_out(self) -> bool:
+        """This process neither appends nor acknowledges: it has sealed the epoch (rule 21), or damage hides where its
+        log ended (rule 23)."""
+        return self._sealed == self.part.epoch or self._is_end_hidden
+
     def _send_ack(self, *, resync: bool) -> None:
+        if self._is_out:
+            if resync and self._sealed == self.part.epoch:
+                self._host.links.send(self.part.leader, Channel.DATA, wire.Sealed(self.pid, self.part.epoch))
+            return
         ack = wire.Ack(
             self.pid,
             self.part.epoch,
@@ -533,10 +511,43 @@ class Replica:
         )
         self._host.links.send(self.part.leader, Channel.DATA, ack)
 
-    # -------------------------------------------------------------------------------------- reporting
-    def election_end(self, epoch: Epoch) -> Offset | None:
-        """The durable verified end, for an election; None if another epoch is applied here."""
-        return self.durable_verified_end if self.part.epoch == epoch else None
+    # -------------------------------------------------------------------------------------- elections
+    @property
+    def has_followed(self) -> bool:
+        """Whether this replica has judged its log by the epoch that is applied."""
+        return self._epoch_seen == self.part.epoch
+
+    def seal(self, epoch: Epoch) -> wire.SealedLog | None:
+        """Rule 21: from now on, this process neither appends nor acknowledges in the epoch, and does not lead it. None
+        if another epoch is applied here, or if damage hides where the log ended."""
+        if self.part.epoch != epoch or not self.has_followed or self._is_end_hidden:
+            return None
+        self._sealed = epoch
+        self._stop_leading()
+        end = Offset(min(self._judged_end, self.log.durable_end))
+        return wire.SealedLog(self.pid, end, wire.NO_CANDIDATE if self._lacks_producers else self._intact(end))
+
+    def note_damage(self) -> None:
+        """Rule 23: hidden damage is cut away once this process sees that the others know of it."""
+        if not self._is_end_hidden:
+            return
+        me = self._host.node_id
+        if me not in self.part.incomplete or self._owner.registered(me) != self._host.incarnation:
+            self._owner.mark_damaged(self)
+            return
+        if self.log.tail_damage is not None:
+            self.log.truncate(self.log.appended_end)
+        self._is_end_hidden = False
+        self.judge()
+        if self.part.leader != me:
+            self._send_ack(resync=True)
+
+    def hidden_damage(self) -> list[PartitionId]:
+        """This partition, if the others have yet to learn of its damage. They take it from a registered process
+        only."""
+        me = self._host.node_id
+        is_due = self._is_end_hidden and me not in self.part.incomplete
+        return [self.pid] if is_due and self._owner.registered(me) == self._host.incarnation else []
 
     def status(self) -> ReplicaStatus:
         return ReplicaStatus(

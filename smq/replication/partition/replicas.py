@@ -9,18 +9,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, MarkIncomplete
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
 from smq.raft_state.state import EpochStart, PartitionState
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.store import LogStore, PartitionLog
-from smq.replication.partition.advancer import Advancer
+from smq.replication.net import wire
+from smq.replication.partition.admission import RecordSpace
+from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
-from smq.replication.partition.replica import RecordSpace, Replica
+from smq.replication.partition.replica import Replica
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.step_aside import Hang
 from smq.replication.proposer import Barriers
@@ -51,6 +54,7 @@ class Replicas:
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._by_pid: dict[PartitionId, Replica] = {}
         self._unsettled: deque[PartitionId] = deque()  # moved by the state, and not followed yet
+        self._is_state_replaced = False  # and some replica has not followed yet
         self._durable: dict[PartitionId, None] = {}  # more of their logs has just become durable
         self._unsent: dict[Replica, None] = {}  # led here, and appended to in this turn
         self._to_visit: deque[PartitionId] = deque()  # in this round
@@ -63,7 +67,10 @@ class Replicas:
         self.repairs = Repairs(host, self.intake, self.mark_durable)
         self.reads = Reads(host, barriers, self.repairs)
         self.look_ups = LookUps(host, self.repairs)
-        self.mark_due = Advancer(host.clock, host.propose).mark_due
+        clock, propose = host.clock, host.propose
+        self.mark_due = Coalescer(clock, propose, Replica.hwm_advances, lambda i: AdvanceHwms(items=i)).mark_due
+        self.mark_caught_up = Coalescer(clock, propose, Replica.caught_up, lambda i: CompleteReplicas(items=i)).mark_due
+        self.mark_damaged = Coalescer(clock, propose, Replica.hidden_damage, self._damaged).mark_due
 
     # ---------------------------------------------------------------------------------------- the table
     def open_logs(self) -> Iterator[None]:
@@ -81,6 +88,15 @@ class Replicas:
 
     def led(self) -> list[Replica]:
         return [r for r in self._by_pid.values() if r.leading is not None]
+
+    def _damaged(self, partitions: tuple[PartitionId, ...]) -> MarkIncomplete:
+        return MarkIncomplete(node=self._host.node_id, incarnation=self._host.incarnation, partitions=partitions)
+
+    def registered(self, node: NodeId) -> Incarnation | None:
+        """The node's process in the state that the replicas have followed. None while they follow a new one as a whole:
+        until then, a replica judges by the record of the state before."""
+        known = None if self._is_state_replaced else self._host.state.nodes.get(node)
+        return known.incarnation if known is not None else None
 
     @property
     def producers_held(self) -> int:
@@ -127,6 +143,7 @@ class Replicas:
         """The whole state has been replaced, and what was unsettled with it."""
         present = [part.pid for topic in self._host.state.topics.values() for part in topic.partitions]
         self._unsettled = deque([*self._by_pid, *(p for p in present if p not in self._by_pid)])
+        self._is_state_replaced = True
 
     def follow(self) -> bool:
         """Brings the next replicas in line with the state, a few milliseconds' work. True once none is left."""
@@ -135,6 +152,7 @@ class Replicas:
             if work >= self._host.config.settle_work_max:
                 return False
             work += self._reconcile(self._unsettled.popleft())
+        self._is_state_replaced = False
         return True
 
     def _reconcile(self, pid: PartitionId) -> int:
@@ -225,6 +243,7 @@ class Replicas:
         if replica.log.damaged_batches:  # found by recovery: one at a time per partition, and again with the next visit
             damage = BatchDamaged(replica.pid, min(replica.log.damaged_batches), "its bytes do not match its CRC-32C")
             self.repair(damage, lambda _is_repaired: None)
+        replica.note_damage()
         if replica.leading is not None:
             replica.on_tick(now_ns)
             if not has_majority(replica.part, self._host.node_id, reachable):
@@ -255,19 +274,23 @@ class Replicas:
         for replica in self._by_pid.values():
             replica.on_session_close(peer)
 
-    def election_ends(
-        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
-    ) -> tuple[tuple[PartitionId, Offset], ...]:
-        """This node's report for elections. It leaves out a partition if this node reaches no majority for its records:
-        elected, it would only resign again (rule 20), and every epoch is kept until the log start has passed it."""
+    def seal(self, partitions: tuple[tuple[PartitionId, Epoch], ...]) -> tuple[wire.SealedLog, ...]:
+        """Seals these epochs (rule 21) and reports for their elections. A replica is no candidate while this node
+        reaches no majority for its records: elected, it would only resign again (rule 20), and every epoch is kept
+        until the log start has passed it."""
         reachable = self._reachable()
-        ends: list[tuple[PartitionId, Offset]] = []
+        logs: list[wire.SealedLog] = []
         for pid, epoch in partitions:
             replica = self._by_pid.get(pid)
-            end = replica.election_end(epoch) if replica is not None else None
-            if end is not None and replica is not None and has_majority(replica.part, self._host.node_id, reachable):
-                ends.append((pid, end))
-        return tuple(ends)
+            if replica is None:
+                continue
+            if not replica.has_followed:
+                self._reconcile(pid)
+            log = replica.seal(epoch)
+            if log is not None:
+                may_lead = has_majority(replica.part, self._host.node_id, reachable)
+                logs.append(log if may_lead else log._replace(good=wire.NO_CANDIDATE))
+        return tuple(logs)
 
     def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
         """Hands over a partition that this node itself leads."""

@@ -2,7 +2,8 @@
 
 Owns what the leader knows of that follower: how far its durable verified log reaches (rule 7), and which appends are in
 flight. The leader probes, the follower answers with the end of its log, batches follow. If one does not fit, the
-follower asks to start again. It must never count an acknowledgement of another epoch or process (rule 8).
+follower asks to start again. It must never count an acknowledgement of another epoch, nor of a process that is not the
+registered one in the applied state (rule 8): what an earlier process promised may have ended with it.
 """
 
 from collections import deque
@@ -31,16 +32,21 @@ class FollowerStream:
         peer: NodeId,
         log: PartitionLog,
         repair: Callable[[BatchDamaged, Callable[[bool], None]], None],
+        registered: Callable[[NodeId], Incarnation | None],
     ) -> None:
-        """`repair` has a damaged batch fetched again, and reports later whether it succeeded."""
+        """`repair` has a damaged batch fetched again, and reports later whether it succeeded. `registered` is the
+        node's process in the applied state."""
         self._host = host
         self._repair = repair
         self._pid = pid
         self._epoch = epoch
         self._log = log
         self.peer = peer
-        self.acked_end: Offset | None = None  # None until the follower has reported in this epoch
+        self._registered = registered
         self._incarnation: Incarnation | None = None
+        self._end = Offset(0)  # what that process has acknowledged in this epoch
+        self._counted: Incarnation | None = None  # the latest process whose acknowledgements count
+        self._counted_at = Offset(0)  # where this log ended when they began to: rule 22
         self._stream = 0
         self._next: Offset | None = None  # None while the follower's position is unknown
         self._in_flight: deque[tuple[Offset, int]] = deque()  # (end, bytes) of appends not yet acknowledged
@@ -72,7 +78,8 @@ class FollowerStream:
 
     def on_tick(self, now_ns: int) -> None:
         """Repeats messages that may have been lost: probes, and unanswered appends. Continues if the link was busy with
-        other streams when the last answer came."""
+        other streams when the last answer came. Counts a process that has been registered after its report."""
+        self._note_process()
         self.pump()
         waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full or self._is_held
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
@@ -84,13 +91,12 @@ class FollowerStream:
         """Takes in the follower's state; True if its log may have changed."""
         if self._incarnation is not None and ack.incarnation < self._incarnation:
             return False  # an older process of that node
-        if ack.incarnation != self._incarnation:
-            self._incarnation = ack.incarnation
-            self.acked_end = None
+        self._incarnation = ack.incarnation
         self._heard_ns = self._host.clock.monotonic_ns()
         self.is_full = ack.is_full
         self._is_held = ack.is_held
-        self.acked_end = Offset(min(ack.end, self._log.appended_end))
+        self._end = Offset(min(ack.end, self._log.appended_end))
+        self._note_process()
         if ack.resync and ack.stream == self._stream:
             fits = self._log.log_start <= ack.expect <= self._log.appended_end
             self._restart(ack.expect if fits else None)
@@ -135,6 +141,25 @@ class FollowerStream:
     @property
     def incarnation(self) -> Incarnation | None:
         return self._incarnation
+
+    @property
+    def acked_end(self) -> Offset | None:
+        """How far the follower's log reaches; None until its registered process has reported in this epoch (rule 8)."""
+        if self._incarnation is None or self._incarnation != self._registered(self.peer):
+            return None
+        return self._end
+
+    def _note_process(self) -> None:
+        """Rule 22: what the follower's earlier processes may have acknowledged ends here."""
+        if self._counted != self._incarnation and self.acked_end is not None:
+            self._counted = self._incarnation
+            self._counted_at = self._log.appended_end
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the follower's log holds again whatever any of its processes has acknowledged."""
+        end = self.acked_end
+        return end is not None and self._counted == self._incarnation and end >= self._counted_at
 
     @property
     def is_placed(self) -> bool:

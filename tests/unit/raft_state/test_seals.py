@@ -136,7 +136,7 @@ def test_rule_11_the_leaders_own_word_needs_no_seals(driver: Driver) -> None:
 
 
 def test_rule_11_an_epoch_that_began_above_the_new_one_ends_where_that_begins(driver: Driver) -> None:
-    """Nodes 2 and 3 seal after node 1, which led epoch 1 from 9 on, has died: nobody else has 9."""
+    """Nodes 2 and 3 seal after node 1, which led epoch 1 from 9 on, has died: no other log has 9."""
     driver.ok(elect(pid(1), 0, candidate=1, end=9, by_leader=True))
     driver.ok(elect(pid(1), 1, candidate=1, end=12, by_leader=True))
     driver.ok(elect(pid(1), 2, candidate=2, end=7, seals=(seal(2, 7), seal(3, 5))))

@@ -12,7 +12,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch
-from smq.replication.api import Acks, Produced, TimeKind, TimeOffset
+from smq.replication.api import Acks, DoneFn, Produced, TimeKind, TimeOffset
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
@@ -105,9 +105,11 @@ class Host:
         self.space = SpaceGuard(self.disk, 0)
         self.hang = HangGuard(self.disk, self.config.disk_hang_ms)
         self.due: list[PartitionId] = []
+        self.may_be_complete = self.damage_reports = 0
         self.woken = 0
         self.resigned: list[tuple[PartitionId, Epoch]] = []
         self.proposed: list[Command] = []
+        self.answers: list[DoneFn[Reply]] = []  # for the proposals; the test gives them
         self._index = 0
         self.replica: Replica | None = None
         self.apply(default_init("c"))
@@ -128,9 +130,13 @@ class Host:
             disk=self.disk,
             links=immediate_links(self.network),
             engine=cast(Engine, None),  # replicas have nothing to do with it
-            propose=lambda command, _timeout_ms, _done: self.proposed.append(command),
+            propose=self._propose,
             deliver=self.clock.call_soon,
         )
+
+    def _propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self.proposed.append(command)
+        self.answers.append(done)
 
     # ---- ReplicaOwner
     @property
@@ -144,6 +150,18 @@ class Host:
     def mark_due(self, replica: Replica) -> None:
         assert replica is self.replica
         self.due.append(replica.pid)
+
+    def mark_caught_up(self, replica: Replica) -> None:
+        assert replica is self.replica
+        self.may_be_complete += 1
+
+    def mark_damaged(self, replica: Replica) -> None:
+        assert replica is self.replica
+        self.damage_reports += 1
+
+    def registered(self, node: NodeId) -> Incarnation | None:
+        known = self.state.nodes.get(node)
+        return known.incarnation if known is not None else None
 
     def wake(self, replica: Replica) -> None:
         self.woken += 1

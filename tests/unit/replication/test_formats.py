@@ -31,8 +31,8 @@ WIRE: list[wire.Message] = [
     wire.Heartbeat(Incarnation(7), MARK, (MARK,), is_leaving=True, disk=wire.DiskCondition.FINE),
     wire.Propose(8, b"command"),
     wire.Proposed(8, wire.COMMITTED, LogIndex(9), b"reply"),
-    wire.ElectionQuery(10, ((PID, Epoch(1)),)),
-    wire.ElectionReport(10, Incarnation(7), ((PID, Offset(11)),)),
+    wire.ElectionQuery(10, Term(2), ((PID, Epoch(1)),)),
+    wire.ElectionReport(10, Incarnation(7), (wire.SealedLog(PID, Offset(11), wire.NO_CANDIDATE),)),
     wire.Resign(((PID, Epoch(1)),)),
     wire.Transfer(PID, Epoch(1), NodeId(3)),
     wire.ReadIndex(12),
@@ -54,6 +54,7 @@ WIRE: list[wire.Message] = [
     wire.Producers(PID, Epoch(1), 13, Offset(14), 0, 2, b"table"),
     wire.FetchBatch(PID, 17, Offset(18)),
     wire.FoundBatch(PID, 17, False, b"value"),
+    wire.Sealed(PID, Epoch(1)),
 ]
 RAFT: list[raft.Message] = [
     raft.RequestVote(term=1, last_index=2, last_term=3, disk=DISK, is_admitted=True),

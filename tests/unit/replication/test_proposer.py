@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -11,7 +12,7 @@ from chaos_tests.sim.levels import LEVEL_TWO, Note, level_two
 from smq.raft_state.codec import FEATURE_LEVEL, decode_command, encode_reply
 from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex, NodeId, RequestId, Term
+from smq.raft_state.ids import DiskId, LogIndex, NodeId, RequestId, Term
 from smq.raft_state.remembered import Kind
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
@@ -40,6 +41,7 @@ class ScriptedEngine:
         self.applied_index = LogIndex(0)
         self.queue: list[tuple[Command, ProposalDone]] = []
         self.reads: list[ReadIndexDone] = []
+        self.doubted: set[NodeId] = set()  # their disks may be old copies
 
     @property
     def is_leader(self) -> bool:
@@ -63,7 +65,10 @@ class ScriptedEngine:
 
     @property
     def marks(self) -> Marks:
-        raise AssertionError("proposals have nothing to do with disks")
+        return cast(Marks, self)
+
+    def doubts(self, node: NodeId, disk: DiskId) -> bool:
+        return node in self.doubted
 
     def flush_marks(self) -> None: ...
     def renounce(self) -> None: ...

@@ -6,7 +6,7 @@ test_leading; what a rule demands of several nodes together, in the simulation.
 
 import pytest
 
-from smq.raft_state.commands import AddPartitions, AdvanceHwms, AdvanceLogStart, AlterTopicConfig
+from smq.raft_state.commands import AddPartitions, AdvanceHwms, AdvanceLogStart, AlterTopicConfig, Command
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TsNs
 from smq.raft_state.replies import HwmsAdvanced, Reply
@@ -15,7 +15,8 @@ from smq.replication.api import DoneFn
 from smq.replication.log import partition_log
 from smq.replication.log.codec import StoredValue, partition_stop
 from smq.replication.net import wire
-from smq.replication.partition.advancer import Advancer
+from smq.replication.partition.coalescing import Coalescer
+from smq.replication.partition.replica import Replica
 from smq.replication.ports import Table
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 
@@ -254,10 +255,9 @@ def test_rule_07_a_write_that_completes_after_its_epoch_ended_acknowledges_nothi
 def test_rule_08_the_mark_moves_when_a_majority_has_it_the_leader_counting_once_it_is_durable(host: Host) -> None:
     host.produce()
     host.ack(PEER_A, 1)
-    assert host.live.hwm_advance() is None  # the leader's own write is not on disk yet
+    assert host.live.hwm_advances() == []  # the leader's own write is not on disk yet
     host.settle()
-    advance = host.live.hwm_advance()
-    assert advance is not None
+    (advance,) = host.live.hwm_advances()
     assert (advance.hwm, advance.next_offset, advance.epoch) == (1, 1, 0)
 
 
@@ -265,8 +265,7 @@ def test_rule_08_two_followers_outvote_a_slow_leader_disk(host: Host) -> None:
     host.produce()
     host.ack(PEER_A, 1)
     host.ack(PEER_B, 1)
-    advance = host.live.hwm_advance()
-    assert advance is not None
+    (advance,) = host.live.hwm_advances()
     assert advance.hwm == 1
 
 
@@ -274,7 +273,7 @@ def test_rule_08_an_acknowledgement_of_another_epoch_counts_for_nothing(host: Ho
     host.produce()
     host.settle()
     host.ack(PEER_A, 1, epoch=7)
-    assert host.live.hwm_advance() is None
+    assert host.live.hwm_advances() == []
 
 
 def test_rule_08_an_acknowledgement_beyond_the_leaders_log_is_clipped(host: Host) -> None:
@@ -282,8 +281,7 @@ def test_rule_08_an_acknowledgement_beyond_the_leaders_log_is_clipped(host: Host
     host.settle()
     host.ack(PEER_A, 99)
     host.ack(PEER_B, 99)
-    advance = host.live.hwm_advance()
-    assert advance is not None
+    (advance,) = host.live.hwm_advances()
     assert advance.hwm == 1
 
 
@@ -292,7 +290,7 @@ def test_rule_08_an_older_process_of_a_follower_counts_for_nothing(host: Host) -
     host.settle()
     host.ack(PEER_A, 0, incarnation=INCARNATION + 5)
     host.ack(PEER_A, 1, incarnation=INCARNATION)
-    assert host.live.hwm_advance() is None
+    assert host.live.hwm_advances() == []
 
 
 @pytest.mark.parametrize("incarnation", [INCARNATION, INCARNATION + 5])
@@ -300,9 +298,9 @@ def test_rule_08_a_follower_counts_for_what_it_or_its_new_process_said_last(host
     host.produce()
     host.settle()
     host.ack(PEER_A, 1)
-    assert host.live.hwm_advance() is not None
+    assert host.live.hwm_advances()
     host.ack(PEER_A, 0, incarnation=incarnation)
-    assert host.live.hwm_advance() is None
+    assert host.live.hwm_advances() == []
 
 
 def test_rule_08_counts_restart_with_each_epoch(host: Host) -> None:
@@ -312,7 +310,7 @@ def test_rule_08_counts_restart_with_each_epoch(host: Host) -> None:
     host.elect(ME)  # re-elected at hwm 0: X is gone
     host.produce(batch(b"Y"))
     host.settle()
-    assert host.live.hwm_advance() is None
+    assert host.live.hwm_advances() == []
 
 
 def test_rule_09_a_proposal_carries_epoch_mark_next_offset_and_time(host: Host) -> None:
@@ -321,15 +319,19 @@ def test_rule_09_a_proposal_carries_epoch_mark_next_offset_and_time(host: Host) 
     host.produce(batch(count=3))
     host.settle()
     host.ack(PEER_A, 1)
-    advance = host.live.hwm_advance()
-    assert advance is not None
+    (advance,) = host.live.hwm_advances()
     assert (advance.epoch, advance.hwm, advance.next_offset) == (1, 1, 4)
     assert advance.ts_ns == host.live.log.last_ts_ns >= host.hardware.wall_offset_ns
 
 
 def test_rule_09_one_proposal_at_a_time_and_one_without_an_answer_is_made_again(host: Host) -> None:
-    proposed: list[tuple[AdvanceHwms, int, DoneFn[Reply]]] = []
-    advancer = Advancer(host.clock, lambda *proposal: proposed.append(proposal))
+    proposed: list[tuple[Command, int, DoneFn[Reply]]] = []
+    advancer = Coalescer(
+        host.clock,
+        lambda *proposal: proposed.append(proposal),
+        Replica.hwm_advances,
+        lambda items: AdvanceHwms(items=items),
+    )
     host.produce()
     host.settle()
     host.ack(PEER_A, 1)
@@ -355,7 +357,7 @@ def test_rule_09_a_leader_of_a_past_epoch_proposes_nothing(host: Host) -> None:
     host.settle()
     host.ack(PEER_A, 1)
     host.elect(PEER_A)
-    assert host.live.hwm_advance() is None
+    assert host.live.hwm_advances() == []
 
 
 # ------------------------------------------------------------------------------------------------ 10
@@ -415,13 +417,15 @@ def test_rule_10_an_epoch_that_a_jump_has_forgotten_leaves_the_outcome_open(host
 
 
 # ------------------------------------------------------------------------------------------------ 11, 12
-def test_rule_11_an_election_report_is_durable_verified_and_of_the_epoch_asked_for(host: Host) -> None:
+def test_rule_21_a_seal_is_durable_verified_and_of_the_epoch_asked_for(host: Host) -> None:
     host.produce()
-    assert host.live.election_end(Epoch(0)) == 0  # not on disk yet
+    assert host.live.seal(Epoch(1)) is None
+    assert host.live.leading == 0
+    assert host.live.seal(Epoch(0)) == (host.part.pid, 0, 0)  # not on disk yet
     host.settle()
-    assert host.live.election_end(Epoch(0)) == 1
-    assert host.live.election_end(Epoch(1)) is None
-    assert behind().live.election_end(Epoch(1)) == 0, "what is newer than the applied epoch is not verified"
+    assert host.live.seal(Epoch(0)) == (host.part.pid, 1, 1)
+    waits = behind()
+    assert waits.live.seal(Epoch(1)) == (waits.part.pid, 0, 0), "what is newer than the applied epoch is not verified"
 
 
 def test_rule_12_an_appointed_leader_whose_log_is_short_does_not_lead() -> None:
@@ -477,7 +481,7 @@ def test_rule_14_a_log_that_ends_below_the_log_start_is_emptied_and_can_be_elect
     host.settle()
     assert (host.live.log.log_start, host.live.log.appended_end) == (5, 5)
     send_producers(host, 5)
-    assert host.live.election_end(Epoch(1)) == 5
+    assert host.live.seal(Epoch(1)) == (host.part.pid, 5, 5)
 
 
 def test_rule_14_an_empty_log_takes_the_batch_that_contains_the_log_start() -> None:

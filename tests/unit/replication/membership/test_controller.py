@@ -16,7 +16,7 @@ from smq.raft_state.commands import (
     SetNodeDrained,
     UnfenceNode,
 )
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
+from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
@@ -29,11 +29,13 @@ from smq.replication.membership.controller import Controller
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
 from smq.replication.partition.replicas import Replicas, has_majority
+from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.disk import FakeDisk
+from tests.unit.raft_state.support import marked, mode
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
 from tests.unit.replication.test_proposer import ScriptedEngine
 from tests.unit.replication.test_turns import World as NodeWorld
@@ -107,8 +109,7 @@ class World:
     def _on_sent(self, peer: NodeId, message: wire.Message) -> None:
         self.sent.append((peer, message))
         if isinstance(message, wire.ElectionQuery) and peer not in self.silent:
-            ends = tuple((pid, Offset(self.ends[peer])) for pid, _ in message.partitions)
-            report = wire.ElectionReport(message.query, INCARNATION, ends)
+            report = wire.ElectionReport(message.query, INCARNATION, self._logs(peer, message.partitions))
             self.clock.call_soon(lambda: self.controller.on_report(peer, report, self.clock.monotonic_ns()))
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
@@ -123,10 +124,14 @@ class World:
 
         self.clock.call_soon(answer)
 
-    def election_ends(
-        self, partitions: tuple[tuple[PartitionId, Epoch], ...]
-    ) -> tuple[tuple[PartitionId, Offset], ...]:
-        return tuple((pid, Offset(self.ends[ME])) for pid, _ in partitions)
+    def seal(self, partitions: tuple[tuple[PartitionId, Epoch], ...]) -> tuple[wire.SealedLog, ...]:
+        return self._logs(ME, partitions)
+
+    def _logs(self, node: NodeId, partitions: tuple[tuple[PartitionId, Epoch], ...]) -> tuple[wire.SealedLog, ...]:
+        """A negative end is that of a log that must not lead."""
+        end = self.ends[node]
+        good = wire.NO_CANDIDATE if end < 0 else Offset(end)
+        return tuple(wire.SealedLog(pid, Offset(abs(end)), good) for pid, _ in partitions)
 
     def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
         self.transferred.append(target)
@@ -460,7 +465,7 @@ def test_rule_20_majority_is_of_the_partitions_replicas_with_this_node(
     assert has_majority(world.part(), ME, frozenset(reachable)) is has_it
 
 
-def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_reports_nothing() -> None:
+def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_is_no_candidate() -> None:
     world = NodeWorld().start()
     world.populate()
     node, isolation_ms = world.node, world.node.config.leader_isolation_ms
@@ -470,7 +475,108 @@ def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_repor
     assert len(requested) > 100
     world.scheduler.run_for_ms(isolation_ms / 2)
     assert node.replicas.led() == led
-    assert {pid for pid, _ in node.replicas.election_ends(requested)} == {pid for pid, _ in requested}
     world.scheduler.run_for_ms(isolation_ms)
     assert node.replicas.led() == []
-    assert node.replicas.election_ends(requested) == ()
+    assert {log.partition: log.good for log in node.replicas.seal(requested)} == {
+        pid: wire.NO_CANDIDATE for pid, _ in requested
+    }
+    node.liveness.on_answer(PEER_A)
+    assert {log.good for log in node.replicas.seal(requested)} == {0}
+
+
+# ---------------------------------------------------------------------------------------------- seals
+def out_of_two_rounds(world: World) -> PartitionState:
+    """The partition commits by a majority of logs."""
+    part = world.part()
+    world.apply(mode(part.pid, 0, 0, two_round=False))
+    return part
+
+
+def ask(world: World, part: PartitionState) -> None:
+    resigned = wire.Resign(((part.pid, part.epoch),))
+    world.controller.on_resign(part.leader, resigned, world.clock.monotonic_ns())
+
+
+def test_rule_11_the_longest_log_is_elected_with_the_seals_of_all_complete_replicas(world: World) -> None:
+    part = out_of_two_rounds(world)
+    world.ends = {ME: 3, PEER_A: 5, PEER_B: 7}
+    ask(world, part)
+    world.run(1_000)
+    (command,) = world.made(ElectLeader)
+    assert isinstance(command, ElectLeader)
+    assert (command.candidate, command.end, command.by_leader) == (PEER_B, 7, False)
+    assert [(s.node, s.end) for s in command.seals] == [(ME, 3), (PEER_A, 5), (PEER_B, 7)]
+    assert (part.leader, part.history[-1].start) == (PEER_B, 7)
+
+
+def test_rule_11_a_log_that_may_not_lead_seals_all_the_same(world: World) -> None:
+    part = out_of_two_rounds(world)
+    world.ends = {ME: 3, PEER_A: -7, PEER_B: 5}
+    world.silent.add(PEER_B)
+    ask(world, part)
+    world.run(1_000)
+    assert world.made(ElectLeader) == [], "node 2 has more than node 1, and a majority may have it"
+    assert world.warnings == ["no replica of the partition reaches what may be committed and a majority of the others"]
+    world.silent.clear()
+    world.run(2_000)
+    assert (part.leader, part.history[-1].start) == (PEER_B, 5)
+
+
+def test_rule_20_too_few_complete_replicas_leave_a_partition_unavailable_and_the_log_says_so(world: World) -> None:
+    part = out_of_two_rounds(world)
+    world.apply(marked(PEER_B, part.pid, incarnation=INCARNATION))
+    world.ends = {ME: 3, PEER_A: 3, PEER_B: 3}
+    world.silent.add(PEER_A)
+    ask(world, part)
+    world.run(1_000)
+    assert world.made(ElectLeader) == []
+    assert world.warnings == ["too few replicas with complete logs can be asked what may be committed"]
+    world.silent.clear()
+    world.run(2_000)
+    assert part.epoch == 1
+
+
+def test_rule_18_the_seal_of_a_disk_that_may_be_an_old_copy_does_not_count(world: World) -> None:
+    part = out_of_two_rounds(world)
+    world.ends = {ME: 3, PEER_A: 3, PEER_B: 1}
+    world.silent.add(PEER_A)
+    world.engine.doubted = {PEER_B}
+    ask(world, part)
+    world.run(1_000)
+    assert world.made(ElectLeader) == []
+    world.engine.doubted = set()
+    world.run(1_000)
+    assert part.epoch == 1
+
+
+def test_rule_21_an_election_is_seen_through_although_the_leader_is_back(world: World) -> None:
+    """What has sealed acknowledges nothing more, so the epoch must end."""
+    part = world.part(1)
+    assert part.leader == PEER_A
+    part.hwm = part.next_offset = Offset(5)  # so that no node can be elected yet
+    world.silent.add(PEER_A)
+    world.run(10_000)
+    assert world.state.nodes[PEER_A].fenced
+    world.silent.clear()
+    world.run(100)
+    assert (world.state.nodes[PEER_A].fenced, part.epoch) == (False, 0)
+    world.ends = dict.fromkeys(world.ends, 5)
+    world.run(2_000)
+    assert part.epoch == 1
+
+
+def test_rule_21_a_question_of_an_older_term_seals_nothing() -> None:
+    world = NodeWorld().start()
+    world.populate()
+    node = world.node
+    led = node.replicas.led()
+    requested = tuple((replica.pid, replica.part.epoch) for replica in led)
+
+    def ask_in(term: int) -> None:
+        query = wire.ElectionQuery(1, Term(term), requested)
+        node.dispatcher.on_message(PEER_A, Channel.CONTROL, memoryview(b"".join(wire.encode(query))))
+
+    ask_in(node.engine.term - 1)
+    assert node.replicas.led() == led
+    ask_in(node.engine.term)
+    assert node.replicas.led() == []

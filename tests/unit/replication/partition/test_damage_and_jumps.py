@@ -3,7 +3,7 @@ nothing that it does not know."""
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.commands import AdvanceLogStart, MarkIncomplete
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import parse_header
@@ -14,7 +14,7 @@ from smq.replication.net import wire
 from smq.replication.partition.repair import REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
 from smq.replication.ports import Table
 from smq.testing.virtual.disk import DiskImage
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
 
@@ -53,27 +53,72 @@ def follower_with(count: int) -> tuple[Host, list[bytes]]:
 
 
 # --------------------------------------------------------------------------------------------------- damage
-def test_a_follower_fetches_again_what_has_rotted() -> None:
+def mark(host: Host) -> None:
+    """What this replica has to tell the others about its damage, applied."""
+    assert host.live.hidden_damage() == [host.part.pid]
+    host.apply(
+        MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=tuple(host.live.hidden_damage()))
+    )
+
+
+def test_rule_23_a_log_whose_end_is_hidden_is_fetched_again_once_the_others_know() -> None:
     host, values = follower_with(3)
     restart_with_rot(host, 1)
     assert host.live.durable_verified_end == 1
+    append(host, *values[1:])
+    assert host.live.log.appended_end == 1
+    assert host.live.log.tail_damage is not None
+    mark(host)
+    assert host.live.hidden_damage() == []
     append(host, *values[1:])
     host.settle()
     assert host.live.durable_verified_end == 3
     assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
 
 
-def test_rot_is_kept_until_the_leader_has_shown_that_it_has_what_follows() -> None:
+def test_rule_23_a_log_whose_end_is_hidden_acknowledges_and_reports_nothing_until_the_others_know() -> None:
     host, _ = follower_with(3)
     restart_with_rot(host, 1)
-    append(host, stored(batch(), 5, 1))  # leaves a gap
-    assert host.live.log.tail_damage is not None
+    host.sent.clear()
+    host.live.on_probe(PEER_A, wire.Probe(host.part.pid, Epoch(1), 2))
+    host.live.after_durable()
+    assert host.live.seal(Epoch(1)) is None
+    assert acks(host) == []
+    assert host.damage_reports == 1
+    mark(host)
+    assert [ack.end for ack in acks(host)] == [1]
+    assert host.live.hidden_damage() == []
+    assert host.live.seal(Epoch(1)) == (host.part.pid, 1, 1)
+
+
+def test_rule_23_a_mark_of_an_earlier_process_is_not_enough() -> None:
+    """It may be taken back for what that process had fetched again."""
+    host, _ = follower_with(3)
+    image = host.disk.crash()
+    rot(image, 1)
+    host.apply(MarkIncomplete(node=ME, incarnation=INCARNATION, partitions=(host.part.pid,)))
+    host.reopen(INCARNATION + 1, image)
+    host.live.note_damage()
+    assert host.live.seal(Epoch(1)) is None
+    assert host.live.hidden_damage() == [], "only a registered process can say it"
+    host.apply(register(ME, INCARNATION + 1))
+    host.live.note_damage()
+    assert host.live.seal(Epoch(1)) == (host.part.pid, 1, 1)
+
+
+def test_rule_23_a_log_whose_end_is_hidden_leads_nothing() -> None:
+    host, _ = follower_with(3)
+    host.advance(1)
+    restart_with_rot(host, 1)
+    host.elect(ME, end=1)
+    assert (host.live.leading, host.resigned) == (None, [(host.part.pid, Epoch(2))])
 
 
 def test_a_leader_gives_up_damaged_bytes_that_were_never_committed() -> None:
     host, _ = follower_with(3)
     host.advance(1)
     restart_with_rot(host, 1)
+    mark(host)
     host.elect(ME, end=1)
     answer = host.produce()
     host.settle()
@@ -81,6 +126,13 @@ def test_a_leader_gives_up_damaged_bytes_that_were_never_committed() -> None:
     host.advance(2)
     host.settle(10)
     assert answer.offsets == (1, 1)
+
+
+def test_rule_21_a_damaged_batch_is_evidence_and_no_offer() -> None:
+    """Its row says that it was here, so the log did hold it; the batch itself cannot be served."""
+    host, _ = follower_with(3)
+    restart_with_rot(host, 1, with_row=False)
+    assert host.live.seal(Epoch(1)) == (host.part.pid, 3, 1)
 
 
 def answer_fetches(
@@ -423,13 +475,23 @@ def send_producers(host: Host, at: int) -> None:
 
 def test_a_log_that_jumped_counts_for_nothing_until_it_has_the_producers() -> None:
     host = jumped()
-    assert host.live.election_end(Epoch(1)) == 0
+    assert host.live.durable_verified_end == 0
     assert acks(host)[-1].needs_producers
     append(host, stored(idempotent(9), 9, 1))
     assert host.live.log.appended_end == 9, "what follows waits for them, too"
     send_producers(host, 9)
-    assert host.live.election_end(Epoch(1)) == 9
+    assert host.live.durable_verified_end == 9
     assert not acks(host)[-1].needs_producers
+
+
+def test_rule_16_a_log_that_jumped_seals_and_is_no_candidate_until_it_has_the_producers() -> None:
+    host = jumped()
+    assert host.live.seal(Epoch(1)) == (host.part.pid, 9, wire.NO_CANDIDATE)
+    host.elect(PEER_B)
+    table = wire.Producers(host.part.pid, Epoch(2), 1, Offset(9), 0, 1, b"")
+    host.live.on_producers(PEER_B, table)
+    host.settle()
+    assert host.live.seal(Epoch(2)) == (host.part.pid, 9, 9)
 
 
 def test_a_leader_whose_log_had_jumped_answers_the_repetition_of_a_batch_it_never_held() -> None:

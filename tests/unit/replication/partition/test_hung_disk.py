@@ -102,7 +102,7 @@ def test_reports_acknowledgements_and_elections_count_what_is_on_disk() -> None:
     host.produce()
     host.ack(PEER_A, 2)
     host.advance(2)
-    assert host.live.election_end(host.part.epoch) == 1
+    assert host.live.seal(host.part.epoch) == (host.part.pid, 1, 1)
     host.elect(PEER_A, end=2)
     host.live.on_probe(PEER_A, wire.Probe(host.part.pid, host.part.epoch, 1))
     assert [m.end for _, m in host.sent if isinstance(m, wire.Ack)][-1:] == [1]

@@ -38,7 +38,7 @@ def test_a_report_that_judged_its_log_by_an_older_epoch_elects_no_node() -> None
     resigned = wire.Resign(((part.pid, part.epoch),))
     world.controller.on_resign(part.leader, resigned, world.clock.monotonic_ns())
     world.run(100)
-    report = wire.ElectionReport(late, INCARNATION, ((part.pid, end),))
+    report = wire.ElectionReport(late, INCARNATION, (wire.SealedLog(part.pid, end, end),))
     world.controller.on_report(others[0], report, world.clock.monotonic_ns())
     world.run(200)
     assert part.epoch == Epoch(1)

@@ -1,13 +1,13 @@
-"""High water marks to Raft: one command for all partitions that are due on this node, one command in flight.
+"""What many replicas have to propose: one command for all that are due on this node, one command in flight.
 
 Owns the coalescing. There is no timer: a command goes immediately if none is in flight, and whatever becomes due
-meanwhile shares the next. The numbers come from the replicas at the moment of proposing; apply judges them (rule 9).
+meanwhile shares the next. The items come from the replicas at the moment of proposing; apply judges them.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from smq.raft_state.commands import AdvanceHwms, HwmAdvance
+from smq.raft_state.commands import Command
 from smq.raft_state.errors import SmqError
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
@@ -18,17 +18,28 @@ ITEMS_MAX: Final = 1_000  # per command: applying one moves as many replicas, so
 PROPOSAL_MS_MAX: Final = 1_000  # rule 9: a command without an answer by then is simply proposed again
 _RETRY_MS: Final = 20
 
+Item = TypeVar("Item")
 
-class Advancer:
-    def __init__(self, clock: Clock, propose: Callable[[AdvanceHwms, int, DoneFn[Reply]], None]) -> None:
+
+class Coalescer(Generic[Item]):
+    def __init__(
+        self,
+        clock: Clock,
+        propose: Callable[[Command, int, DoneFn[Reply]], None],
+        items_of: Callable[[Replica], list[Item]],
+        command_of: Callable[[tuple[Item, ...]], Command],
+    ) -> None:
+        """`items_of` gives what a replica has to propose now, nothing if that has changed since it became due."""
         self._clock = clock
         self._propose = propose
+        self._items_of = items_of
+        self._command_of = command_of
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._in_flight = False
         self._scheduled = False
 
     def mark_due(self, replica: Replica) -> None:
-        """The partition's HWM may move; examined when the current callback has ended."""
+        """The replica may have something to propose; examined when the current callback has ended."""
         self._due[replica] = None
         if not self._in_flight and not self._scheduled:
             self._scheduled = True
@@ -39,18 +50,19 @@ class Advancer:
         if self._in_flight:
             return
         replicas: list[Replica] = []
-        items: list[HwmAdvance] = []
+        items: list[Item] = []
         while self._due and len(items) < ITEMS_MAX:
             replica = next(iter(self._due))
             del self._due[replica]
-            item = replica.hwm_advance()
-            if item is not None:
+            found = self._items_of(replica)
+            if found:
                 replicas.append(replica)
-                items.append(item)
+                items += found
         if items:
             self._in_flight = True
-            command = AdvanceHwms(items=tuple(items))
-            self._propose(command, PROPOSAL_MS_MAX, lambda reply: self._on_reply(replicas, reply))
+            self._propose(
+                self._command_of(tuple(items)), PROPOSAL_MS_MAX, lambda reply: self._on_reply(replicas, reply)
+            )
 
     def _on_reply(self, replicas: list[Replica], reply: Reply | SmqError) -> None:
         self._in_flight = False

@@ -202,6 +202,7 @@ class Replica:
         if self._judged_end < self.part.history[-1].start or not is_whole:
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
+        self._cut_damage()
         self.leading = self.part.epoch
         for node in self.part.replicas:
             if node != self._host.node_id:
@@ -210,6 +211,10 @@ class Replica:
                 )
                 self._streams[node] = stream
                 stream.probe()
+
+    def _cut_damage(self) -> None:
+        if self.log.tail_damage is not None:
+            self.log.truncate(self.log.appended_end)
 
     def _stop_leading(self) -> None:
         self.leading = None
@@ -437,6 +442,7 @@ class Replica:
                     self._resync_requested = append.stream
                     self._send_ack(resync=True)
                 return
+            self._cut_damage()
             intake.append(self.log, value, self.on_durable)
             self._judged_end = self.log.appended_end
             if value.base < self.part.hwm:
@@ -458,6 +464,7 @@ class Replica:
             return
         table = b"".join(piece.table for piece in self._table)
         self._table.clear()
+        self._cut_damage()
         try:
             log.adopt_producers(table)
         except ValueError as e:
@@ -528,17 +535,15 @@ class Replica:
         return wire.SealedLog(self.pid, end, wire.NO_CANDIDATE if self._lacks_producers else self._intact(end))
 
     def note_damage(self) -> None:
-        """Rule 23: hidden damage is cut away once this process sees that the others know of it."""
+        """Rule 23: once the others know of the hidden damage, this log ends before it. The damaged bytes stay until a
+        leader has what follows, or this process leads: what is behind them may be the only copy."""
         if not self._is_end_hidden:
             return
         me = self._host.node_id
         if me not in self.part.incomplete or self._owner.registered(me) != self._host.incarnation:
             self._owner.mark_damaged(self)
             return
-        if self.log.tail_damage is not None:
-            self.log.truncate(self.log.appended_end)
         self._is_end_hidden = False
-        self.judge()
         if self.part.leader != me:
             self._send_ack(resync=True)
 

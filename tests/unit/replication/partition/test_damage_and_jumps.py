@@ -70,7 +70,9 @@ def test_rule_23_a_log_whose_end_is_hidden_is_fetched_again_once_the_others_know
     assert host.live.log.tail_damage is not None
     mark(host)
     assert host.live.hidden_damage() == []
-    append(host, *values[1:])
+    append(host, stored(batch(), 5, 1))  # leaves a gap
+    assert host.live.log.tail_damage is not None, "the leader has not shown that it has what follows"
+    append(host, *values[1:], stream=2)
     host.settle()
     assert host.live.durable_verified_end == 3
     assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values

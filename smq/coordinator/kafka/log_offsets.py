@@ -158,7 +158,9 @@ def end_of_epoch(part: PartitionState, epoch: int) -> tuple[int, int]:
 
 # ---------------------------------------------------------------------------------------------- DeleteRecords
 async def delete_records(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    timeout_ms = max(request["timeout_ms"], 1)
+    # In Kafka the time-out bounds the wait for followers only, so that 0 deletes and does not wait. Here each deletion
+    # is a Raft commit, which 0 gives no time: it is the default instead.
+    timeout_ms = request["timeout_ms"] if request["timeout_ms"] > 0 else TIMEOUT_MS_DEFAULT
     failure = await confirmation_failure(gateway, lambda state: _are_known(state, request["topics"]))
 
     async def answer(topic: str, requested: Struct) -> Struct:

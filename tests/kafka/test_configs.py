@@ -142,6 +142,11 @@ def test_resources_that_do_not_exist_are_refused(cluster: Cluster, leader: Leade
     setting = (MAX_MESSAGE_BYTES, SET, "1")
     assert _described(raw, "nowhere")["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
     assert _altered(raw, "nowhere", setting) == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+    bad = {"resource_type": TOPIC, "resource_name": "nowhere", "configs": [{"name": "no.such.key", "value": "x"}]}
+    for is_dry in (True, False):
+        answer = raw.call(ApiKey.ALTER_CONFIGS, 2, resources=[bad], validate_only=is_dry)["responses"][0]
+        assert answer["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION, "its settings cannot be judged"
+    assert _altered(raw, "nowhere", ("no.such.key", SET, "x")) == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
     assert _described(raw, "no/where")["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
     assert _altered(raw, "no/where", setting) == KafkaError.INVALID_TOPIC_EXCEPTION
     assert _described(raw, "x", kind=77)["error_code"] == KafkaError.INVALID_REQUEST

@@ -25,7 +25,7 @@ from smq.replication.runtime.deadlines import Deadline
 
 T = TypeVar("T")
 
-AGAIN_MAX: Final = 10  # a log that is trimmed during each of so many attempts: the caller tries again
+AGAIN_MAX: Final = 10  # a log that is trimmed during every attempt: the caller tries again
 
 
 class _LookUp:

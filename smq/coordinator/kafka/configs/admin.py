@@ -24,6 +24,7 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.levels import check_keys
 from smq.raft_state.names import is_topic_name
+from smq.raft_state.state import TopicState
 from smq.raft_state.topic_config import TOPIC_CONFIG, checked_config
 
 TOPIC: Final = 2
@@ -147,9 +148,10 @@ async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *,
     if any(count > 1 for count in Counter(c["name"] for c in requested["configs"]).values()):
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the request gives a configuration key twice")
     if kind == TOPIC:
-        await _alter_topic(
-            gateway, name, changes_of(requested["configs"], _keys(gateway, requested, TOPIC_CONFIG)), is_dry=is_dry
-        )
+        _check_topic_name(name)
+        topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)  # if unknown, that is the reason, as in Kafka
+        keys = _keys(gateway, requested, TOPIC_CONFIG)
+        await _alter_topic(gateway, topic, changes_of(requested["configs"], keys), is_dry=is_dry)
     elif kind == BROKER and not name:
         set_, unset = changes_of(requested["configs"], _keys(gateway, requested, CLUSTER_CONFIG))
         if not is_dry:
@@ -178,15 +180,13 @@ def _keys(gateway: Gateway, requested: Struct, table: _Table) -> dict[str, Confi
     return known_at(table, level)
 
 
-async def _alter_topic(gateway: Gateway, name: str, changes: _Changes, *, is_dry: bool) -> None:
-    _check_topic_name(name)
-    topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)
+async def _alter_topic(gateway: Gateway, topic: TopicState, changes: _Changes, *, is_dry: bool) -> None:
     set_, unset = changes
     if is_dry:
         with refusals_as_errors():
             checked_config(set_.items(), topic.replication_factor, gateway.state.feature_level)
         return
-    command = AlterTopicConfig(request_id=NO_REQUEST, name=name, set_=_sorted(set_), unset=tuple(sorted(unset)))
+    command = AlterTopicConfig(request_id=NO_REQUEST, name=topic.name, set_=_sorted(set_), unset=tuple(sorted(unset)))
     await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
 
 

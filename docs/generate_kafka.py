@@ -57,7 +57,11 @@ producer.flush()
   in another rack, the leader names that node; of several, the one that holds most. It must hold the offset, be alive,
   and not be drained. It serves what it knows to be committed, one network delay later than the leader. If it lacks the
   offset or has lost the cluster, it answers OFFSET_NOT_AVAILABLE, and the client asks the leader again.
-- ListOffsets by time is exact to the record; earliest, latest and the largest timestamp too. All are linearizable.
+- ListOffsets by time is exact to the record; earliest, latest and the largest timestamp too. All are linearizable, and
+  answered by the leader only, as in Kafka: another node says NOT_LEADER_OR_FOLLOWER. A leader that cannot confirm in
+  time that it still leads says OFFSET_NOT_AVAILABLE (LEADER_NOT_AVAILABLE before version 5), and clients ask again.
+- OFFSET_OUT_OF_RANGE is true: a node that does not know where the log ends asks the leader before it says so. If the
+  leader does not answer, a fetch gets OFFSET_NOT_AVAILABLE (NOT_LEADER_OR_FOLLOWER before version 11).
 - Errors name the new leader and its address (KIP-951) in Produce from version 10 and Fetch from version 16.
 - Groups use Kafka's classic protocol, with the assignors of the clients, static members and incremental rebalancing.
   The replicated state chooses one coordinator per group at any time. Members, generation and assignment are replicated,

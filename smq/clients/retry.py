@@ -22,6 +22,7 @@ _STALE_LEADER: Final = frozenset(
         ErrorCode.NOT_LEADER,
         ErrorCode.NOT_REPLICA,
         ErrorCode.LEADER_UNAVAILABLE,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
         ErrorCode.TIMED_OUT,
         ErrorCode.NO_QUORUM,
         ErrorCode.SHUTTING_DOWN,

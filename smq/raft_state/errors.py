@@ -74,6 +74,9 @@ class ErrorCode(enum.Enum):
         "raise producers_max in the node's node.toml, lower producer.id.expiration.ms, or use fewer producers;"
         " known producers are not affected",
     )
+    OFFSET_NOT_AVAILABLE = _Traits(
+        39, True, True, "retry: the partition's leader alone knows its end, and could not say it in time"
+    )
     ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialised")
     NOT_COORDINATOR = _Traits(50, True, True, "look up the group's coordinator again, and retry there")
     ILLEGAL_GENERATION = _Traits(51, True, False, "join the group again: it has rebalanced without this member")

@@ -76,7 +76,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """The linearizable state of a partition."""
+    """The linearizable state of a partition, as its leader knows it. `next_offset` is the end of its log."""
 
     topic: str
     partition: PartitionIndex
@@ -88,6 +88,17 @@ class PartitionRange:
     leader: NodeId
     epoch: Epoch
     replicas: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEnd:
+    """What a partition's leader knew at one moment, after a read index (rule 25)."""
+
+    epoch: Epoch
+    leader: NodeId  # that said it; any node for a partition without records here
+    log_start: Offset
+    hwm: Offset
+    log_end: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +273,26 @@ class NodeApi(Protocol):
     ) -> Cancel:
         """Reads committed batches from this node's replica, from the batch that contains `offset`; long-polls up to
         max_wait_ms while there is nothing. With `max_bytes` 0 it waits in the same way, and returns no batches.
-        OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only after a barrier (rule 13)."""
+        OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only once the leader has said where the log
+        ends (rule 25); OFFSET_NOT_AVAILABLE if it has not in time."""
 
-    def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
-        """After a barrier."""
+    def partition_ranges(
+        self,
+        partitions: Sequence[tuple[str, int]],
+        timeout_ms: int,
+        done: DoneFn[list[PartitionRange | SmqError]],
+        *,
+        at_leader: bool = False,
+    ) -> None:
+        """The exact range of each partition, from its leader on whichever node (rule 25): one question per leader.
+        OFFSET_NOT_AVAILABLE for those whose leader has not answered in time. With `at_leader`, NOT_LEADER or
+        LEADER_UNAVAILABLE for those that another node leads: no other node is asked."""
 
     def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
     ) -> Cancel:
         """After a barrier, from this node's replica (NOT_REPLICA elsewhere). Exact to the batch for TS_NS, to the
-        record for TIMESTAMP_MS."""
+        record for TIMESTAMP_MS. That there is none is said only for the end that the leader has reported (rule 25)."""
 
     def sized_run(
         self, topic: str, partition: int, offset: int, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]

@@ -62,6 +62,7 @@ class Dispatcher:
         if channel is Channel.CONTROL:
             self._host.engine.on_session_close(peer)
             self._proposer.on_session_close(peer)
+            self._replicas.ends.on_session_close(peer)
             self._controller.wake()
         else:
             self._replicas.on_session_close(peer)
@@ -120,6 +121,10 @@ class Dispatcher:
                 self._controller.on_resign(peer, message, now_ns())
             case wire.Transfer(pid, epoch, target):
                 self._replicas.transfer(pid, epoch, target)
+            case wire.EndsQuery():
+                self._replicas.ends.on_query(peer, message)
+            case wire.EndsReport():
+                self._replicas.ends.on_report(peer, message)
             case wire.DescribeQuorum():
                 self._quorum.on_query(peer, message)
             case wire.QuorumDescribed():

@@ -76,6 +76,11 @@ class Lookup:
         """As this node has applied it. None proves nothing; it is also the answer of a node that has stopped."""
         return partition_in(self._host.state, topic, partition) if self._refusal() is None else None
 
+    def timer(self, timeout_ms: int) -> Callable[[], int]:
+        """For requests of several steps: what is left of a caller's timeout, in milliseconds."""
+        until_ns = self._host.clock.monotonic_ns() + clipped(timeout_ms) * 1_000_000
+        return lambda: max(0, (until_ns - self._host.clock.monotonic_ns()) // 1_000_000)
+
     def applied_partition(self, topic: str, partition: int) -> PartitionState:
         """For callers that have passed a barrier: raises UNKNOWN_TOPIC, UNKNOWN_PARTITION as of the applied state."""
         found = self._host.state.partition_of(topic, partition)

@@ -159,7 +159,7 @@ class Node:
         requests = Requests(host, self.replicas, self.liveness, barriers, self._external, refusal=self._refusal)
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
         self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch
-        self.partition_range, self.offset_for_time = requests.partition_range, requests.offset_for_time
+        self.partition_ranges, self.offset_for_time = requests.partition_ranges, requests.offset_for_time
         self.request_preferred_leader, self.describe_quorum = requests.request_preferred_leader, self._quorum.describe
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
         self.fetch_offsets = requests.fetch_offsets

@@ -40,6 +40,7 @@ from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
 from smq.replication.ports import Buffer
 from smq.replication.proposer import Barriers
+from smq.replication.ranges import RangesRequest
 
 
 def check_has_records(part: PartitionState, topic: str) -> None:
@@ -161,26 +162,20 @@ class Requests:
         details = ErrorDetails(leader=part.leader, leader_address=hint.grpc_address if hint is not None else None)
         return SmqError(ErrorCode.NOT_REPLICA, f"the partition's replicas are on nodes {names}", details)
 
-    def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
-        def answer(part: PartitionState) -> PartitionRange:
-            return PartitionRange(
-                topic=topic,
-                partition=PartitionIndex(partition),
-                pid=part.pid,
-                log_start=part.log_start,
-                lso=part.lso,
-                hwm=part.hwm,
-                next_offset=part.next_offset,
-                leader=part.leader,
-                epoch=part.epoch,
-                replicas=part.replicas,
-            )
-
-        self._lookup.after_barrier(timeout_ms, done, lambda: answer(self._lookup.applied_partition(topic, partition)))
+    def partition_ranges(
+        self,
+        partitions: Sequence[tuple[str, int]],
+        timeout_ms: int,
+        done: DoneFn[list[PartitionRange | SmqError]],
+        *,
+        at_leader: bool = False,
+    ) -> None:
+        RangesRequest(self._host, self._lookup, self._replicas.ends, partitions, timeout_ms, done, at_leader).start()
 
     def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
     ) -> Cancel:
+        time_left_ms = self._lookup.timer(timeout_ms)
         withdrawn: list[Cancel] = [_nothing]
         is_cancelled = False
 
@@ -191,7 +186,7 @@ class Requests:
             if isinstance(found, SmqError):
                 done(found)
             elif not is_cancelled:
-                withdrawn[0] = self._replicas.look_ups.time(found, kind, value, clipped(timeout_ms), done)
+                withdrawn[0] = self._replicas.look_ups.time(found, kind, value, time_left_ms(), done)
 
         def cancel() -> None:
             nonlocal is_cancelled

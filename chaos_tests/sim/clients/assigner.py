@@ -7,7 +7,7 @@ attempts come to a node together with a request that must be refused: the two sh
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, request_range
 from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.replies import OffsetsAssigned
@@ -85,7 +85,7 @@ class Assigner(Client):
         node, key = self.any_node(), self.partition.key
 
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.partition_range(self.partition.topic, self.partition.index, ATTEMPT_MS, done)
+            request_range(api, self.partition.topic, self.partition.index, ATTEMPT_MS, done)
 
         self.world.recorder.invoke(self.process, "hwm", k=key, n=node)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)

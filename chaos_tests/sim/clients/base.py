@@ -14,7 +14,7 @@ from chaos_tests.sim.rpc import Call, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.records import CRC_START, BatchCorrupt, BatchHeader, check_crc, decode_batch, parse_header
-from smq.replication.api import NodeApi, StoredBatch
+from smq.replication.api import NodeApi, PartitionRange, StoredBatch
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.rng import Streams
 
@@ -155,3 +155,14 @@ def is_unknown(result: SmqError | Lost) -> bool:
 
 def may_retry(result: SmqError | Lost) -> bool:
     return isinstance(result, Lost) or result.code.is_retriable
+
+
+def request_range(
+    api: NodeApi, topic: str, index: int, timeout_ms: float, done: Callable[[PartitionRange | SmqError], None]
+) -> None:
+    """The exact range of one partition."""
+
+    def unpack(found: list[PartitionRange | SmqError] | SmqError) -> None:
+        done(found if isinstance(found, SmqError) else found[0])
+
+    api.partition_ranges([(topic, index)], int(timeout_ms), unpack)

@@ -8,7 +8,7 @@ another topic. The topics stay empty, and no other client uses them.
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, World
+from chaos_tests.sim.clients.base import Client, World, request_range
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.raft_state.commands import AllocateProducerId, Command, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -86,7 +86,7 @@ class Remaker(Client):
         """Looks after a barrier, so that a node that is behind does not count."""
 
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.partition_range(topic, 0, int(ATTEMPT_MS), done)
+            request_range(api, topic, 0, ATTEMPT_MS, done)
 
         node = self.any_node()
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)

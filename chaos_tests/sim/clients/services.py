@@ -6,11 +6,11 @@ Owns one small client class for each; all of them use any node.
 from collections.abc import Callable
 from typing import Any
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, request_range
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.raft_state.commands import NO_GENERATION, AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, RequestId, TopicId, partition_id
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.topic_config import EXTERNAL, STORAGE
@@ -22,6 +22,11 @@ DEADLINE_MS = 3000.0
 CHANGE_MS = 6_000.0  # that a node is given for a change of a group
 DELETED = "gone"  # a group that is deleted now and then
 LOOK_BACK_NS = 5_000_000_000
+
+
+def is_not_available(result: object) -> bool:
+    """The leader could not say where the partition ends: as client libraries, ask again."""
+    return isinstance(result, SmqError) and result.code is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
 class RangeReader(Client):
@@ -40,11 +45,13 @@ class RangeReader(Client):
 
     def range(self, partition: Known) -> Script:
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.partition_range(partition.topic, partition.index, ATTEMPT_MS, done)
+            request_range(api, partition.topic, partition.index, ATTEMPT_MS, done)
 
         node = self.any_node()
         self.world.recorder.invoke(self.process, "hwm", k=partition.key, n=node)
-        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        result, until = None, self.world.now_ms() + DEADLINE_MS
+        while result is None or (is_not_available(result) and self.world.now_ms() < until):
+            result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, PartitionRange):
             answer = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
             self.ok("hwm", **answer)

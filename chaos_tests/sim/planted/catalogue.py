@@ -9,6 +9,7 @@ from chaos_tests.sim.mutation import PlantedBug
 from chaos_tests.sim.planted.administration import ADMINISTRATION_BUGS
 from chaos_tests.sim.planted.agreement import AGREEMENT_BUGS
 from chaos_tests.sim.planted.disks import DISK_BUGS
+from chaos_tests.sim.planted.ends import END_BUGS
 from chaos_tests.sim.planted.external_offsets import EXTERNAL_OFFSET_BUGS
 from chaos_tests.sim.planted.groups import GROUP_BUGS
 from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
@@ -17,6 +18,7 @@ from chaos_tests.sim.planted.replication import REPLICATION_BUGS
 
 BUGS: tuple[PlantedBug, ...] = (
     *REPLICATION_BUGS,
+    *END_BUGS,
     *EXTERNAL_OFFSET_BUGS,
     *PRODUCER_BUGS,
     *OVERLOAD_BUGS,

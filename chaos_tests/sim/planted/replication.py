@@ -142,7 +142,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _REPLICA + "readable_end",
-                "min(self._verified(self.log.appended_end), self.part.hwm)",
+                "min(self._verified(self.log.appended_end), self.known_commit_point())",
                 "self.durable_verified_end",
             ),
         ),
@@ -209,14 +209,6 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         seeds=10,
     ),
     PlantedBug(
-        name="out-of-range-without-barrier",
-        rule="13: OFFSET_OUT_OF_RANGE only after a read barrier",
-        mutations=(Mutation(_READS + "Reads._try", "if not poll.confirmed:", "if False:"),),
-        scenario="partitions",
-        anomalies=frozenset({"false-out-of-range"}),
-        seeds=8,
-    ),
-    PlantedBug(
         name="election-without-hwm-check",
         rule="11 and 12: apply rejects a candidate below the HWM, and an appointed leader checks itself",
         mutations=(
@@ -247,7 +239,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
-        name="stale-range",
+        name="stale-look-up",
         rule="linearizable reads pass a barrier",
         mutations=(
             Mutation(
@@ -257,7 +249,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
             ),
         ),
         scenario="partitions",
-        anomalies=frozenset({"stale-hwm", "stale-commit", "wrong-time-offset"}),
+        anomalies=frozenset({"stale-commit", "wrong-time-offset"}),
         seeds=8,
     ),
     PlantedBug(

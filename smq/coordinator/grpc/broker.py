@@ -24,8 +24,8 @@ from smq.coordinator.limits import (
 )
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
-from smq.coordinator.service.lookup import find_partition, start_position, timestamp_position
-from smq.coordinator.service.positions import parse_offset_type
+from smq.coordinator.service.lookup import Start, StartAsk, find_partition, start_positions
+from smq.coordinator.service.positions import OffsetType, parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
 from smq.coordinator.service.sessions import StreamCounts
 from smq.raft_state.commands import NO_GENERATION, OffsetCommit
@@ -94,37 +94,21 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
     async def ListOffsets(self, request: pb.ListOffsetsRequest, context: Context) -> pb.ListOffsetsResponse:
         check_count("partitions", request.partitions, LIST_OFFSETS_MAX)
         timeout_ms = deadline_ms(request.timeout_ms, context)
-        return pb.ListOffsetsResponse(offsets=[await self._list(p, timeout_ms) for p in request.partitions])
-
-    async def _list(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
-        try:
-            if requested.HasField("timestamp_ms"):
-                position, range_ = await timestamp_position(
-                    self._calls, requested.topic, requested.partition, requested.timestamp_ms, timeout_ms
-                )
-            elif requested.HasField("max_bytes"):
-                return await self._list_end(requested, timeout_ms)
-            else:
-                position, range_ = await start_position(
-                    self._calls,
-                    requested.topic,
-                    requested.partition,
-                    parse_offset_type(requested.offset_type),
-                    value=requested.offset_value,
-                    group=requested.group,
-                    reset_if_gone=requested.reset_if_gone,
-                    timeout_ms=timeout_ms,
-                )
-        except SmqError as e:
-            return pb.ListedOffset(topic=requested.topic, partition=requested.partition, offset=-1, error=to_detail(e))
-        return pb.ListedOffset(
-            topic=requested.topic,
-            partition=requested.partition,
-            offset=position.offset,
-            clamped=position.clamped,
-            lo=range_.log_start,
-            hi=range_.lso,
-        )
+        listed: dict[int, pb.ListedOffset] = {}  # by place in the request
+        asks: dict[int, StartAsk] = {}
+        for place, requested in enumerate(request.partitions):
+            try:
+                if requested.HasField("max_bytes"):
+                    listed[place] = await self._list_end(requested, timeout_ms)
+                else:
+                    asks[place] = _start_ask(requested)
+            except SmqError as e:
+                listed[place] = _failed(requested, e)
+        starts = await start_positions(self._calls, list(asks.values()), timeout_ms)
+        for place, start in zip(asks, starts, strict=True):
+            requested = request.partitions[place]
+            listed[place] = _failed(requested, start) if isinstance(start, SmqError) else _started(requested, start)
+        return pb.ListOffsetsResponse(offsets=[listed[place] for place in range(len(listed))])
 
     async def _list_end(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
         if requested.max_bytes < 1:
@@ -138,7 +122,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             partition=requested.partition,
             offset=run.end,
             lo=state.log_start,
-            hi=state.lso,
+            hi=max(state.lso, run.end),
             size_bytes=run.size_bytes,
         )
 
@@ -220,6 +204,35 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         if committed.position is None:
             return None  # to readers it is no commit
         return pb.PartitionOffset(topic=name, partition=index, offset=committed.offset, metadata=committed.metadata)
+
+
+def _start_ask(requested: pb.ListOffsetsPartition) -> StartAsk:
+    is_by_time = requested.HasField("timestamp_ms")
+    return StartAsk(
+        topic=requested.topic,
+        partition=requested.partition,
+        type=OffsetType.EXACT_TS_NS if is_by_time else parse_offset_type(requested.offset_type),
+        value=requested.offset_value,
+        group=requested.group,
+        reset_if_gone=requested.reset_if_gone,
+        timestamp_ms=requested.timestamp_ms if is_by_time else None,
+    )
+
+
+def _started(requested: pb.ListOffsetsPartition, start: Start) -> pb.ListedOffset:
+    position, range_ = start
+    return pb.ListedOffset(
+        topic=requested.topic,
+        partition=requested.partition,
+        offset=position.offset,
+        clamped=position.clamped,
+        lo=range_.log_start,
+        hi=range_.lso,
+    )
+
+
+def _failed(requested: pb.ListOffsetsPartition, error: SmqError) -> pb.ListedOffset:
+    return pb.ListedOffset(topic=requested.topic, partition=requested.partition, offset=-1, error=to_detail(error))
 
 
 def _to_pb(batch: StoredBatch) -> pb.Batch:

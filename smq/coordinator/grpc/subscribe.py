@@ -21,7 +21,7 @@ from smq.coordinator.limits import (
     TIMEOUT_MS_DEFAULT,
 )
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import start_position
+from smq.coordinator.service.lookup import StartAsk, start_position
 from smq.coordinator.service.positions import Position, parse_offset_type, resolve_seek
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
@@ -97,16 +97,15 @@ class SubscribeStream:
     # ------------------------------------------------------------------------------------------ where to read
     async def _start(self) -> Offset:
         init = self._init
-        position, range_ = await start_position(
-            self._calls,
-            init.topic,
-            init.partition,
-            parse_offset_type(init.offset_type),
+        ask = StartAsk(
+            topic=init.topic,
+            partition=init.partition,
+            type=parse_offset_type(init.offset_type),
             value=init.offset_value,
             group=init.group,
             reset_if_gone=init.reset_if_gone,
-            timeout_ms=TIMEOUT_MS_DEFAULT,
         )
+        position, range_ = await start_position(self._calls, ask, TIMEOUT_MS_DEFAULT)
         if init.stop_at_end:
             self._stop = min(self._stop, range_.lso)
         await self._send_start(position, range_)

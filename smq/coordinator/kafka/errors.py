@@ -93,6 +93,7 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.UPGRADE_NEEDED: KafkaError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.STALE_EPOCH: KafkaError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.OFFSET_OUT_OF_RANGE: KafkaError.OFFSET_OUT_OF_RANGE,
+    ErrorCode.OFFSET_NOT_AVAILABLE: KafkaError.OFFSET_NOT_AVAILABLE,
     ErrorCode.BATCH_TOO_LARGE: KafkaError.MESSAGE_TOO_LARGE,
     ErrorCode.CORRUPT_BATCH: KafkaError.CORRUPT_MESSAGE,
     ErrorCode.INVALID_BATCH: KafkaError.INVALID_RECORD,
@@ -131,6 +132,9 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
 
 # A consumer does not know "not enough replicas". After "wrong node" it looks up the leader again and comes back.
 _FETCH_CODES: Final = {ErrorCode.OVERLOADED: KafkaError.NOT_LEADER_OR_FOLLOWER}
+# Clients know OFFSET_NOT_AVAILABLE from these versions on (KIP-392, KIP-207). Older ones get what they retry.
+_FETCH_NOT_AVAILABLE_VERSION: Final = 11
+_LIST_NOT_AVAILABLE_VERSION: Final = 5
 
 
 class KafkaRefusal(Exception):
@@ -184,8 +188,16 @@ def code_of(error: SmqError) -> KafkaError:
     return CODES[error.code]
 
 
-def fetch_code_of(error: SmqError) -> KafkaError:
+def fetch_code_of(error: SmqError, version: int) -> KafkaError:
+    if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and version < _FETCH_NOT_AVAILABLE_VERSION:
+        return KafkaError.NOT_LEADER_OR_FOLLOWER
     return _FETCH_CODES.get(error.code, CODES[error.code])
+
+
+def list_offsets_code_of(error: SmqError, version: int) -> KafkaError:
+    if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and version < _LIST_NOT_AVAILABLE_VERSION:
+        return KafkaError.LEADER_NOT_AVAILABLE
+    return CODES[error.code]
 
 
 def group_code_of(error: SmqError) -> KafkaError:

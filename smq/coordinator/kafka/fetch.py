@@ -64,7 +64,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     has_answers = len(places) < sum(len(topic["partitions"]) for topic in answers)
     outcomes = await _fetch_all(gateway, request, wanted, is_due=has_answers)
     for want, answer, outcome in zip(wanted, places, outcomes, strict=True):
-        _fill(gateway, want, answer, outcome, hints)
+        _fill(gateway, version, want, answer, outcome, hints)
         if request["rack_id"] and isinstance(outcome, Fetched):
             _send_back(gateway, want, answer, outcome)
     return {
@@ -152,9 +152,11 @@ def _empty(index: int, isolation_level: int) -> Struct:
     }
 
 
-def _fill(gateway: Gateway, want: PartitionFetch, answer: Struct, outcome: Outcome, hints: LeaderHints) -> None:
+def _fill(
+    gateway: Gateway, version: int, want: PartitionFetch, answer: Struct, outcome: Outcome, hints: LeaderHints
+) -> None:
     if isinstance(outcome, SmqError):
-        code = fetch_code_of(outcome)
+        code = fetch_code_of(outcome, version)
         answer["error_code"] = code
         hints.add(answer, code, want.topic, want.partition)
         if outcome.details.lo is not None and outcome.details.hi is not None:

@@ -1,7 +1,8 @@
 """ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log and its epochs begin and end.
 
-Owns the special timestamps. Every answer is linearizable: one barrier per request, then the replicated state. Look-ups
-by time, which read the log of this node's replica, have barriers of their own.
+Owns the special timestamps. Where a log ends only its leader knows, after a read index (rule 25): clients ask the
+leader, which answers for all partitions of a request after one. A node that does not lead sends them away. Look-ups by
+time, which read the log of this node's replica, have barriers of their own.
 """
 
 import asyncio
@@ -10,20 +11,21 @@ from typing import Final
 
 from smq.coordinator.kafka.cluster import check_epoch, confirmation_failure, epoch_at
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.errors import KafkaError, code_of, list_offsets_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import FETCH_CONCURRENCY, TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.api import TimeKind
+from smq.replication.api import PartitionRange, TimeKind
 from smq.replication.lookup import unknown_partition
 
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4  # the same as EARLIEST: all storage is local
+TO_THE_END: Final = -1  # of DeleteRecords: up to the high water mark
 _READ_COMMITTED: Final = 1
 _NOWHERE: Final = (-1, -1)  # offset, timestamp
 
@@ -46,20 +48,25 @@ async def _for_each_partition(
     return out
 
 
-async def _barrier_error(gateway: Gateway, timeout_ms: int) -> SmqError | None:
-    """None once this node has applied all that was committed before this call."""
-    try:
-        await gateway.calls.barrier(timeout_ms)
-    except SmqError as e:
-        return e
-    return None
+async def _own_ranges(
+    gateway: Gateway, topics: list[Struct], name_key: str, index_key: str, timeout_ms: int
+) -> dict[tuple[str, int], PartitionRange | SmqError]:
+    """Of all partitions of a request, as far as this node leads them."""
+    names = [(topic[name_key], requested[index_key]) for topic in topics for requested in topic["partitions"]]
+    return dict(zip(names, await gateway.calls.partition_ranges(names, timeout_ms, at_leader=True), strict=True))
+
+
+def _found(range_: PartitionRange | SmqError) -> PartitionRange:
+    if isinstance(range_, SmqError):
+        raise range_
+    return range_
 
 
 # ------------------------------------------------------------------------------------------------ ListOffsets
-async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Struct:
+async def list_offsets(gateway: Gateway, version: int, request: Struct) -> Struct:
     is_committed = request["isolation_level"] == _READ_COMMITTED
     timeout_ms = request["timeout_ms"] or TIMEOUT_MS_DEFAULT
-    failure = await _barrier_error(gateway, timeout_ms)
+    ranges = await _own_ranges(gateway, request["topics"], "name", "partition_index", timeout_ms)
 
     async def answer(topic: str, requested: Struct) -> Struct:
         out: Struct = {
@@ -70,17 +77,17 @@ async def list_offsets(gateway: Gateway, _version: int, request: Struct) -> Stru
             "leader_epoch": -1,
         }
         try:
-            if failure is not None:
-                raise failure
+            range_ = _found(ranges[topic, requested["partition_index"]])
             part = _confirmed(gateway, topic, requested["partition_index"])
             out["error_code"] = check_epoch(part, requested["current_leader_epoch"])
             if out["error_code"] is not KafkaError.NONE:
                 return out
-            offset, timestamp = await _position(gateway, topic, part, requested["timestamp"], is_committed, timeout_ms)
+            timestamp = requested["timestamp"]
+            offset, timestamp = await _position(gateway, range_, timestamp, is_committed, timeout_ms)
             # The look-up may have read a newer state than the one above. The epoch must be of the same state.
             part = _confirmed(gateway, topic, requested["partition_index"])
         except SmqError as e:
-            out["error_code"] = code_of(e)
+            out["error_code"] = list_offsets_code_of(e, version)
             return out
         if offset >= 0:
             out |= {"offset": offset, "timestamp": timestamp, "leader_epoch": epoch_at(part, offset)}
@@ -99,41 +106,41 @@ def _confirmed(gateway: Gateway, topic: str, index: int) -> PartitionState:
 
 
 async def _position(
-    gateway: Gateway, topic: str, part: PartitionState, timestamp: int, is_committed: bool, timeout_ms: int
+    gateway: Gateway, range_: PartitionRange, timestamp: int, is_committed: bool, timeout_ms: int
 ) -> tuple[int, int]:
     """The offset, and the record's timestamp if the request names a time."""
     if timestamp == LATEST:
-        return part.lso if is_committed else part.hwm, -1
+        return range_.lso if is_committed else range_.hwm, -1
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        return part.log_start, -1
+        return range_.log_start, -1
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
         return _NOWHERE  # tiered storage, which this log does not have
     kind = TimeKind.MAX_TIMESTAMP if timestamp == MAX_TIMESTAMP else TimeKind.TIMESTAMP_MS
-    found = await gateway.calls.offset_for_time(topic, part.index, kind, max(timestamp, 0), timeout_ms)
+    found = await gateway.calls.offset_for_time(range_.topic, range_.partition, kind, max(timestamp, 0), timeout_ms)
     return (found.offset, found.timestamp_ms) if found.timestamp_ms >= 0 else _NOWHERE
 
 
 # --------------------------------------------------------------------------------------- OffsetForLeaderEpoch
-async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    failure = await _barrier_error(gateway, TIMEOUT_MS_DEFAULT)
+async def offset_for_leader_epoch(gateway: Gateway, version: int, request: Struct) -> Struct:
+    ranges = await _own_ranges(gateway, request["topics"], "topic", "partition", TIMEOUT_MS_DEFAULT)
 
     async def answer(topic: str, requested: Struct) -> Struct:
         out: Struct = {
-            "error_code": KafkaError.NONE if failure is None else code_of(failure),
+            "error_code": KafkaError.NONE,
             "partition": requested["partition"],
             "leader_epoch": -1,
             "end_offset": -1,
         }
-        if failure is not None:
-            return out
         try:
+            range_ = _found(ranges[topic, requested["partition"]])
             part = _confirmed(gateway, topic, requested["partition"])
         except SmqError as e:
             out["error_code"] = code_of(e)
             return out
         out["error_code"] = check_epoch(part, requested["current_leader_epoch"])
         if out["error_code"] is KafkaError.NONE:
-            out["leader_epoch"], out["end_offset"] = end_of_epoch(part, requested["leader_epoch"])
+            log_end = range_.next_offset if range_.epoch == part.epoch else part.next_offset
+            out["leader_epoch"], out["end_offset"] = end_of_epoch(part, requested["leader_epoch"], log_end)
         return out
 
     return {
@@ -142,13 +149,14 @@ async def offset_for_leader_epoch(gateway: Gateway, _version: int, request: Stru
     }
 
 
-def end_of_epoch(part: PartitionState, epoch: int) -> tuple[int, int]:
-    """The largest epoch that is not newer than the given one, and where it ended. (-1, -1) for a future epoch."""
+def end_of_epoch(part: PartitionState, epoch: int, log_end: int) -> tuple[int, int]:
+    """The largest epoch that is not newer than the given one, and where it ended. (-1, -1) for a future epoch. The
+    current one ends at `log_end`."""
     if epoch > part.epoch or epoch < 0:
         return _NOWHERE
     if epoch < part.history[0].epoch:
         return epoch, part.history[0].start
-    end: int = part.next_offset
+    end = log_end
     for entry in reversed(part.history):
         if entry.epoch <= epoch:
             return entry.epoch, end
@@ -162,6 +170,13 @@ async def delete_records(gateway: Gateway, _version: int, request: Struct) -> St
     # is a Raft commit, which 0 gives no time: it is the default instead.
     timeout_ms = request["timeout_ms"] if request["timeout_ms"] > 0 else TIMEOUT_MS_DEFAULT
     failure = await confirmation_failure(gateway, lambda state: _are_known(state, request["topics"]))
+    to_the_end = [
+        (topic["name"], requested["partition_index"])
+        for topic in request["topics"]
+        for requested in topic["partitions"]
+        if requested["offset"] == TO_THE_END and gateway.state.partition_of(topic["name"], requested["partition_index"])
+    ]
+    ends = dict(zip(to_the_end, await gateway.calls.partition_ranges(to_the_end, timeout_ms), strict=True))
 
     async def answer(topic: str, requested: Struct) -> Struct:
         out: Struct = {
@@ -170,10 +185,13 @@ async def delete_records(gateway: Gateway, _version: int, request: Struct) -> St
             "error_code": KafkaError.NONE,
         }
         try:
-            part = gateway.state.partition_of(topic, requested["partition_index"])
-            if part is None:
-                raise failure or unknown_partition(gateway.state, topic, requested["partition_index"])
-            out["low_watermark"] = await _delete_before(gateway, topic, part, requested["offset"], timeout_ms)
+            name, before = (topic, requested["partition_index"]), requested["offset"]
+            part = gateway.state.partition_of(*name)
+            if part is None or (before == TO_THE_END and name not in ends):
+                raise failure or unknown_partition(gateway.state, *name)
+            if before == TO_THE_END:
+                before = _found(ends[name]).hwm
+            out["low_watermark"] = await _delete_before(gateway, part, before, timeout_ms)
         except SmqError as e:
             out["error_code"] = code_of(e)
         return out
@@ -186,12 +204,10 @@ def _are_known(state: ClusterState, topics: list[Struct]) -> bool:
     return all(state.partition_of(t["name"], p["partition_index"]) for t in topics for p in t["partitions"])
 
 
-async def _delete_before(gateway: Gateway, topic: str, part: PartitionState, offset: int, timeout_ms: int) -> int:
-    """Returns the log start afterwards. Offset -1 means up to the high water mark."""
-    if offset < -1:
+async def _delete_before(gateway: Gateway, part: PartitionState, offset: int, timeout_ms: int) -> int:
+    """Returns the log start afterwards."""
+    if offset < 0:
         raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset}: it must be >= 0, or -1 for the hwm")
-    if offset == -1:
-        offset = (await gateway.calls.partition_range(topic, part.index, timeout_ms)).hwm
     command = AdvanceLogStart(request_id=NO_REQUEST, partition=part.pid, offset=Offset(offset))
     await gateway.calls.propose(command, timeout_ms)
     after = gateway.state.partition(part.pid)

@@ -140,10 +140,22 @@ class NodeCalls:
         )
         return await answer.result(answer_ms, withdraw, grace_ms=0)
 
+    async def partition_ranges(
+        self, partitions: Sequence[tuple[str, int]], timeout_ms: int, *, at_leader: bool = False
+    ) -> list[PartitionRange | SmqError]:
+        """NodeApi's, in the same order. It does not raise: what fails as a whole fails for each of them."""
+        answer = Answer[list[PartitionRange | SmqError]](self.timeouts)
+        try:
+            self.node.partition_ranges(partitions, timeout_ms, answer.done, at_leader=at_leader)
+            return await answer.result(timeout_ms)
+        except SmqError as e:
+            return [e] * len(partitions)
+
     async def partition_range(self, topic: str, partition: int, timeout_ms: int) -> PartitionRange:
-        answer = Answer[PartitionRange](self.timeouts)
-        self.node.partition_range(topic, partition, timeout_ms, answer.done)
-        return await answer.result(timeout_ms)
+        (found,) = await self.partition_ranges([(topic, partition)], timeout_ms)
+        if isinstance(found, SmqError):
+            raise found
+        return found
 
     async def offset_for_time(
         self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int

@@ -4,13 +4,17 @@ Owns which look-ups the services need. It must never say "unknown" by its own de
 after a read barrier. Services import it; it knows no wire format.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
+from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.positions import OffsetType, Position, StartRequest, resolve
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, PartitionId, TopicId
-from smq.raft_state.state import ClusterState, GroupState, PartitionState, TopicState
+from smq.raft_state.ids import PartitionId, TopicId
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, PartitionState, TopicState
 from smq.replication.api import PartitionRange, TimeKind
 from smq.replication.lookup import unknown_partition, unknown_topic
 
@@ -51,54 +55,100 @@ async def find_group(calls: NodeCalls, group: str, timeout_ms: int) -> GroupStat
     return found
 
 
-async def committed_offset(calls: NodeCalls, group: str, pid: PartitionId, timeout_ms: int) -> Offset | None:
-    """The group's next offset in one partition; None if it has none: it never committed there, or a negative offset."""
-    if not group:
-        raise SmqError(ErrorCode.INVALID_REQUEST, "RESUME_OR_EARLIEST and RESUME_OR_LATEST need a group")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAsk:
+    """Where a reader of one partition wants to start. `timestamp_ms` replaces the type: the first record whose create
+    time is at or after it; the end if there is none."""
+
+    topic: str
+    partition: int
+    type: OffsetType
+    value: int = 0
+    group: str = ""
+    reset_if_gone: bool = False
+    timestamp_ms: int | None = None
+
+
+Start: TypeAlias = tuple[Position, PartitionRange]
+
+
+async def start_position(calls: NodeCalls, ask: StartAsk, timeout_ms: int) -> Start:
+    (found,) = await start_positions(calls, [ask], timeout_ms)
+    if isinstance(found, SmqError):
+        raise found
+    return found
+
+
+async def start_positions(calls: NodeCalls, asks: Sequence[StartAsk], timeout_ms: int) -> list[Start | SmqError]:
+    """Looks up what the offset types need, all commits of a group and all ranges together, then resolves each position.
+    `hi` is the last stable offset: readers here are read-committed."""
+
+    def are_known(state: ClusterState) -> bool:
+        return all(state.partition_of(ask.topic, ask.partition) is not None for ask in asks)
+
     try:
-        commits = await calls.fetch_offsets(group, [pid], timeout_ms)
+        await confirm_unknown(calls, are_known, timeout_ms)
+        commits = await _commits(calls, asks, timeout_ms)
     except SmqError as e:
-        if e.code is ErrorCode.UNKNOWN_GROUP:
-            return None
-        raise
-    return commits[pid].position if pid in commits else None
+        return [e] * len(asks)
+    places = asyncio.Semaphore(FETCH_CONCURRENCY)
+
+    async def prepare(ask: StartAsk) -> StartRequest | SmqError:
+        async with places:
+            try:
+                return await _prepared(calls, ask, commits, timeout_ms)
+            except SmqError as e:
+                return e
+
+    # The ranges are read last, so that none is older than what is compared with it.
+    prepared = await asyncio.gather(*(prepare(ask) for ask in asks))
+    wanted = [(ask.topic, ask.partition) for ask, p in zip(asks, prepared, strict=True) if not isinstance(p, SmqError)]
+    ranges = iter(await calls.partition_ranges(wanted, timeout_ms))
+    return [p if isinstance(p, SmqError) else _resolved(p, next(ranges)) for p in prepared]
 
 
-async def start_position(
-    calls: NodeCalls,
-    topic: str,
-    partition: int,
-    type_: OffsetType,
-    *,
-    value: int,
-    group: str,
-    reset_if_gone: bool,
-    timeout_ms: int,
-) -> tuple[Position, PartitionRange]:
-    """Looks up what the offset type needs, then resolves the position. `hi` is the last stable offset: readers here
-    are read-committed."""
-    committed = found_time = None
-    state = await find_partition(calls, topic, partition, timeout_ms)
-    if type_.needs_commit:
-        committed = await committed_offset(calls, group, state.pid, timeout_ms)
-    if type_.needs_time:
-        found = await calls.offset_for_time(topic, partition, TimeKind.TS_NS, value, timeout_ms)
-        found_time = found.offset if found.ts_ns >= 0 else None
-    # The range is read last, so that it is never older than what is compared with it.
-    range_ = await calls.partition_range(topic, partition, timeout_ms)
-    start = StartRequest(
-        type=type_, value=value, committed=committed, time_offset=found_time, reset_if_gone=reset_if_gone
+Commits: TypeAlias = dict[tuple[str, PartitionId], CommittedOffset]
+
+
+async def _commits(calls: NodeCalls, asks: Sequence[StartAsk], timeout_ms: int) -> Commits:
+    """What the groups have committed in the partitions that exist."""
+    by_group: dict[str, list[PartitionId]] = {}
+    for ask in asks:
+        part = calls.node.state.partition_of(ask.topic, ask.partition)
+        if ask.type.needs_commit and ask.timestamp_ms is None and part is not None and ask.group:
+            by_group.setdefault(ask.group, []).append(part.pid)
+    found: Commits = {}
+    for group, pids in by_group.items():
+        for pid, committed in (await calls.fetch_offsets(group, pids, timeout_ms)).items():
+            found[group, pid] = committed
+    return found
+
+
+async def _prepared(calls: NodeCalls, ask: StartAsk, commits: Commits, timeout_ms: int) -> StartRequest:
+    part = calls.node.state.partition_of(ask.topic, ask.partition)
+    if part is None:
+        raise unknown_partition(calls.node.state, ask.topic, ask.partition)
+    if ask.timestamp_ms is not None or ask.type.needs_time:
+        kind, time = (
+            (TimeKind.TS_NS, ask.value) if ask.timestamp_ms is None else (TimeKind.TIMESTAMP_MS, ask.timestamp_ms)
+        )
+        found = await calls.offset_for_time(ask.topic, ask.partition, kind, time, timeout_ms)
+        return StartRequest(type=OffsetType.EXACT_TS_NS, time_offset=found.offset if found.ts_ns >= 0 else None)
+    if ask.type.needs_commit and not ask.group:
+        raise SmqError(ErrorCode.INVALID_REQUEST, "RESUME_OR_EARLIEST and RESUME_OR_LATEST need a group")
+    committed = commits.get((ask.group, part.pid))
+    return StartRequest(
+        type=ask.type,
+        value=ask.value,
+        committed=committed.position if committed is not None else None,
+        reset_if_gone=ask.reset_if_gone,
     )
-    return resolve(start, range_.log_start, range_.lso), range_
 
 
-async def timestamp_position(
-    calls: NodeCalls, topic: str, partition: int, timestamp_ms: int, timeout_ms: int
-) -> tuple[Position, PartitionRange]:
-    """First record whose create time is at or after `timestamp_ms`; the end if there is none."""
-    await find_partition(calls, topic, partition, timeout_ms)
-    found = await calls.offset_for_time(topic, partition, TimeKind.TIMESTAMP_MS, timestamp_ms, timeout_ms)
-    range_ = await calls.partition_range(topic, partition, timeout_ms)
-    if found.timestamp_ms < 0:
-        return Position(range_.lso), range_
-    return Position(Offset(min(max(found.offset, range_.log_start), range_.lso))), range_
+def _resolved(start: StartRequest, range_: PartitionRange | SmqError) -> Start | SmqError:
+    if isinstance(range_, SmqError):
+        return range_
+    try:
+        return resolve(start, range_.log_start, range_.lso), range_
+    except SmqError as e:
+        return e

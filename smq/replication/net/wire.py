@@ -19,6 +19,7 @@ from smq.replication.ports import Buffer, Quorum, QuorumReplica
 RAFT: Final = 0  # the rest of the message belongs to the engine
 _PID_BYTES: Final = 20
 ITEMS_MAX: Final = 1 << 20  # in one message; the frame cap bounds the bytes
+ENDS_MAX: Final = 1_000  # partitions in one question: a millisecond or two of the leader's loop
 TABLE_PIECE_BYTES: Final = 1 << 20  # of producers in one message: as an Append, it must not hold up the link
 TABLE_PIECES_MAX: Final = 4096  # 4 GiB: more than twenty million producers, which no node remembers
 
@@ -233,6 +234,45 @@ class FoundBatch:
     value: Buffer
 
 
+class EndOutcome(enum.IntEnum):
+    KNOWN = 0
+    NOT_LEADER = 1  # this process does not lead the partition
+    NOT_KNOWN = 2  # it leads, but does not know yet that everything before its epoch is committed
+    NO_PARTITION = 3  # it is in no state that the node could have applied before the question
+
+
+class End(NamedTuple):
+    """A partition according to its leader. The numbers count only if the outcome is KNOWN."""
+
+    partition: PartitionId
+    outcome: EndOutcome
+    epoch: Epoch = Epoch(0)
+    log_start: Offset = Offset(0)
+    hwm: Offset = Offset(0)
+    log_end: Offset = Offset(0)
+
+
+@dataclass(frozen=True, slots=True)
+class EndsQuery:
+    """CONTROL, to the leader of these partitions: where do they end (rule 25)? The asker is a process of this
+    incarnation, and waits for `wait_ms`."""
+
+    request: int
+    incarnation: Incarnation
+    wait_ms: int
+    partitions: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndsReport:
+    """CONTROL, the answer: an outcome for each partition of the query. Request and incarnation are those of the query:
+    an answer to the asker's previous process is none to this one."""
+
+    request: int
+    incarnation: Incarnation
+    ends: tuple[End, ...]
+
+
 Message: TypeAlias = (
     Heartbeat
     | Propose
@@ -244,6 +284,8 @@ Message: TypeAlias = (
     | Transfer
     | DescribeQuorum
     | QuorumDescribed
+    | EndsQuery
+    | EndsReport
     | Ping
     | Probe
     | Ack
@@ -267,6 +309,11 @@ _TRANSFER: Final = struct.Struct(">B20sii")
 _DESCRIBE_QUORUM: Final = struct.Struct(">BQ")
 _QUORUM: Final = struct.Struct(">BQiqqII")  # then the voters, then the observers
 _QUORUM_REPLICA: Final = struct.Struct(">i?16sqqq")
+_ENDS_QUERY: Final = struct.Struct(">BQqII")
+_ENDS_REPORT: Final = struct.Struct(">BQqI")
+_PID: Final = struct.Struct(">20s")
+_END: Final = struct.Struct(">20sBiqqq")
+_END_OUTCOMES: Final = frozenset(EndOutcome)
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
 _ACK: Final = struct.Struct(">B20siqqqI????")
@@ -325,6 +372,10 @@ def encode(message: Message) -> list[Buffer]:
             counts = (len(quorum.voters), len(quorum.observers))
             head = _QUORUM.pack(15, request, quorum.leader, quorum.term, quorum.committed_end, *counts)
             return [head, *map(_pack_replica, (*quorum.voters, *quorum.observers))]
+        case EndsQuery(request, incarnation, wait_ms, partitions):
+            return [_ENDS_QUERY.pack(9, request, incarnation, wait_ms, len(partitions)), b"".join(partitions)]
+        case EndsReport(request, incarnation, ends):
+            return [_ENDS_REPORT.pack(10, request, incarnation, len(ends)), b"".join(_END.pack(*end) for end in ends)]
 
 
 def _pack_replica(replica: QuorumReplica) -> bytes:
@@ -463,6 +514,30 @@ def _quorum_described(payload: memoryview) -> Message:
     return QuorumDescribed(request, quorum)
 
 
+def _ends_query(payload: memoryview) -> Message:
+    _, request, incarnation, wait_ms, count = _ENDS_QUERY.unpack_from(payload)
+    if count > ENDS_MAX:
+        raise WireError(f"a question about {count} partitions, at most {ENDS_MAX} are allowed")
+    pids = _items(payload, _ENDS_QUERY.size, count, _PID)
+    return EndsQuery(request, Incarnation(incarnation), wait_ms, tuple(PartitionId(pid) for (pid,) in pids))
+
+
+def _ends_report(payload: memoryview) -> Message:
+    _, request, incarnation, count = _ENDS_REPORT.unpack_from(payload)
+    if count > ENDS_MAX:
+        raise WireError(f"an answer about {count} partitions, at most {ENDS_MAX} are allowed")
+    ends = _items(payload, _ENDS_REPORT.size, count, _END)
+    return EndsReport(request, Incarnation(incarnation), tuple(_end(*item) for item in ends))
+
+
+def _end(pid: bytes, outcome: int, epoch: int, log_start: int, hwm: int, log_end: int) -> End:
+    if outcome not in _END_OUTCOMES:
+        raise WireError(f"an unknown outcome {outcome} about a partition's end")
+    if not 0 <= log_start <= hwm <= log_end:
+        raise WireError(f"log start {log_start}, hwm {hwm} and log end {log_end} do not ascend")
+    return End(PartitionId(pid), EndOutcome(outcome), Epoch(epoch), Offset(log_start), Offset(hwm), Offset(log_end))
+
+
 def _ping(payload: memoryview) -> Message:
     _, number, is_answer = _PING.unpack(payload)
     return Ping(number, is_answer)
@@ -523,6 +598,8 @@ _DECODERS: Final = {
     6: _resign,
     7: _transfer,
     8: _read_index,
+    9: _ends_query,
+    10: _ends_report,
     14: _describe_quorum,
     15: _quorum_described,
     16: _probe,

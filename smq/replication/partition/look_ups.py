@@ -2,7 +2,8 @@
 
 Owns what is asked of the log and how the answer is made of it. A look-up may read thousands of index rows, any of which
 may have to come from the medium, so a thread of the disk's reads them: it sees the log as it was when the look-up
-began. Nothing here may read on the loop.
+began. That no record is as late as a time is said only for the end that the partition's leader has reported (rule 25).
+Nothing here may read on the loop.
 """
 
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from typing import Final, TypeVar
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.records import BatchCorrupt, parse_header
-from smq.replication.api import Cancel, DoneFn, SizedRun, TimeKind, TimeOffset
+from smq.replication.api import Cancel, DoneFn, PartitionEnd, SizedRun, TimeKind, TimeOffset
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, BatchInfo
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.log.reader import LogReader
+from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.reads import READ_MS_MAX, REPAIRS_PER_POLL_MAX, read_failure
 from smq.replication.partition.repair import Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
@@ -29,7 +31,7 @@ AGAIN_MAX: Final = 10  # a log that is trimmed during every attempt: the caller 
 
 
 class _LookUp:
-    """One look-up under way: the disk's read, repairs that it waits for, and its deadline."""
+    """One search under way: the disk's read, repairs that it waits for, and its deadline."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class _LookUp:
         self._is_over = False
 
     def begin(self, timeout_ms: int) -> None:
-        at_ns = self._host.clock.monotonic_ns() + max(timeout_ms, READ_MS_MAX) * 1_000_000
+        at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
         self._deadline = self._host.deadlines.add(at_ns, self._expire)
         self._attempt()
 
@@ -121,51 +123,127 @@ def _not_ready(message: str) -> SmqError:
     return SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=200))
 
 
-class LookUps:
-    """All look-ups of a node. The disk bounds how many wait."""
-
-    def __init__(self, host: Host, repairs: Repairs) -> None:
-        self._host = host
-        self._repairs = repairs
-
-    def _run(
-        self, replica: Replica, find: Callable[[LogReader], T], done: Callable[[T | SmqError], None], timeout_ms: int
-    ) -> Cancel:
-        look_up = _LookUp(self._host, self._repairs, replica, find, done)
-        look_up.begin(timeout_ms)
-        return look_up.cancel
-
-    def time(self, replica: Replica, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]) -> Cancel:
-        """First record at or after a time, below the HWM; call it after a barrier. NOT_LEADER if this replica does not
-        reach the HWM yet and so does not know."""
-        end, hwm = replica.readable_end, replica.part.hwm
-
-        def answer(found: TimeOffset | _NoMatch | SmqError) -> None:
-            if not isinstance(found, _NoMatch):
-                done(found)
-            else:
-                done(replica.not_leader() if end < hwm else TimeOffset(hwm, TsNs(-1), -1))
-
-        return self._run(replica, partial(find_time, end=end, kind=kind, value=value), answer, timeout_ms)
-
-    def sized_run(
-        self, replica: Replica, offset: Offset, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]
-    ) -> Cancel:
-        """The whole batches from the one that contains `offset` on, below the HWM, that fit into `bytes_max`. Raises
-        OFFSET_OUT_OF_RANGE below log_start."""
-        part, end = replica.part, replica.readable_end
-        if offset < part.log_start:
-            details = ErrorDetails(lo=part.log_start, hi=part.hwm)
-            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is below {part.log_start}", details)
-        return self._run(replica, lambda log: SizedRun(*log.sized_run(offset, end, bytes_max)), done, timeout_ms)
-
-
 class _NoMatch:
     """No record is as late as that."""
 
 
+class _TimeLookUp:
+    """A look-up by time. Most find their record below the commit point that this replica knows, and need no leader.
+    Otherwise the partition's exact end decides: the leader says it, and what is new below it is searched."""
+
+    def __init__(
+        self,
+        host: Host,
+        ends: ExactEnds,
+        repairs: Repairs,
+        replica: Replica,
+        kind: TimeKind,
+        value: int,
+        done: DoneFn[TimeOffset],
+        timeout_ms: int,
+    ) -> None:
+        self._host = host
+        self._ends = ends
+        self._repairs = repairs
+        self._replica = replica
+        self._kind = kind
+        self._value = value
+        self._done = done
+        self._until_ns = host.clock.monotonic_ns() + timeout_ms * 1_000_000
+        self._searching: _LookUp | None = None
+        self._is_cancelled = False
+
+    def begin(self) -> None:
+        if self._kind is TimeKind.MAX_TIMESTAMP:
+            self._ask_end(Offset(0))  # any later record may have a larger one
+        else:
+            self._search(None)
+
+    def _time_left_ms(self) -> int:
+        """One timeout for all steps."""
+        return max(0, self._until_ns - self._host.clock.monotonic_ns()) // 1_000_000
+
+    def _search(self, exact: PartitionEnd | None) -> None:
+        end = self._replica.readable_end
+        find = partial(find_time, end=end, kind=self._kind, value=self._value)
+        done = partial(self._on_searched, end, exact)
+        self._searching = _LookUp(self._host, self._repairs, self._replica, find, done)
+        self._searching.begin(self._time_left_ms())
+
+    def _on_searched(self, end: Offset, exact: PartitionEnd | None, found: TimeOffset | _NoMatch | SmqError) -> None:
+        self._searching = None
+        if self._is_cancelled:
+            return
+        if not isinstance(found, _NoMatch):
+            self._done(found)
+        elif exact is None:
+            self._ask_end(end)
+        else:
+            self._done(_no_record(exact) if end >= exact.hwm else self._replica.not_leader())
+
+    def _ask_end(self, searched: Offset) -> None:
+        """`searched`: no record below it is as late."""
+        self._ends.ask_one(self._replica.pid, self._time_left_ms(), partial(self._on_end, searched))
+
+    def _on_end(self, searched: Offset, exact: PartitionEnd | SmqError) -> None:
+        if self._is_cancelled:
+            return
+        if isinstance(exact, SmqError):
+            self._done(exact)
+        elif searched >= exact.hwm:
+            self._done(_no_record(exact))
+        elif self._kind is TimeKind.MAX_TIMESTAMP and self._replica.readable_end < exact.hwm:
+            self._done(self._replica.not_leader())
+        else:
+            self._search(exact)
+
+    def cancel(self) -> None:
+        """Its caller waits no longer."""
+        self._is_cancelled = True
+        if self._searching is not None:
+            self._searching.cancel()
+
+
+def _no_record(exact: PartitionEnd) -> TimeOffset:
+    return TimeOffset(exact.hwm, TsNs(-1), -1)
+
+
+class LookUps:
+    """All look-ups of a node. The disk bounds how many search, and `ends` how many wait for a leader."""
+
+    def __init__(self, host: Host, ends: ExactEnds, repairs: Repairs) -> None:
+        self._host = host
+        self._ends = ends
+        self._repairs = repairs
+
+    def time(self, replica: Replica, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]) -> Cancel:
+        """First record at or after a time, below the partition's end; call it after a barrier. NOT_LEADER if this
+        replica does not reach that end and so does not know."""
+        look_up = _TimeLookUp(self._host, self._ends, self._repairs, replica, kind, value, done, timeout_ms)
+        look_up.begin()
+        return look_up.cancel
+
+    def sized_run(
+        self, replica: Replica, offset: Offset, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]
+    ) -> Cancel:
+        """The whole batches from the one that contains `offset` on, below the known commit point, that fit into
+        `bytes_max`. Raises OFFSET_OUT_OF_RANGE below log_start."""
+        part, end = replica.part, replica.readable_end
+        if offset < part.log_start:
+            details = ErrorDetails(lo=part.log_start, hi=replica.known_commit_point())
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is below {part.log_start}", details)
+
+        def find(log: LogReader) -> SizedRun:
+            return SizedRun(*log.sized_run(offset, end, bytes_max))
+
+        look_up = _LookUp(self._host, self._repairs, replica, find, done)
+        look_up.begin(max(timeout_ms, READ_MS_MAX))
+        return look_up.cancel
+
+
 def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> TimeOffset | _NoMatch:
-    """Below `end`. Raises BatchDamaged if the batch that it points to, or a row on the way, fails its CRC."""
+    """The first record at or after a time, below `end`. Raises BatchDamaged if the batch that it points to, or a row on
+    the way, fails its CRC."""
     if kind is TimeKind.MAX_TIMESTAMP:
         kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
     info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)

@@ -1,7 +1,7 @@
-"""Reading for consumers: fetches, long polls, lookups by time.
+"""Reading for consumers: fetches and long polls.
 
 Owns rule 13: a batch is served only from the valid, committed part of this node's log, and a node says
-OFFSET_OUT_OF_RANGE only after a read barrier, because it may know an older high water mark than the reader.
+OFFSET_OUT_OF_RANGE only once the leader has reported where the log ends, because the reader may know more of it.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ import structlog
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
-from smq.replication.api import DoneFn, Fetched, StoredBatch
+from smq.replication.api import DoneFn, Fetched, PartitionEnd, StoredBatch
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
+from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.repair import Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, GiveUp
-from smq.replication.proposer import Barriers
 from smq.replication.runtime.deadlines import Deadline
 
 _log = structlog.get_logger("smq.reads")
 
 REPAIRS_PER_POLL_MAX: Final = 4  # one repairs a batch, unless LMDB's tree hides the new bytes
 READ_MS_MAX: Final = 5_000  # how long a reader waits for this node's disk: another replica may be faster
-BARRIER_MS_MAX: Final = 5_000  # how long OFFSET_OUT_OF_RANGE waits for a quorum to confirm it
+END_MS_MAX: Final = 5_000  # how long OFFSET_OUT_OF_RANGE waits for the leader to confirm it
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,8 @@ class Poll:
     deadline_ns: int
     done: DoneFn[Fetched]
     repairs: int = 0  # those that it has waited for
-    confirmed: bool = False  # a barrier has been passed: OFFSET_OUT_OF_RANGE may be answered
+    is_asking: bool = False  # for the exact end
+    end_known: Offset = Offset(0)  # the log's end according to the leader: beyond it, it is asked again
     reading: Deadline | None = None  # of the read under way
     give_up_read: GiveUp | None = None
     parked: bool = False
@@ -61,13 +62,13 @@ def read_failure(error: Exception) -> SmqError:
 class Reads:
     """All fetches of a node. Parked polls are bounded by the node's `fetch_waiters_max`."""
 
-    def __init__(self, host: Host, barriers: Barriers, repairs: Repairs) -> None:
+    def __init__(self, host: Host, ends: ExactEnds, repairs: Repairs) -> None:
         self._host = host
         self._repairs = repairs
-        self._barriers = barriers
+        self._ends = ends
         self._parked: dict[bytes, dict[Poll, None]] = {}
         self._parked_count = 0
-        # Polls that have waited for the disk, a barrier or a repair, until they end; bounded by the requests
+        # Polls that have waited for the disk, the exact end or a repair, until they end; bounded by the requests
         self._away: dict[bytes, dict[Poll, None]] = {}
 
     # -------------------------------------------------------------------------------------- fetch
@@ -88,15 +89,11 @@ class Reads:
     def _try(self, poll: Poll) -> None:
         replica = poll.replica
         part = replica.part
-        if poll.offset < part.log_start or poll.offset > max(replica.log_end, part.hwm):
-            if not poll.confirmed:
-                poll.confirmed = True
-                self._confirm(poll)
-                return
-            details = ErrorDetails(lo=part.log_start, hi=part.hwm)
-            message = f"offset {poll.offset} is outside [{part.log_start}, {part.hwm}]"
-            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
-        poll.confirmed = False  # it is in range: a later doubt needs a barrier of its own
+        if poll.is_asking:
+            return  # a wake-up, or its deadline: the answer looks at everything again
+        if poll.offset < part.log_start or poll.offset > max(replica.log_end, poll.end_known):
+            self._ask_end(poll)
+            return
         if not poll.max_bytes:
             self._conclude(poll, [], is_enough=poll.offset < replica.readable_end)
             return
@@ -174,24 +171,29 @@ class Reads:
 
     def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
         part = replica.part
-        return Fetched(batches, part.log_start, part.hwm, part.lso, replica.readable_end)
+        known = replica.known_commit_point()
+        return Fetched(batches, part.log_start, known, known, replica.readable_end)
 
-    def _confirm(self, poll: Poll) -> None:
+    def _ask_end(self, poll: Poll) -> None:
         self._note_away(poll)
+        poll.is_asking = True
         left_ns = poll.deadline_ns - self._host.clock.monotonic_ns()
-        timeout_ms = max(BARRIER_MS_MAX, left_ns // 1_000_000)
-        self._barriers.wait(int(timeout_ms), partial(self._on_confirmed, poll))
+        timeout_ms = max(END_MS_MAX, left_ns // 1_000_000)
+        self._ends.ask_one(poll.replica.pid, int(timeout_ms), partial(self._on_end, poll))
 
-    def _on_confirmed(self, poll: Poll, result: object) -> None:
+    def _on_end(self, poll: Poll, end: PartitionEnd | SmqError) -> None:
+        poll.is_asking = False
         if poll.finished:
             return
-        if isinstance(result, SmqError):
-            self.finish(poll, result)
-        elif self._host.state.partition(poll.replica.pid) is None:
-            # Deleted meanwhile: the last state that this replica knew is no answer.
-            self.finish(poll, SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted"))
-        else:
+        if isinstance(end, SmqError):
+            self.finish(poll, end)
+        elif end.log_start <= poll.offset <= end.log_end:
+            poll.end_known = end.log_end
             self.fetch(poll)
+        else:
+            details = ErrorDetails(lo=end.log_start, hi=end.hwm)
+            message = f"offset {poll.offset} is outside [{end.log_start}, {end.hwm}]"
+            self.finish(poll, SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details))
 
     # -------------------------------------------------------------------------------------- parking
     def _park(self, poll: Poll) -> None:

@@ -135,16 +135,23 @@ class Replica:
         damaged = self.log.first_damaged(self.part.hwm) if self.log.damaged_batches else None
         return end if damaged is None else min(end, damaged)
 
+    def known_commit_point(self) -> Offset:
+        """Everything below it is committed, as far as this process knows. Only the leader knows that there is no more,
+        and only after a read index (rule 25, `ends`)."""
+        return self.part.hwm
+
     @property
     def readable_end(self) -> Offset:
-        """Rule 13: valid, and below the known high water mark, so on the disks of a majority. This disk may not have
+        """Rule 13: valid, and below the known commit point, so on the disks of a majority. This disk may not have
         written it yet: then it is read from memory."""
-        return Offset(min(self._verified(self.log.appended_end), self.part.hwm))
+        return Offset(min(self._verified(self.log.appended_end), self.known_commit_point()))
 
     @property
     def log_end(self) -> Offset:
         """The partition's log end, as far as this node knows."""
-        return self.log.appended_end if self.leading is not None else self.part.next_offset
+        if self.leading is not None:
+            return self.log.appended_end
+        return max(self.part.next_offset, self.known_commit_point())
 
     # -------------------------------------------------------------------------------------- applied state
     def on_applied(self) -> int:

@@ -19,6 +19,7 @@ from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.net import wire
 from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.coalescing import Coalescer
+from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import Reads
@@ -65,8 +66,9 @@ class Replicas:
         self.send_order = SendOrder(host.clock)
         self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
         self.repairs = Repairs(host, self.intake, self.mark_durable)
-        self.reads = Reads(host, barriers, self.repairs)
-        self.look_ups = LookUps(host, self.repairs)
+        self.ends = ExactEnds(host, barriers, self._by_pid.get)
+        self.reads = Reads(host, self.ends, self.repairs)
+        self.look_ups = LookUps(host, self.ends, self.repairs)
         clock, propose = host.clock, host.propose
         self.mark_due = Coalescer(clock, propose, Replica.hwm_advances, lambda i: AdvanceHwms(items=i)).mark_due
         self.mark_caught_up = Coalescer(clock, propose, Replica.caught_up, lambda i: CompleteReplicas(items=i)).mark_due
@@ -130,6 +132,7 @@ class Replicas:
 
     def close(self, error: SmqError) -> None:
         """The node is stopping: every waiting producer and reader is answered."""
+        self.ends.close(error)
         for pid, replica in self._by_pid.items():
             replica.close(error)
             self.reads.fail_all(pid, error)

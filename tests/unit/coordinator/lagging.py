@@ -3,7 +3,7 @@
 Owns the replicated state and the barriers. The look-ups are the real node's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from smq.replication.api import (
     DoneFn,
     Fetched,
     NodeApi,
+    PartitionEnd,
     PartitionRange,
     Produced,
     TimeKind,
@@ -37,8 +38,10 @@ from smq.replication.api import (
 from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
+from smq.replication.partition.ends import Ends, ExactEnds
 from smq.replication.ports import Buffer
 from smq.replication.proposer import Barriers
+from smq.replication.ranges import RangesRequest
 
 ZERO = Offset(0)
 TOPIC, TOPIC_ID = "t", TopicId(bytes(15) + b"t")
@@ -147,8 +150,24 @@ class LaggingNode:
         self._lookup.with_partition(topic, partition, max_wait_ms, done, use)
         return lambda: None
 
-    def partition_range(self, topic: str, partition: int, timeout_ms: int, done: DoneFn[PartitionRange]) -> None:
-        raise AssertionError("no port asks a lagging node for a range without a look-up, which is not under test")
+    def partition_ranges(
+        self,
+        partitions: Sequence[tuple[str, int]],
+        timeout_ms: int,
+        done: DoneFn[list[PartitionRange | SmqError]],
+        *,
+        at_leader: bool = False,
+    ) -> None:
+        ends = cast(ExactEnds, SimpleNamespace(ask=self._ends))  # the leader's answers
+        request = RangesRequest(cast(Host, self), self._lookup, ends, partitions, timeout_ms, done, at_leader)
+        request.start()
+
+    @property
+    def clock(self) -> Any:
+        return SimpleNamespace(monotonic_ns=lambda: 0)
+
+    def _ends(self, pids: Iterable[PartitionId], _ms: int, done: Callable[[Ends], None], *, at_leader: bool) -> None:
+        done({pid: PartitionEnd(Epoch(1), self.node_id, ZERO, ZERO, ZERO) for pid in pids})
 
     def offset_for_time(
         self, topic: str, partition: int, _kind: TimeKind, _value: int, timeout_ms: int, done: DoneFn[TimeOffset]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import cast
 
 from smq.raft_state.commands import AdvanceHwms, Command, CreateTopic, ElectLeader, HwmAdvance, RegisterNode
@@ -19,13 +20,14 @@ from smq.replication.host import Identity
 from smq.replication.log.store import BatchDamaged, LogStore
 from smq.replication.net import wire
 from smq.replication.net.links import Links
+from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
-from smq.replication.proposer import rejection
+from smq.replication.proposer import Barriers, rejection
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.space import SpaceGuard
@@ -194,10 +196,17 @@ class Host:
             raise rejection(applied.reply)
         return applied.reply
 
+    def look_ups(self, barriers: Barriers | None = None) -> LookUps:
+        """Of this replica. A read index is passed immediately, unless the test holds it back."""
+        passed = SimpleNamespace(wait=lambda _timeout_ms, done: done(LogIndex(self._index)))
+        barriers = barriers if barriers is not None else cast(Barriers, passed)
+        ends = ExactEnds(self.node_host(), barriers, {self.live.pid: self.live}.get)
+        return LookUps(self.node_host(), ends, self.repairs)
+
     def find_time(self, kind: TimeKind, value: int) -> TimeOffset | SmqError:
         """A look-up by time in this replica."""
         found: list[TimeOffset | SmqError] = []
-        LookUps(self.node_host(), self.repairs).time(self.live, kind, value, 5_000, found.append)
+        self.look_ups().time(self.live, kind, value, 5_000, found.append)
         self.settle(100)
         (answer,) = found
         return answer

@@ -47,6 +47,15 @@ WIRE: list[wire.Message] = [
             observers=(QuorumReplica(node=NodeId(2), disk=DiskId(b""), end=-1, heard_ms=6, caught_up_ms=-1),),
         ),
     ),
+    wire.EndsQuery(20, Incarnation(7), 21, (PID,)),
+    wire.EndsReport(
+        20,
+        Incarnation(7),
+        (
+            wire.End(PID, wire.EndOutcome.KNOWN, Epoch(1), Offset(22), Offset(23), Offset(24)),
+            wire.End(PID, wire.EndOutcome.NOT_KNOWN),
+        ),
+    ),
     wire.Probe(PID, Epoch(1), 13),
     wire.Ack(PID, Epoch(1), Incarnation(7), Offset(14), Offset(15), 13, True, is_full=True, is_held=True),
     wire.Append(PID, Epoch(1), 13, [b"one", b"two"]),

@@ -4,7 +4,14 @@ import pytest
 from kio.schema.errors import ErrorCode as KioErrorCode
 
 from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.kafka.errors import CODES, OUTCOME_CODES, KafkaError, code_of, fetch_code_of
+from smq.coordinator.kafka.errors import (
+    CODES,
+    OUTCOME_CODES,
+    KafkaError,
+    code_of,
+    fetch_code_of,
+    list_offsets_code_of,
+)
 from smq.raft_state.errors import ErrorCode, SmqError
 
 # Of these Kafka's clients think that the batch was not stored; of a time-out they do not.
@@ -14,7 +21,16 @@ _NOT_STORED = {KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.NOT_ENOUGH_REPLICAS
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_code_has_one_of_kafka(code: ErrorCode) -> None:
     assert code_of(SmqError(code, "x")) is CODES[code]
-    assert fetch_code_of(SmqError(code, "x")) is not KafkaError.NONE
+    for version in (4, 11, 18):
+        assert fetch_code_of(SmqError(code, "x"), version) is not KafkaError.NONE
+
+
+def test_a_client_that_does_not_know_offset_not_available_gets_what_it_retries() -> None:
+    error = SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "x")
+    codes = [list_offsets_code_of(error, version) for version in (4, 5)]
+    assert codes == [KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE]
+    codes = [fetch_code_of(error, version) for version in (10, 11)]
+    assert codes == [KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.OFFSET_NOT_AVAILABLE]
 
 
 def test_every_outcome_of_a_group_has_one_of_kafka() -> None:

@@ -1,6 +1,7 @@
 """ListOffsets if the look-up itself brings a newer state: offset and epoch come from the same state."""
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,9 +13,10 @@ from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState, TopicState
-from smq.replication.api import NodeApi, TimeOffset
+from smq.replication.api import NodeApi, PartitionRange, TimeOffset
 
 
 def part(*history: EpochStart, hwm: int) -> PartitionState:
@@ -58,6 +60,27 @@ class LateCalls(NodeCalls):
         if self.barriers > self.behind:
             self._node.state = self.state_of(NEW)
         return LogIndex(self.barriers)
+
+    async def partition_ranges(
+        self, partitions: Sequence[tuple[str, int]], timeout_ms: int, *, at_leader: bool = False
+    ) -> list[PartitionRange | SmqError]:
+        assert (list(partitions), at_leader) == ([("t", 0)], True)
+        await self.barrier(timeout_ms)
+        found = self._node.state.topics["t"].partitions[0]
+        return [
+            PartitionRange(
+                topic="t",
+                partition=found.index,
+                pid=found.pid,
+                log_start=found.log_start,
+                lso=found.lso,
+                hwm=found.hwm,
+                next_offset=found.next_offset,
+                leader=found.leader,
+                epoch=found.epoch,
+                replicas=found.replicas,
+            )
+        ]
 
     async def offset_for_time(self, *_asked: Any) -> TimeOffset:
         await self.barrier(0)

@@ -1,14 +1,27 @@
 """Look-ups on a node that lags: what another node created a moment ago is found, and "unknown" follows a barrier."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import confirm_unknown, find_partition, find_topic, find_topic_name
+from smq.coordinator.service.lookup import (
+    StartAsk,
+    confirm_unknown,
+    find_partition,
+    find_topic,
+    find_topic_name,
+    start_positions,
+)
+from smq.coordinator.service.positions import OffsetType
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import TopicId
+from smq.raft_state.ids import Offset, PartitionId, PartitionIndex, TopicId
+from smq.raft_state.state import CommittedOffset
+from smq.replication.api import NodeApi, PartitionRange
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
 
 LookUp = Callable[[NodeCalls], Awaitable[object]]
@@ -68,3 +81,81 @@ def test_what_a_barrier_confirms_to_be_unknown_is_named(topic: str, partition: i
         looked_up(node, lambda calls: find_partition(calls, topic, partition, 1_000))
     assert (e.value.code, node.barriers) == (code, 1)
     assert looked_up(LaggingNode(), lambda calls: find_topic_name(calls, TopicId(bytes(16)), 1_000)) is None
+
+
+class CountingCalls(NodeCalls):
+    """A node with topic "t" of many partitions, each with records 3 to 8; groups have committed 5 everywhere."""
+
+    def __init__(self, partitions: int) -> None:
+        state = state_with((TOPIC, TOPIC_ID))
+        (first,) = state.topics[TOPIC].partitions
+        state.topics[TOPIC].partitions = [replace(first, index=PartitionIndex(i)) for i in range(partitions)]
+        super().__init__(cast(NodeApi, SimpleNamespace(state=state)))
+        self.asked: list[str] = []
+        self.late: set[int] = set()
+
+    async def partition_ranges(
+        self, partitions: Sequence[tuple[str, int]], timeout_ms: int, *, at_leader: bool = False
+    ) -> list[PartitionRange | SmqError]:
+        self.asked.append(f"ends of {len(partitions)}")
+        return [self._range(index) for _, index in partitions]
+
+    def _range(self, index: int) -> PartitionRange | SmqError:
+        if index in self.late:
+            return SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "m")
+        part = self.node.state.topics[TOPIC].partitions[index]
+        return PartitionRange(
+            topic=TOPIC,
+            partition=part.index,
+            pid=part.pid,
+            log_start=Offset(3),
+            lso=Offset(9),
+            hwm=Offset(9),
+            next_offset=Offset(9),
+            leader=part.leader,
+            epoch=part.epoch,
+            replicas=part.replicas,
+        )
+
+    async def fetch_offsets(
+        self, group: str, pids: Sequence[PartitionId] | None, timeout_ms: int
+    ) -> dict[PartitionId, CommittedOffset]:
+        assert pids is not None
+        self.asked.append(f"{len(pids)} commits of {group}")
+        return {pid: CommittedOffset(offset=Offset(5), metadata="", committed_ms=0) for pid in pids}
+
+
+def ask_of(type_: OffsetType, partition: int = 0, **more: Any) -> StartAsk:
+    return StartAsk(topic=TOPIC, partition=partition, type=type_, **more)
+
+
+def positions_of(calls: CountingCalls, asks: list[StartAsk]) -> list[int | ErrorCode]:
+    found = asyncio.run(start_positions(calls, asks, 1_000))
+    return [f.code if isinstance(f, SmqError) else f[0].offset for f in found]
+
+
+def test_many_starts_cost_one_question_for_all_ends_and_one_per_group() -> None:
+    calls = CountingCalls(100)
+    asks = [ask_of(OffsetType.RESET_TO_LATEST, p) for p in range(50)]
+    asks += [ask_of(OffsetType.RESUME_OR_EARLIEST, p, group=("g", "h")[p % 2]) for p in range(50, 100)]
+    assert positions_of(calls, asks) == [9] * 50 + [5] * 50
+    assert calls.asked == ["25 commits of g", "25 commits of h", "ends of 100"]
+
+
+def test_each_start_has_an_answer_of_its_own() -> None:
+    calls = CountingCalls(3)
+    calls.late = {1}
+    asks = [
+        ask_of(OffsetType.RESET_TO_EARLIEST),
+        ask_of(OffsetType.EXACT_OFFSET, value=9),
+        ask_of(OffsetType.RESUME_OR_LATEST),
+        ask_of(OffsetType.EXACT_OFFSET, 1, value=9),
+        ask_of(OffsetType.RESET_TO_OFFSET, 2, value=7),
+    ]
+    assert positions_of(calls, asks) == [
+        3,
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        ErrorCode.INVALID_REQUEST,  # without a group
+        ErrorCode.OFFSET_NOT_AVAILABLE,  # and not "out of range"
+        7,
+    ]

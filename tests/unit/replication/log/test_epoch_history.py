@@ -79,8 +79,8 @@ def test_kafka_learns_the_epoch_before_a_dropped_one_and_its_end(steps: list[tup
     full: Any = SimpleNamespace(epoch=part.epoch, history=whole, next_offset=part.next_offset)
     kept = {entry.epoch for entry in part.history}
     for epoch in range(part.epoch + 1):
-        known, end = end_of_epoch(part, epoch)
-        assert end == end_of_epoch(full, epoch)[1]
+        known, end = end_of_epoch(part, epoch, part.next_offset)
+        assert end == end_of_epoch(full, epoch, part.next_offset)[1]
         if epoch >= whole[0].epoch:
             assert known == max(e for e in kept if e <= epoch)
     for offset in range(part.log_start, part.hwm + 1):

@@ -45,6 +45,14 @@ QUORUMS = st.builds(
     observers=st.lists(QUORUM_REPLICAS).map(tuple),
 )
 
+ENDS = st.builds(
+    lambda pid, outcome, epoch, offsets: wire.End(pid, outcome, epoch, *sorted(offsets)),
+    PIDS,
+    st.sampled_from(wire.EndOutcome),
+    EPOCHS,
+    st.lists(st.integers(0, 2**63 - 1).map(Offset), min_size=3, max_size=3),
+)
+
 MESSAGES = st.one_of(
     st.builds(wire.Heartbeat, INT64.map(Incarnation), MARKS, st.lists(MARKS).map(tuple), st.booleans(), DISKS),
     st.builds(wire.Propose, UINT64, st.binary()),
@@ -62,6 +70,8 @@ MESSAGES = st.one_of(
     st.builds(wire.Transfer, PIDS, EPOCHS, st.integers(0, 2**31 - 1).map(NodeId)),
     st.builds(wire.DescribeQuorum, UINT64),
     st.builds(wire.QuorumDescribed, UINT64, QUORUMS),
+    st.builds(wire.EndsQuery, UINT64, INT64.map(Incarnation), UINT32, st.lists(PIDS).map(tuple)),
+    st.builds(wire.EndsReport, UINT64, INT64.map(Incarnation), st.lists(ENDS).map(tuple)),
     st.builds(wire.Ping, UINT64, st.booleans()),
     st.builds(wire.Probe, PIDS, EPOCHS, UINT32),
     st.builds(wire.Ack, PIDS, EPOCHS, INT64.map(Incarnation), OFFSETS, OFFSETS, UINT32, *[st.booleans()] * 4),
@@ -96,6 +106,23 @@ def test_garbage_raises_wire_error_or_is_a_message(payload: bytes) -> None:
         wire.decode(memoryview(payload))
     except wire.WireError:
         return
+
+
+def test_a_question_about_too_many_partitions_is_refused() -> None:
+    pids = (PartitionId(b"p" * 20),) * (wire.ENDS_MAX + 1)
+    for message in (
+        wire.EndsQuery(1, Incarnation(2), 3, pids),
+        wire.EndsReport(1, Incarnation(2), tuple(wire.End(pid, wire.EndOutcome.KNOWN) for pid in pids)),
+    ):
+        with pytest.raises(wire.WireError, match=f"at most {wire.ENDS_MAX}"):
+            wire.decode(memoryview(encoded(message)))
+
+
+@pytest.mark.parametrize(("outcome", "offsets"), [(9, (0, 0, 0)), (0, (-1, 0, 0)), (0, (0, 2, 1)), (0, (3, 2, 4))])
+def test_an_end_that_cannot_be_is_refused(outcome: int, offsets: tuple[int, int, int]) -> None:
+    end = wire.End(PartitionId(b"p" * 20), outcome, Epoch(1), *map(Offset, offsets))  # type: ignore[arg-type]  # as a broken node would send it
+    with pytest.raises(wire.WireError):
+        wire.decode(memoryview(encoded(wire.EndsReport(1, Incarnation(2), (end,)))))
 
 
 def test_a_count_beyond_the_payload_is_refused() -> None:

@@ -3,7 +3,6 @@
 from smq.raft_state.ids import NodeId, Offset
 from smq.replication.api import SizedRun, TimeKind, TimeOffset
 from smq.replication.net import wire
-from smq.replication.partition.look_ups import LookUps
 from smq.replication.storage.hang import HangGuard
 from tests.unit.replication.support import ME, PEER_A, PEER_B, Host, batch
 
@@ -87,7 +86,7 @@ def test_a_leader_serves_what_the_followers_have_committed_although_its_own_disk
     assert (live.readable_end, live.durable_verified_end) == (2, 1)
     assert [value.base for value in live.log.read(Offset(1), live.readable_end, 1 << 20)] == [1]
     runs: list[object] = []
-    LookUps(host.node_host(), host.repairs).sized_run(live, Offset(0), 1 << 20, 5_000, runs.append)
+    host.look_ups().sized_run(live, Offset(0), 1 << 20, 5_000, runs.append)
     host.settle(100)
     (run,) = runs
     assert isinstance(run, SizedRun)

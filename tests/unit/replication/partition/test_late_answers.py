@@ -5,6 +5,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, Offset
 from smq.replication.api import Fetched
 from smq.replication.net import wire
+from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS
 from tests.unit.replication.membership.test_controller import World
 from tests.unit.replication.partition.test_reads import Reader
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B
@@ -44,36 +45,34 @@ def test_a_report_that_judged_its_log_by_an_older_epoch_elects_no_node() -> None
     assert part.epoch == Epoch(1)
 
 
-def test_a_reader_that_was_in_range_once_gets_out_of_range_only_after_a_new_barrier() -> None:
+def test_a_reader_that_was_in_range_once_gets_out_of_range_only_after_an_answer_of_its_own() -> None:
     reader = Reader()
     reader.host.elect(PEER_A)
     reader.host.advance(2, next_offset=10)
     reader.fetch(7, max_wait_ms=1_000)
-    assert reader.barriers.waiting == []
+    assert reader.questions == []
     reader.host.elect(PEER_B, end=2)  # the log end falls to the mark; this node may not know the newest yet
     reader.host.settle(1_500)
     assert reader.results == []
-    reader.host.advance(8)
-    reader.barriers.release(LogIndex(1))
-    reader.host.settle(1)
+    reader.report(0, hwm=8, log_end=8)
     (result,) = reader.results
     assert isinstance(result, Fetched)
 
 
-def test_a_confirmation_is_for_one_judgement() -> None:
+def test_what_the_leader_has_said_to_one_fetch_says_nothing_to_the_next() -> None:
     reader = Reader()
     reader.host.elect(PEER_A)
     reader.fetch(7, max_wait_ms=1_000)
-    reader.host.advance(2, next_offset=10)
-    reader.barriers.release(LogIndex(1))  # in range after all: the poll waits
+    reader.report(0, hwm=2, log_end=10)  # in range after all: the poll waits
     reader.host.elect(PEER_B, end=2)
     reader.host.settle(1_500)
-    assert reader.results == [], "the first barrier says nothing of later changes"
-    reader.barriers.release(LogIndex(2))
-    reader.host.settle(1)
     (result,) = reader.results
-    assert isinstance(result, SmqError)
-    assert result.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert isinstance(result, Fetched)
+    reader.results.clear()
+    reader.fetch(7, max_wait_ms=1_000)
+    assert reader.results == []
+    reader.report(0, hwm=2, log_end=2)
+    assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 def test_callers_of_a_barrier_are_answered_when_the_node_stops() -> None:
@@ -93,6 +92,8 @@ def test_a_topic_deleted_while_a_reader_waits_for_confirmation_is_unknown_and_no
     reader.fetch(7, max_wait_ms=1_000)
     reader.host.replica = None  # as the node forgets it
     reader.host.apply(DeleteTopic(name="t"))
+    reader.host.settle(ATTEMPT_MS + RETRY_MS + 20)  # the former leader does not answer: this node asks itself
+    reader.host.settle(RETRY_MS + 20)
     reader.barriers.release(LogIndex(1))
     reader.host.settle(1)
     (result,) = reader.results

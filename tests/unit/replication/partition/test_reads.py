@@ -1,18 +1,23 @@
-"""Fetches serve what is committed and right, wait for more, and say "out of range" only after a barrier."""
+"""Fetches serve what is committed and right, wait for more, and say "out of range" only once the leader has said where
+the log ends."""
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex, Offset, TsNs
+from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Fetched, TimeKind, TimeOffset
 from smq.replication.log.codec import BatchDamaged, StoredValue
-from smq.replication.partition.reads import REPAIRS_PER_POLL_MAX, Poll, Reads
+from smq.replication.net import wire
+from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.reads import END_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica
+from smq.replication.proposer import Barriers
 from tests.unit.replication.support import ME, PEER_A, Host, batch
 
 
@@ -36,7 +41,9 @@ class Reader:
         self.host = Host()
         self.host.create_partition()
         self.barriers = HeldBarriers()
-        self.reads = Reads(self.host.node_host(), self.barriers, self.host.repairs)  # type: ignore[arg-type]  # the part of Barriers that Reads uses
+        barriers = cast(Barriers, self.barriers)  # the part that ExactEnds uses
+        self.ends = ExactEnds(self.host.node_host(), barriers, lambda _pid: self.host.replica)
+        self.reads = Reads(self.host.node_host(), self.ends, self.host.repairs)
         self.results: list[Fetched | SmqError] = []
 
     def commit(self, *batches: bytes) -> None:
@@ -53,6 +60,19 @@ class Reader:
         self.reads.fetch(poll)
         self.host.settle(1)
         return poll
+
+    @property
+    def questions(self) -> list[tuple[NodeId, wire.EndsQuery]]:
+        """To other nodes."""
+        return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsQuery)]
+
+    def report(self, log_start: int, hwm: int, log_end: int) -> None:
+        """The leader answers the last question."""
+        peer, asked = self.questions[-1]
+        numbers = Epoch(1), Offset(log_start), Offset(hwm), Offset(log_end)
+        end = wire.End(self.host.part.pid, wire.EndOutcome.KNOWN, *numbers)
+        self.ends.on_report(peer, wire.EndsReport(asked.request, asked.incarnation, (end,)))
+        self.host.settle(1)
 
     @property
     def bases(self) -> list[int]:
@@ -134,24 +154,38 @@ def test_rule_13_out_of_range_is_said_only_after_a_barrier_and_names_the_range(r
     assert (reader.error.details.lo, reader.error.details.hi) == (4, 5)
 
 
-def test_rule_13_a_node_that_lagged_serves_after_the_barrier(reader: Reader) -> None:
-    reader.host.produce(batch(count=5))
-    reader.host.settle()
-    reader.host.elect(PEER_A)  # follows now, and knows nothing beyond its mark
-    reader.host.elect(ME)
-    reader.fetch(3, max_wait_ms=60_000)
-    assert reader.results == []
+def test_rule_13_a_follower_that_lags_asks_the_leader_and_waits_for_what_is_there(reader: Reader) -> None:
     reader.commit(batch(count=5))
-    reader.barriers.release(LogIndex(9))
-    reader.host.settle(1)
-    assert reader.bases == [0]
+    reader.host.elect(PEER_A)
+    reader.fetch(7, max_wait_ms=60_000)
+    ((leader, asked),) = reader.questions
+    assert (leader, asked.partitions) == (PEER_A, (reader.host.part.pid,))
+    reader.report(0, hwm=9, log_end=9)
+    assert reader.results == [], "the record is there, and not here yet"
+    reader.host.elect(ME)
+    reader.commit(batch(count=5))
+    assert reader.bases == [5]
 
 
-def test_out_of_range_without_a_quorum_is_a_retriable_error(reader: Reader) -> None:
+def test_rule_13_a_follower_says_out_of_range_with_the_range_that_the_leader_reports(reader: Reader) -> None:
+    reader.commit(batch(count=5))
+    reader.host.elect(PEER_A)
+    reader.fetch(12, max_wait_ms=60_000)
+    reader.report(2, hwm=9, log_end=11)
+    assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert (reader.error.details.lo, reader.error.details.hi) == (2, 9)
+
+
+@pytest.mark.parametrize("leader", [ME, PEER_A])
+def test_rule_13_nothing_is_out_of_range_while_the_end_is_not_known(reader: Reader, leader: NodeId) -> None:
+    reader.host.elect(leader)
     reader.fetch(7)
     reader.barriers.release(SmqError(ErrorCode.NO_QUORUM, "no Raft leader is known"))
-    reader.host.settle(1)
-    assert reader.error.code is ErrorCode.NO_QUORUM
+    reader.host.settle(END_MS_MAX - 1_000)
+    assert reader.results == []
+    reader.host.settle(2_000)
+    assert reader.error.code is ErrorCode.OFFSET_NOT_AVAILABLE
+    assert reader.error.code.is_retriable
 
 
 def test_a_log_start_that_passes_a_parked_fetch_is_reported(reader: Reader) -> None:
@@ -161,8 +195,11 @@ def test_a_log_start_that_passes_a_parked_fetch_is_reported(reader: Reader) -> N
     reader.host.advance(8)
     reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(8)))
     reader.reads.wake(reader.host.live)
-    reader.barriers.release(LogIndex(9))
     reader.host.settle(1)
+    reader.reads.wake(reader.host.live)
+    reader.host.settle(1)
+    assert len(reader.questions) == 1, "one poll asks once"
+    reader.report(8, hwm=8, log_end=8)
     assert reader.error.details.lo == 8
 
 
@@ -178,6 +215,7 @@ def test_a_look_up_by_create_time_is_exact_to_the_record(reader: Reader) -> None
     reader.commit(encode_batch(records[:2]), encode_batch(records[2:]))
     offsets = [reader.host.offset_at(TimeKind.TIMESTAMP_MS, ms) for ms in (0, 10, 11, 30, 31, 40, 41)]
     assert offsets == [0, 0, 1, 1, 3, 3, 4]
+    assert reader.host.offset_at(TimeKind.MAX_TIMESTAMP, 0) == 3
 
 
 def test_a_look_up_by_append_time_finds_the_first_batch_at_or_after_it(reader: Reader) -> None:
@@ -226,7 +264,7 @@ def test_a_batch_that_is_missing_after_repairs_is_reported_as_damaged_and_not_so
 ) -> None:
     reader.commit(batch())
     repairs = IneffectiveRepairs()
-    reader.reads = Reads(reader.host.node_host(), reader.barriers, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
+    reader.reads = Reads(reader.host.node_host(), reader.ends, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
 
     def read(*_: object, **__: object) -> list[StoredValue]:
         raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")

@@ -8,7 +8,6 @@ from smq.raft_state.ids import Offset
 from smq.replication.api import Fetched, TimeKind, TimeOffset
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
-from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import READ_MS_MAX
 from smq.replication.ports import Table
 from tests.unit.replication.partition.test_reads import Reader
@@ -92,7 +91,7 @@ def test_no_look_up_holds_up_the_loop(reader: Reader) -> None:
     host.disk.stall_reads(400)
     blocked: list[float] = []
     host.disk.on_blocking_read = blocked.append
-    look_ups, found = LookUps(host.node_host(), host.repairs), list[object]()
+    look_ups, found = host.look_ups(), list[object]()
     for kind in TimeKind:
         look_ups.time(host.live, kind, 0, 5_000, found.append)
     look_ups.sized_run(host.live, Offset(0), 1 << 20, 5_000, found.append)
@@ -107,7 +106,7 @@ def test_a_look_up_whose_caller_has_gone_or_whose_time_is_over_leaves_the_queue(
     host = reader.host
     reader.commit(batch())
     host.disk.stall_reads(LONG_MS)
-    look_ups, found = LookUps(host.node_host(), host.repairs), list[object]()
+    look_ups, found = host.look_ups(), list[object]()
     cancel = look_ups.time(host.live, TimeKind.TS_NS, 0, 100, found.append)
     look_ups.time(host.live, TimeKind.TS_NS, 0, 100, found.append)
     cancel()
@@ -122,7 +121,7 @@ def test_a_look_up_during_which_the_topic_goes_or_its_start_moves_finds_no_damag
     host = reader.host
     reader.commit(batch(), batch())
     host.disk.stall_reads(200)
-    look_ups, found = LookUps(host.node_host(), host.repairs), list[object]()
+    look_ups, found = host.look_ups(), list[object]()
     look_ups.time(host.live, TimeKind.TS_NS, 0, 5_000, found.append)
     host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(1)))
     host.settle(400)

@@ -1,0 +1,391 @@
+"""Rule 25: a partition's end is what its leader knows, after a read index that began after the question."""
+
+from typing import cast
+
+import pytest
+
+from smq.raft_state.commands import AdvanceExternalHwms, AdvanceLogStart, CreateTopic, DeleteTopic, ExternalAdvance
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
+from smq.raft_state.state import PartitionState
+from smq.replication.api import PartitionEnd
+from smq.replication.net import wire
+from smq.replication.partition import ends as ends_module
+from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS, Ends, ExactEnds, end_at_leader
+from smq.replication.proposer import Barriers
+from tests.unit.replication.partition.test_reads import HeldBarriers
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
+
+TOPIC_B = TopicId(b"b" * 16)
+PASSED = LogIndex(1)
+
+
+class World:
+    """This node has a replica of `t`'s partition, and none of the three of `many`."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.host.create_partition()
+        self.host.apply(
+            CreateTopic(name="many", topic_id=TOPIC_B, partition_count=3, replication_factor=3, created_ms=0)
+        )
+        for part, leader in zip(self.many, (PEER_A, PEER_B, PEER_A), strict=True):
+            part.leader = leader
+        self.barriers = HeldBarriers()
+        barriers = cast(Barriers, self.barriers)
+        self.ends = ExactEnds(self.host.node_host(), barriers, {self.pid: self.host.live}.get)
+        self.answers: list[Ends] = []
+
+    @property
+    def many(self) -> list[PartitionState]:
+        return self.host.state.topics["many"].partitions
+
+    @property
+    def pid(self) -> PartitionId:
+        return self.host.live.pid
+
+    def ask(self, *pids: PartitionId, timeout_ms: int = 5_000, at_leader: bool = False) -> None:
+        self.ends.ask(pids, timeout_ms, self.answers.append, at_leader=at_leader)
+
+    def run(self, ms: int = 1) -> None:
+        for _ in range(max(1, ms // 10)):
+            self.host.settle(min(ms, 10))
+
+    @property
+    def questions(self) -> list[tuple[NodeId, wire.EndsQuery]]:
+        return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsQuery)]
+
+    @property
+    def reports(self) -> list[tuple[NodeId, wire.EndsReport]]:
+        return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsReport)]
+
+    def report(self, question: tuple[NodeId, wire.EndsQuery], *ends: wire.End) -> None:
+        peer, asked = question
+        self.ends.on_report(peer, wire.EndsReport(asked.request, asked.incarnation, ends))
+        self.run()
+
+    def answer(self) -> Ends:
+        (answer,) = self.answers
+        return answer
+
+    def error(self, pid: PartitionId) -> ErrorCode:
+        found = self.answer()[pid]
+        assert isinstance(found, SmqError)
+        return found.code
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def known(pid: PartitionId, hwm: int, epoch: int = 0) -> wire.End:
+    return wire.End(pid, wire.EndOutcome.KNOWN, Epoch(epoch), Offset(0), Offset(hwm), Offset(hwm))
+
+
+def commit(host: Host, count: int) -> None:
+    host.produce(batch(count=count))
+    host.settle()
+    host.advance(host.live.log.appended_end)
+
+
+# ------------------------------------------------------------------------------------------- as the leader
+def test_rule_25_the_leader_answers_only_after_a_read_index_that_began_after_the_question(world: World) -> None:
+    commit(world.host, 3)
+    world.host.produce(batch(count=2))
+    world.host.settle()
+    world.ask(world.pid)
+    world.run()
+    assert world.answers == []
+    world.host.advance(5)  # what other nodes know by now
+    world.barriers.release(PASSED)
+    world.run()
+    assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(0), Offset(5), Offset(5))
+
+
+def test_the_log_end_counts_what_is_not_committed(world: World) -> None:
+    commit(world.host, 3)
+    world.host.produce(batch(count=4))
+    world.host.apply(AdvanceLogStart(partition=world.pid, offset=Offset(2)))
+    world.ask(world.pid)
+    world.run()
+    world.barriers.release(PASSED)
+    world.run()
+    assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(2), Offset(3), Offset(7))
+
+
+def test_the_end_of_an_empty_partition_is_its_start() -> None:
+    host = Host()
+    replica = host.create_partition(start=40)
+    assert end_at_leader(replica)[1:] == (wire.EndOutcome.KNOWN, 0, 40, 40, 40)
+
+
+def test_rule_25_a_new_leader_that_does_not_know_the_end_of_the_last_epoch_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(world.host, 3)
+    world.host.elect(PEER_A)
+    world.host.elect(ME)
+    monkeypatch.setattr(type(world.host.live), "known_commit_point", lambda _self: Offset(2))
+    world.ask(world.pid)
+    for _ in range(3):
+        world.run(RETRY_MS + 20)
+        world.barriers.release(PASSED)
+    assert world.answers == []
+    monkeypatch.undo()
+    world.run(RETRY_MS + 20)
+    world.barriers.release(PASSED)
+    world.run()
+    end = world.answer()[world.pid]
+    assert isinstance(end, PartitionEnd)
+    assert (end.epoch, end.hwm) == (2, 3)
+
+
+def test_rule_25_one_that_has_lost_the_epoch_during_the_read_index_does_not_answer(world: World) -> None:
+    world.ask(world.pid, at_leader=True)
+    world.run()
+    world.host.elect(PEER_A)
+    world.barriers.release(PASSED)
+    world.run()
+    assert world.error(world.pid) is ErrorCode.NOT_LEADER
+
+
+def test_one_that_has_stopped_leading_does_not_answer_although_it_is_still_appointed(world: World) -> None:
+    world.host.live.resign()
+    world.ask(world.pid, at_leader=True)
+    world.run()
+    world.barriers.release(PASSED)
+    world.run()
+    assert world.error(world.pid) is ErrorCode.LEADER_UNAVAILABLE
+
+
+def test_another_node_s_question_costs_one_read_index_for_all_its_partitions(world: World) -> None:
+    commit(world.host, 3)
+    gone = PartitionId(bytes(20))
+    asked = (world.pid, world.many[0].pid, gone)
+    world.ends.on_query(PEER_B, wire.EndsQuery(7, Incarnation(8), 500, asked))
+    assert len(world.barriers.waiting) == 1
+    assert world.reports == []
+    world.barriers.release(PASSED)
+    ((peer, report),) = world.reports
+    assert (peer, report.request, report.incarnation) == (PEER_B, 7, 8)
+    outcomes = [end.outcome for end in report.ends]
+    assert outcomes == [wire.EndOutcome.KNOWN, wire.EndOutcome.NOT_LEADER, wire.EndOutcome.NO_PARTITION]
+    assert report.ends[0].hwm == 3
+
+
+def test_without_a_read_index_another_node_gets_no_answer(world: World) -> None:
+    world.ends.on_query(PEER_B, wire.EndsQuery(7, INCARNATION, 500, (world.pid,)))
+    world.barriers.release(SmqError(ErrorCode.NO_QUORUM, "m"))
+    assert world.reports == []
+
+
+def test_questions_of_others_are_bounded_and_their_room_is_freed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends_module, "ANSWERING_MAX", 3)
+    query = wire.EndsQuery(7, INCARNATION, 500, (world.pid,) * 2)
+    world.ends.on_query(PEER_B, query)
+    world.ends.on_query(PEER_A, query)
+    world.barriers.release(PASSED)
+    assert [peer for peer, _ in world.reports] == [PEER_B]
+    world.ends.on_query(PEER_A, query)
+    world.barriers.release(PASSED)
+    assert [peer for peer, _ in world.reports] == [PEER_B, PEER_A]
+
+
+# ------------------------------------------------------------------------------------------- asking others
+def test_each_leader_is_asked_once_for_all_its_partitions(world: World) -> None:
+    a, b, c = (part.pid for part in world.many)
+    world.ask(a, b, c, world.pid)
+    world.ask(c)
+    world.run()
+    assert {peer: asked.partitions for peer, asked in world.questions} == {PEER_A: (a, c), PEER_B: (b,)}
+    assert len(world.questions) == 2
+    assert len(world.barriers.waiting) == 1
+    world.barriers.release(PASSED)
+    first, second = world.questions
+    world.report(second, known(b, 8))
+    assert world.answers == [], "not before all are known"
+    world.report(first, known(a, 7), known(c, 9))
+    assert [list(ends) for ends in world.answers] == [[world.pid, b, a, c], [c]]
+    assert world.answers[1][c] == PartitionEnd(Epoch(0), PEER_A, Offset(0), Offset(9), Offset(9))
+
+
+def test_a_question_has_a_bounded_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "ENDS_MAX", 1)
+    world.ask(*(part.pid for part in world.many))
+    world.run()
+    assert sorted(peer for peer, _ in world.questions) == [PEER_A, PEER_A, PEER_B]
+
+
+def test_one_that_came_after_a_question_waits_for_the_next(world: World) -> None:
+    pid = world.many[0].pid
+    world.ask(pid)
+    world.run()
+    world.ask(pid)
+    world.run()
+    first, second = world.questions
+    world.report(first, known(pid, 7))
+    assert len(world.answers) == 1
+    world.report(second, known(pid, 8))
+    assert len(world.answers) == 2
+
+
+@pytest.mark.parametrize("outcome", [o for o in wire.EndOutcome if o is not wire.EndOutcome.KNOWN])
+def test_a_node_that_does_not_know_is_asked_again_or_its_successor_is(world: World, outcome: wire.EndOutcome) -> None:
+    pid = world.many[0].pid
+    world.ask(pid)
+    world.run()
+    world.report(world.questions[0], wire.End(pid, outcome))
+    world.many[0].leader = PEER_B
+    world.run(RETRY_MS + 20)
+    assert world.answers == []
+    assert [peer for peer, _ in world.questions] == [PEER_A, PEER_B]
+    world.report(world.questions[1], known(pid, 7))
+    assert isinstance(world.answer()[pid], PartitionEnd)
+
+
+def test_an_answer_without_the_partition_is_no_answer(world: World) -> None:
+    a, _, c = (part.pid for part in world.many)
+    world.ask(a, c)
+    world.run()
+    world.report(world.questions[0], known(a, 7), known(world.many[1].pid, 1))
+    world.run(RETRY_MS + 20)
+    assert world.questions[1][1].partitions == (c,)
+
+
+def test_a_silent_leader_is_asked_again_and_a_closed_session_at_once(world: World) -> None:
+    pid = world.many[0].pid
+    world.ask(pid)
+    world.run(ATTEMPT_MS + RETRY_MS + 40)
+    assert len(world.questions) == 2
+    world.ends.on_session_close(PEER_B)
+    world.run(RETRY_MS + 20)
+    assert len(world.questions) == 2, "another node's session"
+    world.ends.on_session_close(PEER_A)
+    world.run(RETRY_MS + 20)
+    assert len(world.questions) == 3
+    world.report(world.questions[0], known(pid, 7))
+    assert world.answers == [], "an attempt that has been given up"
+
+
+def test_only_the_node_that_was_asked_and_only_this_process_is_answered(world: World) -> None:
+    pid = world.many[0].pid
+    world.ask(pid)
+    world.run()
+    ((_, asked),) = world.questions
+    world.ends.on_report(PEER_B, wire.EndsReport(asked.request, asked.incarnation, (known(pid, 7),)))
+    former = Incarnation(asked.incarnation - 1)
+    world.ends.on_report(PEER_A, wire.EndsReport(asked.request, former, (known(pid, 7),)))
+    world.run()
+    assert world.answers == []
+
+
+def test_at_the_deadline_what_is_known_is_told_and_the_rest_is_not_available(world: World) -> None:
+    a, b, _ = (part.pid for part in world.many)
+    world.ask(a, b, timeout_ms=300)
+    world.run()
+    world.report(next(q for q in world.questions if q[0] == PEER_B), known(b, 8))
+    world.run(400)
+    assert isinstance(world.answer()[b], PartitionEnd)
+    assert world.error(a) is ErrorCode.OFFSET_NOT_AVAILABLE
+    found = world.answer()[a]
+    assert isinstance(found, SmqError)
+    assert f"node {PEER_A}" in found.message
+    sent = len(world.questions)
+    world.run(ATTEMPT_MS + RETRY_MS + 40)
+    assert len(world.questions) == sent, "no caller waits any more"
+
+
+def test_with_at_leader_no_other_node_is_asked(world: World) -> None:
+    pid = world.many[0].pid
+    world.ask(pid, at_leader=True)
+    world.run()
+    world.barriers.release(PASSED)
+    world.run()
+    assert world.error(pid) is ErrorCode.NOT_LEADER
+    assert world.questions == []
+
+
+# ------------------------------------------------------------------------------------------- without a leader
+def test_rule_19_external_offsets_need_no_leader(world: World) -> None:
+    topic = CreateTopic(
+        name="x",
+        topic_id=TopicId(b"x" * 16),
+        partition_count=1,
+        replication_factor=0,
+        config=(("storage", "external"),),
+        start_offset=Offset(0),
+        created_ms=0,
+    )
+    world.host.apply(topic)
+    part = world.host.state.topics["x"].partitions[0]
+    part.next_offset = Offset(9)
+    world.host.apply(AdvanceExternalHwms(items=(ExternalAdvance(partition=part.pid, offset=Offset(6)),)))
+    world.ask(part.pid)
+    world.run()
+    assert world.questions == []
+    world.barriers.release(PASSED)
+    world.run()
+    end = world.answer()[part.pid]
+    assert isinstance(end, PartitionEnd)
+    assert (end.hwm, end.log_end) == (6, 9)
+
+
+def test_a_partition_is_unknown_only_after_a_read_index_of_this_node(world: World) -> None:
+    pid = world.many[0].pid
+    world.host.apply(DeleteTopic(name="many"))
+    world.ask(pid)
+    world.run()
+    assert (world.answers, world.questions) == ([], [])
+    world.barriers.release(PASSED)
+    world.run()
+    assert world.error(pid) is ErrorCode.UNKNOWN_TOPIC
+
+
+def test_without_a_quorum_the_end_is_not_available(world: World) -> None:
+    world.ask(world.pid, timeout_ms=300)
+    for _ in range(10):
+        world.run(RETRY_MS)
+        world.barriers.release(SmqError(ErrorCode.NO_QUORUM, "m"))
+    assert world.error(world.pid) is ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+def test_a_read_index_that_is_refused_for_good_is_the_answer(world: World) -> None:
+    world.ask(world.pid)
+    world.run()
+    world.barriers.release(SmqError(ErrorCode.OVERLOADED, "m"))
+    world.run()
+    assert world.error(world.pid) is ErrorCode.OVERLOADED
+
+
+def test_what_waits_is_bounded_and_its_room_is_freed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends_module, "WAITING_MAX", 3)
+    world.ask(*(part.pid for part in world.many), timeout_ms=100)
+    world.ask(world.pid)
+    world.run()
+    assert world.error(world.pid) is ErrorCode.OVERLOADED
+    world.run(200)
+    world.ask(world.pid)
+    world.run()
+    world.barriers.release(PASSED)
+    world.run()
+    assert isinstance(world.answers[-1][world.pid], PartitionEnd)
+
+
+def test_all_callers_are_answered_when_the_node_stops(world: World) -> None:
+    world.ask(world.pid, world.many[0].pid)
+    world.run()
+    world.ends.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
+    world.ask(world.pid)
+    world.run()
+    codes = [e.code for ends in world.answers for e in ends.values() if isinstance(e, SmqError)]
+    assert codes == [ErrorCode.SHUTTING_DOWN] * 3
+    world.barriers.release(PASSED)
+    world.run()
+    assert len(world.answers) == 2
+
+
+def test_no_partitions_are_no_question(world: World) -> None:
+    world.ask()
+    world.run()
+    assert world.answers == [{}]

@@ -69,6 +69,7 @@ class PartitionDescription:
     log_start: int
     hwm: int
     next_offset: int
+    is_end_known: bool = True  # False: the leader has not answered, `hwm` and `next_offset` may be higher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,7 @@ def _topic(t: pb.TopicInfo) -> TopicDescription:
             log_start=p.log_start,
             hwm=p.hwm,
             next_offset=p.next_offset,
+            is_end_known=not p.end_unknown,
         )
         for p in sorted(t.partitions, key=lambda p: p.partition)
     )
@@ -285,7 +287,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPosition:
-    """`offset` and `lag` are None if nothing is committed. A lag is never negative."""
+    """`offset` and `lag` are None if nothing is committed, and `lag` if the end is not known. It is never negative."""
 
     topic: str
     partition: int
@@ -295,6 +297,7 @@ class GroupPosition:
     lag: int | None
     committed_ms: int
     metadata: str
+    is_end_known: bool = True  # False: the partition's leader has not answered, `hwm` may be higher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +346,7 @@ def group_from_message(m: pb.DescribeGroupResponse) -> GroupDescription:
                 lag=o.lag if o.HasField("lag") else None,
                 committed_ms=o.committed_ms,
                 metadata=o.metadata,
+                is_end_known=not o.end_unknown,
             )
             for o in m.offsets
         ),

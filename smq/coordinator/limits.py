@@ -68,6 +68,8 @@ FETCH_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB
 FETCH_WAIT_MS_MAX: Final = 50_000  # a longer poll gets an empty answer and asks again
 FETCH_BARRIER_MS: Final = 8_000  # beyond max_wait, for the barrier before "out of range": longer than an election
 LIST_OFFSETS_MAX: Final = 1_000
+RANGES_PER_TURN: Final = 1_000  # partitions of one view whose ends are asked for at a time: a few ms of the loop
+VIEW_ENDS_MS: Final = 500  # a view of many partitions does not wait longer for a leader that may be gone
 COMMIT_ITEMS_MAX: Final = 10_000  # one Raft entry; about 100 bytes per item
 
 SUBSCRIBE_BYTES_DEFAULT: Final = MIB

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from smq.spark_connector.garbage_collection import freeze_loaded_modules
 from smq.spark_connector.options import ReadOptions
 from smq.spark_connector.planning import Range, SmqSlice, resolve_ranges, slices_of
-from smq.spark_connector.positions import LookUp, Views, select_partitions
+from smq.spark_connector.positions import LookUp, Views, is_named, select_partitions
 from smq.spark_connector.pushdown import Bounds, narrowed
 from smq.spark_connector.schema import check_projection
 from smq.spark_connector.tasks import cluster_of, read_slice
@@ -40,7 +40,7 @@ class SmqReader(DataSourceReader):
     def _ranges(self) -> list[Range]:
         source = self._options.source
         cluster = cluster_of(source)
-        layout = cluster.layout()
+        layout = cluster.layout(exact=lambda key: is_named(source, key))
         views = {key: layout.views[key] for key in select_partitions(source, layout.views, layout.external)}
         return self._resolve(views, lambda unit, times: cluster.offsets_at(unit, times, views))
 

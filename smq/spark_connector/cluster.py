@@ -82,9 +82,21 @@ class Cluster:
         since = time.monotonic() - FAILED_LAST_S
         return sorted(addresses, key=lambda address: max(since, self._failed_at.get(address, since)))
 
-    def layout(self, timeout_s: float | None = None) -> Layout:
-        """As of a linearizable point: includes every topic created before the call. ReadError if no node has answered
-        within `timeout_s` (default: the retry timeout)."""
+    def layout(
+        self, timeout_s: float | None = None, *, exact: Callable[[PartitionKey], bool] = lambda _: False
+    ) -> Layout:
+        """As of a linearizable point: includes every topic created before the call, and the exact ends of the
+        partitions that `exact` names. ReadError if this is not known within `timeout_s` (default: the retry timeout):
+        no node has answered, or a partition has no leader."""
+        retries = self._retries(timeout_s)
+        while True:
+            found = self._layout(timeout_s)
+            open_ends = [f"{t}-{p}" for (t, p), view in found.views.items() if not view.is_end_known and exact((t, p))]
+            if not open_ends:
+                return found
+            retries.pause(f"the leaders of {', '.join(sorted(open_ends)[:10])} did not say where these partitions end")
+
+    def _layout(self, timeout_s: float | None) -> Layout:
         request = pb.DescribeClusterRequest(linearizable=True, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
         answer = self._anywhere(
             lambda address: pb_grpc.AdminStub(self._channel(address)).DescribeCluster(request, timeout=VIEW_TIMEOUT_S),
@@ -94,7 +106,10 @@ class Cluster:
         live = {node.node for node in answer.nodes if not node.fenced}
         views = {
             (topic.name, p.partition): PartitionView(
-                lo=p.log_start, hi=p.lso, replicas=_addresses(p.replicas, addresses, live)
+                lo=p.log_start,
+                hi=p.lso,
+                replicas=_addresses(p.replicas, addresses, live),
+                is_end_known=not p.end_unknown,
             )
             for topic in answer.topics
             if not is_external(topic.config)

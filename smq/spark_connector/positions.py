@@ -22,11 +22,13 @@ PartitionKey: TypeAlias = tuple[str, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
     """A partition according to the cluster: `lo` is its first offset, `hi` its first offset that is not readable yet;
-    `replicas` are gRPC addresses, live ones first."""
+    `replicas` are gRPC addresses, live ones first. If its leader has not answered, the end is not known: there may be
+    records from `hi` on."""
 
     lo: int
     hi: int
     replicas: tuple[str, ...]
+    is_end_known: bool = True
 
 
 Views: TypeAlias = Mapping[PartitionKey, PartitionView]

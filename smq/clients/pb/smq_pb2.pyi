@@ -1605,6 +1605,7 @@ class GroupOffset(_message.Message):
     LAG_FIELD_NUMBER: _builtins.int
     COMMITTED_MS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    END_UNKNOWN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     offset: _builtins.int
@@ -1612,9 +1613,11 @@ class GroupOffset(_message.Message):
     log_start: _builtins.int
     hwm: _builtins.int
     lag: _builtins.int
-    """hwm - offset, never negative; absent if nothing is committed"""
+    """hwm - offset, never negative; absent if nothing is committed, or end_unknown"""
     committed_ms: _builtins.int
     metadata: _builtins.str
+    end_unknown: _builtins.bool
+    """the partition's leader has not answered: hwm may be higher"""
     def __init__(
         self,
         *,
@@ -1626,10 +1629,11 @@ class GroupOffset(_message.Message):
         lag: _builtins.int | None = ...,
         committed_ms: _builtins.int = ...,
         metadata: _builtins.str = ...,
+        end_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_offset", b"_offset", "lag", b"lag", "offset", b"offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_offset", b"_offset", "committed_ms", b"committed_ms", "hwm", b"hwm", "lag", b"lag", "log_start", b"log_start", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_offset", b"_offset", "committed_ms", b"committed_ms", "end_unknown", b"end_unknown", "hwm", b"hwm", "lag", b"lag", "log_start", b"log_start", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lag: _TypeAlias = _typing.Literal["lag"]  # noqa: Y015
     _WhichOneofArgType__lag: _TypeAlias = _typing.Literal["_lag", b"_lag"]  # noqa: Y015
@@ -2143,6 +2147,7 @@ class DescribeClusterRequest(_message.Message):
     LINEARIZABLE_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     linearizable: _builtins.bool
+    """as of the call; the ends of partitions, too, as their leaders know them"""
     timeout_ms: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2221,6 +2226,7 @@ class PartitionInfo(_message.Message):
     HWM_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     LSO_FIELD_NUMBER: _builtins.int
+    END_UNKNOWN_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     leader: _builtins.int
     leader_available: _builtins.bool
@@ -2231,6 +2237,8 @@ class PartitionInfo(_message.Message):
     next_offset: _builtins.int
     lso: _builtins.int
     """the end for a read-committed reader"""
+    end_unknown: _builtins.bool
+    """linearizable, but the leader has not answered: hwm, next_offset and lso may be higher"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -2245,10 +2253,11 @@ class PartitionInfo(_message.Message):
         hwm: _builtins.int = ...,
         next_offset: _builtins.int = ...,
         lso: _builtins.int = ...,
+        end_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hwm", b"hwm", "leader", b"leader", "leader_available", b"leader_available", "log_start", b"log_start", "lso", b"lso", "next_offset", b"next_offset", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_unknown", b"end_unknown", "epoch", b"epoch", "hwm", b"hwm", "leader", b"leader", "leader_available", b"leader_available", "log_start", b"log_start", "lso", b"lso", "next_offset", b"next_offset", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

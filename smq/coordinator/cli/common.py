@@ -84,6 +84,11 @@ def _speaks_tls(address: str) -> bool:
         return False
 
 
+def end_text(hwm: int, *, is_known: bool) -> str:
+    """A partition's end in a table. It is not known if the partition's leader has not answered."""
+    return str(hwm) if is_known else f"{hwm} or more"
+
+
 def counted(count: int, thing: str) -> str:
     """1 record, 2,000 records."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from smq.clients.types import GroupDescription, GroupMember
-from smq.coordinator.cli.common import json_option, open_admin, print_table, run
+from smq.coordinator.cli.common import end_text, json_option, open_admin, print_table, run
 from smq.coordinator.cli.connect import bootstrap_option
 
 
@@ -69,7 +69,14 @@ def group_describe(name: str, as_json: bool, bootstrap: str) -> None:
     offsets = Table("topic", "partition", "committed", "high water mark", "lag", "member")
     for p in found.positions:
         owner = next((m.member_id for m in found.members if (p.topic, p.partition) in m.partitions), "-")
-        offsets.add_row(p.topic, str(p.partition), _number(p.offset), f"{p.hwm:,}", _number(p.lag), owner)
+        offsets.add_row(
+            p.topic,
+            str(p.partition),
+            _number(p.offset),
+            end_text(p.hwm, is_known=p.is_end_known),
+            _number(p.lag),
+            owner,
+        )
     print_table(offsets) if found.positions else click.echo("nothing is committed yet")
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from smq.clients.admin import REPLICATION_DEFAULT
 from smq.clients.types import TopicDescription
-from smq.coordinator.cli.common import counted, json_option, open_admin, parse_settings, print_table, run
+from smq.coordinator.cli.common import counted, end_text, json_option, open_admin, parse_settings, print_table, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export import topic_export
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -116,7 +116,13 @@ def topic_describe(name: str, as_json: bool, bootstrap: str) -> None:
         leader = str(p.leader) if p.leader_available else f"{p.leader} (not available)" if p.replicas else "-"
         replicas = ", ".join(map(str, p.replicas))
         table.add_row(
-            str(p.partition), leader, str(p.epoch), replicas, str(p.log_start), str(p.hwm), f"{start}-{stop - 1}"
+            str(p.partition),
+            leader,
+            str(p.epoch),
+            replicas,
+            str(p.log_start),
+            end_text(p.hwm, is_known=p.is_end_known),
+            f"{start}-{stop - 1}",
         )
     print_table(table)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.coordinator.groups.protocols import CONSUMER
-from smq.raft_state.ids import PartitionId
+from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, PartitionState
 
 PHASES: Final = {
@@ -31,9 +31,13 @@ class GroupPosition:
 
     @property
     def lag(self) -> int | None:
+        """As this node knows the partition's end: of metrics, which wait for no other node."""
+        return self.lag_at(self.part.hwm)
+
+    def lag_at(self, hwm: Offset) -> int | None:
         """Never negative, although a commit may name an offset that does not exist yet. None without a position."""
         position = self.committed.position if self.committed is not None else None
-        return max(0, self.part.hwm - position) if position is not None else None
+        return max(0, hwm - position) if position is not None else None
 
 
 def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str, int]]:

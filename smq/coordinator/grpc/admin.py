@@ -7,12 +7,13 @@ root imports it.
 import secrets
 import time
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
-from smq.coordinator.service.lookup import find_partition, find_topic
+from smq.coordinator.service.lookup import find_partition, find_topic, known_ranges
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
 from smq.coordinator.tls.contexts import NodeTls
@@ -33,7 +34,9 @@ from smq.raft_state.limits import TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
 from smq.raft_state.topic_config import is_external
-from smq.replication.api import NodeApi
+from smq.replication.api import NodeApi, PartitionRange
+
+Ends: TypeAlias = Mapping[tuple[str, int], PartitionRange]
 
 
 class AdminService(GroupAdmin):
@@ -164,18 +167,25 @@ class AdminService(GroupAdmin):
             raise SmqError(ErrorCode.UPGRADE_NEEDED, waiting)  # its state is not the cluster's
         if request.linearizable:
             await self._calls.barrier(timeout_ms)
-        if request.topics:
-            topics = [await find_topic(self._calls, name, timeout_ms) for name in request.topics]
-        else:
-            topics = [self._state.topics[name] for name in sorted(self._state.topics)]
+        topics = await self._named_topics(request, timeout_ms)
+        ends: Ends | None = None
+        if request.linearizable:
+            names = [(t.name, p.index) for t in topics for p in t.partitions if not p.is_external]
+            ends = await known_ranges(self._calls, names, timeout_ms)
+            topics = [self._state.topics.get(t.name, t) for t in topics]
         turns = Turns()
         return pb.DescribeClusterResponse(
             cluster_id=self._state.cluster_id,
             feature_level=self._state.feature_level,
             raft_leader=self._calls.node.status().raft_leader,
             nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
-            topics=[await _topic_info(t, self._state, turns) for t in topics],
+            topics=[await _topic_info(t, self._state, ends, turns) for t in topics],
         )
+
+    async def _named_topics(self, request: pb.DescribeClusterRequest, timeout_ms: int) -> list[TopicState]:
+        if request.topics:
+            return [await find_topic(self._calls, name, timeout_ms) for name in request.topics]
+        return [self._state.topics[name] for name in sorted(self._state.topics)]
 
     @guarded
     async def NodeStatus(self, request: pb.NodeStatusRequest, context: Context) -> pb.NodeStatusResponse:
@@ -230,15 +240,28 @@ def _node_info(node: NodeState) -> pb.NodeInfo:
     )
 
 
-async def _topic_info(topic: TopicState, state: ClusterState, turns: Turns) -> pb.TopicInfo:
-    return pb.TopicInfo(
+async def _topic_info(topic: TopicState, state: ClusterState, ends: Ends | None, turns: Turns) -> pb.TopicInfo:
+    """`ends`: as the leaders have reported them, if they were asked."""
+    out = pb.TopicInfo(
         name=topic.name,
         topic_id=topic.topic_id,
         replication_factor=topic.replication_factor,
         config=topic.config,
         created_ms=topic.created_ms,
-        partitions=[_partition_info(p, state) async for p in turns.over(topic.partitions)],
     )
+    async for partition in turns.over(topic.partitions):
+        info = out.partitions.add()
+        info.CopyFrom(_partition_info(partition, state))
+        if ends is not None and not partition.is_external:
+            _set_end(info, ends.get((topic.name, partition.index)))
+    return out
+
+
+def _set_end(info: pb.PartitionInfo, end: PartitionRange | None) -> None:
+    if end is None:
+        info.end_unknown = True
+        return
+    info.log_start, info.hwm, info.next_offset, info.lso = end.log_start, end.hwm, end.next_offset, end.lso
 
 
 def _partition_info(partition: PartitionState, state: ClusterState) -> pb.PartitionInfo:

@@ -9,7 +9,7 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import find_group
+from smq.coordinator.service.lookup import find_group, known_ranges
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
@@ -29,7 +29,8 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
 
     @guarded
     async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Context) -> pb.DescribeGroupResponse:
-        group = await find_group(self._calls, request.group, deadline_ms(request.timeout_ms, context))
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        group = await find_group(self._calls, request.group, timeout_ms)
         state = self._calls.node.state
         slot = coordinator_of(state, group.name)
         out = pb.DescribeGroupResponse(
@@ -48,16 +49,20 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
                     partitions=[pb.TopicPartition(topic=topic, partition=index) for topic, index in parts],
                 )
             )
-        async for at in Turns().over(positions(state, group)):
-            committed = at.committed
+        places = [at async for at in Turns().over(positions(state, group))]
+        # The ends are asked for last, so that none is older than what is compared with it.
+        ends = await known_ranges(self._calls, [(at.topic, at.part.index) for at in places], timeout_ms)
+        async for at in Turns().over(places):
+            committed, end = at.committed, ends.get((at.topic, at.part.index))
             out.offsets.append(
                 pb.GroupOffset(
                     topic=at.topic,
                     partition=at.part.index,
                     offset=committed.position if committed is not None else None,
-                    log_start=at.part.log_start,
-                    hwm=at.part.hwm,
-                    lag=at.lag,
+                    log_start=end.log_start if end is not None else at.part.log_start,
+                    hwm=end.hwm if end is not None else at.part.hwm,
+                    lag=at.lag_at(end.hwm) if end is not None else None,
+                    end_unknown=end is None,
                     committed_ms=committed.committed_ms if committed is not None else 0,
                     metadata=committed.metadata if committed is not None else "",
                 )

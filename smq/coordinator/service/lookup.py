@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from smq.coordinator.limits import FETCH_CONCURRENCY
+from smq.coordinator.limits import FETCH_CONCURRENCY, RANGES_PER_TURN, VIEW_ENDS_MS
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.positions import OffsetType, Position, StartRequest, resolve
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -152,3 +152,16 @@ def _resolved(start: StartRequest, range_: PartitionRange | SmqError) -> Start |
         return resolve(start, range_.log_start, range_.lso), range_
     except SmqError as e:
         return e
+
+
+async def known_ranges(
+    calls: NodeCalls, partitions: Sequence[tuple[str, int]], timeout_ms: int
+) -> dict[tuple[str, int], PartitionRange]:
+    """For views of many partitions: the exact ranges, without those whose leader has not answered soon."""
+    questions = []
+    for first in range(0, len(partitions), RANGES_PER_TURN):
+        some = partitions[first : first + RANGES_PER_TURN]
+        questions.append(asyncio.create_task(calls.partition_ranges(some, min(timeout_ms, VIEW_ENDS_MS))))
+        await asyncio.sleep(0)
+    answers = [await question for question in questions]
+    return {(r.topic, r.partition): r for answer in answers for r in answer if isinstance(r, PartitionRange)}

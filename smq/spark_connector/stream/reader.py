@@ -59,7 +59,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             source = self._options.source
             cluster = self._cluster()
-            layout = cluster.layout()
+            layout = cluster.layout(exact=lambda key: is_named(source, key))
             views = {key: layout.views[key] for key in select_partitions(source, layout.views, layout.external)}
             starts = starting_offsets(source, views, lambda unit, times: cluster.offsets_at(unit, times, views))
             fresh = StreamOffset(next_offsets=starts, topic_ids=layout.topic_ids, is_fresh=True)
@@ -71,7 +71,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fixes the end of this run: later records are for the next run."""
-        layout = self._cluster().layout()
+        layout = self._cluster().layout(exact=lambda key: is_named(self._options.source, key))
         keys = matching_partitions(self._options.source, layout.views)
         self._target = {key: layout.views[key].hi for key in keys}
 
@@ -96,11 +96,13 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = StreamOffset.of_json(start)
         cluster = self._cluster()
         timeout_s = LOOK_UP_TIMEOUT_S if self._target is None else None
-        layout = cluster.layout(timeout_s)
+        # Without a target, a partition without a leader has nothing new beyond what is known, and holds up no other.
+        layout = cluster.layout(timeout_s, exact=lambda key: self._target is not None and key in self._target)
         check_storage(self._options.source, layout.external)  # a restarted query asks for no initial offset
         positions = self._positions(begin, layout)
         self._newest = StreamOffset(
-            next_offsets={key: layout.views[key].hi for key in positions}, topic_ids=layout.topic_ids
+            next_offsets={key: max(layout.views[key].hi, position) for key, position in positions.items()},
+            topic_ids=layout.topic_ids,
         )
         goals = {key: self._goal(key, layout.views[key], position) for key, position in positions.items()}
         limits = limits_of(self._options, limit)
@@ -187,7 +189,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offset < view.lo:
             self._lost(f"offsets [{offset}, {view.lo}) of {name} are gone: the log now starts at {view.lo}")
             return view.lo
-        if offset > view.hi:
+        if offset > view.hi and view.is_end_known:
             self._lost(f"{name} ends at {view.hi}, before offset {offset} that the query has reached")
             return view.hi
         return offset
@@ -201,7 +203,7 @@ class SmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lo = self._position(key, los[key], stop.topic_ids, layout) if los[key] < hi else None
             if lo is None or stop.topic_ids.get(key[0]) != layout.topic_ids[key[0]]:
                 continue
-            end = layout.views[key].hi
+            end = layout.views[key].hi if layout.views[key].is_end_known else max(hi, lo)
             if hi > end and los[key] <= end:
                 self._lost(f"{key[0]}-{key[1]} ends at {end}, before offset {hi} that a micro-batch was to read")
             left[key] = (lo, min(hi, end))

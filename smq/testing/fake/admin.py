@@ -128,6 +128,8 @@ class Admin(AdminServicer):
                 config={"storage": "external"} if is_external else {},
             )
             for index, log in enumerate(cluster.topics[name]):
+                is_known = log.told_hwm is None
+                hwm = log.hwm if log.told_hwm is None else log.told_hwm
                 topic.partitions.add(
                     partition=index,
                     leader=log.leader,
@@ -135,9 +137,10 @@ class Admin(AdminServicer):
                     epoch=log.epoch,
                     replicas=log.replicas,
                     log_start=log.log_start,
-                    hwm=log.hwm,
-                    next_offset=log.end,
-                    lso=log.hwm,
+                    hwm=hwm,
+                    next_offset=log.end if is_known else hwm,
+                    lso=hwm,
+                    end_unknown=request.linearizable and not is_known,
                 )
         return answer
 

@@ -119,6 +119,7 @@ class FakePartition(ModelPartition):
     leader: int = 1
     replicas: tuple[int, ...] = (1, 2, 3)
     is_held: bool = False  # appended batches stay uncommitted
+    told_hwm: int | None = None  # what nodes know of `hwm` while the leader does not answer; None: it does
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def settle(self) -> None:

@@ -251,6 +251,46 @@ def test_trap_unavailable_cluster_does_not_end_the_query(
     assert "the query waits" in caplog.text
 
 
+def test_a_partition_whose_end_is_not_known_holds_up_no_other_and_lost_nothing(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest")
+    assert query.drain() == [200]
+    lagging = cluster.topics["t"][0]
+    lagging.told_hwm = 50  # the leader is gone, and the other nodes know less than the query has read
+    fill(cluster, 0, 20)
+    fill(cluster, 1, 30)
+    assert query.drain() == [30]
+    lagging.told_hwm = 110
+    assert query.drain() == [10]
+    lagging.told_hwm = None
+    assert query.drain() == [10]
+    assert sorted(query.rows) == span(0, 0, 120) + span(1, 0, 130)
+
+
+def test_a_planned_batch_is_read_although_the_end_is_not_known_any_more(cluster: FakeCluster) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest")
+    assert query.plan()
+    cluster.topics["t"][0].told_hwm = 50
+    assert sorted(query.run()) == span(0, 0, 100) + span(1, 0, 100)
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_what_must_know_an_end_waits_for_it_and_says_whose_it_is(cluster: FakeCluster, partition: int) -> None:
+    cluster.topics["t"][partition].told_hwm = 50
+    waiting = rf"leaders of t-{partition} did not"
+    with pytest.raises(ReadError, match=waiting):
+        Query(cluster.servers, retryTimeoutMs="300").reader.initialOffset()
+    with pytest.raises(ReadError, match=waiting):
+        Query(cluster.servers, retryTimeoutMs="300").reader.prepareForTriggerAvailableNow()
+    options = {"servers": cluster.servers, "subscribe": "t", "retrytimeoutms": "300"}
+    with pytest.raises(ReadError, match=waiting):
+        SmqReader(read_options(options), SCHEMA).partitions()
+    other = {**options, "assign": f'{{"t":[{1 - partition}]}}'}
+    del other["subscribe"]
+    (part,) = SmqReader(read_options(other), SCHEMA).partitions()
+    assert isinstance(part, SmqSlice)
+    assert [r.hi for r in part.ranges] == [100], "another partition's leader is not waited for"
+
+
 def test_partition_added_during_the_stream_is_read_from_its_beginning(cluster: FakeCluster) -> None:
     query = Query(cluster.servers)
     query.drain()

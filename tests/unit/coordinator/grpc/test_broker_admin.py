@@ -9,6 +9,7 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.limits import FETCH_PARTITIONS_MAX
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch, parse_header
 from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
 
@@ -323,6 +324,40 @@ def test_topics_are_created_described_altered_grown_and_deleted(tmp_path: Path) 
         await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
         assert list((await describe(served)).topics) == []
         assert (await fails(describe(served, "t"))).name == "UNKNOWN_TOPIC"
+
+    serving(tmp_path, body)
+
+
+def test_a_view_says_which_ends_are_not_known_and_asks_only_if_it_must(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        await served.fill([5])
+        await commit(served, 2)
+        node = served.server.node
+        real, asked = node.partition_ranges, []
+
+        def ranges(partitions: Any, timeout_ms: int, done: Any, *, at_leader: bool = False) -> None:
+            """The leader of partition 0 does not answer."""
+            asked.append(list(partitions))
+            late = SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "m")
+
+            def replaced(found: Any) -> None:
+                done([late if name == ("t", 0) else range_ for name, range_ in zip(partitions, found, strict=True)])
+
+            real(partitions, timeout_ms, replaced, at_leader=at_leader)
+
+        node.partition_ranges = ranges
+        (topic,) = (await describe(served, "t")).topics
+        assert [(p.hwm, p.end_unknown) for p in topic.partitions] == [(5, True), (0, False)]
+        (position,) = (await served.admin.DescribeGroup(pb.DescribeGroupRequest(group="g"))).offsets
+        assert (position.offset, position.end_unknown, position.HasField("lag")) == (2, True, False)
+        assert asked == [[("t", 0), ("t", 1)], [("t", 0)]]
+        (topic,) = (await served.admin.DescribeCluster(pb.DescribeClusterRequest(topics=["t"]))).topics
+        assert [p.end_unknown for p in topic.partitions] == [False, False]
+        assert len(asked) == 2, "a view of what the node knows asks no leader"
+        node.partition_ranges = real
+        (position,) = (await served.admin.DescribeGroup(pb.DescribeGroupRequest(group="g"))).offsets
+        assert (position.lag, position.end_unknown) == (3, False)
 
     serving(tmp_path, body)
 

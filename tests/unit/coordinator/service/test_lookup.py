@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from smq.coordinator.service import lookup as lookup_module
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import (
     StartAsk,
@@ -15,6 +16,7 @@ from smq.coordinator.service.lookup import (
     find_partition,
     find_topic,
     find_topic_name,
+    known_ranges,
     start_positions,
 )
 from smq.coordinator.service.positions import OffsetType
@@ -159,3 +161,12 @@ def test_each_start_has_an_answer_of_its_own() -> None:
         ErrorCode.OFFSET_NOT_AVAILABLE,  # and not "out of range"
         7,
     ]
+
+
+def test_a_view_has_the_ranges_that_are_known_and_asks_for_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_module, "RANGES_PER_TURN", 2)
+    calls = CountingCalls(5)
+    calls.late = {3}
+    found = asyncio.run(known_ranges(calls, [(TOPIC, p) for p in range(5)], 1_000))
+    assert [p for _, p in found] == [0, 1, 2, 4]
+    assert calls.asked == ["ends of 2", "ends of 2", "ends of 1"]

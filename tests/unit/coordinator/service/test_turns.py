@@ -80,7 +80,7 @@ def test_the_description_of_all_topics_is_made_some_partitions_at_a_time(monkeyp
     async def answer() -> None:
         together = Turns()
         for topic in known.topics.values():
-            made = await grpc_admin._topic_info(topic, known, together)
+            made = await grpc_admin._topic_info(topic, known, None, together)
             assert [p.partition for p in made.partitions] == list(range(PARTITIONS))
 
     most, count = most_in_a_turn(monkeypatch, grpc_admin, "_partition_info", answer)

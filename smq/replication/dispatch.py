@@ -13,7 +13,7 @@ from smq.replication.host import Host
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.heartbeats import Heartbeats
 from smq.replication.membership.quorum import QuorumQueries
-from smq.replication.net import wire
+from smq.replication.net import several, wire
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel, DataDamaged
@@ -74,7 +74,7 @@ class Dispatcher:
             self._host.engine.on_message(peer, payload[1:])
             return
         try:
-            messages = wire.split(payload)
+            messages = several.split(payload)
         except wire.WireError as e:
             _refused(peer, channel, e)
             return

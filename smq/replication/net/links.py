@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from smq.raft_state.ids import NodeId
-from smq.replication.net import wire
+from smq.replication.net import several, wire
 from smq.replication.ports import Buffer, Channel, Network
 
 _RAFT: Final = bytes((wire.RAFT,))
@@ -77,7 +77,7 @@ class Links:
             self._send_frame(peer)
 
     def _send_frame(self, peer: NodeId) -> None:
-        self._network.send(peer, Channel.DATA, wire.joined(self._frames.pop(peer).messages))
+        self._network.send(peer, Channel.DATA, several.joined(self._frames.pop(peer).messages))
 
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
         """What was meant for this session must not appear in the next one."""

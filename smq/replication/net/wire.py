@@ -1,15 +1,13 @@
 """Messages between nodes, other than Raft's own: shapes and bytes.
 
-Owns the first byte of every message on both channels, and how several messages share a frame. Parsing is bounded: for
-any input, `decode` returns a message or raises WireError, and only the session that it came from suffers. No pickle,
-ever.
+Owns the first byte of every message on both channels, but for 23, which `several` has. Parsing is bounded: for any
+input, `decode` returns a message or raises WireError, and only the session that it came from suffers. No pickle, ever.
 """
 
 import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
@@ -322,16 +320,14 @@ _PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
 _FOUND_BATCH: Final = struct.Struct(">B20sQ?")
 _APPEND: Final = struct.Struct(">B20siII")
-_LENGTH: Final = struct.Struct(">I")
-_SEVERAL: Final = 23  # then their number, the length of each, and the messages
-_COUNT: Final = struct.Struct(">BI")
+LENGTH: Final = struct.Struct(">I")
 
 
 def encode(message: Message) -> list[Buffer]:
     """The message as a gather list; the values of an Append are passed on, not copied."""
     match message:
         case Append(pid, epoch, stream, values):
-            lengths = b"".join(_LENGTH.pack(len(v)) for v in values)
+            lengths = b"".join(LENGTH.pack(len(v)) for v in values)
             return [_APPEND.pack(18, pid, epoch, stream, len(values)) + lengths, *values]
         case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
             flags = (resync, needs_producers, is_full, is_held)
@@ -383,37 +379,13 @@ def _pack_replica(replica: QuorumReplica) -> bytes:
     return _QUORUM_REPLICA.pack(replica.node, bool(replica.disk), replica.disk, replica.end, *times)
 
 
-def joined(messages: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
-    """One frame's payload from encoded messages, in this order, as a gather list."""
-    if len(messages) == 1:
-        return messages[0]
-    lengths = b"".join(_LENGTH.pack(sum(map(len, parts))) for parts in messages)
-    return [_COUNT.pack(_SEVERAL, len(messages)) + lengths, *chain.from_iterable(messages)]
-
-
-def split(payload: memoryview) -> Sequence[memoryview]:
-    """The encoded messages in a frame's payload. WireError if they do not fill it, or if one is empty."""
-    if not payload:
-        raise WireError("an empty message")
-    if payload[0] != _SEVERAL:
-        return (payload,)
-    try:
-        count = _COUNT.unpack_from(payload)[1]
-    except struct.error as e:
-        raise WireError(f"a frame of several messages has {len(payload)} bytes") from e
-    messages = _cut(payload, _COUNT.size, count)
-    if not all(messages):
-        raise WireError("an empty message among several")
-    return messages
-
-
-def _cut(payload: memoryview, offset: int, count: int) -> list[memoryview]:
+def cut(payload: memoryview, offset: int, count: int) -> list[memoryview]:
     """At `offset`, `count` lengths and then pieces of these lengths, to the payload's end. WireError otherwise."""
-    at = offset + count * _LENGTH.size
+    at = offset + count * LENGTH.size
     if count > ITEMS_MAX or at > len(payload):
         raise WireError(f"{count} pieces do not fit {len(payload)} bytes")
     pieces: list[memoryview] = []
-    for (length,) in _LENGTH.iter_unpack(payload[offset:at]):
+    for (length,) in LENGTH.iter_unpack(payload[offset:at]):
         pieces.append(payload[at : at + length])
         at += length
     if at != len(payload):
@@ -586,7 +558,7 @@ def _found_batch(payload: memoryview) -> Message:
 
 def _append(payload: memoryview) -> Message:
     _, pid, epoch, stream, count = _APPEND.unpack_from(payload)
-    return Append(PartitionId(pid), Epoch(epoch), stream, _cut(payload, _APPEND.size, count))
+    return Append(PartitionId(pid), Epoch(epoch), stream, cut(payload, _APPEND.size, count))
 
 
 _DECODERS: Final = {

@@ -16,7 +16,7 @@ from smq.raft_state.ids import NodeId, TopicId
 from smq.raft_state.replies import Reply, TopicCreated
 from smq.replication.api import Acks, Produced
 from smq.replication.config import NodeConfig
-from smq.replication.net import wire
+from smq.replication.net import several, wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, Op
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
@@ -37,7 +37,7 @@ class CountedPort(SimPort):
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
         self.counts[f"{channel.name} frames"] += 1
         if channel is Channel.DATA:
-            for message in map(wire.decode, wire.split(memoryview(b"".join(parts)))):
+            for message in map(wire.decode, several.split(memoryview(b"".join(parts)))):
                 self.counts[type(message).__name__] += 1
         return super().send(peer, channel, parts)
 

@@ -18,7 +18,7 @@ from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
 from smq.replication.log.store import BatchDamaged, LogStore
-from smq.replication.net import wire
+from smq.replication.net import several, wire
 from smq.replication.net.links import Links
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
@@ -67,7 +67,7 @@ class RecordedNetwork:
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        for message in wire.split(memoryview(b"".join(parts))):
+        for message in several.split(memoryview(b"".join(parts))):
             self._on_sent(peer, wire.decode(message))
         return True
 

@@ -9,7 +9,7 @@ import pytest
 
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
-from smq.replication.net import wire
+from smq.replication.net import several, wire
 from smq.replication.ports import Channel
 from tests.unit.replication.hot_path import NODES, HotPath
 
@@ -60,7 +60,7 @@ def test_a_turn_costs_few_commits(world: HotPath) -> None:
 
 def test_a_message_that_is_refused_costs_the_others_in_its_frame_nothing(world: HotPath) -> None:
     ping = wire.encode(wire.Ping(1, False))
-    payload = b"".join(wire.joined([ping, [b"\xff is no message"], ping]))
+    payload = b"".join(several.joined([ping, [b"\xff is no message"], ping]))
     with world.counted() as found:
         dispatcher = world.nodes[LEADER].dispatcher
         world.processes[LEADER].soon(lambda: dispatcher.on_message(NODES[1], Channel.DATA, memoryview(payload)))

@@ -6,7 +6,7 @@ import pytest
 
 from smq.raft_state.ids import Epoch, NodeId, PartitionId
 from smq.replication.net import links as links_module
-from smq.replication.net import wire
+from smq.replication.net import several, wire
 from smq.replication.net.links import FRAME_BYTES, Links
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 
@@ -24,7 +24,7 @@ class Frames:
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        messages = wire.split(memoryview(b"".join(parts)))
+        messages = several.split(memoryview(b"".join(parts)))
         self.sent.append((peer, channel, [wire.decode(message) for message in messages]))
         return self.is_up
 

@@ -19,6 +19,7 @@ from benchmarks import (
     passes,
     rates,
     recovery,
+    rounds,
     snapshot,
     spark,
     spark_stages,
@@ -51,7 +52,10 @@ def _sections(quick: bool) -> dict[str, Section]:
 
 def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
     """Sections that need no cluster."""
-    return {"judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000)}
+    return {
+        "judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000),
+        "rounds": lambda r: rounds.measure(r, rounds=300 if quick else 3_000),
+    }
 
 
 def main() -> None:

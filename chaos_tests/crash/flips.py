@@ -18,7 +18,9 @@ from random import Random
 from typing import Final
 
 from smq.replication.ports import DataDamaged, Put, Table
-from smq.replication.storage.disk_lmdb import DATA_FILE, FORMAT_KEY, DiskOpenError, LmdbDisk
+from smq.replication.storage.directory import DiskOpenError
+from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.environment_lmdb import DATA_FILE, FORMAT_KEY, WRITE_AHEAD_KEY
 from smq.testing.virtual.disk import DiskImage
 
 PAGE_BYTES: Final = 4096
@@ -45,7 +47,8 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
     found = DiskImage(is_damaged=True)
     for name, rows in json.loads(ended.stdout).items():
         found.tables[Table(name)].update((bytes.fromhex(key), bytes.fromhex(value)) for key, value in rows)
-    found.tables[Table.META].pop(FORMAT_KEY, None)
+    for own in (FORMAT_KEY, WRITE_AHEAD_KEY):
+        found.tables[Table.META].pop(own, None)
     return found, f"{kind}: {_difference(image, found)}"
 
 

@@ -1,9 +1,9 @@
-"""Records, with strace, the system calls with which a process writes its LMDB file.
+"""Records, with strace, the system calls with which a process writes its LMDB file and its write-ahead file.
 
     python -m chaos_tests.crash.recorder OUT SUBMISSIONS [LMDB_OPTION=VALUE ...]
 
-Owns the reading of strace's output. An unknown call on that file is an error, so that no write can be missed. It needs
-strace, but not root: a process may trace its own child.
+Owns the reading of strace's output. An unknown call on these files is an error, so that no write can be missed. It
+needs strace, but not root: a process may trace its own child.
 """
 
 import re
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from chaos_tests.crash.trace import Acked, Sync, Trace, Write, dump
+from smq.replication.storage.environment_lmdb import DATA_FILE
+from smq.replication.storage.write_ahead import NEW, WRITE_AHEAD_FILE
 
-CALLS: Final = "openat,pwrite64,pwritev,pwritev2,writev,write,lseek,fdatasync,fsync,ftruncate,fallocate,msync"
+CALLS: Final = "openat,pwrite64,pwritev,pwritev2,writev,write,lseek,fdatasync,fsync,ftruncate,fallocate,msync,close"
 _LINE = re.compile(r"^\d+\s+(\w+)\((.*)\)\s+= (-?\d+)")
 _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
@@ -40,8 +42,10 @@ def record(submissions: int, options: tuple[str, ...] = ()) -> Trace:
 
 class _Reader:
     def __init__(self, directory: Path) -> None:
-        self._file = _hex(str(directory / "data.mdb"))
-        self._fds: dict[int, bool] = {}  # of the file: whether it was opened with O_DSYNC
+        made = {WRITE_AHEAD_FILE + NEW: WRITE_AHEAD_FILE}  # renamed before the first acknowledgement
+        names = {name: name for name in (DATA_FILE, WRITE_AHEAD_FILE)} | made
+        self._names = {_hex(str(directory / path)): name for path, name in names.items()}
+        self._fds: dict[int, tuple[str, bool]] = {}  # of the files: the name, and whether it was opened with O_DSYNC
         self._at: dict[int, int] = {}
         self._trace = Trace()
 
@@ -56,11 +60,14 @@ class _Reader:
 
     def _call(self, name: str, arguments: str, result: int) -> None:
         if name == "openat":
-            if f'"{self._file}"' in arguments and result >= 0:
-                self._fds[result] = "O_DSYNC" in arguments
+            path = _STRING.search(arguments)
+            if path is not None and path[1] in self._names and result >= 0:
+                self._fds[result] = self._names[path[1]], "O_DSYNC" in arguments
             return
         fd = int(arguments.split(",", 1)[0])
-        if name == "write" and fd == 1:
+        if name == "close":
+            self._fds.pop(fd, None)
+        elif name == "write" and fd == 1:
             self._acked(_bytes(arguments).decode())
         elif fd in self._fds:
             self._on_file(name, fd, arguments, result)
@@ -72,7 +79,7 @@ class _Reader:
 
     def _on_file(self, name: str, fd: int, arguments: str, result: int) -> None:
         if name in ("fdatasync", "fsync"):
-            self._trace.events.append(Sync())
+            self._trace.events.append(Sync(self._fds[fd][0]))
         elif name == "lseek":
             self._at[fd] = result
         elif name in ("write", "writev"):
@@ -87,7 +94,8 @@ class _Reader:
         data = _bytes(arguments)
         if len(data) != size:
             raise RecordingError(f"a write of {size} bytes shows {len(data)}")
-        self._trace.events.append(Write(offset, data, self._fds[fd]))
+        file, is_synced = self._fds[fd]
+        self._trace.events.append(Write(file, offset, data, is_synced))
 
 
 def _bytes(arguments: str) -> bytes:

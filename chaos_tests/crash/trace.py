@@ -1,20 +1,20 @@
-"""A recorded trace: the writes to one file, its syncs and the acknowledgements between them, as text.
+"""A recorded trace: the writes to a node's files, their syncs and the acknowledgements between them, as text.
 
 Owns the format, one event per line, and the images that a power loss at any event may leave. An unsynced write may be
-on the disk completely, in part (some sectors) or not at all, in any order. It must never look into the file's contents.
+on the disk completely, in part (some sectors) or not at all, in any order. It must never look into the files' contents.
 A stored trace is compressed by xz and encoded in base64, so that it stays text.
 
     d ID BASE64      bytes that writes name (each once)
-    w OFFSET ID      a write; durable after the next sync
-    W OFFSET ID      a write through O_DSYNC; durable when the next event begins
-    s                fdatasync has returned
+    w FILE OFFSET ID a write; durable after the next sync of that file
+    W FILE OFFSET ID a write through O_DSYNC; durable when the next event begins
+    s FILE           fdatasync has returned
     a START END INDEX   acknowledged: log start, log end, last index of the journal
 """
 
 import base64
 import lzma
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -24,6 +24,7 @@ SECTORS: Final = (512, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Write:
+    file: str
     offset: int
     data: bytes
     is_synced: bool
@@ -31,7 +32,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    pass
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,29 @@ Event = Write | Sync | Acked
 class Trace:
     events: list[Event] = field(default_factory=list)
 
-    def without_syncs(self) -> "Trace":
-        """The trace of a store that never waits for its disk."""
+    def without_syncs(self, file: str) -> "Trace":
+        """The trace of a store that never waits for its disk when it writes that file."""
         spoilt: list[Event] = []
         for event in self.events:
-            if isinstance(event, Write):
-                spoilt.append(Write(event.offset, event.data, is_synced=False))
-            elif isinstance(event, Acked):
+            if isinstance(event, Write) and event.file == file:
+                spoilt.append(replace(event, is_synced=False))
+            elif not (isinstance(event, Sync) and event.file == file):
                 spoilt.append(event)
+        return Trace(spoilt)
+
+    def with_late_syncs(self, file: str) -> "Trace":
+        """The trace of a store that goes on to its other file before what it wrote to this one is durable."""
+        spoilt: list[Event] = []
+        is_late = False
+        for event in self.events:
+            if isinstance(event, Acked) or event.file != file:
+                spoilt.append(event)
+                if is_late and isinstance(event, Write):
+                    spoilt.append(Sync(file))
+                    is_late = False
+            elif isinstance(event, Write):
+                spoilt.append(replace(event, is_synced=False))
+                is_late = True
         return Trace(spoilt)
 
 
@@ -64,13 +80,13 @@ def dump(trace: Trace) -> bytes:
     lines: list[str] = []
     for event in trace.events:
         match event:
-            case Write(offset, data, is_synced):
+            case Write(file, offset, data, is_synced):
                 if data not in ids:
                     ids[data] = len(ids)
                     lines.append(f"d {ids[data]} {base64.b64encode(data).decode()}")
-                lines.append(f"{'W' if is_synced else 'w'} {offset} {ids[data]}")
-            case Sync():
-                lines.append("s")
+                lines.append(f"{'W' if is_synced else 'w'} {file} {offset} {ids[data]}")
+            case Sync(file):
+                lines.append(f"s {file}")
             case Acked(start, end, index):
                 lines.append(f"a {start} {end} {index}")
     return base64.encodebytes(lzma.compress("\n".join(lines).encode(), preset=9))
@@ -88,9 +104,9 @@ def parse(lines: Iterable[str]) -> Trace:
         if kind == "d":
             blobs[rest[0]] = base64.b64decode(rest[1])
         elif kind in "wW":
-            trace.events.append(Write(int(rest[0]), blobs[rest[1]], kind == "W"))
+            trace.events.append(Write(rest[0], int(rest[1]), blobs[rest[2]], kind == "W"))
         elif kind == "s":
-            trace.events.append(Sync())
+            trace.events.append(Sync(rest[0]))
         else:
             trace.events.append(Acked(*(int(number) for number in rest)))
     return trace
@@ -98,9 +114,9 @@ def parse(lines: Iterable[str]) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The contents of the file after the power loss, and the last acknowledgement before it."""
+    """The contents of the files after the power loss, and the last acknowledgement before it."""
 
-    data: bytes
+    files: dict[str, bytes]
     acked: Acked
 
 
@@ -109,7 +125,7 @@ def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
     rng = Random(seed)
     first = next(i for i, event in enumerate(trace.events) if isinstance(event, Acked))
     moments = sorted(rng.randrange(first + 1, len(trace.events)) for _ in range(count))
-    durable, acked, at = bytearray(), Acked(0, 0, 0), 0
+    durable, acked, at = _Files(), Acked(0, 0, 0), 0
     pending: list[Write] = []
     for moment in moments:
         while at < moment:
@@ -118,37 +134,46 @@ def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
             match event:
                 case Acked():
                     acked = event
-                case Sync():
+                case Sync(file):
                     for write in pending:
-                        _apply(durable, write.offset, write.data)
-                    pending = []
+                        if write.file == file:
+                            durable.apply(file, write.offset, write.data)
+                    pending = [write for write in pending if write.file != file]
                 case Write():
                     if event.is_synced:
-                        _apply(durable, event.offset, event.data)
+                        durable.apply(event.file, event.offset, event.data)
                     else:
                         pending = [*pending, event]
         under_way = trace.events[at]
         torn = [*pending, under_way] if isinstance(under_way, Write) else pending
-        yield Image(bytes(_torn(durable, torn, rng)), acked)
+        yield Image(_torn(durable, torn, rng).contents(), acked)
 
 
-def _torn(durable: bytearray, pending: list[Write], rng: Random) -> bytearray:
+class _Files:
+    def __init__(self, contents: dict[str, bytes] | None = None) -> None:
+        self._files = {name: bytearray(data) for name, data in (contents or {}).items()}
+
+    def contents(self) -> dict[str, bytes]:
+        return {name: bytes(data) for name, data in self._files.items()}
+
+    def apply(self, name: str, offset: int, data: bytes) -> None:
+        file = self._files.setdefault(name, bytearray())
+        if len(file) < offset:
+            file.extend(bytes(offset - len(file)))
+        file[offset : offset + len(data)] = data
+
+
+def _torn(durable: _Files, pending: list[Write], rng: Random) -> _Files:
     """Applies some of the unsynced writes, or some of their sectors."""
-    image = bytearray(durable)
+    image = _Files(durable.contents())
     sector, kept = rng.choice(SECTORS), rng.choice((0.05, 0.3, 0.5, 0.7, 0.95))
     is_complete = rng.random() < 0.4
     for write in rng.sample(pending, len(pending)):
         if is_complete:
             if rng.random() < kept:
-                _apply(image, write.offset, write.data)
+                image.apply(write.file, write.offset, write.data)
             continue
         for start in range(0, len(write.data), sector):
             if rng.random() < kept:
-                _apply(image, write.offset + start, write.data[start : start + sector])
+                image.apply(write.file, write.offset + start, write.data[start : start + sector])
     return image
-
-
-def _apply(image: bytearray, offset: int, data: bytes) -> None:
-    if len(image) < offset:
-        image.extend(bytes(offset - len(image)))
-    image[offset : offset + len(data)] = data

@@ -7,21 +7,23 @@ import queue
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos_tests.crash.trace import Acked
+from chaos_tests.crash.trace import Acked, Image
 from chaos_tests.crash.workload import PID, batch, command
 from smq.records import CRC_START
 from smq.replication.log.store import LogStore
 from smq.replication.ports import DataDamaged, Disk
 from smq.replication.raft.journal import RaftJournal
-from smq.replication.storage.disk_lmdb import DATA_FILE, DiskOpenError, LmdbDisk
+from smq.replication.storage.directory import DiskOpenError
+from smq.replication.storage.disk_lmdb import LmdbDisk
 
 
-def verdict(directory: Path, image: bytes, acked: Acked) -> str:
+def verdict(directory: Path, image: Image) -> str:
     """Empty if the image opens and holds everything acknowledged; otherwise the problem."""
     directory.mkdir(mode=0o700, exist_ok=True)
     for old in directory.iterdir():
         old.unlink()
-    (directory / DATA_FILE).write_bytes(image)
+    for name, content in image.files.items():
+        (directory / name).write_bytes(content)
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     fatal: list[BaseException] = []
     try:
@@ -29,7 +31,7 @@ def verdict(directory: Path, image: bytes, acked: Acked) -> str:
     except DiskOpenError as e:
         return f"it does not open: {e}"
     try:
-        return _log_verdict(disk, acked) or _journal_verdict(disk, acked)
+        return _log_verdict(disk, image.acked) or _journal_verdict(disk, image.acked)
     except DataDamaged as e:
         return f"it is damaged: {e}"
     finally:

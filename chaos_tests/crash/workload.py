@@ -25,6 +25,7 @@ from smq.replication.storage.disk_lmdb import LmdbDisk
 
 PID: Final = PartitionId(b"crash-images........")
 SIZES: Final = (50, 300, 1_500, 5_000, 14_000)  # inline in a leaf, and on overflow pages
+WRITE_AHEAD_BYTES: Final = 64 << 10  # small, so that it is full again and again
 TRIM_EVERY: Final = 7  # submissions; a wrong order of writes would corrupt freed pages
 
 
@@ -46,7 +47,13 @@ def main(directory: str, submissions: int, options: dict[str, bool]) -> None:
         honest: Callable[..., Any] = store.open
         store.open = lambda *args, **given: honest(*args, **{**given, **options})
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    disk = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
+    disk = LmdbDisk(
+        directory,
+        call_soon_threadsafe=calls.put,
+        on_fatal=_fail,
+        map_size=1 << 30,
+        write_ahead_bytes=WRITE_AHEAD_BYTES,
+    )
     log = LogStore(disk).create(PID, Offset(0))
     journal = RaftJournal()
     writer = JournalWriter(disk, journal, lambda: None)

@@ -40,7 +40,7 @@ class LongRun:
 def image_failures(trace: Trace, folder: Path, count: int, *, seed: int = 1) -> Iterator[str]:
     """One message for each image that fails a check."""
     for number, image in enumerate(images(trace, seed, count), 1):
-        said = verdict(folder / "node", image.data, image.acked)
+        said = verdict(folder / "node", image)
         if said:
             yield f"image {number} of seed {seed}: {said}"
 

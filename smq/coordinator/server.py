@@ -48,7 +48,8 @@ from smq.replication.node import Node
 from smq.replication.ports import DataDamaged
 from smq.replication.raft.view import EngineTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng
-from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, DiskOpenError, LmdbDisk, is_used
+from smq.replication.storage.directory import DiskOpenError, is_used
+from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, LmdbDisk
 from smq.replication.storage.hang import DiskHung
 
 log = structlog.get_logger(__name__)

@@ -6,27 +6,21 @@ import socket
 import subprocess
 from pathlib import Path
 
-import lmdb
 import pytest
 
 from chaos_tests.live.load.traffic import Traffic
 from smq.coordinator.config import load_config, write_config
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import SERVE, wait_for
+from tests.cluster.store import environment, opened
 
 
 def _serve_to_its_end(config: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SERVE, str(config)], check=False, capture_output=True, text=True, timeout=30)
 
 
-def _environment(data_dir: Path) -> Path:
-    """The directory of the node's LMDB file."""
-    (found,) = data_dir.rglob("data.mdb")
-    return found.parent
-
-
 def _flip_byte_of_last_raft_entry(data_dir: Path) -> None:
-    with lmdb.open(str(_environment(data_dir)), max_dbs=16, map_size=1 << 40) as env:
+    with opened(data_dir) as env:
         table = env.open_db(b"raft_log", create=False)
         with env.begin(write=True, db=table) as txn:
             cursor = txn.cursor()
@@ -59,11 +53,29 @@ def test_truncated_data_file_is_refused_at_start_and_the_others_go_on(own_cluste
     with Traffic(own_cluster, topic) as traffic:
         victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
         own_cluster.kill(victim)
-        file = _environment(own_cluster.nodes[victim].data_dir) / "data.mdb"
+        file = environment(own_cluster.nodes[victim].data_dir) / "data.mdb"
         os.truncate(file, file.stat().st_size // 2 // 4096 * 4096)
         ended = _serve_to_its_end(own_cluster.nodes[victim].config)
         assert ended.returncode not in (0, None)
         assert str(file.parent) in ended.stdout + ended.stderr
+        traffic.wait_acks(10)
+
+
+def test_a_damaged_write_ahead_file_is_refused_at_start_and_the_others_go_on(own_cluster: Cluster) -> None:
+    own_cluster.start()
+    topic = own_cluster.make_topic()
+    with Traffic(own_cluster, topic) as traffic:
+        victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
+        traffic.wait_acks(20)
+        own_cluster.kill(victim)
+        file = environment(own_cluster.nodes[victim].data_dir) / "data.wal"
+        with file.open("r+b") as f:
+            first = f.read(64)
+            f.seek(0)
+            f.write(bytes(byte ^ 0xFF for byte in first))
+        ended = _serve_to_its_end(own_cluster.nodes[victim].config)
+        assert ended.returncode not in (0, None)
+        assert f"{file} is damaged" in ended.stdout + ended.stderr
         traffic.wait_acks(10)
 
 
@@ -98,10 +110,10 @@ def test_second_process_on_one_directory_is_refused_by_its_name_and_the_first_go
     assert node.raw.status().is_ready
 
 
-@pytest.mark.parametrize("file", ["data.mdb"])
+@pytest.mark.parametrize("file", ["data.mdb", "data.wal"])
 def test_directory_and_files_are_the_owners_alone(cluster: Cluster, file: str) -> None:
     for node in cluster.alive():
-        directory = _environment(node.data_dir)
+        directory = environment(node.data_dir)
         assert directory.stat().st_mode & 0o077 == 0
         assert (directory / file).stat().st_mode & 0o177 == 0
 
@@ -115,7 +127,7 @@ def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_clust
     own_cluster.wait_converged(topic, 1)
     victim = next(node for node in own_cluster.nodes if node != leader)
     own_cluster.kill(victim)
-    with lmdb.open(str(_environment(own_cluster.nodes[victim].data_dir)), max_dbs=16, map_size=1 << 40) as env:
+    with opened(own_cluster.nodes[victim].data_dir) as env:
         table = env.open_db(b"batches", create=False)
         with env.begin(write=True, db=table) as txn:
             cursor = txn.cursor()

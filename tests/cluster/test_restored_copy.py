@@ -2,16 +2,14 @@
 
 import shutil
 
-import lmdb
-
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import Node, wait_for
+from tests.cluster.store import opened
 
 
 def _disk_id(node: Node) -> bytes | None:
     """Of a node that is stopped."""
-    (found,) = node.data_dir.rglob("data.mdb")
-    with lmdb.open(str(found.parent), max_dbs=16, map_size=1 << 40) as env:
+    with opened(node.data_dir) as env:
         table = env.open_db(b"meta", create=False)
         with env.begin(db=table) as txn:
             return txn.get(b"disk_id")

@@ -27,6 +27,7 @@ from smq.testing.node_client import Unanswered
 _STORM_KILLS: Final = 3
 _PAGE: Final = 4096
 FLIPS: Final = 20  # bits per fault
+DATABASE_SHARE: Final = 0.75  # of the damages to files
 _DAMAGED_START_S: Final = 20.0
 _MEMORY_SLACK: Final = 16 << 20
 _HOSTILE_BYTES: Final = 4096
@@ -164,12 +165,13 @@ def wiped(arena: Arena) -> list[int]:
 
 
 def damaged(change: Callable[[Arena, Path], int]) -> Strike:
-    """Damages the database file of a stopped node."""
+    """Damages a file of a stopped node: mostly the database, sometimes the write-ahead file before it."""
 
     def strike(arena: Arena) -> list[int]:
         node = arena.any_node()
         arena.fleet.kill(node)
-        file = max(arena.fleet.nodes[node].data_dir.rglob("*.mdb"), key=lambda path: path.stat().st_size)
+        name = "data.mdb" if arena.rng.random() < DATABASE_SHARE else "data.wal"
+        (file,) = arena.fleet.nodes[node].data_dir.rglob(name)
         arena.flips += change(arena, file)
         return [node]
 
@@ -228,8 +230,8 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
 
 def has_complete_tree(data_dir: Path) -> bool:
     """For a node that is down. A damaged tree may end the process that walks it."""
-    command = [sys.executable, "-c", f"from smq.replication.storage.disk_lmdb import walk; walk({str(data_dir)!r})"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    code = f"from smq.replication.storage.environment_lmdb import walk; walk({str(data_dir)!r})"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def power_cut(choose: Callable[[Arena], list[int]]) -> Strike:

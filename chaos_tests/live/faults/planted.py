@@ -36,7 +36,10 @@ def _open_with(**changed: Any) -> None:
 
 
 def _no_sync() -> None:
+    from smq.replication.storage import write_ahead
+
     _open_with(sync=False, metasync=False)
+    vars(write_ahead).update(_WAITS=0, _DIRECT=0)
 
 
 def _no_metasync() -> None:
@@ -70,7 +73,7 @@ PLANTED: Final = {
     for plant in (
         Plant(
             "ack-before-fsync",
-            "LMDB commits without any fsync: acknowledged records lie in the page cache",
+            "no write waits for the disk: acknowledged records lie in the page cache",
             "power-all",
             _LOSS,
             _no_sync,

@@ -18,7 +18,9 @@ from smq.replication.ports import DataDamaged, Table
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.writer import JournalWriter
 from smq.replication.runtime.asyncio_runtime import SystemRng
-from smq.replication.storage.disk_lmdb import DATA_FILE, DiskOpenError, LmdbDisk
+from smq.replication.storage.directory import DiskOpenError
+from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.environment_lmdb import DATA_FILE
 
 _directory = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 

@@ -10,14 +10,14 @@ snapshot is reused. It must never know what keys and values mean. Only the real 
 
 import os
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from smq.replication.ports import DataDamaged, Examined, Table
+from smq.replication.storage.rows import Row
 
 _PAGE: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper; of an overflow page the last two: a count
 _OVERFLOW_PAGE: Final = struct.Struct("<QHHI")
@@ -38,7 +38,6 @@ AHEAD_FACTOR: Final = 16  # values read together once two have followed one anot
 AHEAD_BYTES_MAX: Final = 1 << 20
 VALUE_BYTES_MAX: Final = 128 << 20  # above the largest batch; a flipped bit in a size must not ask for gigabytes
 _Level = tuple["_Page", int]  # a page on the way down, and the node taken
-Row = tuple[bytes, Callable[[], bytes]]  # key, and how to read the value: empty if the medium cannot give it
 HomeOf = Callable[[bytes, bytes], bytes | None]  # of a row's key and the first bytes of its value: see `check_freeable`
 
 
@@ -386,14 +385,22 @@ class PageReader:
 
     # ------------------------------------------------------------------------------------------- before LMDB frees
     def check_freeable(
-        self, transaction: int, table: bytes, start: bytes, stop: bytes, home_of: HomeOf, owner_bytes: int
+        self,
+        transaction: int,
+        table: bytes,
+        start: bytes,
+        stop: bytes,
+        home_of: HomeOf,
+        owner_bytes: int,
+        more_owners: Callable[[int], Iterable[bytes]],
     ) -> None:
         """Before the rows in [start, stop) are deleted. Raises PagesDamaged if a row names pages that are not its own:
         LMDB would free them, and use them again while they hold the value of another row.
 
         `home_of` returns the key that belongs to an intact value of an owner; the rows of one owner share the first
-        bytes of their keys. A value under another key shows that the page number or the key is damaged. With a damaged
-        key the row still lies where the right key belongs, and may be deleted.
+        bytes of their keys. `more_owners` returns those bytes of owners whose rows may not be in the file yet: pages
+        that they gave back may be. A value under another key shows that the page number or the key is damaged. With a
+        damaged key the row still lies where the right key belongs, and may be deleted.
         """
         root = self._root_of(transaction, table)
         path = self._descend(root, start) if root != _NO_ROOT else []
@@ -406,19 +413,20 @@ class PageReader:
                     head = bytes(self._pread(self._page_bytes, first * self._page_bytes))  # LMDB touches it anyway
                     self._check_header(head, first, size)
                     value = head[_HEADER : _HEADER + size]
-                    home = home_of(key, value) or self._foreign_home(root, value, home_of, owner_bytes)
+                    home = home_of(key, value)
+                    if home is None:
+                        owners = chain(self._owners(root, owner_bytes), more_owners(owner_bytes))
+                        home = next((found for owner in owners if (found := home_of(owner, value)) is not None), None)
                     if home is not None and home != key and not self._is_place_of(home, key, path):
                         raise PagesDamaged(f"the row {key.hex()} names the pages of another row, {home.hex()}")
             path[-1] = (page, index + 1)
 
-    def _foreign_home(self, root: int, value: bytes, home_of: HomeOf, owner_bytes: int) -> bytes | None:
-        """The value is damaged, or another owner's: asks all that have rows. Some 30 us for each."""
+    def _owners(self, root: int, owner_bytes: int) -> Iterator[bytes]:
+        """A key of each that has rows. The value is damaged, or another owner's: some 30 us for each to ask."""
         path = self._descend(root, b"")
         while (key := self._key_at(path)) is not None:
-            if (home := home_of(key, value)) is not None:
-                return home
+            yield key
             path = self._descend(root, key[:owner_bytes].ljust(len(key) + 1, b"\xff"))
-        return None
 
     def _is_place_of(self, home: bytes, key: bytes, path: list[_Level]) -> bool:
         """Whether `key`, at the end of the path, is `home` with a flipped bit: then `home` fits between the rows before
@@ -462,77 +470,3 @@ class PageReader:
             os.pwrite(self._fd, data, at)
         except OSError as e:
             raise PagesDamaged(f"the file can be neither read nor written at byte {at}: {e.strerror}") from e
-
-
-class Snapshot:
-    """All tables as of a transaction that is being held: the port's Rows, for a thread of its own."""
-
-    def __init__(self, reader: PageReader, transaction: int) -> None:
-        self._reader = reader
-        self._transaction = transaction
-
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        rows = self.scan(table, key, key + b"\x00", limit=1)
-        return rows[0][1] if rows else None
-
-    def scan(
-        self,
-        table: Table,
-        start: bytes,
-        stop: bytes,
-        *,
-        reverse: bool = False,
-        limit: int = 1 << 30,
-        bytes_max: int = 1 << 62,
-    ) -> list[tuple[bytes, bytes]]:
-        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return taken(rows, limit, bytes_max)
-
-    def scan_keys(
-        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
-    ) -> list[bytes]:
-        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return [key for key, _ in islice(rows, limit)]
-
-    @contextmanager
-    def _walking(
-        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int
-    ) -> Iterator[Iterator[Row]]:
-        if limit <= 0 or start >= stop:
-            yield iter(())
-            return
-        try:
-            yield self._reader.rows(self._transaction, table.value.encode(), start, stop, reverse=reverse)
-        except SnapshotGone:
-            raise
-        except TREE_DAMAGE as e:
-            raise DataDamaged(f"table {table.value} cannot be walked: {e}") from e
-
-
-def nothing() -> None:
-    """Gives up a read that has ended."""
-
-
-def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
-    pairs: list[tuple[bytes, bytes]] = []
-    total = 0
-    for key, read_value in rows:
-        value = read_value()
-        pairs.append((key, value))
-        total += len(value)
-        if len(pairs) >= limit or total >= bytes_max:
-            break
-    return pairs
-
-
-def examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
-    damaged: list[bytes] = []
-    size = 0
-    for key, read_value in rows:
-        value = read_value()
-        if not check(key, value):
-            damaged.append(key)
-        size += len(value)
-        if size >= bytes_max:
-            return Examined(damaged=damaged, size=size, next_key=key + b"\x00")
-    return Examined(damaged=damaged, size=size, next_key=None)

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from crc32c import crc32c
 
-from smq.replication.ports import Disk, Put, Table
+from smq.replication.ports import Delete, Disk, Put, Table
 from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 SETTLE_TIMEOUT_S = 60
@@ -133,9 +134,10 @@ class FakeHarness:
 
 
 class LmdbHarness:
-    def __init__(self, path: Path, map_size: int = 1 << 30) -> None:
+    def __init__(self, path: Path, map_size: int = 1 << 30, write_ahead_bytes: int = WRITE_AHEAD_BYTES) -> None:
         self.path = path
         self.map_size = map_size
+        self.write_ahead_bytes = write_ahead_bytes
         self.fatal: list[BaseException] = []
         self.posts = 0
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -143,7 +145,11 @@ class LmdbHarness:
 
     def _open(self) -> None:
         self._lmdb = LmdbDisk(
-            self.path, call_soon_threadsafe=self._calls.put, on_fatal=self.fatal.append, map_size=self.map_size
+            self.path,
+            call_soon_threadsafe=self._calls.put,
+            on_fatal=self.fatal.append,
+            map_size=self.map_size,
+            write_ahead_bytes=self.write_ahead_bytes,
         )
 
     @property
@@ -163,11 +169,21 @@ class LmdbHarness:
         """Waits for the next callback that a thread of the disk posts to the loop, and runs it."""
         self._calls.get(timeout=SETTLE_TIMEOUT_S)()
 
+    def run_all(self) -> None:
+        """Runs what has been posted, without waiting."""
+        while not self._calls.empty():
+            self._calls.get()()
+
     def reopen(self) -> LmdbDisk:
         self._lmdb.close()
         self.settle()
         self._open()
         return self._lmdb
+
+    def settle_in_lmdb(self) -> None:
+        """Until nothing is in the write-ahead file alone: a round that deletes takes everything with it."""
+        self._lmdb.submit([Delete(Table.META, b"x", b"x")])
+        self.settle()
 
     def submit_failing(self) -> None:
         self._lmdb.submit([Put(Table.RAFT_LOG, b"k" * 1000, b"LMDB's keys have at most 511 bytes")])

@@ -1,7 +1,8 @@
-"""Power losses in the middle of real LMDB commits: whichever unsynced sectors survive, the store opens and holds every
-acknowledged batch and entry. With LMDB's syncs off it does not."""
+"""Power losses in the middle of real commits: whichever unsynced sectors of the two files survive, the store opens and
+holds every acknowledged batch and entry. It does not with the bugs planted here."""
 
 import shutil
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from chaos_tests.crash.recorder import record
 from chaos_tests.crash.trace import Acked, Sync, Trace, Write, dump, images, load, parse
 from chaos_tests.sim.long_runs import SUBMISSIONS, image_failures
+from smq.replication.storage import write_ahead
+from smq.replication.storage.environment_lmdb import DATA_FILE
+from smq.replication.storage.write_ahead import PAGE_BYTES, WRITE_AHEAD_FILE
 
 RECORDED = Path(__file__).parent / "crash_trace.txt"  # python -m chaos_tests.crash.recorder FILE 60
 QUICK_IMAGES = 100
@@ -24,22 +28,77 @@ def test_every_image_of_a_recorded_trace_holds_every_acknowledged_record(tmp_pat
     assert failures(load(RECORDED), tmp_path, QUICK_IMAGES) == []
 
 
-def test_a_store_that_does_not_wait_for_its_disk_is_detected(tmp_path: Path) -> None:
-    assert failures(load(RECORDED).without_syncs(), tmp_path, QUICK_IMAGES, enough=1) != []
+@pytest.mark.parametrize("file", [DATA_FILE, WRITE_AHEAD_FILE])
+def test_a_store_that_does_not_wait_for_its_disk_is_detected(tmp_path: Path, file: str) -> None:
+    assert failures(load(RECORDED).without_syncs(file), tmp_path, QUICK_IMAGES, enough=1) != []
+
+
+def test_a_write_ahead_file_used_again_before_lmdb_is_durable_is_detected(tmp_path: Path) -> None:
+    assert failures(load(RECORDED).with_late_syncs(DATA_FILE), tmp_path, QUICK_IMAGES, enough=1) != []
+
+
+def _rows_unchecked(data: bytes, at: int, _generation: bytes, _number: int) -> bytes | None:
+    """As `_rows_at`, but whatever lies there is replayed if its length fits."""
+    size = write_ahead._HEAD.unpack_from(data, at)[3]
+    stop = at + write_ahead.frame_bytes(size)
+    if not size or stop > len(data):
+        return None
+    sectors = [data[start : start + write_ahead._CONTENT_BYTES] for start in range(at, stop, write_ahead.SECTOR_BYTES)]
+    return b"".join(sectors)[write_ahead._HEAD.size : write_ahead._HEAD.size + size]
+
+
+def _rows_of_any_generation(data: bytes, at: int, _generation: bytes, number: int) -> bytes | None:
+    """As `_rows_at`, but of the generation that happens to lie there."""
+    found = write_ahead._HEAD.unpack_from(data, at)[1]
+    return CHECKED(data, at, found, number) if any(found) else None
+
+
+CHECKED = write_ahead._rows_at
+
+
+@pytest.mark.parametrize("rows_at", [_rows_unchecked, _rows_of_any_generation])
+def test_a_replay_of_frames_that_are_torn_or_stale_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at: Callable[[bytes, int, bytes, int], bytes | None]
+) -> None:
+    monkeypatch.setattr(write_ahead, "_rows_at", rows_at)
+    monkeypatch.setattr(write_ahead, "_check_first", lambda _data, _active: None)
+    assert failures(load(RECORDED), tmp_path, QUICK_IMAGES, enough=1) != []
 
 
 def test_the_recorded_trace_is_rich_enough() -> None:
     events = load(RECORDED).events
     assert sum(isinstance(e, Acked) for e in events) == 60
-    assert sum(isinstance(e, Sync) for e in events) >= 60
-    assert sum(isinstance(e, Write) and e.is_synced for e in events) >= 60
+    assert sum(isinstance(e, Sync) and e.file == DATA_FILE for e in events) >= 10
     assert max(e.log_start for e in events if isinstance(e, Acked)) > 0, "pages were freed and used again"
+    write_ahead_writes = [e for e in events if isinstance(e, Write) and e.file == WRITE_AHEAD_FILE and e.is_synced]
+    assert len([e for e in write_ahead_writes if e.offset == 0]) >= 10, "the file was used again"
+    assert len([e for e in write_ahead_writes if len(e.data) > PAGE_BYTES]) >= 10, "frames may be torn between pages"
+
+
+def test_a_small_round_is_one_write_of_one_page_that_waits_for_the_disk() -> None:
+    """The counts of one round: between two acknowledgements there is nothing but that write."""
+    rounds: list[list[Write | Sync]] = [[]]
+    for event in load(RECORDED).events:
+        if isinstance(event, Acked):
+            rounds.append([])
+        else:
+            rounds[-1].append(event)
+    ahead = [r for r in rounds if not any(e.file == DATA_FILE for e in r)]
+    assert len(ahead) >= 40
+    assert all(len(r) == 1 and isinstance(r[0], Write) and r[0].is_synced for r in ahead[:-1])
+    assert sum(len(e.data) == PAGE_BYTES for r in ahead for e in r if isinstance(e, Write)) >= 20
 
 
 def test_unsynced_writes_may_be_missing_and_synced_ones_never_are() -> None:
-    trace = parse(["d 0 AAAA", "d 1 AQEB", "w 0 0", "s", "W 3 0", "a 0 0 0", "w 0 1", "a 0 1 1", "a 0 1 1"])
-    seen = {image.data for image in images(trace, 1, 200)}
+    trace = parse(["d 0 AAAA", "d 1 AQEB", "w f 0 0", "s f", "W f 3 0", "a 0 0 0", "w f 0 1", "a 0 1 1", "a 0 1 1"])
+    seen = {image.files["f"] for image in images(trace, 1, 200)}
     assert seen == {bytes(6), b"\x01\x01\x01" + bytes(3)}
+
+
+def test_a_sync_of_one_file_leaves_the_other_unsynced() -> None:
+    trace = parse(["d 0 AQ==", "w f 0 0", "w g 0 0", "s f", "a 0 0 0", "a 0 0 0", "a 0 0 0"])
+    seen = {tuple(sorted(image.files)) for image in images(trace, 1, 200)}
+    assert seen == {("f",), ("f", "g")}
 
 
 def test_a_trace_round_trips(tmp_path: Path) -> None:

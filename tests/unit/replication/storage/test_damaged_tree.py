@@ -14,9 +14,10 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
 from smq.replication.log.codec import batch_key
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue
-from smq.replication.ports import DataDamaged, Delete, Table
+from smq.replication.ports import DataDamaged, Delete, Put, Table
 from smq.replication.storage import pages_lmdb
-from smq.replication.storage.disk_lmdb import DATA_FILE, REPLACE_ADVICE
+from smq.replication.storage.directory import REPLACE_ADVICE
+from smq.replication.storage.environment_lmdb import DATA_FILE
 from smq.replication.storage.pages_lmdb import PageReader, PagesDamaged
 from tests.unit.replication.storage.support import LmdbHarness, make_batch
 from tests.unit.replication.storage.test_unreadable_pages import PAGE, FailingMedium, page_of, read_later, written
@@ -133,6 +134,21 @@ def test_pages_of_another_partition_at_the_same_offset_are_neither_served_nor_fr
     after = LmdbHarness(harness.path)
     assert after.disk.get(Table.BATCHES, batch_key(other, K)) == theirs.value
     after.close()
+
+
+def test_pages_that_a_partition_with_pending_rows_alone_gave_back_are_not_freed_twice(harness: LmdbHarness) -> None:
+    other = PartitionId(PID[:-1] + bytes((PID[-1] ^ 1,)))
+    filled(harness, other)
+    log, _ = filled(harness)
+    given_back = Leaf(harness, batch_key(other, K)).first
+    harness.disk.submit([Delete(Table.BATCHES, other, other + b"\xff" * 9)])
+    harness.settle()
+    harness.disk.submit([Put(Table.BATCHES, batch_key(other, BATCHES), b"small: in the write-ahead file")])
+    harness.settle()
+    leaf_of(harness, K).point_to(given_back)
+    log.advance_log_start(Offset(K + 1))
+    harness.settle()
+    assert_refused(harness)
 
 
 @pytest.mark.parametrize(("log_start", "row"), [(1, K), (1, 16), (3, 3)])

@@ -250,8 +250,21 @@ class FakeAgainstDict(DiskAgainstDict):
 class LmdbAgainstDict(DiskAgainstDict):
     def __init__(self) -> None:
         super().__init__()
+        self.crashes = 0
         self.path = Path(tempfile.mkdtemp(prefix="smq-test-"))
         self.harness = LmdbHarness(self.path / "node")
+
+    @rule()
+    def crash(self) -> None:
+        """Goes on with the directory as kill -9 would leave it."""
+        self.settle()
+        harness = self.harness
+        assert isinstance(harness, LmdbHarness)
+        self.crashes += 1
+        copy = self.path / f"node-{self.crashes}"
+        shutil.copytree(harness.path, copy)
+        harness.close()
+        self.harness = LmdbHarness(copy)
 
     def teardown(self) -> None:
         super().teardown()

@@ -15,16 +15,10 @@ import pytest
 
 from smq.replication.ports import DataDamaged, Delete, Put, Table
 from smq.replication.storage import disk_lmdb
-from smq.replication.storage.disk_lmdb import (
-    DATA_FILE,
-    FORMAT_KEY,
-    FORMAT_VERSION,
-    LOCK_FILE,
-    DirectoryInUse,
-    DiskOpenError,
-    FormatUnsupported,
-    LmdbDisk,
-)
+from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
+from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.environment_lmdb import DATA_FILE, FORMAT_KEY, FORMAT_VERSION, LMDB_MAJOR
+from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
 from tests.unit.replication.storage.support import LmdbHarness
 
 T = Table.RAFT_LOG
@@ -43,7 +37,7 @@ def test_only_the_owner_can_access_the_directory_and_its_files(tmp_path: Path) -
         os.umask(old_umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert {f.name: stat.S_IMODE(f.stat().st_mode) for f in path.iterdir()} == dict.fromkeys(
-        [DATA_FILE, "lock.mdb", LOCK_FILE], 0o600
+        [DATA_FILE, "lock.mdb", LOCK_FILE, WRITE_AHEAD_FILE], 0o600
     )
 
 
@@ -56,7 +50,8 @@ def test_the_permissions_of_an_open_directory_are_tightened(tmp_path: Path) -> N
 def test_a_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> None:
     disk = open_disk(tmp_path)
     code = (
-        "import sys; from smq.replication.storage.disk_lmdb import *\n"
+        "import sys; from smq.replication.storage.directory import DirectoryInUse\n"
+        "from smq.replication.storage.disk_lmdb import LmdbDisk\n"
         "try: LmdbDisk(sys.argv[1], call_soon_threadsafe=print, on_fatal=print)\n"
         "except DirectoryInUse as e: print(e)"
     )
@@ -230,7 +225,7 @@ def test_a_data_file_whose_missing_end_is_unused_is_accepted(tmp_path: Path) -> 
     """LMDB need not write pages that a transaction took and gave back, so a short file by itself proves no damage."""
     open_disk(tmp_path).close()
     file = tmp_path / DATA_FILE
-    with lmdb.open(str(tmp_path), max_dbs=8, lib_version=disk_lmdb.LMDB_MAJOR) as env:
+    with lmdb.open(str(tmp_path), max_dbs=8, lib_version=LMDB_MAJOR) as env:
         db = env.open_db(T.value.encode())
         with env.begin(write=True, db=db) as txn:
             txn.put(b"gone", b"x" * (1 << 20))

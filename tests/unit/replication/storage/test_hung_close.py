@@ -4,7 +4,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from smq.replication.ports import Put, Table
 from smq.replication.storage import disk_lmdb
 from smq.replication.storage.disk_lmdb import LmdbDisk
 from smq.replication.storage.hang import DiskHung
+from smq.replication.storage.write_ahead import ROUND_BYTES_MAX, WriteAhead
 from tests.unit.replication.storage.support import LmdbHarness
 from tests.unit.replication.storage.test_unreadable_pages import FailingMedium, written
 
@@ -24,15 +27,22 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_lmdb, "CLOSE_S_MAX", WAIT_S)
 
 
-def test_a_commit_that_never_ends_is_fatal_to_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, write = threading.Event(), LmdbDisk._write
+# A round in the write-ahead file, and LMDB's last commit, which takes all rounds over
+PLACES = [(WriteAhead, "append"), (LmdbDisk, "_write")]
 
-    def hang(disk: LmdbDisk, group: list[disk_lmdb._Submission]) -> None:
+
+@pytest.mark.parametrize(("owner", "name"), PLACES)
+def test_a_write_that_never_ends_is_fatal_to_the_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    go_on, write = threading.Event(), getattr(owner, name)
+
+    def hang(*arguments: Any) -> Any:
         assert go_on.wait(60)
-        write(disk, group)
+        return write(*arguments)
 
-    monkeypatch.setattr(LmdbDisk, "_write", hang)
     harness = LmdbHarness(tmp_path / "node")
+    monkeypatch.setattr(owner, name, hang)
     harness.disk.submit([Put(Table.META, b"k", b"v")])
     harness.close()
     (error,) = harness.fatal
@@ -62,23 +72,28 @@ def test_a_read_that_never_ends_is_fatal_to_the_close(tmp_path: Path, monkeypatc
     assert harness.disk._readers.close(60)
 
 
-def test_a_disk_that_is_merely_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = LmdbDisk._write
+@pytest.mark.parametrize("size", [5, ROUND_BYTES_MAX + 1])
+def test_a_disk_that_is_merely_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Each write shows that the disk goes on, to the write-ahead file as to LMDB's."""
 
-    def slowly(disk: LmdbDisk, group: list[disk_lmdb._Submission]) -> None:
-        time.sleep(0.6 * WAIT_S)
-        write(disk, group)
+    def slowed(write: Callable[..., Any]) -> Callable[..., Any]:
+        def slowly(*arguments: Any) -> Any:
+            time.sleep(0.6 * WAIT_S)
+            return write(*arguments)
 
-    monkeypatch.setattr(LmdbDisk, "_write", slowly)
-    monkeypatch.setattr(disk_lmdb, "COMMIT_BYTES_MAX", 1)  # each submission is a transaction of its own
+        return slowly
+
+    for owner, name in PLACES:
+        monkeypatch.setattr(owner, name, slowed(getattr(owner, name)))
+    monkeypatch.setattr(disk_lmdb, "COMMIT_BYTES_MAX", 1)  # each submission is a round of its own
     harness = LmdbHarness(tmp_path / "node")
     for number in range(6):
-        harness.disk.submit([Put(Table.META, b"%d" % number, b"value")])
+        harness.disk.submit([Put(Table.META, b"%d" % number, bytes(size))])
     harness.close()
     assert harness.fatal == []
     monkeypatch.undo()
     again = LmdbHarness(tmp_path / "node")
-    assert again.disk.get(Table.META, b"5") == b"value"
+    assert again.disk.get(Table.META, b"5") == bytes(size)
     again.close()
 
 
@@ -88,8 +103,8 @@ from smq.coordinator.server import die
 from smq.replication.ports import Put, Table
 from smq.replication.storage import disk_lmdb
 disk_lmdb.CLOSE_S_MAX = 0.2
-disk_lmdb.LmdbDisk._write = lambda disk, group: threading.Event().wait()
 disk = disk_lmdb.LmdbDisk(sys.argv[1], call_soon_threadsafe=lambda fn: None, on_fatal=die)
+disk_lmdb.LmdbDisk._write = lambda disk, group, active: threading.Event().wait()
 disk.submit([Put(Table.META, b"k", b"v")])
 disk.close()
 print("closed")

@@ -13,7 +13,7 @@ import pytest
 
 from smq.replication.ports import DataDamaged, Delete, Put, Table
 from smq.replication.storage import pages_lmdb
-from smq.replication.storage.disk_lmdb import DATA_FILE, walk
+from smq.replication.storage.environment_lmdb import DATA_FILE, walk
 from tests.unit.replication.storage.support import LmdbHarness
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -24,7 +24,7 @@ def written(path: Path) -> LmdbHarness:
     harness = LmdbHarness(path)
     for key, value in VALUES.items():
         harness.disk.submit([Put(Table.BATCHES, key, value)])
-        harness.settle()
+        harness.settle_in_lmdb()
     return harness
 
 
@@ -77,7 +77,7 @@ def test_a_value_on_unreadable_pages_is_read_as_empty_and_can_be_replaced(
     assert read_later(harness, b"3") == [(b"3", b"new" * 9_000)]
     for i in range(50):  # the pages are used again
         harness.disk.submit([Put(Table.BATCHES, b"%d" % (i % 8), bytes([i]) * 20_000)])
-        harness.settle()
+        harness.settle_in_lmdb()
     assert [value[0] for _, value in harness.disk.scan(Table.BATCHES, b"", b"z")] == [48, 49, *range(42, 48)]
     harness.close()
     walk(str(harness.path))
@@ -91,7 +91,7 @@ def test_an_error_of_the_medium_that_passes_costs_nothing(tmp_path: Path, monkey
     medium.bad.clear()
     assert read_later(harness, b"3") == [(b"3", VALUES[b"3"])]
     harness.disk.submit([Put(Table.BATCHES, b"4", b"other")])
-    harness.settle()
+    harness.settle_in_lmdb()
     assert read_later(harness, b"3") == [(b"3", VALUES[b"3"])]
     harness.close()
 
@@ -102,11 +102,11 @@ def test_a_row_written_since_its_pages_were_unreadable_keeps_its_new_pages(
     """The note of it may come late, from a read of an older transaction."""
     harness = written(tmp_path / "node")
     harness.disk.submit([Put(Table.BATCHES, b"3", b"new" * 9_000)])
-    harness.settle()
+    harness.settle_in_lmdb()
     harness.disk._pages.unreadable[Table.BATCHES.value.encode(), b"3"] = None
     wrote: list[int] = []
     monkeypatch.setattr(os, "pwrite", lambda *_: wrote.append(1))
-    harness.disk.submit([Put(Table.BATCHES, b"3", b"newer" * 9_000)])
+    harness.disk.submit([Delete(Table.BATCHES, b"x", b"x"), Put(Table.BATCHES, b"3", b"newer" * 9_000)])
     harness.settle()
     assert (wrote, read_later(harness, b"3")) == ([], [(b"3", b"newer" * 9_000)])
     harness.close()
@@ -168,7 +168,7 @@ from smq.replication.storage.scrub import found_again
 harness = LmdbHarness(Path(sys.argv[1]))
 for key, value in VALUES.items():
     harness.disk.submit([Put(Table.RAFT_META, key, value)])
-    harness.settle()
+    harness.settle_in_lmdb()
 last = max(VALUES, key=lambda key: page_of(harness, VALUES[key]))
 os.truncate(harness.path / DATA_FILE, (page_of(harness, VALUES[last]) + 1) * PAGE)
 found = []

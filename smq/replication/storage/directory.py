@@ -1,0 +1,79 @@
+"""The data directory: its permissions, its lock, and the errors that refuse it.
+
+Owns everything about the directory that is no store's business. It must never look into a file other than the lock.
+The real disk imports it, and every caller that opens one, for its errors.
+"""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+REPLACE_ADVICE: Final = (
+    "Move the directory away and start the node with an empty one while the others are up; they hold every "
+    "acknowledged record"
+)
+LOCK_FILE: Final = "smq.lock"
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+
+
+class DiskOpenError(Exception):
+    """The data directory cannot be used; the message says why and what to do."""
+
+
+class DirectoryInUse(DiskOpenError):
+    """Another process holds the directory."""
+
+
+class FormatUnsupported(DiskOpenError):
+    """The directory was written by another version, or is not smq's."""
+
+
+def is_used(path: Path) -> bool:
+    """Whether a process has ever opened the directory, so that one may have it open now."""
+    return (path / LOCK_FILE).exists()
+
+
+def make_directory(path: Path) -> None:
+    """Creates the directory (and syncs its name into its parent), or tightens the permissions of an existing one."""
+    try:
+        created = [p for p in (path, *path.parents) if not p.exists()]
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        if stat.S_IMODE(path.stat().st_mode) != DIRECTORY_MODE:
+            path.chmod(DIRECTORY_MODE)
+        for directory in created:
+            sync_directory(directory.parent)
+    except OSError as e:
+        raise DiskOpenError(
+            f"data directory {path} cannot be used: {e.strerror}; choose a directory that this user owns"
+        ) from e
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in it durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def lock_directory(path: Path) -> int:
+    """The descriptor of the lock file; the lock ends with the process, however that ends."""
+    try:
+        fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    except OSError as e:
+        raise DiskOpenError(f"{path / LOCK_FILE} cannot be opened: {e.strerror}; correct its owner or mode") from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise DirectoryInUse(
+            f"data directory {path} is in use by process {owner}: stop that node first, or choose another directory"
+        ) from e
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

@@ -1,0 +1,72 @@
+"""Rows as the disk reads them: merged from LMDB and from those that it does not have yet, and taken within bounds.
+
+Owns the order of a merge. It must never touch a disk. Only the real disk and its parts import it.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from smq.replication.ports import Examined
+
+Row = tuple[bytes, Callable[[], bytes]]  # key, and how to read the value: empty if the medium cannot give it
+Pair = tuple[bytes, bytes]
+
+
+def merged(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterator[Row]:
+    """Both in order; of two with the same key, the pending one. A row of LMDB's must be read before the next one."""
+    if not pending:
+        yield from rows
+        return
+    ours = iter(pending)
+    mine = next(ours, None)
+    for key, read_value in rows:
+        while mine is not None and (mine[0] > key if reverse else mine[0] < key):
+            yield mine[0], partial(bytes, mine[1])
+            mine = next(ours, None)
+        if mine is not None and mine[0] == key:
+            yield key, partial(bytes, mine[1])
+            mine = next(ours, None)
+        else:
+            yield key, read_value
+    while mine is not None:
+        yield mine[0], partial(bytes, mine[1])
+        mine = next(ours, None)
+
+
+def beginning_at(rows: Iterator[Row], start: bytes) -> Iterator[Row]:
+    """Without the first row if the second is not beyond `start` either: both sides of a merge gave their last one."""
+    first, second = next(rows, None), next(rows, None)
+    if first is not None and (second is None or second[0] > start):
+        yield first
+    if second is not None:
+        yield second
+        yield from rows
+
+
+def nothing() -> None:
+    """Gives up a read that has ended."""
+
+
+def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    pairs: list[tuple[bytes, bytes]] = []
+    total = 0
+    for key, read_value in rows:
+        value = read_value()
+        pairs.append((key, value))
+        total += len(value)
+        if len(pairs) >= limit or total >= bytes_max:
+            break
+    return pairs
+
+
+def examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
+    damaged: list[bytes] = []
+    size = 0
+    for key, read_value in rows:
+        value = read_value()
+        if not check(key, value):
+            damaged.append(key)
+        size += len(value)
+        if size >= bytes_max:
+            return Examined(damaged=damaged, size=size, next_key=key + b"\x00")
+    return Examined(damaged=damaged, size=size, next_key=None)

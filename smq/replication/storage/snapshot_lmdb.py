@@ -1,0 +1,63 @@
+"""All tables of the disk as of one moment: the port's Rows, for a look-up that reads several of them.
+
+Owns the choice of what that moment is: a transaction of LMDB's, and the pending rows that come after it, the same for
+every row read. It must never read a row by any other way. Only the real disk imports it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from smq.replication.ports import DataDamaged, Table
+from smq.replication.storage.pages_lmdb import TREE_DAMAGE, PageReader, SnapshotGone
+from smq.replication.storage.pending_rows import PendingRows
+from smq.replication.storage.rows import Row, merged, taken
+
+
+class Snapshot:
+    """For a thread of its own, while it holds the transaction."""
+
+    def __init__(self, reader: PageReader, transaction: int, pending: PendingRows) -> None:
+        """`pending`: a copy, made before the transaction began."""
+        self._reader = reader
+        self._transaction = transaction
+        self._pending = pending
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        rows = self.scan(table, key, key + b"\x00", limit=1)
+        return rows[0][1] if rows else None
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
+            return taken(rows, limit, bytes_max)
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
+            return [key for key, _ in islice(rows, limit)]
+
+    @contextmanager
+    def _walking(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int
+    ) -> Iterator[Iterator[Row]]:
+        if limit <= 0 or start >= stop:
+            yield iter(())
+            return
+        base, pending = self._pending.between(table, start, stop, lowest=None, reverse=reverse, limit=limit)
+        try:
+            found = self._reader.rows(self._transaction, table.value.encode(), start, stop, reverse=reverse)
+            yield merged(found, pending if self._transaction == base else [], reverse=reverse)
+        except SnapshotGone:
+            raise
+        except TREE_DAMAGE as e:
+            raise DataDamaged(f"table {table.value} cannot be walked: {e}") from e

@@ -1,0 +1,24 @@
+"""The LMDB file of a node that is stopped, for tests that look into it or change it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from smq.replication.storage.disk_lmdb import LmdbDisk
+
+
+def environment(data_dir: Path) -> Path:
+    """The directory of the node's LMDB file."""
+    (found,) = data_dir.rglob("data.mdb")
+    return found.parent
+
+
+@contextmanager
+def opened(data_dir: Path) -> Iterator[lmdb.Environment]:
+    """With everything that the node has written: a killed one leaves some in its write-ahead file."""
+    directory = environment(data_dir)
+    LmdbDisk(directory, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None).close()
+    with lmdb.open(str(directory), max_dbs=16, map_size=1 << 40) as env:
+        yield env

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import lmdb
 
+from smq.replication.storage.directory import DirectoryInUse
 from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.testing.node_process import wait_for
 
 
 def environment(data_dir: Path) -> Path:
@@ -19,6 +21,14 @@ def environment(data_dir: Path) -> Path:
 def opened(data_dir: Path) -> Iterator[lmdb.Environment]:
     """With everything that the node has written: a killed one leaves some in its write-ahead file."""
     directory = environment(data_dir)
-    LmdbDisk(directory, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None).close()
+    wait_for("the process has given up the directory", lambda: _is_settled(directory))
     with lmdb.open(str(directory), max_dbs=16, map_size=1 << 40) as env:
         yield env
+
+
+def _is_settled(directory: Path) -> bool:
+    try:
+        LmdbDisk(directory, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None).close()
+    except DirectoryInUse:  # a thread of a process that was killed still waits for the disk
+        return False
+    return True

@@ -1,12 +1,15 @@
 """The write-ahead file: what a start brings back, what it takes for a torn write, and what it reports as damage."""
 
 import errno
+import fcntl
 import os
 import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,6 +202,16 @@ def test_an_orderly_close_leaves_nothing_in_the_write_ahead_file_alone(tmp_path:
     again.close()
 
 
+def test_a_close_while_the_file_holds_rounds_of_the_generation_before_starts_again(tmp_path: Path) -> None:
+    harness = LmdbHarness(tmp_path / "node")
+    harness.disk.submit([Put(T, b"key", b"v")])
+    harness.settle()
+    harness.settle_in_lmdb()
+    for _ in range(3):
+        assert harness.reopen().get(T, b"key") == b"v"
+    harness.close()
+
+
 def test_after_a_crash_every_small_round_is_replayed_and_again_after_another(tmp_path: Path) -> None:
     harness = LmdbHarness(tmp_path / "0")
     for generation in range(1, 4):
@@ -242,6 +255,22 @@ def test_a_full_write_ahead_file_is_used_again(tmp_path: Path, monkeypatch: pyte
     assert 0 < harness.disk._pending.count <= SIZE // PAGE_BYTES
     again = crashed(harness, tmp_path / "copy")
     assert again.disk.scan_keys(T, b"0", b":") == [b"%02d" % i for i in range(50)]
+    again.close()
+    harness.close()
+
+
+def test_rounds_that_lmdb_has_taken_over_are_never_replayed(tmp_path: Path) -> None:
+    """The file holds them after the newer rounds. What they put may be deleted by now, or replaced."""
+    harness = LmdbHarness(tmp_path / "node")
+    for i in range(10):
+        harness.disk.submit([Put(T, b"old-%d" % i, b"v"), Put(T, b"same", b"old")])
+        harness.settle()
+    harness.disk.submit([Delete(T, b"old-", b"old."), Put(T, b"same", b"new")])
+    harness.settle()
+    harness.disk.submit([Put(T, b"other", b"v")])
+    harness.settle()
+    again = crashed(harness, tmp_path / "copy")
+    assert again.disk.scan(T, b"a", b"z") == [(b"other", b"v"), (b"same", b"new")]
     again.close()
     harness.close()
 
@@ -368,6 +397,32 @@ def test_pending_rows_count_as_written_space(tmp_path: Path, monkeypatch: pytest
     harness.close()
 
 
+@pytest.mark.parametrize("table", [T, Table.BATCHES])
+def test_a_read_that_a_transaction_overtakes_sees_no_row_that_it_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Table
+) -> None:
+    """The transaction comes between the two halves of the read: the pending rows, and those of LMDB."""
+    harness = LmdbHarness(tmp_path / "node")
+    pending, disk = harness.disk._pending, harness.disk
+    disk.submit([Put(table, b"deleted", b"v"), Put(table, b"replaced", b"old")])
+    harness.settle()
+    take = pending.between
+
+    def overtaken(*arguments: Any, **options: Any) -> tuple[int, list[tuple[bytes, bytes]]]:
+        taken = take(*arguments, **options)
+        assert len(taken[1]) == 2
+        disk.submit([Delete(table, b"deleted", b"e"), Put(table, b"replaced", b"new")])
+        deadline = time.monotonic() + 60
+        while pending.count and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return taken
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pending, "between", overtaken)
+        assert disk.scan(table, b"a", b"z") == [(b"replaced", b"new")]
+    harness.close()
+
+
 def test_reads_during_a_transaction_never_see_a_deleted_row_again(tmp_path: Path) -> None:
     """A row is put by a small round, deleted by the next, and read all the time from the loop and from threads."""
     harness = LmdbHarness(tmp_path / "node")
@@ -386,6 +441,58 @@ def test_reads_during_a_transaction_never_see_a_deleted_row_again(tmp_path: Path
             harness.run_all()
         assert disk.get(Table.BATCHES, key) is disk.get(T, key) is None
     harness.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reads_merge_pending_rows_with_lmdbs_in_either_direction(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    harness = LmdbHarness(tmp_path / "node")
+    disk = harness.disk
+    keys = [b"%03d" % i for i in range(60)]
+    expected = {key: rng.randbytes(rng.choice((0, 5, 3_000))) for key in keys}
+    stored = rng.sample(keys, 40)
+    for table in (Table.BATCHES, Table.TIMES):
+        disk.submit([Put(table, key, expected[key] if rng.random() < 0.7 else b"older") for key in stored])
+    harness.settle_in_lmdb()
+    for table in (Table.BATCHES, Table.TIMES):
+        late = [key for key in keys if key not in stored or disk.get(table, key) != expected[key]]
+        for at in range(0, len(late), 10):
+            disk.submit([Put(table, key, expected[key]) for key in late[at : at + 10]])
+            harness.settle()
+    assert disk._pending.count > 20
+    rows = sorted(expected.items())
+    answers: list[object] = []
+    for _ in range(60):
+        lowest, start, stop = sorted(b"%03d" % rng.randrange(62) + rng.choice((b"", b"x")) for _ in range(3))
+        stop += b"y"
+        bytes_max = rng.choice((1, 4_000, 1 << 30))
+        before = max((key for key, _ in rows if lowest <= key <= start), default=start)
+        for table in (Table.BATCHES, Table.TIMES):
+            found = [row for row in rows if start <= row[0] < stop]
+            limit = rng.randrange(1, 9)
+            assert disk.scan(table, start, stop, limit=limit) == found[:limit]
+            assert disk.scan(table, start, stop, limit=limit, reverse=True) == found[::-1][:limit]
+            assert disk.read_from(table, lowest, start, stop, bytes_max=bytes_max, done=answers.append)
+            harness.wait(lambda: bool(answers))
+            assert answers.pop() == _within([row for row in rows if before <= row[0] < stop], bytes_max)
+    harness.close()
+
+
+def _within(rows: list[tuple[bytes, bytes]], bytes_max: int) -> list[tuple[bytes, bytes]]:
+    total = 0
+    for count, (_, value) in enumerate(rows, 1):
+        total += len(value)
+        if total >= bytes_max:
+            return rows[:count]
+    return rows
+
+
+def test_every_write_of_the_file_waits_for_the_disk(tmp_path: Path) -> None:
+    """test_crash_images.py judges a recorded trace; a fresh one needs strace."""
+    make_file(tmp_path / "f", SIZE)
+    file = WriteAhead(tmp_path / "f", ACTIVE)
+    assert fcntl.fcntl(file._fd, fcntl.F_GETFL) & os.O_DSYNC
+    file.close()
 
 
 COUNT = """

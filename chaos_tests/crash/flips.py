@@ -1,4 +1,4 @@
-"""Flips bits in a real LMDB file: writes a simulated node's disk as one, damages it, and reads it as a node would.
+"""Flips bits in a node's real files: writes a simulated node's disk as such, damages one, and reads as a node would.
 
     python -m chaos_tests.crash.flips DIRECTORY     (the reading: rows on standard output)
 
@@ -9,6 +9,7 @@ checksums, so a damaged tree may end the process that walks it by a signal.
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,19 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from smq.replication.ports import DataDamaged, Put, Table
+from smq.replication.ports import DataDamaged, Delete, Put, Table
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk_lmdb import LmdbDisk
 from smq.replication.storage.environment_lmdb import DATA_FILE, FORMAT_KEY, WRITE_AHEAD_KEY
+from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
 from smq.testing.virtual.disk import DiskImage
 
 PAGE_BYTES: Final = 4096
+DATABASE_SHARE: Final = 0.8  # of the damages
+LATE_SHARE: Final = 0.1  # of the rows of each table, the last ones
+LATE_ROWS_MAX: Final = 100  # of each table
+LATE_ROWS: Final = 10  # per round
+NOTHING: Final = Delete(Table.META, b"x", b"x")  # goes to LMDB, with its submission
 REFUSED: Final = 3  # exit code: the directory is refused with a message, as by a node
 WALK_S: Final = 30
 
@@ -32,8 +39,9 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
     """(the image after bit flips in its file or a truncation, or None if a node would not run on it; the outcome)."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "node"
-        _write(image, directory)
-        kind = _damage(directory / DATA_FILE, rng)
+        name = DATA_FILE if rng.random() < DATABASE_SHARE else WRITE_AHEAD_FILE
+        _write(image, directory, late_share=LATE_SHARE if name == WRITE_AHEAD_FILE else 0)
+        kind = f"{name}, {_damage(directory / name, rng)}"
         reading = [sys.executable, "-m", "chaos_tests.crash.flips", str(directory)]
         try:
             ended = subprocess.run(reading, check=False, capture_output=True, timeout=WALK_S)
@@ -52,11 +60,28 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
     return found, f"{kind}: {_difference(image, found)}"
 
 
-def _write(image: DiskImage, directory: Path) -> None:
+def _write(image: DiskImage, directory: Path, *, late_share: float) -> None:
+    """As a node that was stopped in order leaves it; or, with some of the rows in the write-ahead file alone, as one
+    that was killed."""
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    disk = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
+    written = directory.with_name("written")
+    disk = LmdbDisk(written, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
+    late: list[Put] = []
     for table, rows in image.tables.items():
-        disk.submit([Put(table, key, value) for key, value in rows.items()])
+        puts = [Put(table, key, value) for key, value in rows.items()]
+        first = len(puts) - int(len(puts) * late_share)
+        disk.submit([NOTHING, *puts[:first]])
+        late += puts[first:][-LATE_ROWS_MAX:]
+        disk.submit([NOTHING, *puts[first:][:-LATE_ROWS_MAX]])
+    while disk.durable_seq < disk.submitted_seq:
+        calls.get()()
+    for at in range(0, len(late), LATE_ROWS):
+        disk.submit(late[at : at + LATE_ROWS])
+        while disk.durable_seq < disk.submitted_seq:
+            calls.get()()
+    if not late:
+        disk.close()
+    shutil.copytree(written, directory)
     disk.close()
 
 
@@ -65,7 +90,8 @@ def _fail(error: BaseException) -> None:
 
 
 def _damage(file: Path, rng: Random) -> str:
-    size = file.stat().st_size
+    used = len(file.read_bytes().rstrip(b"\x00"))
+    size = max(used, PAGE_BYTES)  # most of a write-ahead file has never been used
     if rng.random() < 0.03:
         os.truncate(file, rng.randrange(0, size))
         return "cut"

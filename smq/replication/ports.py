@@ -202,8 +202,9 @@ class Disk(Rows, Protocol):
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
     ) -> GiveUp | None:
-        """As `scan` in [start, stop), beginning with the last key in [lowest, start] if there is one. The rows may have
-        to come from the medium, so a thread of the disk's own reads them if it has one. `done` runs on the loop, not
+        """As `scan` in [start, stop), beginning with the last key in [lowest, start] if there is one. It ends before
+        the pair that would make the values' total exceed `bytes_max`, but not before the first. The rows may have to
+        come from the medium, so a thread of the disk's own reads them if it has one. `done` runs on the loop, not
         necessarily in order, with what was committed at some moment in between. DataDamaged if the table cannot be
         walked. None, and nothing is read, if too many reads wait. A read that is given up before it begins leaves the
         queue, and `done` is not called; after that it may be."""

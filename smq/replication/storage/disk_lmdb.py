@@ -32,7 +32,7 @@ from smq.replication.storage.environment_lmdb import DATA_FILE, WRITE_AHEAD_KEY,
 from smq.replication.storage.hang import CLOSE_S_MAX, DiskHung
 from smq.replication.storage.pages_lmdb import TREE_DAMAGE, NotCached, PageFile, SnapshotGone
 from smq.replication.storage.pending_rows import PendingRows
-from smq.replication.storage.rows import Row, beginning_at, examined, merged, nothing, taken
+from smq.replication.storage.rows import Row, beginning_at, examined, merged, nothing, taken, within
 from smq.replication.storage.snapshot_lmdb import Snapshot
 from smq.replication.storage.workers import Gate, Workers
 from smq.replication.storage.write_ahead import (
@@ -318,7 +318,7 @@ class LmdbDisk:
             with self._map_lock:
                 base, pending = self._pending.between(table, start, stop, lowest=None, reverse=reverse, limit=limit)
                 with self._env.begin() as txn, txn.cursor(self._tables[table]) as cursor:
-                    found = ((key, cursor.value) for key in _keys(cursor, start, stop, reverse=reverse))
+                    found = ((key, None, cursor.value) for key in _keys(cursor, start, stop, reverse=reverse))
                     yield merged(found, pending if txn.id() == base else [], reverse=reverse)
         except lmdb.Error as e:
             raise DataDamaged(f"table {table.value} of {self._path} cannot be read: {e}") from e
@@ -334,6 +334,7 @@ class LmdbDisk:
         lowest: bytes | None = None,
         reverse: bool = False,
         limit: int = 1 << 30,
+        bytes_wanted: int = 1 << 62,
         cached_only: bool = False,
     ) -> Iterator[Iterator[Row]]:
         """As `_rows_of`. Raises NotCached only with `cached_only`."""
@@ -343,7 +344,13 @@ class LmdbDisk:
                 try:
                     with self._env.begin() as txn:
                         rows = self._pages.reader(cached_only=cached_only).rows(
-                            txn.id(), table.value.encode(), start, stop, lowest=lowest, reverse=reverse
+                            txn.id(),
+                            table.value.encode(),
+                            start,
+                            stop,
+                            lowest=lowest,
+                            reverse=reverse,
+                            bytes_wanted=bytes_wanted,
                         )
                         try:
                             first = next(rows, None)
@@ -382,7 +389,7 @@ class LmdbDisk:
         if limit <= 0 or start >= stop:
             return []
         with self._rows_of(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return [key for key, _ in islice(rows, limit)]
+            return [key for key, _, _ in islice(rows, limit)]
 
     def read_from(
         self,
@@ -396,8 +403,10 @@ class LmdbDisk:
     ) -> GiveUp | None:
         def read(guard: Callable[[], AbstractContextManager[object]], *, cached_only: bool) -> Callable[[], None]:
             try:
-                with self._pages_of(table, start, stop, guard=guard, lowest=lowest, cached_only=cached_only) as rows:
-                    return partial(done, taken(rows, 1 << 30, bytes_max))
+                with self._pages_of(
+                    table, start, stop, guard=guard, lowest=lowest, bytes_wanted=bytes_max, cached_only=cached_only
+                ) as rows:
+                    return partial(done, within(rows, bytes_max))
             except DataDamaged as e:
                 return partial(done, e)
 

@@ -10,6 +10,7 @@ snapshot is reused. It must never know what keys and values mean. Only the real 
 
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -38,6 +39,7 @@ AHEAD_FACTOR: Final = 16  # values read together once two have followed one anot
 AHEAD_BYTES_MAX: Final = 1 << 20
 VALUE_BYTES_MAX: Final = 128 << 20  # above the largest batch; a flipped bit in a size must not ask for gigabytes
 _Level = tuple["_Page", int]  # a page on the way down, and the node taken
+_Read = Callable[[int, int, int], bytes | memoryview]  # of this many bytes of a file, at this place
 HomeOf = Callable[[bytes, bytes], bytes | None]  # of a row's key and the first bytes of its value: see `check_freeable`
 
 
@@ -92,6 +94,17 @@ class _Page:
             raise PagesDamaged("a node of the tree ends outside its page")
         return at + _NODE.size, key_size, flags, low | high << 16
 
+    def row(self, index: int) -> tuple[bytes, int, int, bool]:
+        """Of a leaf's node: the key, and of its value (place, size, False), or (place of a page number, size, True) if
+        it has pages of its own."""
+        data = self.data
+        key_at = self.places[index] + _NODE.size
+        low, high, flags, key_size = _NODE.unpack_from(data, key_at - _NODE.size)
+        at, size, is_outside = key_at + key_size, low | high << 16, bool(flags & _ON_OVERFLOW)
+        if at + (_PAGE_NUMBER.size if is_outside else size) > len(data):
+            raise PagesDamaged("a node of the tree ends outside its page")
+        return data[key_at:at], at, size, is_outside
+
     def key(self, index: int) -> bytes:
         at = self.places[index] + _NODE.size
         end = at + (self.data[at - 2] | self.data[at - 1] << 8)
@@ -129,8 +142,7 @@ class _Page:
 
 def _page_number(page: _Page, index: int) -> int:
     """Where the pages of a node's value begin, if it has its own."""
-    at, key_size, _, _ = page.node(index)
-    number: int = _PAGE_NUMBER.unpack_from(page.data, at + key_size)[0]
+    number: int = _PAGE_NUMBER.unpack_from(page.data, page.row(index)[1])[0]
     return number
 
 
@@ -141,13 +153,18 @@ class PageFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._page_bytes = _DB.unpack(_META.unpack(os.pread(self._fd, _META.size, _HEADER))[4])[0]
         self.unreadable: dict[tuple[bytes, bytes], None] = {}  # (table, key) of such values; UNREADABLE_MAX
+        self._buffers = _Buffers(self._page_bytes)
 
     def close(self) -> None:
         os.close(self._fd)
 
     def reader(self, *, cached_only: bool) -> "PageReader":
-        """For one read. With `cached_only` it never waits for the medium, and raises NotCached instead."""
-        return PageReader(self._fd, self._page_bytes, _read_cached if cached_only else os.pread, self._note_unreadable)
+        """For one read. With `cached_only` it never waits for the medium, and raises NotCached instead; its thread must
+        have ended that read before it begins another."""
+        if cached_only:
+            read_page, read_values = self._buffers.read_page, self._buffers.read_values
+            return PageReader(self._fd, self._page_bytes, read_page, read_values, self._note_unreadable)
+        return PageReader(self._fd, self._page_bytes, os.pread, os.pread, self._note_unreadable)
 
     def _note_unreadable(self, table: bytes, key: bytes) -> None:
         if len(self.unreadable) < UNREADABLE_MAX:
@@ -161,13 +178,29 @@ class PageFile:
             self.reader(cached_only=False).make_readable(transaction, *noted)
 
 
-def _read_cached(fd: int, size: int, at: int) -> bytearray:
-    buffer = bytearray(size)
+class _Buffers(threading.local):
+    """Where a thread's reads from the page cache go: new memory would have to be cleared each time."""
+
+    def __init__(self, page_bytes: int) -> None:
+        self._page = memoryview(bytearray(page_bytes))
+        self._values = memoryview(bytearray(AHEAD_BYTES_MAX))
+
+    def read_page(self, fd: int, size: int, at: int) -> memoryview:
+        """Valid until the next page is read. Raises NotCached."""
+        return _read_cached(fd, self._page[:size], at)
+
+    def read_values(self, fd: int, size: int, at: int) -> memoryview:
+        """Valid until the next values are read. Raises NotCached."""
+        buffer = self._values[:size] if size <= AHEAD_BYTES_MAX else memoryview(bytearray(size))
+        return _read_cached(fd, buffer, at)
+
+
+def _read_cached(fd: int, buffer: memoryview, at: int) -> memoryview:
     try:
         found = os.preadv(fd, [buffer], at, _NOWAIT) if _NOWAIT is not None else 0
     except OSError as e:  # not cached; or a file system that cannot tell
         raise NotCached from e
-    if found < size:
+    if found < len(buffer):
         raise NotCached
     return buffer
 
@@ -179,14 +212,17 @@ class PageReader:
         self,
         fd: int,
         page_bytes: int,
-        pread: Callable[[int, int, int], bytes | bytearray],
+        read_page: _Read,
+        read_values: _Read,
         note_unreadable: Callable[[bytes, bytes], None],
     ) -> None:
         self._note_unreadable = note_unreadable
         self._table = b""
         self._fd = fd
         self._page_bytes = page_bytes
-        self._read = pread
+        self._read_page = read_page
+        self._read_values = read_values
+        self._bytes_left = 0  # of the values that are wanted
         self._ahead = memoryview(b"")  # the last value and what follows it: its successor usually does
         self._ahead_at = 0
         self._next_value_at = -1  # where the successor lies if it follows on
@@ -202,10 +238,14 @@ class PageReader:
         *,
         lowest: bytes | None = None,
         reverse: bool = False,
+        bytes_wanted: int = 1 << 62,
     ) -> Iterator[Row]:
         """The rows in [start, stop) as of a transaction that is being held, ascending or descending. With `lowest`, the
-        last one in [lowest, start] comes first if there is one. Raises PagesDamaged, SnapshotGone."""
+        last one in [lowest, start] comes first if there is one. Ascending values beyond
+        `bytes_wanted` in total are not read ahead, but the rows go on: only the caller, who merges them with others,
+        knows where to end. Raises PagesDamaged, SnapshotGone."""
         self._table = table
+        self._bytes_left = bytes_wanted
         root = self._root_of(transaction, table)
         if root == _NO_ROOT:
             return
@@ -222,20 +262,21 @@ class PageReader:
         while self._key_at(path) is not None:
             page, first = path[-1]
             for index in range(first, page.count):
-                key = page.key(index)
+                key, at, size, is_outside = page.row(index)
                 if key >= stop:
                     return
-                yield key, partial(self._value, page, index)
+                yield key, size, partial(self._value, page, key, at, size, is_outside)
+                self._bytes_left -= size
             path[-1] = (page, page.count)
 
     def _backward(self, path: list[_Level], start: bytes, stop: bytes) -> Iterator[Row]:
         while self._step_back(path):
             page, index = path[-1]
-            key = page.key(index)
+            key, at, size, is_outside = page.row(index)
             if key < start:
                 return
             if key < stop:  # a flipped bit may have turned an earlier row's key into a larger one
-                yield key, partial(self._value, page, index)
+                yield key, size, partial(self._value, page, key, at, size, is_outside)
 
     # ------------------------------------------------------------------------------------------- the tree
     def _root_of(self, transaction: int, table: bytes) -> int:
@@ -244,7 +285,8 @@ class PageReader:
         path = self._descend(self._main, table)
         if self._key_at(path) != table:
             raise PagesDamaged(f"table {table!r} is missing")
-        root: int = _DB.unpack(self._value(*path[-1]))[-1]
+        page, index = path[-1]
+        root: int = _DB.unpack(self._value(page, *page.row(index)))[-1]
         return root
 
     def _main_of(self, transaction: int) -> int:
@@ -322,62 +364,64 @@ class PageReader:
             raise PagesDamaged(f"page {number} is named, but {self._last_page} is the last")
         return _Page(bytes(self._tree_bytes(self._page_bytes, number * self._page_bytes)), number)
 
-    def _tree_bytes(self, size: int, at: int) -> bytes | bytearray:
+    def _tree_bytes(self, size: int, at: int) -> bytes | memoryview:
         try:
             return self._pread(size, at)
         except Unreadable as e:
             raise PagesDamaged(str(e)) from e
 
-    def _pread(self, size: int, at: int) -> bytes | bytearray:
+    def _pread(self, size: int, at: int) -> bytes | memoryview:
+        return self._whole(self._read_page, size, at)
+
+    def _whole(self, read: _Read, size: int, at: int) -> bytes | memoryview:
         try:
-            data = self._read(self._fd, size, at)
+            data = read(self._fd, size, at)
         except OSError as e:
             raise Unreadable(f"the file cannot be read at byte {at}: {e.strerror}") from e
         if len(data) < size:
             raise Unreadable(f"the file ends before byte {at + size}")
         return data
 
-    def _value(self, page: _Page, index: int) -> bytes:
-        at, key_size, flags, size = page.node(index)
-        at += key_size
-        if not flags & _ON_OVERFLOW:
+    def _value(self, page: _Page, key: bytes, at: int, size: int, is_outside: bool) -> bytes:
+        if not is_outside:
             return page.data[at : at + size]
-        first = self._first_page(page, index)
+        count = self._pages_of(size)
+        first = self._first_page(page, at, size, count)
         try:
-            found = self._read_ahead(first * self._page_bytes, _HEADER + size)
+            found = self._read_ahead(first * self._page_bytes, _HEADER + size, count)
         except Unreadable:
-            self._note_unreadable(self._table, page.key(index))
+            self._note_unreadable(self._table, key)
             return b""
-        self._check_header(found, first, size)
+        self._check_header(found, first, count)
         return bytes(found[_HEADER:])
 
-    def _first_page(self, page: _Page, index: int) -> int:
-        """The first of a value's own pages, all of which lie in the file."""
-        first, (_, _, _, size) = _page_number(page, index), page.node(index)
-        if not _FIRST_PAGE <= first <= self._last_page + 1 - self._pages_of(size) or size > VALUE_BYTES_MAX:
+    def _first_page(self, page: _Page, at: int, size: int, count: int) -> int:
+        """The first of a value's own pages, all of which lie in the file. Its number stands at `at`."""
+        first: int = _PAGE_NUMBER.unpack_from(page.data, at)[0]
+        if not _FIRST_PAGE <= first <= self._last_page + 1 - count or size > VALUE_BYTES_MAX:
             raise PagesDamaged(f"a row names {size} bytes at page {first}, but {self._last_page} is the last page")
         return first
 
-    def _check_header(self, data: bytes | bytearray | memoryview, first: int, size: int) -> None:
+    def _check_header(self, data: bytes | memoryview, first: int, count: int) -> None:
         """LMDB frees as many pages as this header says, beginning with the number in it."""
-        number, _, flags, count = _OVERFLOW_PAGE.unpack_from(data)
-        if number != first or flags != _OVERFLOW or not self._pages_of(size) <= count <= self._last_page + 1 - first:
+        number, _, flags, found = _OVERFLOW_PAGE.unpack_from(data)
+        if number != first or flags != _OVERFLOW or not count <= found <= self._last_page + 1 - first:
             raise PagesDamaged(f"page {first}, which a row names, is not the first page of its value")
 
-    def _read_ahead(self, at: int, size: int) -> memoryview:
-        """Values written together lie one after the other: the second of a run brings those that follow, in a larger
-        piece each time, because each call may have to wait for the interpreter's lock."""
+    def _read_ahead(self, at: int, size: int, page_count: int) -> memoryview:
+        """Values written together lie one after the other: the second of a run brings those that follow and are wanted,
+        in a larger piece each time, because each call may have to wait for the interpreter's lock."""
         offset = at - self._ahead_at
         if offset < 0 or offset + size > len(self._ahead):
             is_run = at == self._next_value_at
             self._ahead, self._ahead_at, offset = memoryview(b""), at, 0
-            wanted = min(AHEAD_FACTOR * size, AHEAD_BYTES_MAX) if is_run else size
+            wanted = min(AHEAD_FACTOR * size, AHEAD_BYTES_MAX, self._bytes_left) if is_run else size
             if wanted > size:
                 with suppress(Unreadable, NotCached):
-                    self._ahead = memoryview(self._pread(wanted, at))
+                    self._ahead = memoryview(self._whole(self._read_values, wanted, at))
             if not self._ahead:
-                self._ahead = memoryview(self._pread(size, at))
-        self._next_value_at = at + self._pages_of(size - _HEADER) * self._page_bytes
+                self._ahead = memoryview(self._whole(self._read_values, size, at))
+        self._next_value_at = at + page_count * self._page_bytes
         return self._ahead[offset : offset + size]
 
     def _pages_of(self, size: int) -> int:
@@ -406,12 +450,13 @@ class PageReader:
         path = self._descend(root, start) if root != _NO_ROOT else []
         while path and (key := self._key_at(path)) is not None and key < stop:
             page, index = path[-1]
-            _, _, flags, size = page.node(index)
-            if flags & _ON_OVERFLOW:
-                first = self._first_page(page, index)
+            _, at, size, is_outside = page.row(index)
+            if is_outside:
+                count = self._pages_of(size)
+                first = self._first_page(page, at, size, count)
                 with suppress(Unreadable):  # it is overwritten next
                     head = bytes(self._pread(self._page_bytes, first * self._page_bytes))  # LMDB touches it anyway
-                    self._check_header(head, first, size)
+                    self._check_header(head, first, count)
                     value = head[_HEADER : _HEADER + size]
                     home = home_of(key, value)
                     if home is None:
@@ -451,12 +496,13 @@ class PageReader:
         if not path or self._key_at(path) != key:
             return
         page, index = path[-1]
-        _, _, flags, size = page.node(index)
-        if not flags & _ON_OVERFLOW:
+        _, at, size, is_outside = page.row(index)
+        if not is_outside:
             return
-        first, count = self._first_page(page, index), self._pages_of(size)
+        count = self._pages_of(size)
+        first = self._first_page(page, at, size, count)
         with suppress(Unreadable):
-            self._check_header(self._pread(_HEADER, first * self._page_bytes), first, size)
+            self._check_header(self._pread(_HEADER, first * self._page_bytes), first, count)
         for number in range(first, first + count):
             at = number * self._page_bytes
             try:

@@ -8,7 +8,8 @@ from functools import partial
 
 from smq.replication.ports import Examined
 
-Row = tuple[bytes, Callable[[], bytes]]  # key, and how to read the value: empty if the medium cannot give it
+# Key, size of the value if it is known unread, and how to read it: empty if the medium cannot give it
+Row = tuple[bytes, int | None, Callable[[], bytes]]
 Pair = tuple[bytes, bytes]
 
 
@@ -19,18 +20,24 @@ def merged(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterat
         return
     ours = iter(pending)
     mine = next(ours, None)
-    for key, read_value in rows:
+    for row in rows:
+        key = row[0]
         while mine is not None and (mine[0] > key if reverse else mine[0] < key):
-            yield mine[0], partial(bytes, mine[1])
+            yield _held(mine)
             mine = next(ours, None)
         if mine is not None and mine[0] == key:
-            yield key, partial(bytes, mine[1])
+            yield _held(mine)
             mine = next(ours, None)
         else:
-            yield key, read_value
+            yield row
     while mine is not None:
-        yield mine[0], partial(bytes, mine[1])
+        yield _held(mine)
         mine = next(ours, None)
+
+
+def _held(pair: Pair) -> Row:
+    key, value = pair
+    return key, len(value), partial(bytes, value)
 
 
 def beginning_at(rows: Iterator[Row], start: bytes) -> Iterator[Row]:
@@ -47,10 +54,10 @@ def nothing() -> None:
     """Gives up a read that has ended."""
 
 
-def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
-    pairs: list[tuple[bytes, bytes]] = []
+def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[Pair]:
+    pairs: list[Pair] = []
     total = 0
-    for key, read_value in rows:
+    for key, _, read_value in rows:
         value = read_value()
         pairs.append((key, value))
         total += len(value)
@@ -59,10 +66,25 @@ def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[tuple[bytes, 
     return pairs
 
 
+def within(rows: Iterator[Row], bytes_max: int) -> list[Pair]:
+    """For rows whose sizes are known. Ends before the row that would make the values' total exceed `bytes_max`, but not
+    before the first. It must see merged rows: if LMDB's alone ended there, newer pending ones would follow after a gap.
+    """
+    pairs: list[Pair] = []
+    left = bytes_max
+    for key, size, read_value in rows:
+        assert size is not None
+        if size > left and pairs:
+            break
+        pairs.append((key, read_value()))
+        left -= size
+    return pairs
+
+
 def examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
     damaged: list[bytes] = []
     size = 0
-    for key, read_value in rows:
+    for key, _, read_value in rows:
         value = read_value()
         if not check(key, value):
             damaged.append(key)

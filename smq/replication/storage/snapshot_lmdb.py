@@ -44,7 +44,7 @@ class Snapshot:
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
     ) -> list[bytes]:
         with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return [key for key, _ in islice(rows, limit)]
+            return [key for key, _, _ in islice(rows, limit)]
 
     @contextmanager
     def _walking(

@@ -258,7 +258,10 @@ class FakeDisk:
         def read() -> list[tuple[bytes, bytes]]:
             rows = _ImageRows(self._image)
             before = rows.scan_keys(table, lowest, start + b"\x00", reverse=True, limit=1)
-            return rows.scan(table, before[0] if before else start, stop, bytes_max=bytes_max)
+            found = rows.scan(table, before[0] if before else start, stop, bytes_max=bytes_max)
+            if len(found) > 1 and sum(len(value) for _, value in found) > bytes_max:
+                del found[-1]
+            return found
 
         return self._read_later(read, done)
 

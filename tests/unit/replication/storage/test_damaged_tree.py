@@ -53,7 +53,7 @@ class Leaf:
     def __init__(self, harness: LmdbHarness, key: bytes) -> None:
         self._fd = os.open(harness.path / DATA_FILE, os.O_RDWR)
         metas = [pages_lmdb._META.unpack(os.pread(self._fd, pages_lmdb._META.size, n * PAGE + 16)) for n in (0, 1)]
-        reader = PageReader(self._fd, PAGE, os.pread, lambda _table, _key: None)
+        reader = PageReader(self._fd, PAGE, os.pread, os.pread, lambda _table, _key: None)
         path = reader._descend(reader._root_of(max(meta[-1] for meta in metas), BATCHES_TABLE), key)
         self.page, self.index = path[-1]
         assert self.page.key(self.index) == key

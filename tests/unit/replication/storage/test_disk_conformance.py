@@ -301,8 +301,29 @@ def test_a_read_off_the_loop_begins_with_the_last_key_before_its_start(harness: 
     assert [k for k, _ in read_from(harness, b"", b"20", b"24", table=table)] == [b"20", b"22"]
     assert [k for k, _ in read_from(harness, b"21", b"21", b"24", table=table)] == [b"22"], "none in [lowest, start]"
     assert [k for k, _ in read_from(harness, b"50", b"99", b"999", table=table)] == [b"58"]
-    assert [k for k, _ in read_from(harness, b"", b"11", b"99", 5_000, table=table)] == [b"10", b"12", b"14"]
+    assert [k for k, _ in read_from(harness, b"", b"11", b"99", 5_000, table=table)] == [b"10", b"12"]
+    assert [k for k, _ in read_from(harness, b"", b"11", b"99", 6_010, table=table)] == [b"10", b"12", b"14"]
+    assert [k for k, _ in read_from(harness, b"", b"11", b"99", 1, table=table)] == [b"10"], "the first comes whole"
     assert read_from(harness, b"", b"", b"00", table=table) == []
+
+
+@pytest.mark.parametrize("sizes", [(3_000, 5_000), (3_000, 2 << 20), (10, 70_000)])
+def test_rows_of_all_sizes_are_read_whole(harness: Harness, sizes: tuple[int, int]) -> None:
+    """Those that LMDB keeps in its tree, those with pages of their own, and those longer than what is read ahead."""
+    rng = random.Random(4)
+    rows = [(b"%03d" % i, rng.randbytes(rng.choice(sizes))) for i in range(40)]
+    for first in range(0, len(rows), 4):
+        harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[first : first + 4]])
+        harness.settle()
+    assert read_from(harness, b"", b"", b"999") == rows
+    for bytes_max in (1, 9_000, 100_000, 3 << 20):
+        total, expected = 0, list[tuple[bytes, bytes]]()
+        for row in rows[7:]:
+            total += len(row[1])
+            if expected and total > bytes_max:
+                break
+            expected.append(row)
+        assert read_from(harness, b"", rows[7][0], b"999", bytes_max) == expected
 
 
 def test_reads_off_the_loop_see_whole_submissions(harness: Harness) -> None:

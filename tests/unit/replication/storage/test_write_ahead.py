@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from smq.replication.ports import Delete, Op, Put, Table
-from smq.replication.storage import disk_lmdb, pending_rows, write_ahead
+from smq.replication.storage import disk_lmdb, pages_lmdb, pending_rows, write_ahead
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk_lmdb import LmdbDisk
 from smq.replication.storage.environment_lmdb import DATA_FILE, WRITE_AHEAD_KEY
@@ -478,12 +478,36 @@ def test_reads_merge_pending_rows_with_lmdbs_in_either_direction(tmp_path: Path,
     harness.close()
 
 
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_read_of_limited_size_leaves_no_gap_before_pending_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cached: bool
+) -> None:
+    """LMDB has the first rows, and the newer ones, which are smaller, are pending: they may not follow the row at which
+    the limit ends LMDB's."""
+    if not is_cached:
+        monkeypatch.setattr(pages_lmdb, "_NOWAIT", None)  # so that a thread reads
+    harness = LmdbHarness(tmp_path / "node")
+    rows = [(b"%02d" % i, bytes([i]) * (3_000 if i < 10 else 10)) for i in range(15)]
+    harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[:10]])
+    harness.settle_in_lmdb()
+    harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[10:]])
+    harness.settle()
+    assert harness.disk._pending.count == 5
+    answers: list[object] = []
+    for start in (0, 5, 9, 12):
+        for bytes_max in (1, 20, 3_000, 6_010, 10_000, 30_020, 1 << 20):
+            harness.disk.read_from(Table.BATCHES, b"", rows[start][0], b"99", bytes_max=bytes_max, done=answers.append)
+            harness.wait(lambda: bool(answers))
+            assert answers.pop() == _within(rows[start:], bytes_max)
+    harness.close()
+
+
 def _within(rows: list[tuple[bytes, bytes]], bytes_max: int) -> list[tuple[bytes, bytes]]:
     total = 0
     for count, (_, value) in enumerate(rows, 1):
         total += len(value)
-        if total >= bytes_max:
-            return rows[:count]
+        if total > bytes_max:
+            return rows[: max(count - 1, 1)]
     return rows
 
 

@@ -51,8 +51,7 @@ class Produced:
     duplicate: bool  # the batch was already there (idempotent retry)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
+class StoredBatch(NamedTuple):
     """One RecordBatch v2 as it lies in the log: `data` is byte for byte what the producer sent, with base
     offset and epoch patched in its header."""
 

@@ -60,19 +60,20 @@ class Links:
             self._send_frame(peer)
         elif not self._is_flush_due:
             self._is_flush_due = True
-            self._call_soon(self._on_turn_end)
+            self._call_soon(self.flush)
         return True
 
     def send_raft(self, peer: NodeId, parts: Sequence[Buffer]) -> None:
         """A message of the engine, which encodes its own."""
         self._network.send(peer, Channel.CONTROL, [_RAFT, *parts])
 
-    def _on_turn_end(self) -> None:
-        self._is_flush_due = False
-        self.flush()
+    def collect(self) -> None:
+        """The caller sends now, and calls `flush` when it has sent everything: no callback is needed for that."""
+        self._is_flush_due = True
 
     def flush(self) -> None:
-        """Sends what this turn has collected. For callers that know that nothing more will come in it."""
+        """Sends what this turn has collected."""
+        self._is_flush_due = False
         for peer in list(self._frames):
             self._send_frame(peer)
 

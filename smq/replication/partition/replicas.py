@@ -206,6 +206,7 @@ class Replicas:
 
     def _flush_durable(self) -> None:
         durable, self._durable = self._durable, {}
+        self._host.links.collect()
         for pid in durable:
             replica = self._by_pid.get(pid)
             if replica is not None:
@@ -221,6 +222,7 @@ class Replicas:
 
     def _flush_unsent(self) -> None:
         unsent, self._unsent = self._unsent, {}
+        self._host.links.collect()
         for replica in unsent:
             replica.pump()
         self._host.links.flush()

@@ -27,15 +27,18 @@ from smq.testing.virtual.rng import Streams
 NODES = (NodeId(1), NodeId(2), NodeId(3))
 TOPIC = "t"
 DISK_MS = 1.0
+LARGE_BYTES = 10_000  # of a part that only a batch has
 
 
 class CountedPort(SimPort):
-    """Counts frames and messages by their type."""
+    """Counts frames and messages by their type, and keeps the large parts that it was given."""
 
     counts: Counter[str]
+    large: list[Buffer]
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
         self.counts[f"{channel.name} frames"] += 1
+        self.large += [part for part in parts if len(part) >= LARGE_BYTES]
         if channel is Channel.DATA:
             for message in map(wire.decode, several.split(memoryview(b"".join(parts)))):
                 self.counts[type(message).__name__] += 1
@@ -79,6 +82,7 @@ class HotPath:
         self.nodes: dict[NodeId, Node] = {}
         self.processes: dict[NodeId, Process] = {}
         self.disks: dict[NodeId, CountedDisk] = {}
+        self.ports: dict[NodeId, CountedPort] = {}
         self.counts: dict[NodeId, Counter[str]] = {}
         for node_id in NODES:
             self._boot(node_id, streams, network)
@@ -93,6 +97,8 @@ class HotPath:
         disk = self.disks[node_id] = CountedDisk(clock, rng, latency_ms=(DISK_MS, DISK_MS), on_fatal=self._fail)
         port = CountedPort(network, node_id, process)
         clock.counts = disk.counts = port.counts = counts
+        self.ports[node_id] = port
+        port.large = []
         config = NodeConfig(node_id=node_id, cluster_id="c", peers=dict.fromkeys(NODES, ("", 0)))
         node = Node(config, clock=clock, rng=streams.stream(f"{node_id}"), network=port, disk=disk, on_fatal=self._fail)
         self.nodes[node_id] = node

@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
-from smq.raft_state.ids import NodeId
+from smq.raft_state.ids import NodeId, Offset
 from smq.records import NewRecord, encode_batch
+from smq.replication.log.codec import batch_key
 from smq.replication.net import several, wire
-from smq.replication.ports import Channel
-from tests.unit.replication.hot_path import NODES, HotPath
+from smq.replication.ports import Channel, Table
+from tests.unit.replication.hot_path import NODES, TOPIC, HotPath
 
 ALL = NodeId(0)
 LEADER, *FOLLOWERS = NODES
@@ -22,9 +23,9 @@ def batch(size: int = 16_000) -> bytes:
     return encode_batch([NewRecord(None, b"v" * size, 1_000)])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def world() -> HotPath:
-    return HotPath(partitions=9)
+    return HotPath(partitions=9)  # one for each test, so that timers are at the same place in every run
 
 
 def costs(world: HotPath, *, per_partition: int, partitions: int) -> dict[NodeId, Counter[str]]:
@@ -56,6 +57,53 @@ def test_a_turn_costs_few_commits(world: HotPath) -> None:
     found = costs(world, per_partition=8, partitions=3)
     for node in NODES:
         assert found[node]["commits"] <= 4  # two of batches, two of Raft's entries with the high water marks
+
+
+def test_a_batch_is_parsed_once_on_each_node_and_copied_once_by_each(world: HotPath) -> None:
+    calls = costs(world, per_partition=8, partitions=3)[ALL]
+    batches = 24
+    assert calls["validate_produced"] == calls["build_value"] == batches  # on the leader
+    assert calls["parse_value"] == len(FOLLOWERS) * batches
+    assert calls["parse_header"] == len(NODES) * batches
+
+
+def test_one_object_of_a_batch_goes_to_memory_disk_and_followers(world: HotPath) -> None:
+    """The leader copies it out of the request, a follower out of the frame."""
+    (partition,) = world.led_by(LEADER)[:1]
+    world.ports[LEADER].large.clear()
+    world.produce(LEADER, [(partition, batch())])
+    world.scheduler.run_for_ms(SETTLE_MS)
+    pid = world.nodes[LEADER].state.topics[TOPIC].partitions[partition].pid
+    for node in NODES:
+        log = world.nodes[node].replicas.log(pid)
+        assert log is not None
+        (stored,) = log.read_memory(Offset(log.appended_end - 1), log.appended_end, 1) or []
+        assert world.disks[node].get(Table.BATCHES, batch_key(pid, stored.base)) is stored.value
+        if node == LEADER:
+            sent = world.ports[LEADER].large
+            assert len(sent) == len(FOLLOWERS)
+            assert all(part is stored.value for part in sent)
+
+
+def test_functions_called_for_a_batch_among_others(world: HotPath) -> None:
+    """Of smq, on all three nodes together."""
+    found = costs(world, per_partition=8, partitions=3)
+    assert found[ALL]["all calls"] / 24 < 275
+    for node in NODES:
+        assert found[node]["submissions"] <= 24 + 2  # one for each batch, and those of Raft
+
+
+def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
+    """Most of it is Raft's entry with the high water mark."""
+    found = costs(world, per_partition=1, partitions=1)
+    assert found[ALL]["all calls"] < 1_500
+    assert found[ALL]["TurnEngine._turn"] <= 8
+    for node in NODES:
+        assert found[node]["commits"] == found[node]["submissions"] == 2  # the batch, and Raft's entry
+    assert found[LEADER]["DATA frames"] == len(FOLLOWERS)
+    assert [found[node]["DATA frames"] for node in FOLLOWERS] == [1, 1]
+    assert sum(found[node]["CONTROL frames"] for node in NODES) <= 8
+    assert sum(found[node]["callbacks"] for node in NODES) <= 20
 
 
 def test_a_message_that_is_refused_costs_the_others_in_its_frame_nothing(world: HotPath) -> None:

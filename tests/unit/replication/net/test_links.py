@@ -127,3 +127,14 @@ def test_a_message_of_an_ended_session_is_not_sent_in_the_next() -> None:
     assert turn.links.send(A, Channel.DATA, probe(2))  # the next one has opened
     turn.end()
     assert turn.network.sent == [(A, Channel.DATA, [probe(2)])]
+
+
+def test_who_flushes_needs_no_callback() -> None:
+    turn = Turn()
+    turn.links.collect()
+    assert turn.links.send(A, Channel.DATA, probe(1))
+    turn.links.flush()
+    assert (turn.due, len(turn.network.sent)) == ([], 1)
+    assert turn.links.send(A, Channel.DATA, probe(2))
+    turn.end()
+    assert turn.network.sent[1:] == [(A, Channel.DATA, [probe(2)])]

@@ -68,6 +68,8 @@ def _bind_all() -> None:
 # If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that. So do records that
 # were read and are others now, and commits that are gone.
 _LOSS: Final = frozenset({"lost-write", "offset-reuse", "inconsistent-offsets", "stale-commit"})
+# The write-ahead file shows that LMDB has lost a commit: the nodes refuse their directories, and nothing goes on.
+_REFUSED: Final = frozenset({"no-progress"})
 PLANTED: Final = {
     plant.name: plant
     for plant in (
@@ -75,14 +77,14 @@ PLANTED: Final = {
             "ack-before-fsync",
             "no write waits for the disk: acknowledged records lie in the page cache",
             "power-all",
-            _LOSS,
+            _LOSS | _REFUSED | {"two-leaders-in-term"},  # votes are forgotten, too
             _no_sync,
         ),
         Plant(
             "no-metasync",
             "LMDB syncs data and not its meta page: the last commits are gone after a power cut",
             "power-all",
-            _LOSS,
+            _LOSS | _REFUSED,
             _no_metasync,
         ),
         Plant(

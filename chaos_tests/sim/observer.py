@@ -12,7 +12,7 @@ from zlib import crc32
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
+from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets
 from smq.raft_state.ids import LogIndex, NodeId, RequestId
@@ -52,10 +52,11 @@ RARE = (
 class Observer:
     """One per run."""
 
-    def __init__(self, recorder: Recorder, *, producer_expiration_ms: int = 0) -> None:
+    def __init__(self, recorder: Recorder, *, producer_expiration_ms: int = 0, commit_rounds: int = 0) -> None:
         """Every node's state begins with this expiration, if it is not 0."""
         self.recorder = recorder
         self.producer_expiration_ms = producer_expiration_ms
+        self.commit_rounds = commit_rounds
         self.counts: Counter[str] = Counter()
         self.cluster: Cluster | None = None
         self._entries: dict[int, tuple[int, NodeId]] = {}
@@ -253,6 +254,8 @@ class WatchedNode(Node):
         self.watched.node = self
         if observer.producer_expiration_ms:
             self.watched.state.config[PRODUCER_EXPIRATION_MS] = str(observer.producer_expiration_ms)
+        if observer.commit_rounds:
+            self.watched.state.config[COMMIT_ROUNDS] = str(observer.commit_rounds)
         super().__init__(
             config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched
         )

@@ -126,7 +126,12 @@ class Simulation:
         self.scheduler = Scheduler()
         self.streams = Streams(seed)
         self.recorder = Recorder(lambda: self.scheduler.now_ns)
-        self.observer = Observer(self.recorder, producer_expiration_ms=scenario.cluster.producer_expiration_ms)
+        settings = scenario.cluster
+        self.observer = Observer(
+            self.recorder,
+            producer_expiration_ms=settings.producer_expiration_ms,
+            commit_rounds=settings.commit_rounds,
+        )
         self.trace: list[str] = []
         self._clients_at_work = 0
         self.nodes = tuple(NodeId(n) for n in range(1, scenario.cluster.nodes + 1))

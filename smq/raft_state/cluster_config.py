@@ -31,6 +31,8 @@ OFFSETS_RETENTION_MINUTES: Final = "offsets.retention.minutes"
 PRODUCER_EXPIRATION_MS: Final = "producer.id.expiration.ms"
 IN_NODE_TOML: Final = (NUM_PARTITIONS, REPLICATION_FACTOR, AUTO_CREATE, GROUP_INITIAL_DELAY_MS)
 
+COMMIT_ROUNDS: Final = "commit.rounds"
+
 REPLICAS_BY_NODES: Final = "-1"
 REPLICAS_BY_NODES_MAX: Final = 3  # the loss of one node loses nothing, and each record is written three times at most
 
@@ -77,12 +79,25 @@ CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
         accepts=between(PRODUCER_EXPIRATION_MS_MIN, PRODUCER_EXPIRATION_MS_MAX),
         type=ConfigType.INT,
     ),
+    COMMIT_ROUNDS: ConfigKey(
+        default="2",
+        values="1 or 2",
+        meaning="what commits a record: 1 round, a majority of its replicas has it on disk; or 2, the high water mark"
+        " has passed it, too, and then any one replica that reaches the mark may lead",
+        accepts=one_of("1", "2"),
+        type=ConfigType.INT,
+    ),
 }
 
 
 def cluster_value(config: Mapping[str, str], key: str) -> str:
     """The cluster's value: the one that is set, otherwise the default."""
     return config.get(key, CLUSTER_CONFIG[key].default)
+
+
+def is_two_round(config: Mapping[str, str]) -> bool:
+    """The mode that partitions should be in (rule 28). New ones are made in it; the others follow."""
+    return cluster_value(config, COMMIT_ROUNDS) == "2"
 
 
 def offsets_retention_ms(config: Mapping[str, str]) -> int:

@@ -89,6 +89,11 @@ class Dispatcher:
         match message:
             case wire.Append():
                 self._to_replica(message.partition, lambda r: r.on_append(peer, message))
+            case wire.Commits(points):
+                for pid, epoch, commit in points:
+                    replica = self._replicas.get(pid)
+                    if replica is not None:
+                        replica.on_commit(peer, epoch, commit)
             case wire.Ack():
                 self._to_replica(message.partition, lambda r: r.on_ack(peer, message))
             case wire.Producers():

@@ -8,7 +8,7 @@ The node offers these methods as its own (`NodeApi`, where they are described).
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from smq.raft_state.commands import Assignment, Command, ExternalAdvance
+from smq.raft_state.commands import AdvanceLogStart, Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionIndex, RequestId, TopicId, partition_id
 from smq.raft_state.limits import REQUEST_ID_BYTES
@@ -34,6 +34,7 @@ from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
 from smq.replication.partition.admission import leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
+from smq.replication.partition.log_starts import propose_log_start
 from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
@@ -72,7 +73,10 @@ class Requests:
         self.find = self._lookup.find
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
-        self._host.propose(command, clipped(timeout_ms), done)
+        if isinstance(command, AdvanceLogStart):
+            propose_log_start(self._host, command, clipped(timeout_ms), done)
+        else:
+            self._host.propose(command, clipped(timeout_ms), done)
 
     def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
         self._barriers.wait(clipped(timeout_ms), done)

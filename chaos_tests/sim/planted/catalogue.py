@@ -12,6 +12,7 @@ from chaos_tests.sim.planted.disks import DISK_BUGS
 from chaos_tests.sim.planted.ends import END_BUGS
 from chaos_tests.sim.planted.external_offsets import EXTERNAL_OFFSET_BUGS
 from chaos_tests.sim.planted.groups import GROUP_BUGS
+from chaos_tests.sim.planted.one_round import ONE_ROUND_BUGS
 from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
 from chaos_tests.sim.planted.producers import PRODUCER_BUGS
 from chaos_tests.sim.planted.replication import REPLICATION_BUGS
@@ -20,6 +21,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *REPLICATION_BUGS,
     *END_BUGS,
     *EXTERNAL_OFFSET_BUGS,
+    *ONE_ROUND_BUGS,
     *PRODUCER_BUGS,
     *OVERLOAD_BUGS,
     *DISK_BUGS,

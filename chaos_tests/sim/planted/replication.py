@@ -72,11 +72,13 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _WAITERS + "_verdict",
-                "waiter.end <= part.hwm:",
-                "waiter.end <= (self._replica._majority_end() if self._replica.leading is not None else part.hwm):",
+                "waiter.end <= self._replica.known_commit_point():",
+                "waiter.end <= (self._replica.majority_end() if self._replica.leading is not None else part.hwm):",
             ),
             Mutation(
-                _REPLICA + "_recount", "if self._majority_end()", "self._waiters.settle()\n    if self._majority_end()"
+                _REPLICA + "_recount",
+                "end = self.majority_end()\n",
+                "end = self.majority_end()\n    self._waiters.settle()\n",
             ),
         ),
         scenario="churn",

@@ -204,12 +204,21 @@ class Producers:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """DATA, leader to follower: consecutive stored values, exactly as in the leader's log."""
+    """DATA, leader to follower: consecutive stored values, exactly as in the leader's log. `commit` is the leader's
+    known commit point: everything below it is committed (rule 24)."""
 
     partition: PartitionId
     epoch: Epoch
     stream: int
+    commit: Offset
     values: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """DATA, leader to follower: commit points of partitions that the sender leads in these epochs (rule 24)."""
+
+    points: tuple[tuple[PartitionId, Epoch, Offset], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +298,7 @@ Message: TypeAlias = (
     | Ack
     | Sealed
     | Append
+    | Commits
     | Producers
     | FetchBatch
     | FoundBatch
@@ -319,16 +329,20 @@ _SEALED: Final = struct.Struct(">B20si")
 _PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
 _FOUND_BATCH: Final = struct.Struct(">B20sQ?")
-_APPEND: Final = struct.Struct(">B20siII")
+_APPEND: Final = struct.Struct(">B20siIqI")
+_COMMITS: Final = struct.Struct(">BI")
+_COMMIT: Final = struct.Struct(">20siq")
 LENGTH: Final = struct.Struct(">I")
 
 
 def encode(message: Message) -> list[Buffer]:
     """The message as a gather list; the values of an Append are passed on, not copied."""
     match message:
-        case Append(pid, epoch, stream, values):
+        case Append(pid, epoch, stream, commit, values):
             lengths = b"".join(LENGTH.pack(len(v)) for v in values)
-            return [_APPEND.pack(18, pid, epoch, stream, len(values)) + lengths, *values]
+            return [_APPEND.pack(18, pid, epoch, stream, commit, len(values)) + lengths, *values]
+        case Commits(points):
+            return [_COMMITS.pack(25, len(points)), b"".join(_COMMIT.pack(*point) for point in points)]
         case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
             flags = (resync, needs_producers, is_full, is_held)
             return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags)]
@@ -557,8 +571,14 @@ def _found_batch(payload: memoryview) -> Message:
 
 
 def _append(payload: memoryview) -> Message:
-    _, pid, epoch, stream, count = _APPEND.unpack_from(payload)
-    return Append(PartitionId(pid), Epoch(epoch), stream, cut(payload, _APPEND.size, count))
+    _, pid, epoch, stream, commit, count = _APPEND.unpack_from(payload)
+    return Append(PartitionId(pid), Epoch(epoch), stream, Offset(commit), cut(payload, _APPEND.size, count))
+
+
+def _commits(payload: memoryview) -> Message:
+    _, count = _COMMITS.unpack_from(payload)
+    points = _items(payload, _COMMITS.size, count, _COMMIT)
+    return Commits(tuple((PartitionId(pid), Epoch(epoch), Offset(commit)) for pid, epoch, commit in points))
 
 
 _DECODERS: Final = {
@@ -582,4 +602,5 @@ _DECODERS: Final = {
     21: _fetch_batch,
     22: _found_batch,
     24: _sealed,
+    25: _commits,
 }

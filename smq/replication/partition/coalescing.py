@@ -1,7 +1,8 @@
 """What many replicas have to propose: one command for all that are due on this node, one command in flight.
 
-Owns the coalescing. There is no timer: a command goes immediately if none is in flight, and whatever becomes due
-meanwhile shares the next. The items come from the replicas at the moment of proposing; apply judges them.
+Owns the coalescing. Without a pace, a command goes immediately if none is in flight, and whatever becomes due meanwhile
+shares the next. With one, commands have at least that distance. The items come from the replicas at the moment of
+proposing; apply judges them.
 """
 
 from collections.abc import Callable
@@ -28,12 +29,17 @@ class Coalescer(Generic[Item]):
         propose: Callable[[Command, int, DoneFn[Reply]], None],
         items_of: Callable[[Replica], list[Item]],
         command_of: Callable[[tuple[Item, ...]], Command],
+        *,
+        pace_ms: int = 0,
+        items_max: int = ITEMS_MAX,
     ) -> None:
         """`items_of` gives what a replica has to propose now, nothing if that has changed since it became due."""
         self._clock = clock
         self._propose = propose
         self._items_of = items_of
         self._command_of = command_of
+        self._pace_ms = pace_ms
+        self._items_max = items_max
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._in_flight = False
         self._scheduled = False
@@ -42,7 +48,13 @@ class Coalescer(Generic[Item]):
         """The replica may have something to propose; examined when the current callback has ended."""
         self._due[replica] = None
         if not self._in_flight and not self._scheduled:
-            self._scheduled = True
+            self._flush_later()
+
+    def _flush_later(self) -> None:
+        self._scheduled = True
+        if self._pace_ms:
+            self._clock.call_later(self._pace_ms, self._flush)
+        else:
             self._clock.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -51,7 +63,7 @@ class Coalescer(Generic[Item]):
             return
         replicas: list[Replica] = []
         items: list[Item] = []
-        while self._due and len(items) < ITEMS_MAX:
+        while self._due and len(items) < self._items_max:
             replica = next(iter(self._due))
             del self._due[replica]
             found = self._items_of(replica)
@@ -70,5 +82,7 @@ class Coalescer(Generic[Item]):
             self._due.update(dict.fromkeys(replicas))
             self._scheduled = True
             self._clock.call_later(_RETRY_MS, self._flush)
+        elif self._due and self._pace_ms:
+            self._flush_later()
         elif self._due:
             self._flush()

@@ -9,7 +9,7 @@ reads for consumers are in `reads`.
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from smq.raft_state.commands import CompleteReplica, HwmAdvance
+from smq.raft_state.cluster_config import is_two_round
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, Incarnation, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
@@ -52,6 +52,12 @@ class ReplicaOwner(Protocol):
     def mark_due(self, replica: "Replica") -> None:
         """The partition's high water mark may move."""
 
+    def mark_committed(self, replica: "Replica") -> None:
+        """The partition's commit point has moved beyond its high water mark, by its leader's count."""
+
+    def mark_mode(self, replica: "Replica") -> None:
+        """A led partition is not in the mode that the cluster's setting asks for."""
+
     def mark_caught_up(self, replica: "Replica") -> None:
         """Incomplete replicas of a led partition may be complete again."""
 
@@ -92,10 +98,12 @@ class Replica:
         self.log = log
         self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked its log
         self._epoch_seen: Epoch | None = None
+        self._commit = Offset(0)  # by this leader's count, or as the leader said; it may lie beyond the hwm
+        self.is_count_held = False  # rule 28: two-round mode has been proposed
         self._sealed = NO_EPOCH  # rule 21: this process takes no more part in this epoch or an older one
-        self._is_end_hidden = log.tail_damage is not None  # rule 23: the log may have held more than it does
+        self.is_end_hidden = log.tail_damage is not None  # rule 23: the log may have held more than it does
         self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
-        self._streams: dict[NodeId, FollowerStream] = {}
+        self.streams: dict[NodeId, FollowerStream] = {}
         self._waiters = Waiters(host, self)
         self._hand_over = HandOver(host, self)
         self._resync_requested = -1  # the stream number that was asked to start again
@@ -130,15 +138,15 @@ class Replica:
         return Offset(0) if self._lacks_producers else self._intact(Offset(min(self._judged_end, end)))
 
     def _intact(self, end: Offset) -> Offset:
-        """A damaged batch below the mark is fetched from the others, which have it. Beyond the mark it does not
+        """A damaged batch below the commit point is fetched from the others, which have it. Beyond it does not
         count."""
-        damaged = self.log.first_damaged(self.part.hwm) if self.log.damaged_batches else None
+        damaged = self.log.first_damaged(self.known_commit_point()) if self.log.damaged_batches else None
         return end if damaged is None else min(end, damaged)
 
     def known_commit_point(self) -> Offset:
-        """Everything below it is committed, as far as this process knows. Only the leader knows that there is no more,
-        and only after a read index (rule 25, `ends`)."""
-        return self.part.hwm
+        """Everything below it is committed, as far as this process knows (rules 8 and 24). Only the leader knows that
+        there is no more, and only after a read index (rule 25, `ends`)."""
+        return max(self.part.hwm, self._commit)
 
     @property
     def readable_end(self) -> Offset:
@@ -157,10 +165,12 @@ class Replica:
     def on_applied(self) -> int:
         """The partition's replicated state may have moved. Settles producers first, then judges the log, then acts.
         Returns the work, in units of 10 us."""
-        self._waiters.settle()
         judged_by = self._epoch_seen
         is_new_epoch = self.part.epoch != judged_by
-        if is_new_epoch:
+        if not is_new_epoch:
+            self._waiters.settle()
+        else:
+            self._waiters.settle_all()
             self._epoch_seen = self.part.epoch
             self._resync_requested = -1
             self._stop_leading()
@@ -173,6 +183,8 @@ class Replica:
         elif is_new_epoch:
             self._answer_pending_probe()
         if self.leading is not None:
+            if self.part.two_round:
+                self.is_count_held = False  # from here on, the state says it
             self._recount()
             self._hand_over.drive()
         if self.part.producers_start <= self.log.producers_start:
@@ -205,18 +217,26 @@ class Replica:
         return self.part.leader == self._host.node_id and self.part.leader_incarnation == self._host.incarnation
 
     def _start_leading(self) -> None:
-        is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers and not self._is_end_hidden
+        is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers and not self.is_end_hidden
         if self._judged_end < self.part.history[-1].start or not is_whole:
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
         self._cut_damage()
         self.leading = self.part.epoch
+        self.is_count_held = False
         for node in self.part.replicas:
             if node != self._host.node_id:
                 stream = FollowerStream(
-                    self._host, self.pid, self.leading, node, self.log, self._owner.repair, self._owner.registered
+                    self._host,
+                    self.pid,
+                    self.leading,
+                    node,
+                    self.log,
+                    self._owner.repair,
+                    self._owner.registered,
+                    self.known_commit_point,
                 )
-                self._streams[node] = stream
+                self.streams[node] = stream
                 stream.probe()
 
     def _cut_damage(self) -> None:
@@ -225,9 +245,9 @@ class Replica:
 
     def _stop_leading(self) -> None:
         self.leading = None
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.close()
-        self._streams.clear()
+        self.streams.clear()
         self._hand_over.end()
 
     def resign(self) -> None:
@@ -258,15 +278,15 @@ class Replica:
         header = validated(batch, limit)
         log = self.log
         cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
-        if cached is not None and cached.end <= self.part.hwm and acks is not Acks.NONE:
-            # This whole log is valid, so a batch that it remembers below the mark is committed, however old its epoch.
+        if cached is not None and cached.end <= self.known_commit_point() and acks is not Acks.NONE:
+            # This whole log is valid, so a batch that it remembers below that is committed, however old its epoch.
             found = Produced(cached.base_offset, Offset(cached.end - 1), cached.ts_ns, cached.epoch, True)
             self._host.deliver(lambda: done(found))
             return
         if cached is not None:
             waiter = Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, header, done)
         else:
-            owner, full = self._owner, [s.peer for s in self._streams.values() if s.is_full]
+            owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
             check_space(owner.space, self._host.node_id, self.part, full, len(batch))
             check_producer(self._host, owner.producers_held, self.log, header)
             ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
@@ -284,7 +304,7 @@ class Replica:
 
     def pump(self) -> None:
         """Sends the followers what they lack."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.pump()
 
     def _check_leads(self) -> None:
@@ -319,7 +339,7 @@ class Replica:
 
     def on_ack(self, peer: NodeId, ack: wire.Ack) -> None:
         """Rule 8: only acknowledgements of the epoch that this process leads."""
-        stream = self._streams.get(peer)
+        stream = self.streams.get(peer)
         if stream is None or self.leading is None or ack.epoch != self.leading:
             return
         if stream.on_ack(ack):
@@ -329,66 +349,53 @@ class Replica:
     def follower_ends(self) -> dict[NodeId, Offset]:
         """How far the followers' logs reach, by their last reports in this epoch; followers without a report are
         absent."""
-        return {peer: s.acked_end for peer, s in self._streams.items() if s.acked_end is not None}
+        return {peer: s.acked_end for peer, s in self.streams.items() if s.acked_end is not None}
 
-    def _majority_end(self) -> Offset:
+    def majority_end(self) -> Offset:
+        """What a majority of the replicas has, as far as their registered processes have said in this epoch."""
         ends = [self.durable_verified_end]
-        ends += [s.acked_end if s.acked_end is not None else Offset(0) for s in self._streams.values()]
+        ends += [s.acked_end if s.acked_end is not None else Offset(0) for s in self.streams.values()]
         ends.sort(reverse=True)
         return ends[len(self.part.replicas) // 2]
 
     def _recount(self) -> None:
-        if self._majority_end() > self.part.hwm:
-            self._owner.mark_due(self)
+        """Rule 8: what a majority has is committed. In two-round mode it is once Raft's mark has passed it."""
+        end = self.majority_end()
+        if not self.counts_alone:
+            if end > self.part.hwm:
+                self._owner.mark_due(self)
+        elif end > self.known_commit_point():
+            self._commit = end
+            self._waiters.settle()
+            self._owner.mark_committed(self)
         if self.part.incomplete:
             self._owner.mark_caught_up(self)
 
-    def hwm_advances(self) -> list[HwmAdvance]:
-        """Rule 9: the advance to propose now, if anything would move."""
-        if self.leading is None or self.leading != self.part.epoch:
-            return []
-        hwm = Offset(max(self._majority_end(), self.part.hwm))
-        if hwm == self.part.hwm:
-            return []
-        advance = HwmAdvance(
-            partition=self.pid,
-            epoch=self.leading,
-            hwm=hwm,
-            next_offset=self.log.appended_end,
-            ts_ns=self.log.last_ts_ns,
-        )
-        return [advance]
-
-    def caught_up(self) -> list[CompleteReplica]:
-        """Rule 22: the incomplete replicas whose logs hold again whatever they may have acknowledged. A leader's own
-        does: it was elected for that."""
-        epoch = self.leading
-        if epoch is None or epoch != self.part.epoch:
-            return []
-        processes = {s.peer: s.incarnation for s in self._streams.values() if s.has_caught_up}
-        processes[self._host.node_id] = self._host.incarnation
-        return [
-            CompleteReplica(partition=self.pid, epoch=epoch, node=node, incarnation=incarnation)
-            for node, incarnation in processes.items()
-            if node in self.part.incomplete and incarnation is not None
-        ]
+    @property
+    def counts_alone(self) -> bool:
+        """Whether this leader's count commits, without Raft (rules 8 and 28)."""
+        return not self.part.two_round and not self.is_count_held and self.leading == self.part.epoch
 
     def on_session_open(self, peer: NodeId) -> None:
         """A stream that has begun since the session opened continues."""
-        stream = self._streams.get(peer)
+        stream = self.streams.get(peer)
         if stream is not None and not stream.is_placed:
             stream.probe()
 
     def on_session_close(self, peer: NodeId) -> None:
-        stream = self._streams.get(peer)
+        stream = self.streams.get(peer)
         if stream is not None:
             stream.on_session_close()
 
     def on_tick(self, now_ns: int) -> None:
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.on_tick(now_ns)
         self._recount()
-        step_aside(self, self._streams.values(), is_full=self._owner.space.is_full, hang=self._owner.hang)
+        if self._commit > self.part.hwm:
+            self._owner.mark_committed(self)  # what told Raft and the followers may be lost
+        if self.part.two_round != is_two_round(self._host.state.config):
+            self._owner.mark_mode(self)
+        step_aside(self, self.streams.values(), is_full=self._owner.space.is_full, hang=self._owner.hang)
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
@@ -400,7 +407,7 @@ class Replica:
         return self._hand_over.is_under_way
 
     def stream_to(self, peer: NodeId) -> FollowerStream | None:
-        return self._streams.get(peer)
+        return self.streams.get(peer)
 
     def on_sealed(self, message: wire.Sealed) -> None:
         """Rule 27: a follower acknowledges nothing more in this epoch, so the leader asks for another."""
@@ -430,6 +437,7 @@ class Replica:
         if self._is_out:
             self._send_ack(resync=True)
             return
+        self.on_commit(peer, append.epoch, append.commit)
         if self._judged_end != self.log.appended_end:
             return  # the log holds epochs that are not applied here yet: wait for them
         self._stream_seen = append.stream
@@ -452,8 +460,16 @@ class Replica:
             self._cut_damage()
             intake.append(self.log, value, self.on_durable)
             self._judged_end = self.log.appended_end
-            if value.base < self.part.hwm:
+            if value.base < self.known_commit_point():
                 self._owner.wake(self)  # this node lagged: readers may have waited for it
+
+    def on_commit(self, peer: NodeId, epoch: Epoch, commit: Offset) -> None:
+        """Rule 24: only in the epoch by which this log has been judged, and not once it is sealed."""
+        is_current = epoch == self.part.epoch and self.has_followed and peer == self.part.leader
+        if is_current and self.leading is None and not self._is_out and commit > self.known_commit_point():
+            self._commit = commit
+            self._waiters.settle()
+            self._owner.wake(self)
 
     def on_turn(self) -> None:
         """This node's disk has room again: the leader may send what it was refused."""
@@ -504,7 +520,7 @@ class Replica:
     def _is_out(self) -> bool:
         """This process neither appends nor acknowledges: it has sealed the epoch (rule 21), or damage hides where its
         log ended (rule 23)."""
-        return self._sealed == self.part.epoch or self._is_end_hidden
+        return self._sealed == self.part.epoch or self.is_end_hidden
 
     def _send_ack(self, *, resync: bool) -> None:
         if self._is_out:
@@ -534,7 +550,7 @@ class Replica:
     def seal(self, epoch: Epoch) -> wire.SealedLog | None:
         """Rule 21: from now on, this process neither appends nor acknowledges in the epoch, and does not lead it. None
         if another epoch is applied here, or if damage hides where the log ended."""
-        if self.part.epoch != epoch or not self.has_followed or self._is_end_hidden:
+        if self.part.epoch != epoch or not self.has_followed or self.is_end_hidden:
             return None
         self._sealed = epoch
         self._stop_leading()
@@ -544,22 +560,15 @@ class Replica:
     def note_damage(self) -> None:
         """Rule 23: once the others know of the hidden damage, this log ends before it. The damaged bytes stay until a
         leader has what follows, or this process leads: what is behind them may be the only copy."""
-        if not self._is_end_hidden:
+        if not self.is_end_hidden:
             return
         me = self._host.node_id
         if me not in self.part.incomplete or self._owner.registered(me) != self._host.incarnation:
             self._owner.mark_damaged(self)
             return
-        self._is_end_hidden = False
+        self.is_end_hidden = False
         if self.part.leader != me:
             self._send_ack(resync=True)
-
-    def hidden_damage(self) -> list[PartitionId]:
-        """This partition, if the others have yet to learn of its damage. They take it from a registered process
-        only."""
-        me = self._host.node_id
-        is_due = self._is_end_hidden and me not in self.part.incomplete
-        return [self.pid] if is_due and self._owner.registered(me) == self._host.incarnation else []
 
     def status(self) -> ReplicaStatus:
         return ReplicaStatus(
@@ -567,7 +576,7 @@ class Replica:
             is_leader=self.leading is not None,
             epoch=self.part.epoch,
             log_start=self.log.log_start,
-            hwm=self.part.hwm,
+            hwm=self.known_commit_point(),
             appended_end=self.log.appended_end,
             durable_end=self.log.durable_end,
             verified_end=self.durable_verified_end,

@@ -7,9 +7,10 @@ It holds no rule of one partition: those are in `replica`. Membership, storage a
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
-from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, MarkIncomplete
+from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, HwmAdvance, MarkIncomplete
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
 from smq.raft_state.state import EpochStart, PartitionState
@@ -19,6 +20,8 @@ from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.net import wire
 from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.coalescing import Coalescer
+from smq.replication.partition.commits import Commits
+from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
@@ -30,6 +33,9 @@ from smq.replication.partition.step_aside import Hang
 from smq.replication.proposer import Barriers
 from smq.replication.runtime.slices import Slices
 
+HWM_PACE_MS: Final = (
+    100  # between two proposals of marks that answer no producer: readers elsewhere do not wait for them
+)
 WORK_PER_LOG: Final = 8  # of making or dropping one, in units of `settle_work_max`
 VISITS_MAX: Final = 200  # replicas visited per tick: below a millisecond
 
@@ -70,9 +76,14 @@ class Replicas:
         self.reads = Reads(host, self.ends, self.repairs)
         self.look_ups = LookUps(host, self.ends, self.repairs)
         clock, propose = host.clock, host.propose
-        self.mark_due = Coalescer(clock, propose, Replica.hwm_advances, lambda i: AdvanceHwms(items=i)).mark_due
-        self.mark_caught_up = Coalescer(clock, propose, Replica.caught_up, lambda i: CompleteReplicas(items=i)).mark_due
-        self.mark_damaged = Coalescer(clock, propose, Replica.hidden_damage, self._damaged).mark_due
+        self.mark_due = Coalescer(clock, propose, hwm_advances, _as_advances).mark_due
+        self._mark_hwm_behind = Coalescer(clock, propose, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
+        changes = partial(mode_changes, host)
+        self.mark_mode = Coalescer(clock, propose, changes, lambda items: items[0], items_max=1).mark_due
+        complete = partial(caught_up, host)
+        self.mark_caught_up = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
+        self.mark_damaged = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due
+        self._commits = Commits(host.links, clock.call_soon)
 
     # ---------------------------------------------------------------------------------------- the table
     def open_logs(self) -> Iterator[None]:
@@ -91,7 +102,7 @@ class Replicas:
     def led(self) -> list[Replica]:
         return [r for r in self._by_pid.values() if r.leading is not None]
 
-    def _damaged(self, partitions: tuple[PartitionId, ...]) -> MarkIncomplete:
+    def _as_mark(self, partitions: tuple[PartitionId, ...]) -> MarkIncomplete:
         return MarkIncomplete(node=self._host.node_id, incarnation=self._host.incarnation, partitions=partitions)
 
     def registered(self, node: NodeId) -> Incarnation | None:
@@ -194,6 +205,13 @@ class Replicas:
         self._store.drop(replica.log)
 
     # ---------------------------------------------------------------------------------------- what is due
+    def mark_committed(self, replica: Replica) -> None:
+        """The commit point has moved by its leader's count: its readers and its followers learn of it now, and Raft a
+        little later."""
+        self.reads.wake(replica)
+        self._commits.mark(replica)
+        self._mark_hwm_behind(replica)
+
     def wake(self, replica: Replica) -> None:
         """More of its log may be readable."""
         self.reads.wake(replica)
@@ -302,6 +320,10 @@ class Replicas:
         replica = self._by_pid.get(pid)
         if replica is not None and replica.leading == epoch:
             replica.transfer(target)
+
+
+def _as_advances(items: tuple[HwmAdvance, ...]) -> AdvanceHwms:
+    return AdvanceHwms(items=items)
 
 
 def has_majority(part: PartitionState, me: NodeId, reachable: frozenset[NodeId]) -> bool:

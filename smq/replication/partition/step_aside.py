@@ -9,15 +9,15 @@ from collections.abc import Collection
 from typing import Protocol
 
 from smq.raft_state.ids import Epoch, NodeId, Offset
-from smq.raft_state.state import PartitionState
 from smq.replication.partition.streams import FollowerStream
 
 
 class Leading(Protocol):
     """What this sees of its replica."""
 
-    part: PartitionState
     leading: Epoch | None
+
+    def known_commit_point(self) -> Offset: ...
 
     @property
     def durable_verified_end(self) -> Offset: ...
@@ -41,7 +41,7 @@ class Hang(Protocol):
 def step_aside(replica: Leading, streams: Collection[FollowerStream], *, is_full: bool, hang: Hang) -> None:
     """`is_full` and `hang` are of this node's own disk. To be called periodically while the replica leads."""
     reported = [(s.acked_end, s) for s in streams if s.acked_end is not None]
-    if any(s.is_unreadable for s in streams) and any(end >= replica.part.hwm for end, _ in reported):
+    if any(s.is_unreadable for s in streams) and any(end >= replica.known_commit_point() for end, _ in reported):
         replica.resign()  # a follower needs bytes that are damaged here: one that has them should lead
     if replica.leading is not None and is_full:
         any(replica.transfer(s.peer) for _, s in reported if not s.is_full)  # to the first that is close enough
@@ -54,7 +54,7 @@ def _leave_hung_disk(replica: Leading, reported: list[tuple[Offset, FollowerStre
     if none succeeds in time, the controller elects one of the followers that reach the high water mark."""
     ahead = [(end, s) for end, s in reported if end > replica.durable_verified_end]
     ahead.sort(key=lambda follower: follower[0], reverse=True)
-    if hang.hangs_on and any(end >= replica.part.hwm for end, _ in ahead):
+    if hang.hangs_on and any(end >= replica.known_commit_point() for end, _ in ahead):
         replica.resign()
     else:
         any(replica.transfer(s.peer) for _, s in ahead if not s.is_full)

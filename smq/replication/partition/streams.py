@@ -33,9 +33,10 @@ class FollowerStream:
         log: PartitionLog,
         repair: Callable[[BatchDamaged, Callable[[bool], None]], None],
         registered: Callable[[NodeId], Incarnation | None],
+        commit_point: Callable[[], Offset],
     ) -> None:
         """`repair` has a damaged batch fetched again, and reports later whether it succeeded. `registered` is the
-        node's process in the applied state."""
+        node's process in the applied state, `commit_point` what is known to be committed."""
         self._host = host
         self._repair = repair
         self._pid = pid
@@ -43,6 +44,8 @@ class FollowerStream:
         self._log = log
         self.peer = peer
         self._registered = registered
+        self._commit_point = commit_point
+        self._commit_told = Offset(0)  # the commit point that was sent last, to a follower whose position is known
         self._incarnation: Incarnation | None = None
         self._end = Offset(0)  # what that process has acknowledged in this epoch
         self._counted: Incarnation | None = None  # the latest process whose acknowledgements count
@@ -69,6 +72,7 @@ class FollowerStream:
     def _restart(self, at: Offset | None) -> None:
         self._stream += 1
         self._next = at
+        self._commit_told = Offset(0)
         self._table.clear()
         self._in_flight.clear()
         self._in_flight_bytes = 0
@@ -171,6 +175,15 @@ class FollowerStream:
         """What the follower has not acknowledged; None if it has not even been sent all."""
         return self._in_flight_bytes if self._next == self._log.appended_end else None
 
+    def take_commit(self) -> Offset | None:
+        """The commit point, if the follower does not know it yet (rule 24). The caller sends it; what gets lost with
+        its session is sent again once the follower's position is known again."""
+        commit = self._commit_point()
+        if self._next is None or commit <= self._commit_told:
+            return None
+        self._commit_told = commit
+        return commit
+
     def pump(self) -> None:
         """Sends what the follower lacks, within the window."""
         if self._table and not self._send_producers():
@@ -225,10 +238,12 @@ class FollowerStream:
         self.is_unreadable = False
         for first in range(0, len(values), APPEND_BATCHES_MAX):
             some = values[first : first + APPEND_BATCHES_MAX]
-            message = wire.Append(self._pid, self._epoch, self._stream, [v.value for v in some])
+            commit = self._commit_point()
+            message = wire.Append(self._pid, self._epoch, self._stream, commit, [v.value for v in some])
             if not self._host.links.send(self.peer, Channel.DATA, message):
                 self._restart(None)
                 return False
+            self._commit_told = commit
             size = sum(len(v.value) for v in some)
             self._next = some[-1].end
             self._in_flight.append((self._next, size))

@@ -46,6 +46,8 @@ class WaitedFor(Protocol):
     @property
     def durable_verified_end(self) -> Offset: ...
 
+    def known_commit_point(self) -> Offset: ...
+
     def expect(self, batch: Buffer | BatchHeader) -> None:
         """The batch was not appended, or is not known to stay: its producer sends it again."""
 
@@ -56,7 +58,7 @@ class Waiters:
     def __init__(self, host: Host, replica: WaitedFor) -> None:
         self._host = host
         self._replica = replica
-        # Both ascend by epoch, then by end: an epoch's waiters are all settled when it ends. Repeated batches wait
+        # Both ascend by epoch and by end: at an epoch's end, all beyond it are answered. Repeated batches wait
         # separately, because they may name any epoch.
         self._new: deque[Waiter] = deque()
         self._new_at_leader: deque[Waiter] = deque()  # acks=1
@@ -82,9 +84,20 @@ class Waiters:
         else:
             self._new.append(waiter)
 
+    def settle_all(self) -> None:
+        """As `settle`, when the epoch has changed: those beyond its end fail, although earlier ones stay open."""
+        for waiters in (self._new, self._new_at_leader):
+            for waiter in waiters:
+                verdict = None if waiter.answered else self._verdict(waiter)
+                if verdict is not None:
+                    self._answer(waiter, verdict)
+        self._new = deque(w for w in self._new if not w.answered)
+        self._new_at_leader = deque(w for w in self._new_at_leader if not w.answered)
+        self.settle()
+
     def settle(self) -> None:
-        """Rule 10: success iff the HWM has passed the end within the batch's own epoch; failure iff beyond its
-        epoch."""
+        """Rule 10: success iff the commit point has passed the end within the batch's own epoch; failure iff beyond
+        its epoch."""
         for waiters in (self._new, self._new_at_leader):
             while waiters:
                 verdict = None if waiters[0].answered else self._verdict(waiters[0])
@@ -118,7 +131,7 @@ class Waiters:
         # With one replica, as in Kafka, the producer then finds its record below the high water mark.
         may_precede_mark = waiter.acks is Acks.LEADER and len(part.replicas) > 1
         is_acked = may_precede_mark and waiter.end <= self._replica.durable_verified_end
-        if is_acked or waiter.end <= part.hwm:
+        if is_acked or waiter.end <= self._replica.known_commit_point():
             last = Offset(waiter.end - 1)
             return Produced(waiter.base, last, waiter.ts_ns, waiter.epoch, waiter.duplicate)
         return None

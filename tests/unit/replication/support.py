@@ -5,7 +5,16 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
-from smq.raft_state.commands import AdvanceHwms, Command, CreateTopic, ElectLeader, HwmAdvance, RegisterNode
+from smq.raft_state.commands import (
+    AdvanceHwms,
+    Command,
+    CompleteReplica,
+    CreateTopic,
+    ElectLeader,
+    HwmAdvance,
+    RegisterNode,
+    SetMode,
+)
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
 from smq.raft_state.limits import default_init
@@ -20,6 +29,7 @@ from smq.replication.host import Identity
 from smq.replication.log.store import BatchDamaged, LogStore
 from smq.replication.net import several, wire
 from smq.replication.net.links import Links
+from smq.replication.partition import due
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
@@ -107,7 +117,7 @@ class Host:
         self.space = SpaceGuard(self.disk, 0)
         self.hang = HangGuard(self.disk, self.config.disk_hang_ms)
         self.due: list[PartitionId] = []
-        self.may_be_complete = self.damage_reports = 0
+        self.may_be_complete = self.damage_reports = self.commits_marked = self.modes_marked = 0
         self.woken = 0
         self.resigned: list[tuple[PartitionId, Epoch]] = []
         self.proposed: list[Command] = []
@@ -153,6 +163,14 @@ class Host:
         assert replica is self.replica
         self.due.append(replica.pid)
 
+    def mark_committed(self, replica: Replica) -> None:
+        assert replica is self.replica
+        self.commits_marked += 1
+
+    def mark_mode(self, replica: Replica) -> None:
+        assert replica is self.replica
+        self.modes_marked += 1
+
     def mark_caught_up(self, replica: Replica) -> None:
         assert replica is self.replica
         self.may_be_complete += 1
@@ -182,6 +200,15 @@ class Host:
         self.resigned.append((pid, epoch))
 
     # ---- the test's hands
+    def caught_up(self) -> list[CompleteReplica]:
+        return due.caught_up(self.node_host(), self.live)
+
+    def hidden_damage(self) -> list[PartitionId]:
+        return due.hidden_damage(self.node_host(), self.live)
+
+    def mode_changes(self) -> list[SetMode]:
+        return due.mode_changes(self.node_host(), self.live)
+
     @property
     def live(self) -> Replica:
         assert self.replica is not None

@@ -58,12 +58,13 @@ WIRE: list[wire.Message] = [
     ),
     wire.Probe(PID, Epoch(1), 13),
     wire.Ack(PID, Epoch(1), Incarnation(7), Offset(14), Offset(15), 13, True, is_full=True, is_held=True),
-    wire.Append(PID, Epoch(1), 13, [b"one", b"two"]),
+    wire.Append(PID, Epoch(1), 13, Offset(9), [b"one", b"two"]),
     wire.Ping(16, True),
     wire.Producers(PID, Epoch(1), 13, Offset(14), 0, 2, b"table"),
     wire.FetchBatch(PID, 17, Offset(18)),
     wire.FoundBatch(PID, 17, False, b"value"),
     wire.Sealed(PID, Epoch(1)),
+    wire.Commits(((PID, Epoch(1), Offset(9)),)),
 ]
 RAFT: list[raft.Message] = [
     raft.RequestVote(term=1, last_index=2, last_term=3, disk=DISK, is_admitted=True),

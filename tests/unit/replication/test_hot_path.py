@@ -88,7 +88,7 @@ def test_one_object_of_a_batch_goes_to_memory_disk_and_followers(world: HotPath)
 def test_functions_called_for_a_batch_among_others(world: HotPath) -> None:
     """Of smq, on all three nodes together."""
     found = costs(world, per_partition=8, partitions=3)
-    assert found[ALL]["all calls"] / 24 < 275
+    assert found[ALL]["all calls"] / 24 < 300
     for node in NODES:
         assert found[node]["submissions"] <= 24 + 2  # one for each batch, and those of Raft
 
@@ -96,7 +96,7 @@ def test_functions_called_for_a_batch_among_others(world: HotPath) -> None:
 def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
     """Most of it is Raft's entry with the high water mark."""
     found = costs(world, per_partition=1, partitions=1)
-    assert found[ALL]["all calls"] < 1_500
+    assert found[ALL]["all calls"] < 1_650
     assert found[ALL]["TurnEngine._turn"] <= 8
     for node in NODES:
         assert found[node]["commits"] == found[node]["submissions"] == 2  # the batch, and Raft's entry

@@ -16,7 +16,7 @@ from smq.replication.log import partition_log
 from smq.replication.log.codec import StoredValue, partition_stop
 from smq.replication.net import wire
 from smq.replication.partition.coalescing import Coalescer
-from smq.replication.partition.replica import Replica
+from smq.replication.partition.due import hwm_advances
 from smq.replication.ports import Table
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 
@@ -61,8 +61,8 @@ def behind(*, epoch: int = 1) -> Host:
     return host
 
 
-def append(host: Host, *values: bytes, epoch: int = 1, stream: int = 1, peer: NodeId = PEER_A) -> None:
-    host.live.on_append(peer, wire.Append(host.part.pid, Epoch(epoch), stream, values))
+def append(host: Host, *values: bytes, epoch: int = 1, stream: int = 1, peer: NodeId = PEER_A, commit: int = 0) -> None:
+    host.live.on_append(peer, wire.Append(host.part.pid, Epoch(epoch), stream, Offset(commit), values))
 
 
 def acks(host: Host) -> list[wire.Ack]:
@@ -255,9 +255,9 @@ def test_rule_07_a_write_that_completes_after_its_epoch_ended_acknowledges_nothi
 def test_rule_08_the_mark_moves_when_a_majority_has_it_the_leader_counting_once_it_is_durable(host: Host) -> None:
     host.produce()
     host.ack(PEER_A, 1)
-    assert host.live.hwm_advances() == []  # the leader's own write is not on disk yet
+    assert hwm_advances(host.live) == []  # the leader's own write is not on disk yet
     host.settle()
-    (advance,) = host.live.hwm_advances()
+    (advance,) = hwm_advances(host.live)
     assert (advance.hwm, advance.next_offset, advance.epoch) == (1, 1, 0)
 
 
@@ -265,7 +265,7 @@ def test_rule_08_two_followers_outvote_a_slow_leader_disk(host: Host) -> None:
     host.produce()
     host.ack(PEER_A, 1)
     host.ack(PEER_B, 1)
-    (advance,) = host.live.hwm_advances()
+    (advance,) = hwm_advances(host.live)
     assert advance.hwm == 1
 
 
@@ -273,7 +273,7 @@ def test_rule_08_an_acknowledgement_of_another_epoch_counts_for_nothing(host: Ho
     host.produce()
     host.settle()
     host.ack(PEER_A, 1, epoch=7)
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
 
 
 def test_rule_08_an_acknowledgement_beyond_the_leaders_log_is_clipped(host: Host) -> None:
@@ -281,7 +281,7 @@ def test_rule_08_an_acknowledgement_beyond_the_leaders_log_is_clipped(host: Host
     host.settle()
     host.ack(PEER_A, 99)
     host.ack(PEER_B, 99)
-    (advance,) = host.live.hwm_advances()
+    (advance,) = hwm_advances(host.live)
     assert advance.hwm == 1
 
 
@@ -290,7 +290,7 @@ def test_rule_08_an_older_process_of_a_follower_counts_for_nothing(host: Host) -
     host.settle()
     host.ack(PEER_A, 0, incarnation=INCARNATION + 5)
     host.ack(PEER_A, 1, incarnation=INCARNATION)
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
 
 
 @pytest.mark.parametrize("incarnation", [INCARNATION, INCARNATION + 5])
@@ -298,9 +298,9 @@ def test_rule_08_a_follower_counts_for_what_it_or_its_new_process_said_last(host
     host.produce()
     host.settle()
     host.ack(PEER_A, 1)
-    assert host.live.hwm_advances()
+    assert hwm_advances(host.live)
     host.ack(PEER_A, 0, incarnation=incarnation)
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
 
 
 def test_rule_08_counts_restart_with_each_epoch(host: Host) -> None:
@@ -310,7 +310,7 @@ def test_rule_08_counts_restart_with_each_epoch(host: Host) -> None:
     host.elect(ME)  # re-elected at hwm 0: X is gone
     host.produce(batch(b"Y"))
     host.settle()
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
 
 
 def test_rule_09_a_proposal_carries_epoch_mark_next_offset_and_time(host: Host) -> None:
@@ -319,7 +319,7 @@ def test_rule_09_a_proposal_carries_epoch_mark_next_offset_and_time(host: Host) 
     host.produce(batch(count=3))
     host.settle()
     host.ack(PEER_A, 1)
-    (advance,) = host.live.hwm_advances()
+    (advance,) = hwm_advances(host.live)
     assert (advance.epoch, advance.hwm, advance.next_offset) == (1, 1, 4)
     assert advance.ts_ns == host.live.log.last_ts_ns >= host.hardware.wall_offset_ns
 
@@ -329,7 +329,7 @@ def test_rule_09_one_proposal_at_a_time_and_one_without_an_answer_is_made_again(
     advancer = Coalescer(
         host.clock,
         lambda *proposal: proposed.append(proposal),
-        Replica.hwm_advances,
+        hwm_advances,
         lambda items: AdvanceHwms(items=items),
     )
     host.produce()
@@ -357,7 +357,7 @@ def test_rule_09_a_leader_of_a_past_epoch_proposes_nothing(host: Host) -> None:
     host.settle()
     host.ack(PEER_A, 1)
     host.elect(PEER_A)
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
 
 
 # ------------------------------------------------------------------------------------------------ 10

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from smq.raft_state.ids import Epoch, NodeId, PartitionId
+from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
 from smq.replication.net import links as links_module
 from smq.replication.net import several, wire
 from smq.replication.net.links import FRAME_BYTES, Links
@@ -50,7 +50,7 @@ class Turn:
 
 
 def append(*values: bytes) -> wire.Append:
-    return wire.Append(PID, Epoch(1), 1, list(values))
+    return wire.Append(PID, Epoch(1), 1, Offset(0), list(values))
 
 
 def probe(stream: int) -> wire.Probe:

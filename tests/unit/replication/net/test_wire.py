@@ -66,6 +66,7 @@ MESSAGES = st.one_of(
         st.lists(st.builds(wire.SealedLog, PIDS, OFFSETS, OFFSETS)).map(tuple),
     ),
     st.builds(wire.Sealed, PIDS, EPOCHS),
+    st.builds(wire.Commits, st.lists(st.tuples(PIDS, EPOCHS, OFFSETS)).map(tuple)),
     st.builds(wire.Resign, st.lists(st.tuples(PIDS, EPOCHS)).map(tuple)),
     st.builds(wire.Transfer, PIDS, EPOCHS, st.integers(0, 2**31 - 1).map(NodeId)),
     st.builds(wire.DescribeQuorum, UINT64),
@@ -75,7 +76,7 @@ MESSAGES = st.one_of(
     st.builds(wire.Ping, UINT64, st.booleans()),
     st.builds(wire.Probe, PIDS, EPOCHS, UINT32),
     st.builds(wire.Ack, PIDS, EPOCHS, INT64.map(Incarnation), OFFSETS, OFFSETS, UINT32, *[st.booleans()] * 4),
-    st.builds(wire.Append, PIDS, EPOCHS, UINT32, st.lists(st.binary())),
+    st.builds(wire.Append, PIDS, EPOCHS, UINT32, OFFSETS, st.lists(st.binary())),
 )
 
 
@@ -126,8 +127,8 @@ def test_an_end_that_cannot_be_is_refused(outcome: int, offsets: tuple[int, int,
 
 
 def test_a_count_beyond_the_payload_is_refused() -> None:
-    payload = bytearray(encoded(wire.Append(PartitionId(b"p" * 20), Epoch(1), 1, [b"x"])))
-    payload[29:33] = b"\xff\xff\xff\xff"
+    payload = bytearray(encoded(wire.Append(PartitionId(b"p" * 20), Epoch(1), 1, Offset(0), [b"x"])))
+    payload[37:41] = b"\xff\xff\xff\xff"
     with pytest.raises(wire.WireError):
         wire.decode(memoryview(bytes(payload)))
 

@@ -70,7 +70,7 @@ def test_a_follower_takes_more_producers_than_its_own_bound() -> None:
         data = batch(producer_id=producer, producer_epoch=0, base_sequence=0)
         commit(other, *([batch()] * producer), data)
         values.append(other.live.log.read(Offset(producer), Offset(producer + 1), 1 << 20)[0].value)
-    host.live.on_append(PEER_A, wire.Append(host.part.pid, Epoch(1), 1, values))
+    host.live.on_append(PEER_A, wire.Append(host.part.pid, Epoch(1), 1, Offset(0), values))
     host.settle()
     assert host.live.log.appended_end == 3
     assert host.producers_held == 3

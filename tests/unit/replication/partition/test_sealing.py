@@ -7,6 +7,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, Epoch, Offset
 from smq.replication.net import wire
 from smq.replication.partition import handover
+from smq.replication.partition.due import hwm_advances
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
@@ -55,7 +56,7 @@ def test_rule_21_a_leader_that_has_sealed_leads_no_more() -> None:
     assert e.value.code is ErrorCode.LEADER_UNAVAILABLE
     host.settle()
     host.ack(PEER_A, 1)
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
     assert waiting.result is None
 
 
@@ -92,13 +93,13 @@ def test_rule_08_a_process_that_is_not_registered_counts_only_once_it_is(host: H
     host.produce()
     host.settle()
     host.ack(PEER_A, 1, incarnation=INCARNATION + 1)
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
     assert host.live.follower_ends() == {}
     host.apply(register(PEER_A, INCARNATION + 1))
     host.due.clear()
     host.live.on_tick(host.clock.monotonic_ns())
     assert host.due == [host.part.pid]
-    (advance,) = host.live.hwm_advances()
+    (advance,) = hwm_advances(host.live)
     assert advance.hwm == 1
 
 
@@ -107,7 +108,7 @@ def test_rule_08_a_process_that_is_registered_no_more_does_not_count(host: Host)
     host.settle()
     host.ack(PEER_A, 1)
     host.apply(register(PEER_A, INCARNATION + 1))
-    assert host.live.hwm_advances() == []
+    assert hwm_advances(host.live) == []
 
 
 # ------------------------------------------------------------------------------------------------ rule 22
@@ -118,7 +119,7 @@ def replaced(host: Host) -> None:
 
 
 def caught_up(host: Host) -> list[tuple[int, int]]:
-    return [(item.node, item.incarnation) for item in host.live.caught_up()]
+    return [(item.node, item.incarnation) for item in host.caught_up()]
 
 
 def test_rule_22_a_follower_is_complete_once_it_has_what_the_log_had_at_its_first_report(host: Host) -> None:
@@ -133,8 +134,8 @@ def test_rule_22_a_follower_is_complete_once_it_has_what_the_log_had_at_its_firs
     host.produce()
     host.ack(PEER_A, 4, incarnation=INCARNATION + 1)
     assert caught_up(host) == [(PEER_A, INCARNATION + 1)]
-    host.apply(CompleteReplicas(items=tuple(host.live.caught_up())))
-    assert (host.part.incomplete, host.live.caught_up()) == (frozenset(), [])
+    host.apply(CompleteReplicas(items=tuple(host.caught_up())))
+    assert (host.part.incomplete, host.caught_up()) == (frozenset(), [])
 
 
 def test_rule_22_what_a_former_process_reported_completes_nothing(host: Host) -> None:

@@ -1,0 +1,325 @@
+"""A partition that commits by its leader's count: what is answered, told and read (rules 8-10, 13, 24, 26, 28)."""
+
+import pytest
+
+from smq.raft_state.commands import (
+    AdvanceLogStart,
+    AlterClusterConfig,
+    CompleteReplicas,
+    ElectLeader,
+    MarkIncomplete,
+    Seal,
+    SetMode,
+)
+from smq.raft_state.ids import Epoch, NodeId, Offset, TsNs
+from smq.replication.net import wire
+from smq.replication.partition.due import hwm_advances, untold_commits
+from smq.replication.partition.log_starts import propose_log_start
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.test_rules import acks, append, stored
+
+
+def rounds(host: Host, number: int) -> None:
+    host.apply(AlterClusterConfig(set_=(("commit.rounds", str(number)),)))
+
+
+def set_mode(host: Host, *, two_round: bool, hwm: int = 0) -> None:
+    part = host.part
+    host.apply(
+        SetMode(
+            partition=part.pid,
+            epoch=part.epoch,
+            mode_seq=part.mode_seq,
+            two_round=two_round,
+            hwm=Offset(hwm),
+            ts_ns=TsNs(0),
+        )
+    )
+
+
+def elect(host: Host, node: NodeId, end: int) -> None:
+    """With the seals of both others, which end there."""
+    seals = tuple(Seal(node=n, incarnation=INCARNATION, end=Offset(end)) for n in (PEER_A, PEER_B))
+    part = host.part
+    host.apply(
+        ElectLeader(
+            partition=part.pid,
+            expected_epoch=part.epoch,
+            candidate=node,
+            incarnation=INCARNATION,
+            end=Offset(end),
+            seals=seals,
+        )
+    )
+
+
+@pytest.fixture
+def host() -> Host:
+    """A host whose replica leads epoch 0 of an empty partition out of two-round mode."""
+    host = Host()
+    rounds(host, 1)
+    host.create_partition()
+    assert not host.part.two_round
+    return host
+
+
+def follower() -> Host:
+    """A host whose replica follows PEER_A in epoch 1, which started at 0."""
+    host = Host()
+    rounds(host, 1)
+    host.create_partition()
+    elect(host, PEER_A, 0)
+    return host
+
+
+# ------------------------------------------------------------------------------------------------ 8, 9, 10
+def test_rule_08_what_a_majority_has_on_disk_is_answered_without_raft(host: Host) -> None:
+    host.disk.latency_ms = (50, 50)
+    answer = host.produce()
+    host.ack(PEER_A, 1)
+    host.settle(0)
+    assert answer.result is None, "one of three"
+    host.settle()
+    assert (answer.offsets, host.part.hwm) == ((0, 0), 0)
+    assert (host.live.known_commit_point(), host.live.readable_end) == (1, 1)
+    assert (host.due, host.commits_marked > 0) == ([], True)
+
+
+def test_rule_08_the_leaders_own_disk_counts_like_any_other(host: Host) -> None:
+    host.disk.latency_ms = (60_000, 60_000)
+    answer = host.produce()
+    host.ack(PEER_A, 1)
+    assert host.live.known_commit_point() == 0
+    host.ack(PEER_B, 1)
+    host.settle(1)
+    assert answer.offsets == (0, 0)
+
+
+def test_rule_08_a_process_that_is_not_registered_commits_nothing(host: Host) -> None:
+    """Its node may have promised the opposite in its former process, which the leader has yet to learn."""
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 1, incarnation=INCARNATION + 1)
+    assert host.live.known_commit_point() == 0
+
+
+def test_rule_09_the_mark_follows_the_commit_point(host: Host) -> None:
+    host.produce(batch(count=3))
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 3)
+    (advance,) = hwm_advances(host.live)
+    assert (advance.hwm, advance.next_offset) == (3, 4)
+    host.advance(3, next_offset=4)
+    assert hwm_advances(host.live) == []
+
+
+def test_rule_10_a_waiter_below_the_next_epochs_start_stays_open(host: Host) -> None:
+    kept, lost = host.produce(), host.produce()
+    host.settle()
+    elect(host, PEER_A, 1)
+    host.settle(1)
+    assert (kept.result, lost.error) == (None, "APPEND_LOST")
+    host.live.on_commit(PEER_A, Epoch(1), Offset(1))
+    host.settle(1)
+    assert kept.offsets == (0, 0)
+
+
+def test_rule_10_a_waiter_fails_once_its_epoch_is_cut_short(host: Host) -> None:
+    waiting = [host.produce(), host.produce()]
+    host.settle()
+    elect(host, PEER_A, 2)
+    elect(host, PEER_B, 1)  # what node 2 had beyond it is on no other disk
+    host.settle(1)
+    assert (waiting[0].result, waiting[1].error) == (None, "APPEND_LOST")
+    assert host.live.log.appended_end == 1
+
+
+def test_rule_11_a_new_leader_keeps_the_tail_that_its_epoch_starts_after(host: Host) -> None:
+    kept = host.produce()
+    host.settle()
+    host.apply(
+        ElectLeader(
+            partition=host.part.pid,
+            expected_epoch=host.part.epoch,
+            candidate=ME,
+            incarnation=INCARNATION,
+            end=Offset(1),
+            by_leader=True,
+        )
+    )
+    assert (host.live.leading, host.live.log.appended_end, host.live.known_commit_point()) == (1, 1, 0)
+    host.ack(PEER_B, 1)
+    host.settle(1)
+    assert kept.offsets == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------ 13, 24
+def test_rule_24_a_follower_learns_the_commit_point_from_appends_and_messages() -> None:
+    host = follower()
+    append(host, stored(batch(), 0, 1), stored(batch(), 1, 1, ts_ns=2), commit=1)
+    host.settle()
+    assert (host.live.known_commit_point(), host.live.readable_end) == (1, 1)
+    host.woken = 0
+    host.live.on_commit(PEER_A, Epoch(1), Offset(2))
+    assert (host.live.readable_end, host.woken) == (2, 1)
+    host.live.on_commit(PEER_A, Epoch(1), Offset(1))
+    assert host.live.known_commit_point() == 2
+
+
+@pytest.mark.parametrize("why", ["older epoch", "newer epoch", "not the leader", "sealed", "not judged"])
+def test_rule_24_a_commit_point_counts_only_in_the_epoch_by_which_the_log_was_judged(why: str) -> None:
+    host = follower()
+    append(host, stored(batch(), 0, 1))
+    host.settle()
+    peer, epoch = PEER_A, 1
+    if why == "older epoch":
+        elect(host, PEER_A, 0)  # what this log holds is wrong now
+    elif why == "newer epoch":
+        epoch = 2
+    elif why == "not the leader":
+        peer = PEER_B
+    elif why == "sealed":
+        host.live.seal(Epoch(1))
+    else:
+        replica, host.replica, epoch = host.live, None, 2
+        elect(host, PEER_A, 0)
+        host.replica = replica
+    host.live.on_commit(peer, Epoch(epoch), Offset(1))
+    assert (host.live.known_commit_point(), host.live.readable_end) == (0, 0)
+
+
+def test_rule_24_each_follower_is_told_once_and_again_when_its_position_is_known_again(host: Host) -> None:
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    host.ack(PEER_B, 1)
+    assert host.live.known_commit_point() == 1
+    assert {(peer, commit) for peer, _, commit in untold_commits(host.live)} == {(PEER_A, 1), (PEER_B, 1)}
+    assert untold_commits(host.live) == []
+    host.live.on_session_close(PEER_B)
+    assert untold_commits(host.live) == [], "it is not known where it is"
+    host.live.on_session_open(PEER_B)
+    host.ack(PEER_B, 1)
+    assert untold_commits(host.live) == [(PEER_B, 0, 1)]
+
+
+def test_rule_24_an_append_carries_the_commit_point(host: Host) -> None:
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 1)
+    host.ack(PEER_B, 0)
+    host.sent.clear()
+    host.produce()
+    sent = {peer: message.commit for peer, message in host.sent if isinstance(message, wire.Append)}
+    assert sent == {PEER_A: 1, PEER_B: 1}
+
+
+def test_rule_13_a_damaged_batch_below_the_commit_point_counts() -> None:
+    host = follower()
+    append(host, stored(batch(), 0, 1), commit=0)
+    host.settle()
+    host.live.log.damaged_batches.add(Offset(0))
+    assert host.live.durable_verified_end == 0
+    host.live.on_commit(PEER_A, Epoch(1), Offset(1))
+    assert host.live.durable_verified_end == 1, "the others have it"
+
+
+# ------------------------------------------------------------------------------------------------ 28
+def test_rule_28_a_leader_holds_its_count_before_it_proposes_two_rounds(host: Host) -> None:
+    rounds(host, 2)
+    host.live.on_tick(host.clock.monotonic_ns())
+    assert host.modes_marked == 1
+    (change,) = host.mode_changes()
+    assert (change.two_round, change.mode_seq, change.hwm) == (True, 0, 0)
+    answer = host.produce()
+    host.settle()
+    host.ack(PEER_A, 1)
+    assert host.live.known_commit_point() == 0
+    assert host.due == [host.part.pid], "as in two-round mode"
+    rounds(host, 1)
+    assert [c.two_round for c in host.mode_changes()] == [True], "what was proposed may be applied whenever"
+    host.apply(change)
+    host.advance(1)
+    host.settle(1)
+    assert answer.offsets == (0, 0)
+    (back,) = host.mode_changes()
+    assert (back.two_round, back.mode_seq, back.hwm) == (False, 1, 1)
+
+
+def test_rule_28_two_rounds_wait_until_the_leader_knows_that_its_epochs_start_is_committed(host: Host) -> None:
+    host.produce()
+    host.settle()
+    elect(host, ME, 1)
+    rounds(host, 2)
+    assert host.mode_changes() == []
+    host.ack(PEER_A, 1)
+    (change,) = host.mode_changes()
+    assert change.hwm == 1
+
+
+def test_rule_28_a_leader_counts_once_the_end_of_two_rounds_is_applied() -> None:
+    host = Host()
+    host.create_partition()
+    rounds(host, 1)
+    (change,) = host.mode_changes()
+    answer = host.produce()
+    host.settle()
+    host.ack(PEER_A, 1)
+    assert host.live.known_commit_point() == 0
+    host.apply(change)
+    host.settle(1)
+    assert answer.offsets == (0, 0)
+
+
+def test_rule_28_two_rounds_do_not_end_while_a_replica_is_incomplete() -> None:
+    host = Host()
+    host.create_partition()
+    rounds(host, 1)
+    host.apply(MarkIncomplete(node=PEER_A, incarnation=INCARNATION, partitions=(host.part.pid,)))
+    assert host.mode_changes() == []
+    host.ack(PEER_A, 0)
+    host.apply(CompleteReplicas(items=tuple(host.caught_up())))
+    assert len(host.mode_changes()) == 1
+
+
+def test_rule_26_a_hand_over_needs_no_mark_and_gives_up_nothing(host: Host) -> None:
+    waiting = host.produce()
+    host.settle()
+    host.ack(PEER_A, 0)
+    assert host.live.transfer(PEER_A)
+    host.ack(PEER_A, 1)
+    (command,) = [c for c in host.proposed if isinstance(c, ElectLeader)]
+    assert (command.candidate, command.end, command.by_leader, host.part.hwm) == (PEER_A, 1, True, 0)
+    host.settle(1)
+    assert waiting.offsets == (0, 0)
+    host.apply(command)
+    host.sent.clear()
+    host.live.on_probe(PEER_A, wire.Probe(host.part.pid, Epoch(1), 1))
+    assert [(ack.epoch, ack.end) for ack in acks(host)] == [(1, 1)]
+
+
+# ------------------------------------------------------------------------------------------------ 14
+def log_start(host: Host, offset: int) -> AdvanceLogStart:
+    return AdvanceLogStart(partition=host.part.pid, offset=Offset(offset))
+
+
+def test_rule_14_a_log_start_at_the_commit_point_waits_for_the_mark(host: Host) -> None:
+    propose_log_start(host.node_host(), log_start(host, 1), 5_000, lambda _reply: None)
+    host.settle(300)
+    assert host.proposed == []
+    host.advance(1)
+    host.settle(50)
+    assert host.proposed == [log_start(host, 1)]
+
+
+def test_rule_14_a_log_start_beyond_the_commit_point_is_refused_by_apply_in_the_end(host: Host) -> None:
+    propose_log_start(host.node_host(), log_start(host, 9), 5_000, lambda _reply: None)
+    host.settle(2_000)
+    assert host.proposed == [log_start(host, 9)]
+
+
+def test_rule_14_a_log_start_of_a_partition_in_two_round_mode_is_judged_at_once(host: Host) -> None:
+    set_mode(host, two_round=True)
+    propose_log_start(host.node_host(), log_start(host, 9), 5_000, lambda _reply: None)
+    assert host.proposed == [log_start(host, 9)]

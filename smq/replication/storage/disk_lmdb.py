@@ -357,8 +357,11 @@ class LmdbDisk:
                         except SnapshotGone:
                             continue
                         found = rows if first is None else chain((first,), rows)
-                        found = merged(found, pending if txn.id() == base else [], reverse=reverse)
-                        yield found if lowest is None else beginning_at(found, start)
+                        if pending and txn.id() == base:
+                            found = merged(found, pending, reverse=reverse)
+                            yield found if lowest is None else beginning_at(found, start)
+                        else:
+                            yield found
                         return
                 except (lmdb.Error, *TREE_DAMAGE) as e:
                     raise DataDamaged(f"table {table.value} of {self._path} cannot be walked: {e}") from e

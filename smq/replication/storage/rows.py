@@ -15,9 +15,10 @@ Pair = tuple[bytes, bytes]
 
 def merged(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterator[Row]:
     """Both in order; of two with the same key, the pending one. A row of LMDB's must be read before the next one."""
-    if not pending:
-        yield from rows
-        return
+    return _interleaved(rows, pending, reverse=reverse) if pending else rows
+
+
+def _interleaved(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterator[Row]:
     ours = iter(pending)
     mine = next(ours, None)
     for row in rows:

@@ -272,8 +272,7 @@ class EndsQuery:
 
 @dataclass(frozen=True, slots=True)
 class EndsReport:
-    """CONTROL, the answer: an outcome for each partition of the query. Request and incarnation are those of the query:
-    an answer to the asker's previous process is none to this one."""
+    """CONTROL, the answer: an outcome for each partition. Request and incarnation are the query's."""
 
     request: int
     incarnation: Incarnation
@@ -305,20 +304,16 @@ Message: TypeAlias = (
 )
 
 _HEARTBEAT: Final = struct.Struct(">Bq?B")
-_PROPOSE: Final = struct.Struct(">BQ")
-_READ_INDEX: Final = struct.Struct(">BQ")
+_REQUEST: Final = struct.Struct(">BQ")
 _PROPOSED: Final = struct.Struct(">BQBq")
-_QUERY: Final = struct.Struct(">BQqI")
-_REPORT: Final = struct.Struct(">BQqI")
-_RESIGN: Final = struct.Struct(">BI")
+_REQUEST_ITEMS: Final = struct.Struct(">BQqI")  # then the items
+_ITEMS: Final = struct.Struct(">BI")  # likewise
 _PID_EPOCH: Final = struct.Struct(">20si")
 _SEALED_LOG: Final = struct.Struct(">20sqq")
 _TRANSFER: Final = struct.Struct(">B20sii")
-_DESCRIBE_QUORUM: Final = struct.Struct(">BQ")
 _QUORUM: Final = struct.Struct(">BQiqqII")  # then the voters, then the observers
 _QUORUM_REPLICA: Final = struct.Struct(">i?16sqqq")
 _ENDS_QUERY: Final = struct.Struct(">BQqII")
-_ENDS_REPORT: Final = struct.Struct(">BQqI")
 _PID: Final = struct.Struct(">20s")
 _END: Final = struct.Struct(">20sBiqqq")
 _END_OUTCOMES: Final = frozenset(EndOutcome)
@@ -330,7 +325,6 @@ _PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
 _FOUND_BATCH: Final = struct.Struct(">B20sQ?")
 _APPEND: Final = struct.Struct(">B20siIqI")
-_COMMITS: Final = struct.Struct(">BI")
 _COMMIT: Final = struct.Struct(">20siq")
 LENGTH: Final = struct.Struct(">I")
 
@@ -342,7 +336,7 @@ def encode(message: Message) -> list[Buffer]:
             lengths = b"".join(LENGTH.pack(len(v)) for v in values)
             return [_APPEND.pack(18, pid, epoch, stream, commit, len(values)) + lengths, *values]
         case Commits(points):
-            return [_COMMITS.pack(25, len(points)), b"".join(_COMMIT.pack(*point) for point in points)]
+            return [_ITEMS.pack(25, len(points)), b"".join(_COMMIT.pack(*point) for point in points)]
         case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
             flags = (resync, needs_producers, is_full, is_held)
             return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags)]
@@ -361,23 +355,23 @@ def encode(message: Message) -> list[Buffer]:
         case Heartbeat(incarnation, mark, known, is_leaving, disk):
             return [_HEARTBEAT.pack(1, incarnation, is_leaving, disk), pack_marks((mark, *known))]
         case Propose(request, command):
-            return [_PROPOSE.pack(2, request), command]
+            return [_REQUEST.pack(2, request), command]
         case ReadIndex(request):
-            return [_READ_INDEX.pack(8, request)]
+            return [_REQUEST.pack(8, request)]
         case Proposed(request, outcome, index, reply):
             return [_PROPOSED.pack(3, request, outcome, index), reply]
         case ElectionQuery(query, term, partitions):
             items = b"".join(_PID_EPOCH.pack(*item) for item in partitions)
-            return [_QUERY.pack(4, query, term, len(partitions)), items]
+            return [_REQUEST_ITEMS.pack(4, query, term, len(partitions)), items]
         case ElectionReport(query, incarnation, logs):
             items = b"".join(_SEALED_LOG.pack(*item) for item in logs)
-            return [_REPORT.pack(5, query, incarnation, len(logs)), items]
+            return [_REQUEST_ITEMS.pack(5, query, incarnation, len(logs)), items]
         case Resign(partitions):
-            return [_RESIGN.pack(6, len(partitions)), b"".join(_PID_EPOCH.pack(*item) for item in partitions)]
+            return [_ITEMS.pack(6, len(partitions)), b"".join(_PID_EPOCH.pack(*item) for item in partitions)]
         case Transfer(pid, epoch, target):
             return [_TRANSFER.pack(7, pid, epoch, target)]
         case DescribeQuorum(request):
-            return [_DESCRIBE_QUORUM.pack(14, request)]
+            return [_REQUEST.pack(14, request)]
         case QuorumDescribed(request, quorum):
             counts = (len(quorum.voters), len(quorum.observers))
             head = _QUORUM.pack(15, request, quorum.leader, quorum.term, quorum.committed_end, *counts)
@@ -385,7 +379,7 @@ def encode(message: Message) -> list[Buffer]:
         case EndsQuery(request, incarnation, wait_ms, partitions):
             return [_ENDS_QUERY.pack(9, request, incarnation, wait_ms, len(partitions)), b"".join(partitions)]
         case EndsReport(request, incarnation, ends):
-            return [_ENDS_REPORT.pack(10, request, incarnation, len(ends)), b"".join(_END.pack(*end) for end in ends)]
+            return [_REQUEST_ITEMS.pack(10, request, incarnation, len(ends)), b"".join(_END.pack(*end) for end in ends)]
 
 
 def _pack_replica(replica: QuorumReplica) -> bytes:
@@ -439,11 +433,11 @@ def _heartbeat(payload: memoryview) -> Message:
 
 
 def _propose(payload: memoryview) -> Message:
-    return Propose(_PROPOSE.unpack_from(payload)[1], bytes(payload[_PROPOSE.size :]))
+    return Propose(_REQUEST.unpack_from(payload)[1], bytes(payload[_REQUEST.size :]))
 
 
 def _read_index(payload: memoryview) -> Message:
-    return ReadIndex(_READ_INDEX.unpack(payload)[1])
+    return ReadIndex(_REQUEST.unpack(payload)[1])
 
 
 def _proposed(payload: memoryview) -> Message:
@@ -452,19 +446,19 @@ def _proposed(payload: memoryview) -> Message:
 
 
 def _query(payload: memoryview) -> Message:
-    _, query, term, count = _QUERY.unpack_from(payload)
-    return ElectionQuery(query, Term(term), _pid_epochs(payload, _QUERY.size, count))
+    _, query, term, count = _REQUEST_ITEMS.unpack_from(payload)
+    return ElectionQuery(query, Term(term), _pid_epochs(payload, _REQUEST_ITEMS.size, count))
 
 
 def _report(payload: memoryview) -> Message:
-    _, query, incarnation, count = _REPORT.unpack_from(payload)
-    logs = _items(payload, _REPORT.size, count, _SEALED_LOG)
+    _, query, incarnation, count = _REQUEST_ITEMS.unpack_from(payload)
+    logs = _items(payload, _REQUEST_ITEMS.size, count, _SEALED_LOG)
     return ElectionReport(query, Incarnation(incarnation), tuple(SealedLog(*log) for log in logs))
 
 
 def _resign(payload: memoryview) -> Message:
-    _, count = _RESIGN.unpack_from(payload)
-    return Resign(_pid_epochs(payload, _RESIGN.size, count))
+    _, count = _ITEMS.unpack_from(payload)
+    return Resign(_pid_epochs(payload, _ITEMS.size, count))
 
 
 def _transfer(payload: memoryview) -> Message:
@@ -473,7 +467,7 @@ def _transfer(payload: memoryview) -> Message:
 
 
 def _describe_quorum(payload: memoryview) -> Message:
-    return DescribeQuorum(_DESCRIBE_QUORUM.unpack(payload)[1])
+    return DescribeQuorum(_REQUEST.unpack(payload)[1])
 
 
 def _quorum_described(payload: memoryview) -> Message:
@@ -509,10 +503,10 @@ def _ends_query(payload: memoryview) -> Message:
 
 
 def _ends_report(payload: memoryview) -> Message:
-    _, request, incarnation, count = _ENDS_REPORT.unpack_from(payload)
+    _, request, incarnation, count = _REQUEST_ITEMS.unpack_from(payload)
     if count > ENDS_MAX:
         raise WireError(f"an answer about {count} partitions, at most {ENDS_MAX} are allowed")
-    ends = _items(payload, _ENDS_REPORT.size, count, _END)
+    ends = _items(payload, _REQUEST_ITEMS.size, count, _END)
     return EndsReport(request, Incarnation(incarnation), tuple(_end(*item) for item in ends))
 
 
@@ -576,8 +570,8 @@ def _append(payload: memoryview) -> Message:
 
 
 def _commits(payload: memoryview) -> Message:
-    _, count = _COMMITS.unpack_from(payload)
-    points = _items(payload, _COMMITS.size, count, _COMMIT)
+    _, count = _ITEMS.unpack_from(payload)
+    points = _items(payload, _ITEMS.size, count, _COMMIT)
     return Commits(tuple((PartitionId(pid), Epoch(epoch), Offset(commit)) for pid, epoch, commit in points))
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, PartitionId
-from smq.replication.api import DoneFn, PartitionEnd
+from smq.replication.api import Cancel, DoneFn, PartitionEnd
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.partition.admission import leader_error
@@ -69,15 +69,15 @@ class ExactEnds:
     # ------------------------------------------------------------------------------------------- callers
     def ask(
         self, pids: Iterable[PartitionId], timeout_ms: int, done: Callable[[Ends], None], *, at_leader: bool = False
-    ) -> None:
+    ) -> Cancel:
         """The end of each partition: exact, or OFFSET_NOT_AVAILABLE if it did not become known in time. UNKNOWN_TOPIC
         for one that this node, after a read index, does not have in its state. With `at_leader`, another node's
-        partition is NOT_LEADER or LEADER_UNAVAILABLE."""
+        partition is NOT_LEADER or LEADER_UNAVAILABLE. Once withdrawn, only an answer that is on its way may come."""
         wanted = dict.fromkeys(pids)
         if not wanted or self._closed is not None or self._waiting + len(wanted) > WAITING_MAX:
             refused = {pid: self._refusal() for pid in wanted}
             self._host.deliver(lambda: done(refused))
-            return
+            return _nothing
         caller = _Caller(wanted, done, at_leader)
         at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
         caller.deadline = self._host.deadlines.add(at_ns, partial(self._expire, caller))
@@ -86,9 +86,16 @@ class ExactEnds:
         if not self._unasked:
             self._host.clock.call_soon(self._flush)
         self._unasked += [(pid, caller) for pid in wanted]
+        return partial(self._withdraw, caller)
 
-    def ask_one(self, pid: PartitionId, timeout_ms: int, done: DoneFn[PartitionEnd]) -> None:
-        self.ask([pid], timeout_ms, lambda ends: done(ends[pid]))
+    def ask_one(self, pid: PartitionId, timeout_ms: int, done: DoneFn[PartitionEnd]) -> Cancel:
+        return self.ask([pid], timeout_ms, lambda ends: done(ends[pid]))
+
+    def _withdraw(self, caller: _Caller) -> None:
+        """Its partitions are not asked for again, and its room is free."""
+        if caller in self._callers:
+            self._waiting -= len(caller.missing)
+            self._forget(caller)
 
     def _refusal(self) -> SmqError:
         """A new one each time: raising one adds to its traceback."""
@@ -106,10 +113,13 @@ class ExactEnds:
                 self._conclude(caller)
 
     def _conclude(self, caller: _Caller) -> None:
+        self._forget(caller)
+        self._host.deliver(lambda: caller.done(caller.found))
+
+    def _forget(self, caller: _Caller) -> None:
         del self._callers[caller]
         if caller.deadline is not None:
             caller.deadline.cancel()
-        self._host.deliver(lambda: caller.done(caller.found))
 
     def _expire(self, caller: _Caller) -> None:
         for pid in list(caller.missing):
@@ -278,6 +288,10 @@ def end_at_leader(replica: Replica) -> wire.End:
         return wire.End(replica.pid, wire.EndOutcome.NOT_KNOWN)
     log_end = max(replica.log.appended_end, known)
     return wire.End(replica.pid, wire.EndOutcome.KNOWN, part.epoch, part.log_start, known, log_end)
+
+
+def _nothing() -> None:
+    """Withdraws a question that was refused."""
 
 
 def _chunks(asked: _Asked) -> Iterator[_Asked]:

@@ -150,7 +150,7 @@ class _TimeLookUp:
         self._value = value
         self._done = done
         self._until_ns = host.clock.monotonic_ns() + timeout_ms * 1_000_000
-        self._searching: _LookUp | None = None
+        self._withdraw: Cancel | None = None  # the step under way
         self._is_cancelled = False
 
     def begin(self) -> None:
@@ -167,11 +167,11 @@ class _TimeLookUp:
         end = self._replica.readable_end
         find = partial(find_time, end=end, kind=self._kind, value=self._value)
         done = partial(self._on_searched, end, exact)
-        self._searching = _LookUp(self._host, self._repairs, self._replica, find, done)
-        self._searching.begin(self._time_left_ms())
+        look_up = _LookUp(self._host, self._repairs, self._replica, find, done)
+        self._withdraw = look_up.cancel
+        look_up.begin(self._time_left_ms())
 
     def _on_searched(self, end: Offset, exact: PartitionEnd | None, found: TimeOffset | _NoMatch | SmqError) -> None:
-        self._searching = None
         if self._is_cancelled:
             return
         if not isinstance(found, _NoMatch):
@@ -183,7 +183,8 @@ class _TimeLookUp:
 
     def _ask_end(self, searched: Offset) -> None:
         """`searched`: no record below it is as late."""
-        self._ends.ask_one(self._replica.pid, self._time_left_ms(), partial(self._on_end, searched))
+        answer = partial(self._on_end, searched)
+        self._withdraw = self._ends.ask_one(self._replica.pid, self._time_left_ms(), answer)
 
     def _on_end(self, searched: Offset, exact: PartitionEnd | SmqError) -> None:
         if self._is_cancelled:
@@ -200,8 +201,8 @@ class _TimeLookUp:
     def cancel(self) -> None:
         """Its caller waits no longer."""
         self._is_cancelled = True
-        if self._searching is not None:
-            self._searching.cancel()
+        if self._withdraw is not None:
+            self._withdraw()
 
 
 def _no_record(exact: PartitionEnd) -> TimeOffset:

@@ -12,7 +12,7 @@ import structlog
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
-from smq.replication.api import DoneFn, Fetched, PartitionEnd, StoredBatch
+from smq.replication.api import Cancel, DoneFn, Fetched, PartitionEnd, StoredBatch
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.partition.ends import ExactEnds
@@ -39,7 +39,7 @@ class Poll:
     deadline_ns: int
     done: DoneFn[Fetched]
     repairs: int = 0  # those that it has waited for
-    is_asking: bool = False  # for the exact end
+    withdraw_question: Cancel | None = None  # for the exact end, while it is asked
     end_known: Offset = Offset(0)  # the log's end according to the leader: beyond it, it is asked again
     reading: Deadline | None = None  # of the read under way
     give_up_read: GiveUp | None = None
@@ -89,7 +89,7 @@ class Reads:
     def _try(self, poll: Poll) -> None:
         replica = poll.replica
         part = replica.part
-        if poll.is_asking:
+        if poll.withdraw_question is not None:
             return  # a wake-up, or its deadline: the answer looks at everything again
         if poll.offset < part.log_start or poll.offset > max(replica.log_end, poll.end_known):
             self._ask_end(poll)
@@ -176,13 +176,13 @@ class Reads:
 
     def _ask_end(self, poll: Poll) -> None:
         self._note_away(poll)
-        poll.is_asking = True
         left_ns = poll.deadline_ns - self._host.clock.monotonic_ns()
         timeout_ms = max(END_MS_MAX, left_ns // 1_000_000)
-        self._ends.ask_one(poll.replica.pid, int(timeout_ms), partial(self._on_end, poll))
+        answer = partial(self._on_end, poll)
+        poll.withdraw_question = self._ends.ask_one(poll.replica.pid, int(timeout_ms), answer)
 
     def _on_end(self, poll: Poll, end: PartitionEnd | SmqError) -> None:
-        poll.is_asking = False
+        poll.withdraw_question = None
         if poll.finished:
             return
         if isinstance(end, SmqError):
@@ -250,6 +250,9 @@ class Reads:
         poll.finished = True
         self._unpark(poll)
         self._unread(poll)
+        if poll.withdraw_question is not None:
+            poll.withdraw_question()
+            poll.withdraw_question = None
         away = self._away.get(poll.replica.pid)
         if away is not None:
             away.pop(poll, None)

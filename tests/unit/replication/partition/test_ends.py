@@ -372,6 +372,22 @@ def test_what_waits_is_bounded_and_its_room_is_freed(world: World, monkeypatch: 
     assert isinstance(world.answers[-1][world.pid], PartitionEnd)
 
 
+def test_a_withdrawn_question_is_not_repeated_and_its_room_is_freed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends_module, "WAITING_MAX", 3)
+    withdraw = world.ends.ask([part.pid for part in world.many], 60_000, world.answers.append)
+    world.run()
+    sent = len(world.questions)
+    withdraw()
+    withdraw()
+    world.run(ATTEMPT_MS + RETRY_MS + 40)
+    assert (world.answers, len(world.questions)) == ([], sent)
+    world.ask(*(part.pid for part in world.many))
+    world.run()
+    assert (world.answers, len(world.questions)) == ([], 2 * sent)
+
+
 def test_all_callers_are_answered_when_the_node_stops(world: World) -> None:
     world.ask(world.pid, world.many[0].pid)
     world.run()

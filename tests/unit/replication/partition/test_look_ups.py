@@ -15,7 +15,7 @@ from smq.replication.log.reader import LogReader
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
 from smq.replication.partition import look_ups as look_ups_module
-from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome
 from smq.replication.proposer import Barriers
@@ -194,7 +194,9 @@ def test_a_caller_that_has_gone_is_not_answered_whatever_step_it_waits_for(follo
     second = follower.ask(25)
     assert len(follower.questions) == 1
     second()
-    follower.report(2)
+    follower.run(ATTEMPT_MS)
+    follower.run(RETRY_MS + 20)
+    assert len(follower.questions) == 1, "it is not asked again"
 
     third = follower.ask(25)
     follower.host.elect(ME)
@@ -206,6 +208,26 @@ def test_a_caller_that_has_gone_is_not_answered_whatever_step_it_waits_for(follo
     assert disk.reads == {}
     follower.run(TIMEOUT_MS + 1_000)
     assert follower.answers == []
+
+
+@pytest.mark.parametrize("is_search", [True, False])
+def test_an_answer_that_is_on_its_way_does_not_reach_a_caller_that_goes(follower: World, is_search: bool) -> None:
+    host, cancels = follower.host, list[Cancel]()
+    if is_search:
+        host.disk.reads_max = 0  # every search is refused
+
+    def done(answer: TimeOffset | SmqError) -> None:
+        follower.answers.append(answer)
+        cancels[1]()
+
+    for _ in range(2):
+        kind = TimeKind.TS_NS if is_search else TimeKind.MAX_TIMESTAMP
+        cancels.append(follower.look_ups.time(host.live, kind, 1 << 62, TIMEOUT_MS, done))
+    follower.run()
+    if not is_search:
+        assert len(follower.questions) == 1, "both wait for the same answer"
+        follower.report(3)
+    assert len(follower.answers) == 1
 
 
 def test_a_topic_that_goes_while_its_leader_is_asked_is_unknown(world: World) -> None:

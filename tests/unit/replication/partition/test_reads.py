@@ -13,7 +13,7 @@ from smq.records import NewRecord, encode_batch
 from smq.replication.api import Fetched, TimeKind, TimeOffset
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.net import wire
-from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.reads import END_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica
@@ -186,6 +186,15 @@ def test_rule_13_nothing_is_out_of_range_while_the_end_is_not_known(reader: Read
     reader.host.settle(2_000)
     assert reader.error.code is ErrorCode.OFFSET_NOT_AVAILABLE
     assert reader.error.code.is_retriable
+
+
+def test_the_leader_is_not_asked_again_for_a_fetch_that_has_been_cancelled(reader: Reader) -> None:
+    reader.host.elect(PEER_A)
+    poll = reader.fetch(7, max_wait_ms=60_000)
+    reader.reads.cancel(poll)
+    reader.host.settle(ATTEMPT_MS + 20)
+    reader.host.settle(RETRY_MS + 20)
+    assert (len(reader.questions), reader.results) == (1, [])
 
 
 def test_a_log_start_that_passes_a_parked_fetch_is_reported(reader: Reader) -> None:

@@ -12,7 +12,7 @@ from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.replies import TopicCreated
 from smq.replication.api import PartitionRange
 from smq.replication.config import NodeConfig
-from smq.replication.net import wire
+from smq.replication.net import several, wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
@@ -35,8 +35,10 @@ class CountedPort(SimPort):
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
         payload = memoryview(b"".join(parts))
-        is_raft = channel is Channel.CONTROL and payload[0] == wire.RAFT
-        self.sent["raft" if is_raft else type(wire.decode(payload)).__name__] += 1
+        if channel is Channel.CONTROL and payload[0] == wire.RAFT:
+            self.sent["raft"] += 1
+        else:
+            self.sent.update(type(wire.decode(message)).__name__ for message in several.split(payload))
         return super().send(peer, channel, parts)
 
 

@@ -29,6 +29,10 @@ class Calls:
     async def find(self, look_up: Callable[[ClusterState], object], _timeout_ms: int) -> object:
         return look_up(self.state)
 
+    async def partition_ranges(self, to_the_end: list[tuple[str, int]], _timeout_ms: int) -> list[Any]:
+        assert to_the_end == [], "an offset is given: no end is needed"
+        return []
+
     async def propose(self, command: AdvanceLogStart, timeout_ms: int) -> None:
         if timeout_ms < COMMIT_MS:
             raise SmqError(ErrorCode.TIMED_OUT, f"not within {timeout_ms} ms")

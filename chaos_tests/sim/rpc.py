@@ -47,7 +47,8 @@ class Connection:
 
     last_ns: int = 0  # when the latest request arrives
     process: Process | None = None  # that took the first request
-    is_broken: bool = False
+    is_broken: bool = False  # a request was lost on the way: those sent after it are, too
+    is_refused: bool = False  # one found no process, or one that did not listen yet: it opens no connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +133,18 @@ class ClientNet:
             delay += self._rng.random() * self.profile.straggler_ms_max
         is_lost = self._rng.random() < self.profile.loss or self.links[call.node].requests_cut
         if call.connection is not None:
-            delay, is_lost = self._follow(call.connection, delay, is_lost=is_lost)
-        if not is_lost and not (call.is_tied and delay >= call.timeout_ms):
+            delay = self._follow(call.connection, delay)
+        is_lost |= call.is_tied and delay >= call.timeout_ms
+        if call.connection is not None:
+            is_lost = call.connection.is_broken = call.connection.is_broken or is_lost
+        if not is_lost:
             self.scheduler.after_ms(delay, partial(self._arrive, call, conclude))
 
-    def _follow(self, connection: Connection, delay_ms: float, *, is_lost: bool) -> tuple[float, bool]:
+    def _follow(self, connection: Connection, delay_ms: float) -> float:
         """A request never overtakes an earlier one of its connection."""
-        connection.is_broken |= is_lost
         now_ns = self.scheduler.now_ns
         connection.last_ns = max(connection.last_ns + 1, now_ns + int(delay_ms * NS_PER_MS))
-        return (connection.last_ns - now_ns) / NS_PER_MS, connection.is_broken
+        return (connection.last_ns - now_ns) / NS_PER_MS
 
     def _arrive(self, call: Call, conclude: Callable[[Any], None]) -> None:
         host = self._hosts[call.node]
@@ -151,7 +154,8 @@ class ClientNet:
                 call.connection.process = process
             if call.connection.process is not process:
                 return  # the connection ended with its process
-        if process is None or api is None:
+            call.connection.is_refused |= process is None or api is None
+        if process is None or api is None or (call.connection is not None and call.connection.is_refused):
             if host.has_power:
                 self.scheduler.after_ms(self._delay_ms(), partial(conclude, Lost.REFUSED))
             return

@@ -57,6 +57,7 @@ class History:
         self._world = world
         self._node = node
         self.entries: list[tuple[int, str]] = []
+        self._disks: dict[NodeId, DiskId] = {}
         self._unsettled = 0
 
     def apply(self, index: LogIndex, command: bytes) -> Applied:
@@ -64,6 +65,7 @@ class History:
             raise Violation(f"entry {index} is applied before the one before it has settled")
         self._unsettled = index % 4
         self.entries.append((index, command.decode()))
+        self._note_disk(command.decode())
         self._world.note_applied(self._node, index, command.decode())
         return Applied(reply=Done())
 
@@ -71,9 +73,13 @@ class History:
         self._world.committed_max = max(self._world.committed_max, index)
 
     def disks(self) -> dict[NodeId, DiskId]:
-        """Those that were registered: by the command `registration` makes."""
-        words = [command.split() for _, command in self.entries if command.startswith("disk ")]
-        return {NodeId(int(node)): DiskId(bytes.fromhex(disk)) for _, node, disk in words}
+        """Those that were registered: by the command `registration` makes. Asked for several times in each turn."""
+        return self._disks
+
+    def _note_disk(self, command: str) -> None:
+        if command.startswith("disk "):
+            _, node, disk = command.split()
+            self._disks[NodeId(int(node))] = DiskId(bytes.fromhex(disk))
 
     def snapshot(self) -> Iterator[bytes]:
         """In three pieces. An entry applied between two of them would lie in one and not in the other."""
@@ -91,8 +97,9 @@ class History:
         self._unsettled = 0
         for _ in range(index % 9):
             yield
-        self.entries = [(i, command) for i, command in json.loads(snapshot)]
+        self.entries, self._disks = [(i, command) for i, command in json.loads(snapshot)], {}
         for i, command in self.entries:
+            self._note_disk(command)
             self._world.note_applied(self._node, i, command)
         if self.entries and self.entries[-1][0] > index:
             raise Violation(f"a snapshot of index {index} holds entry {self.entries[-1][0]}")

@@ -16,9 +16,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, cast
 
-from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.replication.config import NodeConfig
+from smq.replication.membership.identity import StartRefused, claim_identity
+from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk_lmdb import LmdbDisk
 from smq.replication.storage.environment_lmdb import DATA_FILE, FORMAT_KEY, WRITE_AHEAD_KEY
@@ -58,6 +60,29 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
     for own in (FORMAT_KEY, WRITE_AHEAD_KEY):
         found.tables[Table.META].pop(own, None)
     return found, f"{kind}: {_difference(image, found)}"
+
+
+class _Rows:
+    """The rows of an image, of which a starting node reads its identity; what it writes is not kept."""
+
+    def __init__(self, image: DiskImage) -> None:
+        self._image = image
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        found: bytes | None = self._image.tables[table].get(key)
+        return found
+
+    def submit(self, _ops: object, _done: object) -> None: ...
+
+
+def is_refused_as_foreign(image: DiskImage, config: NodeConfig) -> bool:
+    """Whether this node would take the directory for another node's or cluster's, or its identity for damaged: the
+    names in it have no CRC."""
+    try:
+        claim_identity(cast(Disk, _Rows(image)), config, Random(0), 0, lambda: None)
+    except (StartRefused, DataDamaged):
+        return True
+    return False
 
 
 def _write(image: DiskImage, directory: Path, *, late_share: float) -> None:

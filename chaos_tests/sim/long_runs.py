@@ -22,7 +22,7 @@ from chaos_tests.sim.scenario import load
 
 RUN: Final = "run.json"
 SUBMISSIONS: Final = 400  # in the trace that images are made from
-_BIT_FLIPS: Final = Path(__file__).parent / "bit_flips.toml"
+BIT_FLIPS: Final = Path(__file__).parent / "bit_flips.toml"
 _SHOWN_EVERY: Final = 100
 
 
@@ -57,7 +57,7 @@ class Damages:
 
 def damage_files(count: int) -> Iterator[Damages]:
     """Yields the sums after each seed, until `count` files were damaged or something was found."""
-    scenario = load(_BIT_FLIPS)
+    scenario = load(BIT_FLIPS)
     sums = Damages(0, 0.0, Counter(), [])
     while sums.outcomes.total() < count and not sums.violations:
         sums.seeds += 1

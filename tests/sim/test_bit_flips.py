@@ -2,13 +2,21 @@
 
 import pytest
 
-from chaos_tests.sim.long_runs import damage_files
+from chaos_tests.crash.flips import is_refused_as_foreign
+from chaos_tests.sim.long_runs import BIT_FLIPS, damage_files
+from chaos_tests.sim.run import simulate
+from chaos_tests.sim.scenario import load
+from smq.replication.membership.identity import CLUSTER_KEY, DISK_KEY
+from smq.replication.ports import Table
+from smq.testing.virtual.disk import DiskImage
+from tests.unit.replication.membership.test_identity import CONFIG, claim
 
-pytestmark = [pytest.mark.sim, pytest.mark.full]
+pytestmark = pytest.mark.sim
 
 FLIPS = 1_000
 
 
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_thousand_flips_lose_nothing_and_serve_nothing_wrong(
     capsys: pytest.CaptureFixture[str],
@@ -19,3 +27,22 @@ def test_a_thousand_flips_lose_nothing_and_serve_nothing_wrong(
             print(f"  {count:5} {outcome}")  # noqa: T201 - the table is what this test is for
     assert sums.violations == []
     assert sums.outcomes.total() >= FLIPS
+
+
+def test_a_flipped_bit_in_a_directorys_name_is_a_refused_start() -> None:
+    image = DiskImage()
+    claim(image)
+    assert not is_refused_as_foreign(image, CONFIG)
+    for key, damaged in ((CLUSTER_KEY, b"\x22"), (DISK_KEY, b"short")):
+        broken = image.copy()
+        broken.tables[Table.META][key] = damaged
+        assert is_refused_as_foreign(broken, CONFIG)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_node_whose_cluster_id_has_a_flipped_bit_starts_with_an_empty_directory() -> None:
+    """Seed 96 called the refused start a death."""
+    result = simulate(load(BIT_FLIPS), 96)
+    assert result.violations == []
+    assert any(note.get("outcome", "").endswith("refused as another node's") for note in result.history)

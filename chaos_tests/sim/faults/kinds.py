@@ -7,7 +7,7 @@ ends in between.
 
 from collections.abc import Callable
 
-from chaos_tests.crash.flips import flipped
+from chaos_tests.crash.flips import flipped, is_refused_as_foreign
 from chaos_tests.sim.cluster import SimHost
 from chaos_tests.sim.faults import hung, steered, upgrades
 from chaos_tests.sim.faults.catalogue import Fault
@@ -336,6 +336,8 @@ def flip_file(fault: Fault) -> Script:
     host = cluster.hosts[node]
     cluster.crash(node, power=fault.rng.random() < 0.5, why="flip-file")
     found, outcome = flipped(host.image, fault.rng)
+    if found is not None and is_refused_as_foreign(found, cluster.configs[node]):
+        found, outcome = None, f"{outcome}, refused as another node's"
     host.image = found if found is not None else DiskImage()
     fault.note("flip-file", n=node, outcome=outcome)
     cluster.start_later(node, fault.lasting_ms())

@@ -28,7 +28,7 @@ from smq.replication.api import (
 )
 from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
-from smq.replication.lookup import Lookup, clipped, partition_in
+from smq.replication.lookup import Lookup, clipped, partition_in, unknown_topic, unknown_topic_id
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
@@ -102,7 +102,11 @@ class Requests:
             except SmqError as e:
                 # Without its traceback: that leads to this frame, and so to the request, which only the garbage
                 # collector would find again. It counts objects, and a request may have megabytes.
-                fail(e.with_traceback(None))
+                error = e.with_traceback(None)
+                if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE:
+                    self._confirm_gap(part, topic, timeout_ms, error, fail)
+                else:
+                    fail(error)
 
         def fail(error: SmqError) -> None:
             if acks is not Acks.NONE and comes_again(error.code):
@@ -110,6 +114,32 @@ class Requests:
             self._host.deliver(partial(done, error))
 
         self._arrivals.with_partition(topic, partition, timeout_ms, fail, use)
+
+    def _confirm_gap(
+        self,
+        part: PartitionState,
+        topic: str | TopicId,
+        timeout_ms: int,
+        gap: SmqError,
+        fail: Callable[[SmqError], None],
+    ) -> None:
+        """A leader that has been deposed without knowing it misses what its successor has stored. Its producers would
+        give their sessions up, so only a leader that leads after a barrier says that a batch is missing."""
+        epoch = part.epoch
+
+        def after_barrier(result: LogIndex | SmqError) -> None:
+            if isinstance(result, SmqError):
+                fail(result)
+                return
+            now, replica = self._host.state.partition(part.pid), self._replicas.get(part.pid)
+            if now is None or replica is None:
+                fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
+            elif replica.leading == now.epoch == epoch:
+                fail(gap)
+            else:
+                fail(replica.not_leader())
+
+        self._barriers.wait(clipped(timeout_ms), after_barrier)
 
     def expect(self, topic: str, partition: int, batch: Buffer) -> None:
         self._expect(topic, partition, batch)

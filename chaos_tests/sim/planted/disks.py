@@ -96,6 +96,7 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="a batch is of the partition that it is stored in, whatever a damaged page number says",
         mutations=(
             Mutation("smq.replication.log.codec:build_value", "_COVERED.pack(pid,", "_COVERED.pack(bytes(20),"),
+            Mutation("smq.replication.log.codec:parse_value", "_COVERED.pack(pid,", "_COVERED.pack(bytes(20),"),
             Mutation("smq.replication.log.codec:parse_header_of", "_COVERED.pack(verify,", "_COVERED.pack(bytes(20),"),
         ),
         scenario="rot",
@@ -121,9 +122,9 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="a batch that the medium cannot give is damaged, and is fetched again",
         mutations=(
             Mutation(
-                "smq.replication.log.codec:parse_header_of",
-                "if len(value) < ENVELOPE_BYTES + HEADER_BYTES:\n",
-                "assert value, 'EIO'\n    if len(value) < ENVELOPE_BYTES + HEADER_BYTES:\n",
+                "smq.replication.log.codec:parse_value",
+                "size = len(value) - ENVELOPE_BYTES\n",
+                "assert value, 'EIO'\n    size = len(value) - ENVELOPE_BYTES\n",
             ),
         ),
         scenario="slow_reads",

@@ -353,7 +353,9 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="index-rows-taken-for-batches",
         rule="5: a look-up by time reads the batch that its index row names",
-        mutations=(Mutation(_READS + "_within", "batch = found[0].batch", "batch = info.batch"),),
+        mutations=(
+            Mutation("smq.replication.partition.look_ups:_within", "batch = found[0].batch", "batch = info.batch"),
+        ),
         scenario="clocks",
         anomalies=frozenset({"no-progress"}),
         seeds=4,
@@ -408,7 +410,10 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="rot-served",
         rule="every value carries a CRC that is checked on every read",
-        mutations=(Mutation("smq.replication.log.codec:parse_value", "verify=pid", "verify=None"),),
+        mutations=(
+            Mutation("smq.replication.log.codec:parse_value", "!= crc:", "!= crc and False:"),
+            Mutation("smq.replication.log.codec:parse_value", "!= batch_crc:", "!= batch_crc and False:"),
+        ),
         scenario="rot",
         anomalies=BROKEN,
         seeds=8,

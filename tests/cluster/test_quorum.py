@@ -22,6 +22,7 @@ RETRIABLE = (
     ErrorCode.NODE_NOT_READY,
     ErrorCode.LEADER_UNAVAILABLE,
     ErrorCode.NOT_LEADER,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
 )
 
 

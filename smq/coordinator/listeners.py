@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from smq.coordinator.config import Address, format_address
 from smq.coordinator.user_errors import PortTaken
-from smq.replication.net.tcp import bind_listener
+from smq.replication.net.listening import bind_listener
 
 
 def listener(purpose: str, address: Address) -> socket.socket:

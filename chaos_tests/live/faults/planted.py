@@ -48,6 +48,7 @@ def _no_metasync() -> None:
 
 def _bind_all() -> None:
     """Binds every listener between nodes to all addresses."""
+    from smq.coordinator import listeners
     from smq.replication.net import tcp
 
     def bound(host: str, port: int) -> socket.socket:
@@ -58,11 +59,8 @@ def _bind_all() -> None:
         sock.setblocking(False)
         return sock
 
-    tcp.bind_listener = bound
-    from smq.coordinator import server
-
-    if hasattr(server, "bind_listener"):
-        server.bind_listener = bound
+    vars(tcp)["bind_listener"] = bound
+    vars(listeners)["bind_listener"] = bound
 
 
 # If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that. So do records that

@@ -21,6 +21,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptLimits, Acceptor
 from smq.replication.net.connection import Connection, Turn
 from smq.replication.net.frames import FrameDamaged, FrameError, FrameKind, Hello, decode_hello, encode_hello
+from smq.replication.net.listening import bind_listener
 from smq.replication.net.tls import PeerContexts, node_uri
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 
@@ -29,7 +30,6 @@ log = structlog.get_logger(__name__)
 Key = tuple[NodeId, Channel]
 
 _STABLE_S: Final = 1.0  # a session that lived this long was healthy: dial again immediately when it ends
-_BACKLOG: Final = 128  # connections the kernel holds for us: a few per peer would do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +48,6 @@ class TcpSettings:
     frame_bytes_max: int = 128 << 20
     session_buffer_bytes_max: int = 256 << 20
     pending_connections_max: int = 64  # connections before their hello: strangers cannot take all our sockets
-
-
-def bind_listener(host: str, port: int) -> socket.socket:
-    """A bound and listening socket; port 0 takes a free one. OSError if the address is not available."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(_BACKLOG)
-        sock.setblocking(False)
-    except BaseException:  # in every case the caller never gets the socket to close
-        sock.close()
-        raise
-    return sock
 
 
 class TcpNetwork:

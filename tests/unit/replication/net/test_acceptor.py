@@ -13,7 +13,7 @@ from smq.coordinator import limits
 from smq.coordinator.file_descriptors import ConnectionCaps, divide
 from smq.coordinator.user_errors import StartError
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
-from smq.replication.net.tcp import bind_listener
+from smq.replication.net.listening import bind_listener
 from tests.unit.replication.net.test_tcp import PATIENCE_S, run
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -19,7 +19,8 @@ from smq.replication.net.frames import (
     encode_hello,
     frame_header,
 )
-from smq.replication.net.tcp import TcpNetwork, TcpSettings, bind_listener
+from smq.replication.net.listening import bind_listener
+from smq.replication.net.tcp import TcpNetwork, TcpSettings
 from smq.replication.ports import Buffer, Channel
 
 ONE, TWO = NodeId(1), NodeId(2)

@@ -14,7 +14,7 @@ LMDB's own quirks live here and nowhere else:
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -86,29 +86,24 @@ class LmdbDisk:
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_fatal = on_fatal
         make_directory(self._path)
-        self._lock_fd = lock_directory(self._path)
-        try:
+        with ExitStack() as undo:  # whatever ends the rest, an interrupt too, gives everything back
+            self._lock_fd = lock_directory(self._path)
+            undo.callback(os.close, self._lock_fd)
             self._env, self._tables = open_environment(
                 self._path,
                 map_size=map_size,
                 write_ahead_bytes=write_ahead_bytes,
                 spare_txns=READERS + 2,  # one for the loop, one for the examiner
             )
-        except BaseException:  # an interrupt, too, gives the lock back
-            os.close(self._lock_fd)
-            raise
-        self._map_size = map_size
-        self._map_lock = threading.Lock()  # held by each read of the loop, and while the map moves
-        self._gate = Gate()  # passed by each read of another thread, and shut while the map moves
-        self._pages = PageFile(self._path / DATA_FILE)
-        self._pending = PendingRows(self._env.info()["last_txnid"])
-        try:
+            undo.callback(self._env.close)
+            self._map_size = map_size
+            self._map_lock = threading.Lock()  # held by each read of the loop, and while the map moves
+            self._gate = Gate()  # passed by each read of another thread, and shut while the map moves
+            self._pages = PageFile(self._path / DATA_FILE)
+            undo.callback(self._pages.close)
+            self._pending = PendingRows(self._env.info()["last_txnid"])
             self._write_ahead = self._open_write_ahead()
-        except BaseException:
-            self._pages.close()
-            self._env.close()
-            os.close(self._lock_fd)
-            raise
+            undo.pop_all()
         workers = partial(Workers, post=self._post, on_error=on_fatal)
         self._readers = workers("smq-disk-reader", threads=READERS, queued_max=READS_QUEUED_MAX)
         self._examiner = workers("smq-disk-examiner", threads=1, queued_max=1)

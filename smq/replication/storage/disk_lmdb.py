@@ -128,6 +128,7 @@ class LmdbDisk:
             rounds = recover(path, active)
             for puts in rounds:
                 self._pending.add(puts)
+            self._read_replaced()
             active = active.next(has_rounds=bool(rounds))
             self._commit([], active)
         except DataDamaged as e:
@@ -138,6 +139,14 @@ class LmdbDisk:
                 f"is damaged: {REPLACE_ADVICE}"
             ) from e
         return WriteAhead(path, active)
+
+    def _read_replaced(self) -> None:
+        """Reads the values that the pending rows replace. The process that found some of them unreadable has ended, and
+        LMDB must not touch their pages before they have been overwritten."""
+        with self._env.begin() as txn:
+            stored = Snapshot(self._pages.reader(cached_only=False), txn.id(), PendingRows(base=0))
+            for put in self._pending.all():
+                stored.get(put.table, put.key)
 
     # ------------------------------------------------------------------------------------------ writes
     @property

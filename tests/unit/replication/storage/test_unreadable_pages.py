@@ -5,6 +5,7 @@ test with a real fault takes one, in a process of its own.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,24 @@ def test_an_error_of_the_medium_that_passes_costs_nothing(tmp_path: Path, monkey
     harness.disk.submit([Put(Table.BATCHES, b"4", b"other")])
     harness.settle_in_lmdb()
     assert read_later(harness, b"3") == [(b"3", VALUES[b"3"])]
+    harness.close()
+
+
+def test_a_start_overwrites_unreadable_pages_before_it_brings_a_row_to_lmdb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that met them was killed while the new row was in the write-ahead file alone."""
+    harness = LmdbHarness(tmp_path / "node")
+    harness.disk.submit([Put(Table.RAFT_META, b"k", VALUES[b"3"])])
+    harness.settle_in_lmdb()
+    harness.disk.submit([Put(Table.RAFT_META, b"k", b"new")])
+    harness.settle()
+    shutil.copytree(harness.path, tmp_path / "killed")
+    medium = FailingMedium(monkeypatch)
+    medium.bad = {page_of(harness, VALUES[b"3"])}
+    started = LmdbHarness(tmp_path / "killed")
+    assert (medium.bad, started.disk.get(Table.RAFT_META, b"k")) == (set(), b"new")
+    started.close()
     harness.close()
 
 

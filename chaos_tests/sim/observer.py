@@ -299,9 +299,6 @@ class WatchedNode(Node):
         proposer._attempt = watched  # type: ignore[method-assign]  # a probe of the simulation
 
 
-_truncations: Counter[str] = Counter()
-
-
 def count_log_events(counts: Counter[str]) -> Callable[[], None]:
     """Counts truncations that cut something, and producers that expire; returns a function that stops the counting."""
     original, original_forget = PartitionLog.truncate, PartitionLog.forget_producers

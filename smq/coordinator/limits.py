@@ -75,7 +75,6 @@ COMMIT_ITEMS_MAX: Final = 10_000  # one Raft entry; about 100 bytes per item
 SUBSCRIBE_BYTES_DEFAULT: Final = MIB
 SUBSCRIBE_BYTES_MAX: Final = 8 * MIB  # held by a stream whose client does not read; a single batch may be larger
 SUBSCRIBE_POLL_MS: Final = 30_000  # of one long poll of a subscription, which then polls again
-SUBSCRIBE_SEEKS_QUEUED_MAX: Final = 64  # control messages read ahead of the sender
 DECODE_CHUNK_RECORDS: Final = 500  # decoded before other tasks get the loop: about a millisecond
 
 TIMEOUT_MS_DEFAULT: Final = 30_000

@@ -241,9 +241,9 @@ class PageReader:
         bytes_wanted: int = 1 << 62,
     ) -> Iterator[Row]:
         """The rows in [start, stop) as of a transaction that is being held, ascending or descending. With `lowest`, the
-        last one in [lowest, start] comes first if there is one. Ascending values beyond
-        `bytes_wanted` in total are not read ahead, but the rows go on: only the caller, who merges them with others,
-        knows where to end. Raises PagesDamaged, SnapshotGone."""
+        last one in [lowest, start] comes first if there is one. Ascending values beyond `bytes_wanted` in total are not
+        read ahead, but the rows go on: only the caller, who merges them with others, knows where to end. Raises
+        PagesDamaged, SnapshotGone."""
         self._table = table
         self._bytes_left = bytes_wanted
         root = self._root_of(transaction, table)

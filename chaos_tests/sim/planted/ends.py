@@ -1,8 +1,7 @@
 """Planted bugs of where partitions end: which node says it, and after what (rules 13 and 25).
 
-Owns these rows only. `catalogue` alone imports it. The rows of PREPARED break rules that nothing can notice while a
-high water mark reaches readers through Raft only: after a read index every node then has the same one. They join the
-others once leaders commit before Raft knows.
+Owns these rows only. `catalogue` alone imports it. The last two show only where leaders commit before Raft knows:
+otherwise every node has the same high water mark after a read index.
 """
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
@@ -44,9 +43,6 @@ END_BUGS: tuple[PlantedBug, ...] = (
         anomalies=frozenset({"false-out-of-range"}),
         seeds=8,
     ),
-)
-
-PREPARED: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="end-from-a-follower",
         rule="25: only the leader says where a partition ends, still leading after the read index",
@@ -61,7 +57,7 @@ PREPARED: tuple[PlantedBug, ...] = (
                 "if is_here or part is None or self._host.node_id in part.replicas else part.leader",
             ),
         ),
-        scenario="partitions",
+        scenario="rounds",
         anomalies=_STALE,
         seeds=8,
     ),
@@ -69,8 +65,8 @@ PREPARED: tuple[PlantedBug, ...] = (
         name="end-before-the-epoch-is-adopted",
         rule="25: a new leader says where a partition ends once it knows that all before its epoch is committed",
         mutations=(Mutation(_ENDS + "end_at_leader", "if known < part.history[-1].start:", "if False:"),),
-        scenario="churn",
+        scenario="sealed_restarts",
         anomalies=_STALE,
-        seeds=8,
+        seeds=30,
     ),
 )

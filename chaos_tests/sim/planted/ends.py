@@ -1,6 +1,6 @@
 """Planted bugs of where partitions end: which node says it, and after what (rules 13 and 25).
 
-Owns these rows only. `catalogue` alone imports it. The last two show only where leaders commit before Raft knows:
+Owns these rows only. `catalogue` alone imports it. The last two show if leaders commit before Raft knows;
 otherwise every node has the same high water mark after a read index.
 """
 

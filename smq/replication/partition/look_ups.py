@@ -20,7 +20,7 @@ from smq.replication.log.decoding import decode_bounded
 from smq.replication.log.reader import LogReader
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.reads import READ_MS_MAX, REPAIRS_PER_POLL_MAX, read_failure
-from smq.replication.partition.repair import Outcome, Repairs, repair_error
+from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, GiveUp
 from smq.replication.runtime.deadlines import Deadline
@@ -95,10 +95,10 @@ class _LookUp:
         self._repaired += 1
         if self._is_over:
             return
-        if outcome is Outcome.REPAIRED and self._repaired <= REPAIRS_PER_POLL_MAX:
+        if outcome in READ_AGAIN and self._repaired <= REPAIRS_PER_POLL_MAX:
             self._attempt()
         else:
-            self._end(repair_error(damage, outcome if outcome is not Outcome.REPAIRED else Outcome.INEFFECTIVE))
+            self._end(repair_error(damage, outcome if outcome not in READ_AGAIN else Outcome.INEFFECTIVE))
 
     def _expire(self) -> None:
         self._end(_not_ready("this node's disk takes too long to read: read from another replica, or try again"))

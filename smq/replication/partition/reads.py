@@ -16,7 +16,7 @@ from smq.replication.api import Cancel, DoneFn, Fetched, PartitionEnd, StoredBat
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.partition.ends import ExactEnds
-from smq.replication.partition.repair import Outcome, Repairs, repair_error
+from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, GiveUp
 from smq.replication.runtime.deadlines import Deadline
@@ -158,10 +158,10 @@ class Reads:
         self.finish(poll, SmqError(ErrorCode.NODE_NOT_READY, message, ErrorDetails(retry_after_ms=200)))
 
     def _after_repair(self, poll: Poll, damage: BatchDamaged, outcome: Outcome) -> None:
-        """A repaired batch is read as if nothing had happened."""
+        """A repaired batch is read as if nothing had happened. Below the log start, the leader is asked."""
         if poll.finished:
             return
-        if outcome is not Outcome.REPAIRED:
+        if outcome not in READ_AGAIN:
             self.finish(poll, repair_error(damage, outcome))
         elif poll.repairs < REPAIRS_PER_POLL_MAX:
             poll.repairs += 1

@@ -41,6 +41,10 @@ class Outcome(enum.Enum):
     NO_REPLICA = "no replica"  # every other replica reports that it cannot serve the batch either
     UNKNOWN = "unknown"  # some replica could not be asked, or may have it but could not say so
     INEFFECTIVE = "ineffective"  # the batch fails again after every repair
+    DELETED = "deleted"  # the log start has passed the batch meanwhile: a reader learns that by reading again
+
+
+READ_AGAIN: Final = (Outcome.REPAIRED, Outcome.DELETED)
 
 
 @dataclass(slots=True)
@@ -193,7 +197,9 @@ class Repairs:
         if self._under_way.pop((repair.damage.pid, repair.offset), None) is None:
             return
         repair.asked_peer = None
-        if outcome is not Outcome.REPAIRED:
+        if repair.offset < repair.replica.log.log_start:
+            outcome = Outcome.DELETED
+        elif outcome is not Outcome.REPAIRED:
             self.counts.failed += 1
         for done in repair.waiting:
             self._host.deliver(partial(done, outcome))

@@ -404,3 +404,15 @@ def test_a_damaged_index_row_does_not_keep_a_log_from_being_truncated() -> None:
     host.settle()
     assert host.live.durable_verified_end == 4
     assert host.live.log.last_ts_ns == 99
+
+
+def test_a_batch_deleted_during_its_repair_is_no_damage() -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes: list[Outcome] = []
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    failed = host.repairs.counts.failed
+    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(2)))
+    assert answer_fetches(host, {1: values[1]}) == [PEER_A, PEER_B], "the batch has no place here any more"
+    assert (outcomes, host.repairs.counts.failed) == ([Outcome.DELETED], failed)

@@ -268,6 +268,27 @@ class IneffectiveRepairs:
         done(Outcome.REPAIRED)
 
 
+def test_a_batch_deleted_during_its_repair_is_out_of_range(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        reader.commit(batch())
+
+    class Trimmed(IneffectiveRepairs):
+        def request(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+            reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(2)))
+            done(Outcome.DELETED)
+
+    reader.reads = Reads(reader.host.node_host(), reader.ends, Trimmed())  # type: ignore[arg-type]  # what Reads uses
+
+    def read(*_: object, **__: object) -> list[StoredValue]:
+        raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")
+
+    monkeypatch.setattr(reader.host.live.log, "read_memory", read)
+    reader.fetch(0)
+    reader.barriers.release(LogIndex(9))
+    reader.host.settle(1)
+    assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
 def test_a_batch_that_is_missing_after_repairs_is_reported_as_damaged_and_not_sought_for_ever(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

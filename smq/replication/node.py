@@ -138,6 +138,7 @@ class Node:
             barriers=barriers,
             slices=self._slices,
             reachable=self.liveness.reachable,
+            is_candidate=self.liveness.is_candidate,
             resign=lambda pid, epoch: self._controller.resign(pid, epoch),  # noqa: PLW0108 - each needs the other
         )
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)

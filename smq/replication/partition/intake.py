@@ -1,9 +1,9 @@
 """How many bytes of records may wait for this node's disk, and which followed partitions wait for their turn.
 
 Owns the node's bound on records that are not yet durable: one half for the partitions that it follows, the other half
-for those that it leads and for repairs. Neither half can starve the other, and Raft's writes ask for no room. A batch
-is taken while its half has room, so each half ends at most one batch above its bound. It must never append, drop or
-send anything by itself. `replicas` owns it; replicas and repairs ask it.
+for those that it leads and for repairs. Neither half can starve the other. Raft's writes ask for no room and take none.
+A batch is taken while its half has room, so each half ends at most one batch above its bound. It must never append,
+drop or send anything by itself. `replicas` owns it; replicas and repairs ask it.
 """
 
 from collections import deque
@@ -15,13 +15,34 @@ from smq.replication.log.store import PartitionLog
 from smq.replication.ports import Disk
 
 
+class _Half:
+    """Bytes that wait for the disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._waiting: deque[tuple[int, int]] = deque()  # (submission, bytes); as bounded as the bytes in it
+        self._bytes = 0
+
+    def add(self, size: int) -> None:
+        """Of the newest submission."""
+        self._waiting.append((self._disk.submitted_seq, size))
+        self._bytes += size
+
+    @property
+    def bytes(self) -> int:
+        durable = self._disk.durable_seq
+        while self._waiting and self._waiting[0][0] <= durable:
+            self._bytes -= self._waiting.popleft()[1]
+        return self._bytes
+
+
 class Intake:
     def __init__(self, disk: Disk, bytes_max: int) -> None:
         """`bytes_max`: of both halves together."""
         self._disk = disk
         self._half = bytes_max // 2
-        self._followed: deque[tuple[int, int]] = deque()  # (submission, bytes); as bounded as the bytes in it
-        self._followed_bytes = 0
+        self._led = _Half(disk)
+        self._followed = _Half(disk)
         # Followed partitions that were sent more than there was room for, the longest waiting first, and the bytes that
         # were dropped of each: what it will send again.
         self._waiting: dict[PartitionId, int] = {}
@@ -29,22 +50,23 @@ class Intake:
     # ------------------------------------------------------------------------------------------ led, and repairs
     @property
     def led_bytes(self) -> int:
-        """Everything that waits for the disk, without the appends of followed partitions."""
-        return self._disk.queued_bytes - self.followed_bytes
+        """The appends of led partitions and the repaired batches that wait for the disk."""
+        return self._led.bytes
 
     @property
     def has_room(self) -> bool:
         """A batch of a led partition, or a repaired batch, may be submitted."""
-        return self.led_bytes < self._half
+        return self._led.bytes < self._half
+
+    def took(self, size: int) -> None:
+        """A batch of `size` bytes, of a led partition or repaired, is the disk's newest submission."""
+        self._led.add(size)
 
     # ------------------------------------------------------------------------------------------ followed
     @property
     def followed_bytes(self) -> int:
         """The appends of followed partitions that wait for the disk, with their index rows and checkpoints."""
-        durable = self._disk.durable_seq
-        while self._followed and self._followed[0][0] <= durable:
-            self._followed_bytes -= self._followed.popleft()[1]
-        return self._followed_bytes
+        return self._followed.bytes
 
     def admits(self, pid: PartitionId, size: int) -> bool:
         """Whether a followed partition may append now. If not, it waits for its turn, and everything that it is sent
@@ -58,9 +80,7 @@ class Intake:
         """Appends to the log of a followed partition, and counts the bytes."""
         before = self._disk.queued_bytes
         log.append_stored(value, done)
-        size = self._disk.queued_bytes - before
-        self._followed.append((self._disk.submitted_seq, size))
-        self._followed_bytes += size
+        self._followed.add(self._disk.queued_bytes - before)
 
     def is_waiting(self, pid: PartitionId) -> bool:
         return pid in self._waiting
@@ -68,9 +88,9 @@ class Intake:
     def next_turns(self) -> list[PartitionId]:
         """The partitions whose turn it is; they wait no longer. Only once half of the room is free, so that not every
         append needs a refusal first; and only as many as fill the room, judged by what they were refused."""
-        if not self._waiting or self.followed_bytes > self._half // 2:
+        if not self._waiting or (followed := self.followed_bytes) > self._half // 2:
             return []
-        room = self._half - self._followed_bytes
+        room = self._half - followed
         turns: list[PartitionId] = []
         while self._waiting and room > 0:
             pid = next(iter(self._waiting))

@@ -183,8 +183,10 @@ class Repairs:
     def _accept(self, repair: _Repair, value: StoredValue | None) -> bool:
         if value is None or not value.base <= repair.offset < value.end:
             return False
-        log = repair.replica.log
-        return log.replace(value, repair.damage.row, partial(self._on_durable, repair))
+        if not repair.replica.log.replace(value, repair.damage.row, partial(self._on_durable, repair)):
+            return False
+        self._intake.took(len(value.value))
+        return True
 
     def _on_durable(self, repair: _Repair) -> None:
         self.counts.repaired += 1

@@ -71,6 +71,10 @@ class ReplicaOwner(Protocol):
     def hang(self) -> Hang: ...
 
     @property
+    def is_candidate(self) -> Callable[[NodeId], bool]:
+        """Whether another node is healthy, and its disk writes."""
+
+    @property
     def resign(self) -> Callable[[PartitionId, Epoch], None]:
         """Reports to the Raft leader that this node stops leading the epoch."""
 
@@ -99,6 +103,7 @@ class Replica:
         self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked its log
         self._epoch_seen: Epoch | None = None
         self._commit = Offset(0)  # by this leader's count, or as the leader said; it may lie beyond the hwm
+        self._was_refused_room = False  # the last produce, because too much waits for the disk
         self.is_count_held = False  # rule 28: two-round mode has been proposed
         self._sealed = NO_EPOCH  # rule 21: this process takes no more part in this epoch or an older one
         self.is_end_hidden = log.tail_damage is not None  # rule 23: the log may have held more than it does
@@ -292,6 +297,7 @@ class Replica:
             ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
             epoch = self.part.epoch
             stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
+            self._owner.intake.took(len(stored.value))
             self._judged_end = self.log.appended_end
             waiter = Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, header, done)
             self._owner.mark_unsent(self)
@@ -312,7 +318,9 @@ class Replica:
             raise self.not_leader()
 
     def _check_has_space(self) -> None:
-        if not self._owner.intake.has_room or len(self._waiters) >= WAITERS_MAX:
+        has_room = self._owner.intake.has_room
+        self._was_refused_room = not has_room
+        if not has_room or len(self._waiters) >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
     def not_leader(self) -> SmqError:
@@ -395,7 +403,10 @@ class Replica:
             self._owner.mark_committed(self)  # what told Raft and the followers may be lost
         if self.part.two_round != is_two_round(self._host.state.config):
             self._owner.mark_mode(self)
-        step_aside(self, self.streams.values(), is_full=self._owner.space.is_full, hang=self._owner.hang)
+        hang = self._owner.hang
+        self._was_refused_room &= hang.hangs
+        is_refusing = self._was_refused_room and any(self._owner.is_candidate(peer) for peer in self.streams)
+        step_aside(self, self.streams.values(), is_full=self._owner.space.is_full, hang=hang, is_refusing=is_refusing)
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:

@@ -50,6 +50,7 @@ class Replicas:
         barriers: Barriers,
         slices: Slices,
         reachable: Callable[[], frozenset[NodeId]],
+        is_candidate: Callable[[NodeId], bool],
         resign: Callable[[PartitionId, Epoch], None],
     ) -> None:
         """`reachable`: the peers that answer on DATA. `resign` reports to the Raft leader that this node stops leading
@@ -57,6 +58,7 @@ class Replicas:
         self._host = host
         self._slices = slices
         self._reachable = reachable
+        self.is_candidate = is_candidate
         self._store = LogStore(host.disk, tail_bytes_kept=host.config.tail_bytes_kept)
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._by_pid: dict[PartitionId, Replica] = {}

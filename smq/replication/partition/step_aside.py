@@ -38,23 +38,30 @@ class Hang(Protocol):
         """For so long that an attempt to hand over has had its time."""
 
 
-def step_aside(replica: Leading, streams: Collection[FollowerStream], *, is_full: bool, hang: Hang) -> None:
-    """`is_full` and `hang` are of this node's own disk. To be called periodically while the replica leads."""
+def step_aside(
+    replica: Leading, streams: Collection[FollowerStream], *, is_full: bool, hang: Hang, is_refusing: bool
+) -> None:
+    """`is_full` and `hang` are of this node's own disk. `is_refusing`: too much waits for it to take batches of this
+    partition, and another replica is on a node that could lead. To be called periodically while the replica leads."""
     reported = [(s.acked_end, s) for s in streams if s.acked_end is not None]
     if any(s.is_unreadable for s in streams) and any(end >= replica.known_commit_point() for end, _ in reported):
         replica.resign()  # a follower needs bytes that are damaged here: one that has them should lead
     if replica.leading is not None and is_full:
         any(replica.transfer(s.peer) for _, s in reported if not s.is_full)  # to the first that is close enough
     if replica.leading is not None and hang.hangs:
-        _leave_hung_disk(replica, reported, hang)
+        _leave_hung_disk(replica, reported, hang, is_refusing=is_refusing)
 
 
-def _leave_hung_disk(replica: Leading, reported: list[tuple[Offset, FollowerStream]], hang: Hang) -> None:
+def _leave_hung_disk(
+    replica: Leading, reported: list[tuple[Offset, FollowerStream]], hang: Hang, *, is_refusing: bool
+) -> None:
     """A follower that stored more than this disk did is the proof that its own disk writes. A handover loses no record;
-    if none succeeds in time, the controller elects one of the followers that reach the high water mark."""
+    if none succeeds in time, the controller elects one of the followers that reach the high water mark. If batches of
+    other partitions fill the room, no follower can store more than this disk did: then another node's word that its
+    disk writes is enough, and the controller elects."""
     ahead = [(end, s) for end, s in reported if end > replica.durable_verified_end]
     ahead.sort(key=lambda follower: follower[0], reverse=True)
-    if hang.hangs_on and any(end >= replica.known_commit_point() for end, _ in ahead):
+    if hang.hangs_on and (is_refusing or any(end >= replica.known_commit_point() for end, _ in ahead)):
         replica.resign()
     else:
         any(replica.transfer(s.peer) for _, s in ahead if not s.is_full)

@@ -117,6 +117,7 @@ class Host:
         self.space = SpaceGuard(self.disk, 0)
         self.hang = HangGuard(self.disk, self.config.disk_hang_ms)
         self.due: list[PartitionId] = []
+        self.candidates = {PEER_A, PEER_B}
         self.may_be_complete = self.damage_reports = self.commits_marked = self.modes_marked = 0
         self.woken = 0
         self.resigned: list[tuple[PartitionId, Epoch]] = []
@@ -178,6 +179,9 @@ class Host:
     def mark_damaged(self, replica: Replica) -> None:
         assert replica is self.replica
         self.damage_reports += 1
+
+    def is_candidate(self, node: NodeId) -> bool:
+        return node in self.candidates
 
     def registered(self, node: NodeId) -> Incarnation | None:
         known = self.state.nodes.get(node)

@@ -1,8 +1,12 @@
 """A leader whose disk hangs without an error: what it serves, and to which follower it hands over."""
 
+import pytest
+
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset
 from smq.replication.api import SizedRun, TimeKind, TimeOffset
 from smq.replication.net import wire
+from smq.replication.partition.intake import Intake
 from smq.replication.storage.hang import HangGuard
 from tests.unit.replication.support import ME, PEER_A, PEER_B, Host, batch
 
@@ -124,6 +128,35 @@ def test_a_leader_goes_on_while_no_follower_stores_more_than_its_own_hung_disk()
     host.produce()
     wait(host, 3 * HANG_MS)
     assert (successors(host), host.resigned, host.live.leading) == ([], [], host.part.epoch)
+
+
+def test_a_leader_that_refuses_batches_because_others_fill_the_room_resigns() -> None:
+    host = leader()
+    host.produce()
+    host.intake = Intake(host.disk, 0)  # another partition's batches have filled it
+    wait(host, 2 * HANG_MS - TICK_MS)
+    with pytest.raises(SmqError, match="too much is waiting for the disk"):
+        host.produce()
+    assert host.resigned == []
+    host.candidates.clear()
+    wait(host, HANG_MS)
+    assert host.resigned == [], "every disk hangs: no other node would do better"
+    host.candidates.add(PEER_B)
+    wait(host, TICK_MS)
+    assert host.resigned == [(host.part.pid, host.part.epoch)]
+
+
+def test_a_refusal_before_the_disk_hung_does_not_count() -> None:
+    host = leader()
+    usual, host.intake = host.intake, Intake(host.disk, 0)
+    with pytest.raises(SmqError):
+        host.produce()
+    host.intake = usual
+    wait(host, TICK_MS)
+    host.disk.submit([])
+    wait(host, 3 * HANG_MS)
+    assert host.hang.hangs_on
+    assert host.resigned == []
 
 
 def test_a_leader_whose_handover_does_not_succeed_resigns() -> None:

@@ -52,12 +52,15 @@ def test_each_half_is_bounded_by_itself() -> None:
     follow(made, disk, 150)
     assert not made.admits(PIDS[0], 1), "the followed half is full"
     rooms = [made.has_room]
-    disk.queued_bytes += 100
+    disk.queued_bytes += 500
+    disk.submitted_seq += 1
+    rooms.append(made.has_room)
+    made.took(100)
     rooms.append(made.has_room)
     commit(disk, 150)
     assert made.followed_bytes == 0
     rooms.append(made.has_room)
-    assert rooms == [True, False, False], "the led half has its own room, and is lent none"
+    assert rooms == [True, True, False, False], "the led half has its own room, is lent none, and Raft takes none of it"
 
 
 def test_who_was_refused_waits_for_its_turn_although_there_is_room_again() -> None:

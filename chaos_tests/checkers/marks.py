@@ -34,12 +34,14 @@ def _check_times(partition: PartitionFacts, findings: Findings) -> None:
         return
     lo = max(op.reply["lo"] for op in partition.finals)
     bases = sorted(partition.final)
-    stamps = [partition.final[base][1] for base in bases]  # of all records of a batch
+    stamps = [partition.final[base][1] + max(len(partition.final[base][2]), 1) - 1 for base in bases]  # last records
     for op in partition.times:
         if not op.is_ok:
             continue
         at = bisect_left(stamps, op.request["ts"])
-        right = max(bases[at], lo) if at < len(bases) else None
+        right: int | None = None
+        if at < len(bases):
+            right = max(bases[at] + max(op.request["ts"] - partition.final[bases[at]][1], 0), lo)
         found, known = op.reply["o"], partition.mark_before(op.start_ns).end
         if op.reply["ts_found"] < 0:
             wrong = right is not None and right < known

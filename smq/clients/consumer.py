@@ -273,9 +273,9 @@ class Consumer(Lifecycle):
 
     def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
         position = self._planner.assigned[(batch.topic, batch.partition)].position
-        topic, partition, ts_ns = batch.topic, batch.partition, batch.ts_ns
+        topic, partition, ts_ns_of_0 = batch.topic, batch.partition, batch.ts_ns - batch.base_offset
         return [
-            ConsumerRecord(topic, partition, r.offset, ts_ns, r.timestamp_ms, r.key, r.value, r.headers)
+            ConsumerRecord(topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers)
             for r in decode_batch(batch.data)
             if r.offset >= position
         ]

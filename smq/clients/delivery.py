@@ -21,7 +21,8 @@ class RecordMetadata(NamedTuple):
 
 
 class BatchMetadata(NamedTuple):
-    """Where a run of records is stored: offsets `base_offset` to `last_offset`, inclusive (-1 with acks="none")."""
+    """Where a run of records is stored: offsets `base_offset` to `last_offset`, inclusive (-1 with acks="none").
+    `ts_ns` is that of `base_offset`, and each further record's is one more."""
 
     topic: str
     partition: int
@@ -65,14 +66,16 @@ class BulkDelivery:
 
 
 def deliver(batch: Batch, base_offset: int, ts_ns: int) -> None:
-    topic, partition = batch.topic, batch.partition
+    """`base_offset` and `ts_ns` are the first record's, -1 if they are not known."""
+    topic, partition, is_known = batch.topic, batch.partition, base_offset >= 0
     for first, count, token in batch.tokens:
         if isinstance(token, BulkDelivery):
-            start = base_offset + first if base_offset >= 0 else -1
-            last = start + count - 1 if base_offset >= 0 else -1
-            token.delivered(BatchMetadata(topic, partition, start, last, ts_ns), count)
+            start = base_offset + first if is_known else -1
+            last = start + count - 1 if is_known else -1
+            token.delivered(BatchMetadata(topic, partition, start, last, ts_ns + first if is_known else -1), count)
         elif isinstance(token, asyncio.Future) and not token.done():
-            token.set_result(RecordMetadata(topic, partition, base_offset + first if base_offset >= 0 else -1, ts_ns))
+            place = (base_offset + first, ts_ns + first) if is_known else (-1, -1)
+            token.set_result(RecordMetadata(topic, partition, *place))
 
 
 def fail(batch: Batch, error: SmqError) -> None:

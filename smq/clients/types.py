@@ -13,7 +13,8 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 
 class ConsumerRecord(NamedTuple):
-    """A committed record. `timestamp_ms` is the producer's create time, `ts_ns` the leader's append time."""
+    """A committed record. `timestamp_ms` is the producer's create time, `ts_ns` the leader's append
+    time in nanoseconds, which is strictly increasing in a partition, record by record."""
 
     topic: str
     partition: int
@@ -26,7 +27,8 @@ class ConsumerRecord(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """One RecordBatch v2, exactly as in the log. Its first records may be below the requested position."""
+    """One RecordBatch v2, exactly as in the log. Its first records may be below the requested position.
+    `ts_ns` is that of `base_offset`; at the offset that lies n beyond, it is n more."""
 
     topic: str
     partition: int

@@ -218,7 +218,7 @@ class SetMode(Command):
     mode_seq: int
     two_round: bool
     hwm: Offset
-    ts_ns: TsNs  # of the last batch below hwm
+    ts_ns: TsNs  # of the last record below hwm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +227,7 @@ class HwmAdvance:
     epoch: Epoch
     hwm: Offset
     next_offset: Offset
-    ts_ns: TsNs  # of the last batch below hwm
+    ts_ns: TsNs  # of the last record below hwm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class PartitionState:
     next_offset: Offset
     hwm: Offset
     log_start: Offset
-    ts_ns: TsNs  # of the last batch below the hwm; 0 before the first
+    ts_ns: TsNs  # of the last record below the hwm; 0 before the first
     producers_start: Offset = _NO_OFFSET
     producer_marks: list[ProducerMark] = field(default_factory=list)  # oldest first: where it moves when they expire
     incomplete: frozenset[NodeId] = _NO_NODES  # replicas whose logs may lack what they acknowledged (rule 22)

@@ -46,7 +46,7 @@ class Acks(enum.IntEnum):
 class Produced:
     base_offset: Offset
     last_offset: Offset
-    ts_ns: TsNs
+    ts_ns: TsNs  # of the first record; each further one's is one more
     epoch: Epoch
     duplicate: bool  # the batch was already there (idempotent retry)
 
@@ -57,7 +57,7 @@ class StoredBatch(NamedTuple):
 
     base_offset: Offset
     last_offset: Offset
-    ts_ns: TsNs
+    ts_ns: TsNs  # of the record at `base_offset`; at the offset that lies n beyond, it is n more
     data: memoryview
 
 

@@ -28,7 +28,7 @@ TIMESTAMP_MS_MAX: Final = (2**63 - 1) // 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawBatch:
-    """A fetched record batch with a checked CRC; `ts_ns` is the leader's append time."""
+    """A fetched record batch with a checked CRC; `ts_ns` is the append time of its base offset."""
 
     header: BatchHeader
     data: bytes
@@ -41,7 +41,7 @@ class Block:
 
     records: RecordColumns = field(default_factory=RecordColumns)
     offsets: list[Ints] = field(default_factory=list)
-    shared: list[tuple[int, int, int, int]] = field(default_factory=list)  # rows, timestampType, ts_ns, epoch
+    shared: list[tuple[int, int, int, int]] = field(default_factory=list)  # rows, timestampType, ts_ns - offset, epoch
     rows: int = 0
     size_bytes: int = 0
 
@@ -119,7 +119,7 @@ class Decoder:
         rows = len(offsets)
         timestamp_type = int(bool(raw.header.attributes & TIMESTAMP_TYPE_MASK))
         self._block.offsets.append(offsets)
-        self._block.shared.append((rows, timestamp_type, raw.ts_ns, raw.header.epoch))
+        self._block.shared.append((rows, timestamp_type, raw.ts_ns - raw.header.base_offset, raw.header.epoch))
         self._block.rows += rows
 
     def _build(self, block: Block) -> pa.RecordBatch:
@@ -132,6 +132,9 @@ class Decoder:
 
     def _offsets(self, block: Block, runs: Ints) -> pa.Array:
         return pa.array(np.concatenate(block.offsets))
+
+    def _append_times(self, block: Block, runs: Ints) -> pa.Array:
+        return pa.array(np.concatenate(block.offsets) + np.repeat(runs[:, 2], runs[:, 0]))
 
     def _timestamps(self, block: Block, runs: Ints) -> pa.Array:
         ms = np.concatenate(block.records.timestamp).clip(-TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
@@ -156,6 +159,6 @@ _BUILDERS: Final[dict[str, Callable[[Decoder, Block, Ints], Any]]] = {
     "timestampType": _run(1),
     HEADERS_COLUMN: lambda decoder, block, runs: pa.concat_arrays(block.records.headers),
     "_index": Decoder._offsets,
-    "ts_ns": _run(2),
+    "ts_ns": Decoder._append_times,
     "epoch": _run(3),
 }

@@ -113,11 +113,23 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         seeds=8,
     ),
     PlantedBug(
+        name="batches-share-append-times",
+        rule="15: ts_ns increases from record to record",
+        mutations=(Mutation("smq.replication.log.state:LogState.add", "TsNs(ts_ns + end - base - 1)", "ts_ns"),),
+        scenario="clocks",
+        anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}),
+        seeds=8,
+    ),
+    PlantedBug(
         name="ts-from-clock-only",
         rule="15: ts_ns exceeds the last in the log and Raft's last",
         mutations=(
             Mutation(_REPLICA + "produce", "self.log.last_ts_ns + 1, self.part.ts_ns + 1", "self.log.last_ts_ns + 1"),
-            Mutation("smq.replication.log.state:LogState.add", "self.last_ts_ns = ts_ns", "self.last_ts_ns = 0"),
+            Mutation(
+                "smq.replication.log.state:LogState.add",
+                "self.last_ts_ns = TsNs(ts_ns + end - base - 1)",
+                "self.last_ts_ns = 0",
+            ),
         ),
         scenario="clocks",
         anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}) | BROKEN,

@@ -420,6 +420,7 @@ class PublishRecordResponse(_message.Message):
     """-1 with ACKS_NONE or an error"""
     last_offset: _builtins.int
     ts_ns: _builtins.int
+    """of the first record; each further one's is one more"""
     duplicate: _builtins.bool
     """an earlier attempt was stored; these are its offsets"""
     @_builtins.property
@@ -583,6 +584,7 @@ class Record(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     ts_ns: _builtins.int
+    """append time: strictly increasing in a partition"""
     timestamp_ms: _builtins.int
     key: _builtins.bytes
     value: _builtins.bytes
@@ -972,6 +974,7 @@ class Batch(_message.Message):
     base_offset: _builtins.int
     last_offset: _builtins.int
     ts_ns: _builtins.int
+    """of the record at base_offset; at base_offset + n, it is n more"""
     data: _builtins.bytes
     """RecordBatch v2"""
     def __init__(

@@ -43,7 +43,7 @@ def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> 
                 continue  # batches are not cut: the first may begin before the position
             if record.offset >= stop:
                 break
-            records.append(to_pb(record, batch.ts_ns))
+            records.append(to_pb(record, batch.ts_ns + record.offset - batch.base_offset))
             size += _record_bytes(record)
             position = Offset(record.offset + 1)
             if size >= bytes_max:

@@ -92,6 +92,15 @@ class BatchInfo(NamedTuple):
     producer_epoch: ProducerEpoch
     base_sequence: Sequence
 
+    def ts_ns_at(self, offset: Offset) -> TsNs:
+        """Of the record at `offset`."""
+        return TsNs(self.ts_ns + offset - self.base)
+
+    @property
+    def last_ts_ns(self) -> TsNs:
+        """Of the last record."""
+        return self.ts_ns_at(Offset(self.end - 1))
+
 
 # ------------------------------------------------------------------------------------------------ batches
 def build_value(pid: PartitionId, batch: Buffer, header: BatchHeader, base: Offset, epoch: Epoch, ts_ns: TsNs) -> bytes:
@@ -166,6 +175,10 @@ def base_of_key(key: bytes) -> Offset:
 
 def append_time_key(pid: PartitionId, ts_ns: int, base: int) -> bytes:
     return _TIME_KEY.pack(pid, TIME_APPEND, ts_ns, base)
+
+
+def append_time_of_key(key: bytes) -> TsNs:
+    return TsNs(int.from_bytes(key[-16:-8], "big"))
 
 
 def home_of(key: bytes, head: bytes) -> bytes | None:

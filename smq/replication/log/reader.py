@@ -20,6 +20,7 @@ from smq.replication.log.codec import (
     BatchInfo,
     StoredValue,
     after_append_time,
+    append_time_of_key,
     base_of_key,
     batch_key,
     create_ms_of_key,
@@ -61,7 +62,7 @@ class LogReader:
 
     @property
     def last_ts_ns(self) -> TsNs:
-        """Of the last batch, even if it has been deleted; 0 before the first."""
+        """Of the last record, even if it has been deleted; 0 before the first."""
         return self._state.last_ts_ns
 
     @property
@@ -274,10 +275,23 @@ class LogReader:
 
     # ---------------------------------------------------------------------------------------- look-ups by time
     def find_ts_ns(self, ts_ns: int) -> BatchInfo | None:
-        """The first batch that was appended at `ts_ns` or later. It may begin below log_start."""
+        """The first batch with a record appended at `ts_ns` or later. It may begin below log_start."""
         if ts_ns > INT64_MAX:
             return None
-        return next(self._live_infos(ts_ns - 1), None)
+        infos = self._live_infos(self._append_time_at(ts_ns) - 1)
+        return next((info for info in infos if info.last_ts_ns >= ts_ns), None)
+
+    def _append_time_at(self, ts_ns: int) -> int:
+        """Of the last batch on disk that was appended at `ts_ns` or before. If there is none: a time that is not later
+        than the first batch's."""
+        start = after_append_time(self.pid, self._base.last_ts_ns)
+        stop = after_append_time(self.pid, max(ts_ns, self._base.last_ts_ns))
+        while keys := self._rows.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
+            for key in keys:
+                if base_of_key(key) < self.durable_end:  # otherwise its batch was cut, and its deletion is queued
+                    return append_time_of_key(key)
+            stop = keys[-1]
+        return self._base.last_ts_ns + 1
 
     def create_ms_max(self, end: Offset) -> int:
         """The largest create time of the batches below `end`; INT64_MAX + 1, which no batch has, if there is

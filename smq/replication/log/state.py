@@ -73,7 +73,7 @@ class LogState:
         """Folds in the next batch."""
         base, end, epoch, ts_ns, max_timestamp_ms, size, producer_id, producer_epoch, sequence = info
         self.end = end
-        self.last_ts_ns = ts_ns
+        self.last_ts_ns = TsNs(ts_ns + end - base - 1)
         self.bytes_total += size
         if max_timestamp_ms > self.create_ms_max:
             self.create_ms_max = max_timestamp_ms

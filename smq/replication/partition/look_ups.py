@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
-from smq.records import BatchCorrupt, parse_header
+from smq.records import BatchCorrupt
 from smq.replication.api import Cancel, DoneFn, PartitionEnd, SizedRun, TimeKind, TimeOffset
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, BatchInfo
@@ -27,6 +27,7 @@ from smq.replication.runtime.deadlines import Deadline
 
 T = TypeVar("T")
 
+ANY_TIMESTAMP_MS: Final = -(1 << 63)
 AGAIN_MAX: Final = 10  # a log that is trimmed during every attempt: the caller tries again
 
 
@@ -258,19 +259,18 @@ def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> Tim
 
 
 def _within(log: LogReader, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:
-    """The record inside a batch. A batch shares one ts_ns; only a lookup by create time decodes it."""
-    lo = log.log_start
-    found = log.read(Offset(max(info.base, lo)), info.end, 1)
+    """The record inside a batch."""
+    at = Offset(max(info.base, log.log_start))
+    if kind is TimeKind.TS_NS:
+        at, value = max(at, Offset(info.base + value - info.ts_ns)), ANY_TIMESTAMP_MS
+    found = log.read(at, info.end, 1)
     if not found:
         return None
-    batch = found[0].batch
-    if kind is TimeKind.TS_NS:
-        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, parse_header(batch).base_timestamp)
     try:
-        for record in decode_bounded(batch):
-            if record.offset >= lo and record.timestamp_ms >= value:
-                return TimeOffset(Offset(record.offset), info.ts_ns, record.timestamp_ms)
+        for record in decode_bounded(found[0].batch):
+            if record.offset >= at and record.timestamp_ms >= value:
+                return TimeOffset(Offset(record.offset), info.ts_ns_at(Offset(record.offset)), record.timestamp_ms)
     except (BatchCorrupt, SmqError):
         # Malformed or oversized content: exact to the batch only. Its reader will meet the error itself.
-        return TimeOffset(Offset(max(info.base, lo)), info.ts_ns, info.max_timestamp_ms)
+        return TimeOffset(at, info.ts_ns_at(at), info.max_timestamp_ms)
     return None

@@ -30,7 +30,7 @@ class Stored:
 
     @property
     def ts_ns(self) -> int:
-        """Its append time: nanoseconds that grow by one per record."""
+        """The append time of its first record: nanoseconds that grow by one per record."""
         return self.base_offset + 1
 
 
@@ -107,7 +107,7 @@ class ModelPartition:
                     continue
                 if created_ms is not None and record.timestamp_ms >= created_ms:
                     return record.offset
-                if ts_ns is not None and stored.ts_ns >= ts_ns:
+                if ts_ns is not None and stored.ts_ns + record.offset - stored.base_offset >= ts_ns:
                     return record.offset
         return self.hwm
 

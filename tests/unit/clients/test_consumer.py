@@ -38,7 +38,7 @@ def test_records_arrive_with_all_their_fields() -> None:
             [first, second] = await take(consumer, 2)
             assert first == ConsumerRecord("t", 0, 0, 1, 1000, b"k", b"0", first.headers)
             assert list(first.headers) == [("h", b"v")]
-            assert second.offset == 1
+            assert (second.offset, second.ts_ns) == (1, 2)
 
     run(scenario())
 

@@ -23,8 +23,19 @@ def test_records_are_acknowledged_with_their_offsets() -> None:
             sent = [producer.send("t", b"%d" % i, partition=i % 2) for i in range(10)]
             results = [await s for s in sent]
             assert [(r.partition, r.offset) for r in results] == [(i % 2, i // 2) for i in range(10)]
+            assert all(r.ts_ns == r.offset + 1 for r in results), "the cluster's clock moves by one per record"
             assert producer.stats.records_acked == 10
             assert cluster.stored_values("t")[1] == [b"1", b"3", b"5", b"7", b"9"]
+
+    run(scenario())
+
+
+def test_a_run_of_records_is_acknowledged_with_its_first_append_time() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            await producer.send("t", b"x")
+            (run_of_three,) = await (await producer.send_many("t", [b"x"] * 3))
+            assert (run_of_three.base_offset, run_of_three.last_offset, run_of_three.ts_ns) == (1, 3, 2)
 
     run(scenario())
 

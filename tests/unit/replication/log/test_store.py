@@ -301,7 +301,7 @@ def test_truncation_withdraws_pending_appends_and_never_reports_them() -> None:
     data = make_batch(2)
     done: list[int] = []
     for i in range(3):
-        log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(i + 1), done=lambda i=i: done.append(i))  # type: ignore[misc]  # default binds i
+        log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(2 * i + 1), done=lambda i=i: done.append(i))  # type: ignore[misc]  # default binds i
     generation = log.generation
     log.truncate(Offset(3))  # inside the second batch: it goes whole
     assert (log.appended_end, log.generation) == (2, generation + 1)

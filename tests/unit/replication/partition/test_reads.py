@@ -2,6 +2,7 @@
 the log ends."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -227,12 +228,21 @@ def test_a_look_up_by_create_time_is_exact_to_the_record(reader: Reader) -> None
     assert reader.host.offset_at(TimeKind.MAX_TIMESTAMP, 0) == 3
 
 
-def test_a_look_up_by_append_time_finds_the_first_batch_at_or_after_it(reader: Reader) -> None:
-    reader.commit(batch(count=2), batch(count=2))
-    first, second = reader.host.live.log.read(Offset(0), Offset(4), 1 << 20)
-    times = (0, first.ts_ns, first.ts_ns + 1, second.ts_ns)
-    assert [reader.host.offset_at(TimeKind.TS_NS, ts) for ts in times] == [0, 0, 2, 2]
-    assert reader.host.find_time(TimeKind.TS_NS, second.ts_ns + 1) == TimeOffset(Offset(4), TsNs(-1), -1)
+def test_a_look_up_by_append_time_finds_the_first_record_at_or_after_it(reader: Reader) -> None:
+    reader.commit(batch(count=2), batch(count=3))
+    first, second = reader.host.live.log.read(Offset(0), Offset(5), 1 << 20)
+    times = (0, first.ts_ns, first.ts_ns + 1, first.ts_ns + 2, second.ts_ns, second.ts_ns + 1, second.ts_ns + 2)
+    assert [reader.host.offset_at(TimeKind.TS_NS, ts) for ts in times] == [0, 0, 1, 2, 2, 3, 4]
+    found = reader.host.find_time(TimeKind.TS_NS, second.ts_ns + 1)
+    assert isinstance(found, TimeOffset)
+    assert found.ts_ns == second.ts_ns + 1
+    assert reader.host.find_time(TimeKind.TS_NS, second.ts_ns + 3) == TimeOffset(Offset(5), TsNs(-1), -1)
+
+
+def test_append_times_increase_from_record_to_record_although_the_clock_is_behind(reader: Reader) -> None:
+    reader.commit(batch(count=1_000), batch(count=2_000), batch())
+    times = [(v.ts_ns, v.end - v.base) for v in reader.host.live.log.read(Offset(0), Offset(3_001), 1 << 20)]
+    assert all(after == before + count for (before, count), (after, _) in pairwise(times))
 
 
 def test_a_look_up_by_time_sees_nothing_beyond_the_mark(reader: Reader) -> None:

@@ -59,7 +59,7 @@ class Node:
         log = LogStore(self.disk).create(PID, Offset(0))
         for i in range(BATCHES):
             data = make_batch(2)
-            log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(i + 1), done=lambda: None)
+            log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(2 * i + 1), done=lambda: None)
         journal = RaftJournal()
         journal.set_term(1, None)
         for index in range(1, 5):

@@ -78,6 +78,7 @@ class PartitionFacts:
     final_nodes: set[int] = field(default_factory=set)  # nodes for which that read was begun, whatever its outcome
     times: list[Op] = field(default_factory=list)
     trims: list[Op] = field(default_factory=list)
+    retention_starts: dict[int, int] = field(default_factory=dict)  # log starts of nodes, and when they were seen first
     # Polls whose batches are not contiguous from the requested offset, or go past the high water mark.
     uneven: list[Op] = field(default_factory=list)
     # Every distinct batch that was ever read, by base offset and then by time of the first read. Batches are read many
@@ -171,6 +172,9 @@ def index(history: History) -> Facts:
         partitions[op.request["k"]].times.append(op)
     for op in history.of("trim"):
         partitions[op.request["k"]].trims.append(op)
+    if history.noted("retention"):
+        for event in history.noted("local"):
+            partitions[event["k"]].retention_starts.setdefault(event["lo"], event["t"])
     _index_polls(history.of("poll"), partitions)
     return Facts(history, dict(partitions))
 

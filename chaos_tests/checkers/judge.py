@@ -22,6 +22,7 @@ from chaos_tests.checkers import (
     membership,
     raft,
     reads,
+    retention,
     sends,
 )
 from chaos_tests.checkers.base import Facts, Violation, index
@@ -41,6 +42,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     raft.check,
     liveness.check,
     reads.check,
+    retention.check,
     marks.check,
 )
 

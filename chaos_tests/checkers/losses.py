@@ -19,7 +19,8 @@ def check(facts: Facts) -> list[Violation]:
         _check_aborted(partition, findings)
         replicas = _final_replicas(partition)
         unread = partition.final_nodes - replicas.keys()
-        trimmed = max((op.request["o"] for op in partition.trims if op.kind != "fail"), default=0)
+        trims = (op.request["o"] for op in partition.trims if op.kind != "fail")
+        trimmed = max((*trims, *partition.retention_starts), default=0)
         if unread and any(acked.end > trimmed for acked in partition.acked):
             findings.add("lost-write", f"{partition.key}: nothing could be read from nodes {sorted(unread)} in the end")
         if not replicas:

@@ -4,8 +4,12 @@ false-out-of-range, false-damage.
 Owns the judgement of single answers to readers.
 """
 
+from typing import Final
+
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
 from chaos_tests.history import Op
+
+SAMPLED_NS: Final = 1_000_000_000  # a log start is sampled at the latest that long after a client learned it
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -61,6 +65,9 @@ def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
     for op in refused:
         hwm = partition.mark_before(op.start_ns).end
         trims = [t.request["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns]
+        seen_by_ns = op.end_ns + SAMPLED_NS
+        if any(start >= op.reply["lo"] and t < seen_by_ns for start, t in partition.retention_starts.items()):
+            trims.append(op.reply["lo"])
         lo = max(trims, default=first_lo)
         if lo <= op.request["o"] <= hwm:
             detail = f"{partition.key}@{op.request['o']} was refused, the valid range was [{lo}, {hwm}]"

@@ -157,6 +157,7 @@ class Observer:
                         hwm=part.hwm,
                         lo=part.log_start,
                         epoch=part.epoch,
+                        clock=node.state.expiry_clock_ms,
                     )
 
     def _check_queue(self, host: SimHost) -> None:

@@ -41,6 +41,7 @@ from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_log_events
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script, Sleep
 from chaos_tests.sim.scenario import Scenario
 from smq.raft_state.ids import NodeId
+from smq.raft_state.topic_config import RETENTION_MS, RETENTION_RECORDS
 from smq.replication.api import Acks
 from smq.replication.config import NodeConfig
 from smq.testing.virtual.clock import NS_PER_MS, Machine, Scheduler
@@ -154,6 +155,8 @@ class Simulation:
         self.world = World(
             self.scheduler, self.streams, self.recorder, self.nodes, self._report_violation, self._spawn, pace
         )
+        limits = {RETENTION_RECORDS: settings.retention_records, RETENTION_MS: settings.retention_ms}
+        self.world.topic_config = tuple((key, str(limit)) for key, limit in limits.items() if limit)
         self.arena = self._make_arena()
         self.storm = Storm(self.arena, scenario.faults, schedule)
 
@@ -221,6 +224,8 @@ class Simulation:
 
     def _make_topics(self, owner: TopicOwner) -> Script:
         profile = self.scenario.cluster
+        if profile.retention_records or profile.retention_ms:
+            self.recorder.note("retention", records=profile.retention_records, ms=profile.retention_ms)
         for number in range(profile.topics):
             for attempt in range(5):
                 ok = yield from owner.create(
@@ -435,6 +440,7 @@ class Simulation:
                 if node not in self.nodes:
                     continue
                 yield from reader.read_all(known, node)
+        self.observer.sample()  # log starts that the final read met
 
     def _result(self) -> Result:
         violations = judge(self.recorder.events)

@@ -34,6 +34,8 @@ class ClusterProfile:
     lost_forever: int = 0  # nodes whose disks do not survive; the storm then ends with a loss of power
     producer_expiration_ms: int = 0  # of the replicated state, below what a cluster accepts; 0: its default
     commit_rounds: int = 0  # of the replicated state: after how many a record is committed; 0: its default
+    retention_records: int = 0  # of every topic with records; 0: without a limit
+    retention_ms: int = 0
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
 

@@ -7,7 +7,7 @@ of them is stored. Any module may import it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from smq.raft_state.config_keys import INT64_MAX, ConfigKey, ConfigType, between, known_at, one_of
 from smq.raft_state.errors import ErrorCode
@@ -16,6 +16,10 @@ from smq.raft_state.refusal import Refused, quoted
 
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+NO_LIMIT: Final = "-1"
+RETENTION_BYTES: Final = "retention.bytes"
+RETENTION_MS: Final = "retention.ms"
+RETENTION_RECORDS: Final = "retention.records"
 STORAGE: Final = "storage"
 EXTERNAL: Final = "external"
 
@@ -24,6 +28,16 @@ def _fixed(
     default: str, type_: ConfigType, meaning: str, values: str, accepts: Callable[[str], bool] | None = None
 ) -> ConfigKey:
     return ConfigKey(default, values, meaning, accepts or one_of(default), type_, is_fixed=True)
+
+
+def _limit(meaning: str, unit: str, least: int) -> ConfigKey:
+    return ConfigKey(
+        default=NO_LIMIT,
+        values=f"-1 (without a limit) or a whole number of {unit} from {least} to {INT64_MAX}",
+        meaning=meaning,
+        accepts=lambda value: value == NO_LIMIT or between(least, INT64_MAX)(value),
+        type=ConfigType.LONG,
+    )
 
 
 TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
@@ -43,7 +57,10 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         is_fixed_at_creation=True,
     ),
     "cleanup.policy": _fixed(
-        "delete", ConfigType.LIST, "how old records go", '"delete" (there is no compaction; DeleteRecords deletes)'
+        "delete",
+        ConfigType.LIST,
+        "how old records go",
+        '"delete" (retention.* and DeleteRecords delete; there is no compaction)',
     ),
     "compression.type": _fixed(
         "producer", ConfigType.STRING, "how records are compressed", '"producer" (batches are stored as they were sent)'
@@ -80,11 +97,12 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     ),
     "preallocate": _fixed("false", ConfigType.BOOLEAN, "whether files are allocated in advance", "false"),
     "remote.storage.enable": _fixed("false", ConfigType.BOOLEAN, "whether old records move to other storage", "false"),
-    "retention.bytes": _fixed(
-        "-1", ConfigType.LONG, "the size beyond which old records are deleted", "-1 (for ever; DeleteRecords deletes)"
+    RETENTION_BYTES: _limit("the bytes that each partition keeps: older batches are deleted", "bytes", 0),
+    RETENTION_MS: _limit(
+        "how long records are kept: batches whose newest record is older are deleted", "milliseconds", 0
     ),
-    "retention.ms": _fixed(
-        "-1", ConfigType.LONG, "the age beyond which records are deleted", "-1 (for ever; DeleteRecords deletes)"
+    RETENTION_RECORDS: _limit(
+        "the records that each partition keeps: older batches are deleted (a key of smq's own)", "records", 1
     ),
     "unclean.leader.election.enable": _fixed(
         "false", ConfigType.BOOLEAN, "whether a replica that lacks committed records may lead", "false"
@@ -152,6 +170,22 @@ def majority(replicas: int) -> int:
 def max_message_bytes(config: Mapping[str, str]) -> int:
     """The largest record batch that a topic accepts, in bytes."""
     return int(config_value(config, MAX_MESSAGE_BYTES))
+
+
+class Retention(NamedTuple):
+    """What a topic keeps of each partition. None: without a limit."""
+
+    ms: int | None = None
+    bytes: int | None = None
+    records: int | None = None
+
+
+def retention(config: Mapping[str, str]) -> Retention | None:
+    """None if everything is kept."""
+    if not any(key in config for key in (RETENTION_MS, RETENTION_BYTES, RETENTION_RECORDS)):
+        return None  # only differences from the default are stored
+    limits = (config_value(config, key) for key in (RETENTION_MS, RETENTION_BYTES, RETENTION_RECORDS))
+    return Retention(*(None if value == NO_LIMIT else int(value) for value in limits))
 
 
 def is_external(config: Mapping[str, str]) -> bool:

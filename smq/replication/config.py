@@ -51,6 +51,7 @@ class NodeConfig:
     # Below it no records are appended. Twice the bytes that may be in flight, and their pages, must fit into it.
     disk_reserve_bytes: int = 256 << 20
     tail_bytes_kept: int = TAIL_BYTES_KEPT  # of durable batches per partition, read from memory
+    retention_check_ms: int = 1_000  # between two looks at what a led partition does not retain
     scrub_period_s: int = 7 * 24 * 3600  # everything on disk is read and checked once per period; 0: never
     replica_inflight_bytes_max: int = 8 << 20  # sent to one follower of one partition and not yet acknowledged
     fetch_bytes_max: int = 8 << 20

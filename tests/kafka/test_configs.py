@@ -167,8 +167,6 @@ def test_resources_that_do_not_exist_are_refused(cluster: Cluster, leader: Leade
         ("message.timestamp.type", "CreateTime", "LogAppendTime"),
         ("min.insync.replicas", "2", "3"),
         ("preallocate", "false", "true"),
-        ("retention.bytes", "-1", "1000000"),
-        ("retention.ms", "-1", "86400000"),
         ("unclean.leader.election.enable", "false", "true"),
     ],
 )
@@ -217,6 +215,7 @@ FIXED_OF_NODE_2 = {
     "log.preallocate": "false",
     "log.retention.bytes": "-1",
     "log.retention.ms": "-1",
+    "log.retention.records": "-1",
     "max.connections": "10000",
     "max.connections.per.ip": "2000",
     "message.max.bytes": "1048588",

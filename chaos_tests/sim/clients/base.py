@@ -52,6 +52,7 @@ class World:
     report_violation: Callable[[NodeId, str], None]
     spawn: Callable[[Script], None]  # runs a script beside the caller's
     pace: Pace
+    topic_config: tuple[tuple[str, str], ...] = ()  # of topics with records
     partitions: list[Known] = field(default_factory=list)
     externals: list[Known] = field(default_factory=list)  # of external storage
     stopped: bool = False

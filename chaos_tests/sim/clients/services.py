@@ -267,7 +267,7 @@ class TopicOwner(Client):
             topic_id=topic_id,
             partition_count=partitions,
             replication_factor=0 if is_external else min(replication, len(self.world.nodes)),
-            config=((STORAGE, EXTERNAL),) if is_external else (),
+            config=((STORAGE, EXTERNAL),) if is_external else self.world.topic_config,
             start_offset=Offset(start),
             created_ms=int(self.world.now_ms()),
         )

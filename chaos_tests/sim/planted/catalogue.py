@@ -16,6 +16,7 @@ from chaos_tests.sim.planted.one_round import ONE_ROUND_BUGS
 from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
 from chaos_tests.sim.planted.producers import PRODUCER_BUGS
 from chaos_tests.sim.planted.replication import REPLICATION_BUGS
+from chaos_tests.sim.planted.retention import RETENTION_BUGS
 
 BUGS: tuple[PlantedBug, ...] = (
     *REPLICATION_BUGS,
@@ -25,6 +26,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *PRODUCER_BUGS,
     *OVERLOAD_BUGS,
     *DISK_BUGS,
+    *RETENTION_BUGS,
     *AGREEMENT_BUGS,
     *GROUP_BUGS,
     *ADMINISTRATION_BUGS,

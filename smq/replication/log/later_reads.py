@@ -64,6 +64,7 @@ class LaterReads(LogReader):
         the log is still there. None, and giving up: as for `read_later`."""
         base, state = LogState(self._base.end), LogState(self.appended_end)
         base.last_ts_ns, base.create_ms_max = self._base.last_ts_ns, self._base.create_ms_max
+        base.bytes_total, state.bytes_total = self._base.bytes_total, self._state.bytes_total
         durable_end, tail, first, generation = self.durable_end, self._tail.copy(), self._first, self.generation
 
         def find_in(rows: Rows) -> T:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
+from smq.raft_state.topic_config import Retention
 from smq.replication.log.codec import (
     INT64_MAX,
     TIME_APPEND,
@@ -39,6 +40,7 @@ from smq.replication.ports import DataDamaged, Rows, Table
 
 INDEX_ROWS_PER_SCAN: Final = 1024  # some 0.3 ms and 100 KB
 SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a shorter answer is as correct
+RETENTION_BATCHES_MAX: Final = 10_000  # looked at by one look-up
 
 
 class LogReader:
@@ -264,6 +266,34 @@ class LogReader:
                     break
                 at, size = info.end, size + info.size
         return at, size
+
+    def retained_start(self, end: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
+        """Where the log starts once what `limits` does not retain below `end` has gone: whole batches, from the oldest
+        on. And whether it stopped early, after RETENTION_BATCHES_MAX: then there may be more.
+
+        A batch goes if its newest record is too old, or if the batches after it are as many bytes, or records, as are
+        to be kept. Its age is that of its newest create time, as in Kafka; of its append time if it has none. Append
+        times come from the clocks of leaders, and one that is behind would delete too early."""
+        start, size, count = self.log_start, self.size_bytes, 0
+        before = start
+        for count, info in enumerate(self._infos(TsNs(0), self.appended_end)):
+            if count >= RETENTION_BATCHES_MAX:
+                return start, True
+            size -= info.size
+            if info.end <= self.log_start:
+                continue  # waits to be deleted
+            newest_ms = info.max_timestamp_ms if info.max_timestamp_ms >= 0 else info.ts_ns // 1_000_000
+            is_due = (
+                (limits.ms is not None and newest_ms < now_ms - limits.ms)
+                or (limits.bytes is not None and size >= limits.bytes)
+                or (limits.records is not None and end - info.end >= limits.records)
+            )
+            if info.end > end or not is_due:
+                break
+            before, start = start, info.end
+        if start == self.appended_end and count:
+            return before, True  # a log is emptied in one transaction, so the last batch goes alone
+        return start, False
 
     def _key_of_batch_at(self, offset: Offset) -> bytes:
         """The key of the durable batch that contains `offset`."""

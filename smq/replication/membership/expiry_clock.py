@@ -1,4 +1,4 @@
-"""Proposes the steps of the replicated clock by which committed offsets and producers expire.
+"""Proposes the steps of the replicated clock by which committed offsets, producers and records expire.
 
 Owns when a step is due, and the measurement that goes with it: how long ago, by this node's monotonic clock, it has
 seen the replicated clock change. The state machine decides how far the clock moves. Only the node imports it.
@@ -11,6 +11,7 @@ from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import SmqError
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
+from smq.raft_state.topic_config import retention as retention_of
 from smq.replication.host import Host
 
 INTERVAL_MS_MAX: Final = 600_000  # nothing has to expire to the minute: retentions are hours and days
@@ -51,5 +52,8 @@ class ExpiryClock:
 def interval_ms(state: ClusterState) -> int:
     """Between two steps: a part of the shortest retention."""
     expiration_ms = producer_expiration_ms(state.config)
-    shortest_ms = min(offsets_retention_ms(state.config) or expiration_ms, expiration_ms)
+    of_topics = (retention.ms for topic in state.topics.values() if (retention := retention_of(topic.config)))
+    shortest_ms = min(
+        offsets_retention_ms(state.config) or expiration_ms, expiration_ms, *(ms for ms in of_topics if ms is not None)
+    )
     return min(INTERVAL_MS_MAX, max(INTERVAL_MS_MIN, shortest_ms // STEPS_PER_RETENTION))

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
+from smq.raft_state.topic_config import Retention
 from smq.records import BatchCorrupt
 from smq.replication.api import Cancel, DoneFn, PartitionEnd, SizedRun, TimeKind, TimeOffset
 from smq.replication.host import Host
@@ -240,6 +241,19 @@ class LookUps:
 
         look_up = _LookUp(self._host, self._repairs, replica, find, done)
         look_up.begin(max(timeout_ms, READ_MS_MAX))
+        return look_up.cancel
+
+    def retained_start(
+        self, replica: Replica, limits: Retention, now_ms: int, done: DoneFn[tuple[Offset, bool]]
+    ) -> Cancel:
+        """Where the log starts once what `limits` does not retain has gone, and whether there may be more."""
+        end = replica.part.hwm  # rule 14
+
+        def find(log: LogReader) -> tuple[Offset, bool]:
+            return log.retained_start(end, limits, now_ms)
+
+        look_up = _LookUp(self._host, self._repairs, replica, find, done)
+        look_up.begin(READ_MS_MAX)
         return look_up.cancel
 
 

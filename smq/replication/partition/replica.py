@@ -103,6 +103,7 @@ class Replica:
         self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked its log
         self._epoch_seen: Epoch | None = None
         self._commit = Offset(0)  # by this leader's count, or as the leader said; it may lie beyond the hwm
+        self.retention_due_ns = 0  # when what the topic retains is examined next
         self._was_refused_room = False  # the last produce, because too much waits for the disk
         self.is_count_held = False  # rule 28: two-round mode has been proposed
         self._sealed = NO_EPOCH  # rule 21: this process takes no more part in this epoch or an older one

@@ -28,6 +28,7 @@ from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
+from smq.replication.partition.retention import Retainer
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.step_aside import Hang
 from smq.replication.proposer import Barriers
@@ -77,6 +78,7 @@ class Replicas:
         self.ends = ExactEnds(host, barriers, self._by_pid.get)
         self.reads = Reads(host, self.ends, self.repairs)
         self.look_ups = LookUps(host, self.ends, self.repairs)
+        self._retainer = Retainer(host, self.look_ups)
         clock, propose = host.clock, host.propose
         self.mark_due = Coalescer(clock, propose, hwm_advances, _as_advances).mark_due
         self._mark_hwm_behind = Coalescer(clock, propose, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
@@ -271,6 +273,7 @@ class Replicas:
         replica.note_damage()
         if replica.leading is not None:
             replica.on_tick(now_ns)
+            self._retainer.visit(replica, now_ns)
             if not has_majority(replica.part, self._host.node_id, reachable):
                 replica.resign()  # rule 20
         elif replica.is_appointed:

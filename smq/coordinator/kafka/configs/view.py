@@ -37,6 +37,7 @@ _BROKER_KEYS: Final = {
     "remote.storage.enable": "remote.log.storage.system.enable",
     "retention.bytes": "log.retention.bytes",
     "retention.ms": "log.retention.ms",
+    "retention.records": "log.retention.records",
     MAX_MESSAGE_BYTES: "message.max.bytes",
 }
 

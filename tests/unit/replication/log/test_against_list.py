@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.topic_config import Retention
 from smq.records import parse_header
 from smq.replication.log import partition_log
 from smq.replication.log import reader as log_reader
@@ -255,6 +256,32 @@ class LogAgainstList(RuleBasedStateMachine):
         fitting = max(sum(size <= bytes_max for size in sizes), min(1, len(sizes)))
         expected = (whole[fitting - 1].end, sizes[fitting - 1]) if fitting else (offset, 0)
         assert self.log.sized_run(offset, end, bytes_max) == expected
+
+    @rule(
+        below=st.integers(0, 10),
+        age_ms=st.none() | st.integers(0, 45),
+        size=st.none() | st.integers(0, 1_000),
+        records=st.none() | st.integers(1, 12),
+    )
+    def retained_start(self, below: int, age_ms: int | None, size: int | None, records: int | None) -> None:
+        end = Offset(max(self.model.log_start, self.model.end - below))
+        expected = self.model.log_start
+        for i, row in enumerate(self.model.live):
+            header, later = parse_header(row.stored.batch), self.model.live[i + 1 :]
+            newest_ms = header.max_timestamp if header.max_timestamp >= 0 else row.stored.ts_ns // 1_000_000
+            is_old = age_ms is not None and newest_ms < 40 - age_ms
+            has_bytes = size is not None and sum(len(r.stored.value) for r in later) >= size
+            has_records = records is not None and end - row.stored.end >= records
+            if row.stored.end > end or not (is_old or has_bytes or has_records):
+                break
+            expected = row.stored.end
+        limits = Retention(age_ms, size, records)
+        found = self.log.retained_start(end, limits, 40)
+        if self.model.live and expected == self.model.end and found[1]:  # the last batch goes alone
+            expected = max(self.model.live[-1].stored.base, self.model.log_start)
+        else:
+            assert expected < self.model.end or len(self.model.live) <= 1
+        assert found[0] == expected
 
     @rule(distance=st.integers(-3, 20))
     def find_ts_ns(self, distance: int) -> None:

@@ -5,12 +5,12 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceClock, Command
+from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command
 from smq.raft_state.errors import SmqError
 from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
-from smq.replication.membership.expiry_clock import INTERVAL_MS_MAX, ExpiryClock, interval_ms
+from smq.replication.membership.expiry_clock import INTERVAL_MS_MAX, INTERVAL_MS_MIN, ExpiryClock, interval_ms
 from smq.replication.ports import Engine
 from tests.unit.raft_state.support import kept_minutes, producers_kept_ms
 from tests.unit.replication.support import Host
@@ -75,6 +75,17 @@ def test_the_clock_moves_although_offsets_are_kept_for_ever() -> None:
     assert interval_ms(node.host.state) == PRODUCER_EXPIRATION_MS_MIN // 4
     node.run(PRODUCER_EXPIRATION_MS_MIN)
     assert len(node.proposed) == 4
+
+
+def test_a_topic_that_keeps_its_records_for_less_gives_the_interval() -> None:
+    node = Node()
+    node.host.create_partition()
+    node.host.apply(AlterTopicConfig(name="t", set_=(("retention.ms", "20000"),)))
+    assert interval_ms(node.host.state) == 5_000
+    node.host.apply(AlterTopicConfig(name="t", set_=(("retention.ms", "1"),)))
+    assert interval_ms(node.host.state) == INTERVAL_MS_MIN
+    node.host.apply(AlterTopicConfig(name="t", set_=(("retention.records", "1"),), unset=("retention.ms",)))
+    assert interval_ms(node.host.state) == INTERVAL_MS_MAX
 
 
 @pytest.mark.parametrize(("minutes", "interval"), [(1, 15_000), (2, 30_000), (10_000_000, INTERVAL_MS_MAX)])

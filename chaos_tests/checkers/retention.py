@@ -1,0 +1,53 @@
+"""What retention deletes: early-deletion, late-deletion.
+
+Owns the judgement of every log start that a node had while topics had limits. Clients' own deletions explain a log
+start, too. Age is judged by the replicated clock, as the node knew it with that log start.
+"""
+
+from typing import Final
+
+from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation
+from chaos_tests.history import Event
+
+CREATED_0_MS: Final = 1_700_000_000_000  # the create time of a record that is sent when a run begins
+LATE_SEND_MS: Final = 1_000  # at most between a record's creation and its first attempt
+LATE_RECORDS_MAX: Final = 30  # a batch, and what the last probes have written since the last look
+NS_PER_MS: Final = 1_000_000
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    limits = facts.history.noted("retention")
+    if not limits:
+        return []
+    by_key: dict[str, list[Event]] = {}
+    for event in facts.history.noted("local"):
+        by_key.setdefault(event["k"], []).append(event)
+    for key, events in by_key.items():
+        events.sort(key=lambda event: (event["i"], event["t"]))
+        for event in events:
+            _check_early(facts.partitions[key], event, limits[0], findings)
+        if facts.partitions[key].finals:
+            _check_late(key, events[-1], limits[0], findings)
+    return findings.found
+
+
+def _check_early(partition: PartitionFacts, event: Event, limits: Event, findings: Findings) -> None:
+    """The records above the log start are as many as are to be kept, or those below it are old enough."""
+    lo = event["lo"]
+    trims = (op.request["o"] for op in partition.trims if op.kind != "fail" and op.start_ns <= event["t"])
+    if lo <= max(trims, default=0) or (limits["records"] and event["hwm"] - lo >= limits["records"]):
+        return
+    young_ms = event["clock"] - limits["ms"] - CREATED_0_MS + LATE_SEND_MS
+    for acked in partition.acked:
+        is_deleted = acked.end <= lo
+        if is_deleted and (not limits["ms"] or acked.op.start_ns > young_ms * NS_PER_MS):
+            detail = f"{partition.key}@{acked.base} was deleted, the log is [{lo}, {event['hwm']})"
+            findings.add("early-deletion", detail, acked.op)
+
+
+def _check_late(key: str, last: Event, limits: Event, findings: Findings) -> None:
+    """Once everything has healed, no more records are left than are to be kept, but for the newest few."""
+    kept = last["hwm"] - last["lo"]
+    if limits["records"] and kept > limits["records"] + LATE_RECORDS_MAX:
+        findings.add("late-deletion", f"{key}: {kept} records are left of {limits['records']}")

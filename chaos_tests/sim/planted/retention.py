@@ -1,0 +1,77 @@
+"""Planted bugs of what topics retain.
+
+Owns these rows only. `catalogue` alone imports it.
+"""
+
+from typing import Final
+
+from chaos_tests.sim.mutation import Mutation, PlantedBug
+
+_EARLY: Final = frozenset({"early-deletion"})
+
+RETENTION_BUGS: Final[tuple[PlantedBug, ...]] = (
+    PlantedBug(
+        name="retention-keeps-too-few",
+        rule="retention: the batches after a deleted one hold as much as is to be kept",
+        mutations=(
+            Mutation(
+                "smq.replication.log.reader:LogReader.retained_start",
+                "end - info.end >= limits.records",
+                "end - info.base >= limits.records",
+            ),
+        ),
+        scenario="retention",
+        anomalies=_EARLY,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="retention-counts-what-is-not-committed",
+        rule="14: only committed records count for what is kept",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.look_ups:LookUps.retained_start",
+                "end = replica.part.hwm",
+                "end = replica.log.appended_end",
+            ),
+        ),
+        scenario="retention",
+        anomalies=_EARLY,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="retention-by-a-nodes-own-clock",
+        rule="retention: the replicated clock decides how old a record is",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.retention:Retainer._examine_next",
+                "self._host.state.expiry_clock_ms",
+                "self._host.clock.wall_ns() // 1_000_000",
+            ),
+        ),
+        scenario="retention_age",
+        anomalies=_EARLY,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="retention-by-append-time",
+        rule="retention: a record ages by its create time, whatever the leader's clock says",
+        mutations=(
+            Mutation(
+                "smq.replication.log.reader:LogReader.retained_start", "if info.max_timestamp_ms >= 0", "if False"
+            ),
+        ),
+        scenario="retention_age",
+        anomalies=_EARLY,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="retention-deletes-nothing",
+        rule="retention: what is not to be kept goes",
+        mutations=(
+            Mutation("smq.replication.partition.retention:Retainer.visit", "if limits is not None and", "if False and"),
+        ),
+        scenario="retention",
+        anomalies=frozenset({"late-deletion"}),
+        seeds=8,
+    ),
+)

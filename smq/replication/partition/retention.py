@@ -1,0 +1,103 @@
+"""Deletes what the topics do not retain: by age, bytes and records, for the partitions that this node leads.
+
+Owns which led partition is examined when, one after the other. The log says what may go, the log start moves as for a
+DeleteRecords request, and every replica deletes in slices. It must never delete anything itself, and never at or above
+the high water mark. Age is judged by the replicated clock: no node's own clock deletes a record.
+"""
+
+from functools import partial
+from typing import Final
+
+import structlog
+
+from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NO_REQUEST, Epoch, Offset
+from smq.raft_state.replies import Reply
+from smq.raft_state.topic_config import Retention, retention
+from smq.replication.host import Host
+from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.replica import Replica
+
+_log = structlog.get_logger("smq.retention")
+
+PROPOSAL_MS: Final = 5_000
+AGE_STEPS: Final = 100  # a record is deleted by a hundredth of its age too late, at most
+PAUSE_MS_MAX: Final = 300_000
+
+
+class Retainer:
+    def __init__(self, host: Host, look_ups: LookUps) -> None:
+        self._host = host
+        self._look_ups = look_ups
+        self._due: dict[Replica, None] = {}  # bounded by the node's partitions
+        self._examined: Replica | None = None
+
+    def visit(self, replica: Replica, now_ns: int) -> None:
+        """To be called often for every led partition."""
+        if now_ns < replica.retention_due_ns:
+            return
+        limits = self._limits(replica)
+        replica.retention_due_ns = now_ns + _pause_ms(limits, self._host.config.retention_check_ms) * 1_000_000
+        if limits is not None and _may_be_exceeded(replica, limits):
+            self._due[replica] = None
+            self._examine_next()
+
+    def _limits(self, replica: Replica) -> Retention | None:
+        name = self._host.state.topic_names.get(replica.part.topic_id)
+        return retention(self._host.state.topics[name].config) if name is not None else None
+
+    def _examine_next(self) -> None:
+        while self._due and self._examined is None:
+            replica = next(iter(self._due))
+            del self._due[replica]
+            limits, epoch, now_ms = self._limits(replica), replica.leading, self._host.state.expiry_clock_ms
+            if limits is None or epoch is None:
+                continue
+            if not now_ms:
+                limits = limits._replace(ms=None)  # a new cluster has no time yet
+            self._examined = replica
+            self._look_ups.retained_start(replica, limits, now_ms, partial(self._on_found, replica, epoch, limits))
+
+    def _on_found(
+        self, replica: Replica, epoch: Epoch, limits: Retention, found: tuple[Offset, bool] | SmqError
+    ) -> None:
+        self._examined = None
+        if isinstance(found, SmqError):
+            _log.info("retention is tried again later", node=self._host.node_id, why=str(found))
+        elif replica.leading == epoch and self._is_still_asked(replica, limits):
+            start, is_more = found
+            if start > replica.part.log_start:
+                if is_more:
+                    self._due[replica] = None
+                self._examined = replica
+                command = AdvanceLogStart(request_id=NO_REQUEST, partition=replica.pid, offset=start)
+                self._host.propose(command, PROPOSAL_MS, self._on_moved)
+        self._examine_next()
+
+    def _is_still_asked(self, replica: Replica, limits: Retention) -> bool:
+        """An operator may have changed the limits during the look-up."""
+        now = self._limits(replica)
+        return now is not None and limits in (now, now._replace(ms=None))
+
+    def _on_moved(self, _reply: Reply | SmqError) -> None:
+        """Without success, the next visit tries again."""
+        self._examined = None
+        self._examine_next()
+
+
+def _may_be_exceeded(replica: Replica, limits: Retention) -> bool:
+    """Seen without a read."""
+    part = replica.part
+    return part.hwm > part.log_start and (
+        limits.ms is not None
+        or (limits.bytes is not None and replica.log.size_bytes > limits.bytes)
+        or (limits.records is not None and part.hwm - part.log_start > limits.records)
+    )
+
+
+def _pause_ms(limits: Retention | None, check_ms: int) -> int:
+    """Until the partition is examined again."""
+    if limits is None or limits.bytes is not None or limits.records is not None or limits.ms is None:
+        return check_ms
+    return max(check_ms, min(PAUSE_MS_MAX, limits.ms // AGE_STEPS))

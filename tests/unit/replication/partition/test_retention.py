@@ -1,0 +1,220 @@
+"""What a topic does not retain goes: by age, bytes and records, proposed by the leader of each partition."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from smq.raft_state.commands import AdvanceClock, AdvanceLogStart, AlterTopicConfig
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset
+from smq.raft_state.replies import Done
+from smq.records import NewRecord, encode_batch
+from smq.replication.log import reader as log_reader
+from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
+from tests.unit.replication.support import ME, PEER_A, Host
+
+DAY_MS = 86_400_000
+NOW_MS = 1_800_000_000_000
+
+
+class Keeper:
+    """A leader whose batches of one record each are committed, and its retention."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.host.config = replace(self.host.config, retention_check_ms=10_000)
+        self.host.create_partition()
+        self.host.elect(ME)
+        self.retainer = Retainer(self.host.node_host(), self.host.look_ups())
+        self.host.apply(AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=NOW_MS))
+
+    def commit(self, *ages_ms: int, count: int = 1) -> None:
+        for age_ms in ages_ms:
+            self.host.produce(encode_batch([NewRecord(None, b"x" * 100, NOW_MS - age_ms)] * count))
+        self.host.settle()
+        self.host.advance(self.host.live.log.appended_end)
+
+    def limit(self, **limits: int) -> None:
+        set_ = tuple((f"retention.{name}", str(value)) for name, value in sorted(limits.items()))
+        self.host.apply(AlterTopicConfig(name="t", set_=set_))
+
+    def visit(self) -> None:
+        self.retainer.visit(self.host.live, self.host.clock.monotonic_ns())
+        self.host.settle(50)
+
+    def visit_again(self) -> None:
+        self.host.settle(PAUSE_MS_MAX)
+        self.visit()
+
+    @property
+    def starts(self) -> list[int]:
+        """Of the commands that were proposed."""
+        return [c.offset for c in self.host.proposed if isinstance(c, AdvanceLogStart)]
+
+    def accept(self) -> None:
+        """The newest proposal takes effect."""
+        self.host.apply(self.host.proposed[-1])
+        self.host.answers[-1](Done())
+        self.host.settle(50)
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper()
+
+
+def test_a_topic_without_limits_keeps_everything(keeper: Keeper) -> None:
+    keeper.commit(365 * DAY_MS, 0)
+    keeper.visit()
+    assert keeper.starts == []
+
+
+def test_batches_go_once_their_newest_record_is_too_old(keeper: Keeper) -> None:
+    keeper.commit(3 * DAY_MS, 2 * DAY_MS + 1, 2 * DAY_MS, 0)
+    keeper.limit(ms=2 * DAY_MS)
+    keeper.visit()
+    assert keeper.starts == [2]
+
+
+def test_a_young_batch_protects_what_follows_it(keeper: Keeper) -> None:
+    keeper.commit(3 * DAY_MS, 0, 3 * DAY_MS)
+    keeper.limit(ms=DAY_MS)
+    keeper.visit()
+    assert keeper.starts == [1], "the log stays contiguous"
+
+
+def test_everything_may_go_by_age(keeper: Keeper) -> None:
+    keeper.commit(3 * DAY_MS, 3 * DAY_MS)
+    keeper.limit(ms=DAY_MS)
+    keeper.visit()
+    while keeper.host.part.log_start < 2:
+        keeper.accept()
+    assert keeper.host.live.log.log_start == 2
+    assert keeper.starts == [1, 2], "a log is emptied in one transaction, so the last batch goes alone"
+    keeper.commit(0)
+    keeper.visit_again()
+    assert keeper.starts == [1, 2]
+
+
+def test_as_many_bytes_stay_as_are_to_be_kept(keeper: Keeper) -> None:
+    keeper.commit(0, 0, 0, 0)
+    size = keeper.host.live.log.size_bytes // 4
+    keeper.limit(bytes=2 * size + 1)
+    keeper.visit()
+    assert keeper.starts == [1], "three batches are the fewest with that many bytes"
+
+
+def test_a_limit_below_one_batch_keeps_the_newest(keeper: Keeper) -> None:
+    keeper.commit(0, 0, 0)
+    keeper.limit(bytes=1)
+    keeper.visit()
+    assert keeper.starts == [2]
+
+
+def test_as_many_records_stay_as_are_to_be_kept(keeper: Keeper) -> None:
+    keeper.commit(0, 0, 0, 0, count=10)
+    keeper.limit(records=15)
+    keeper.visit()
+    assert keeper.starts == [20]
+
+
+def test_what_is_not_committed_neither_goes_nor_counts(keeper: Keeper) -> None:
+    keeper.commit(0, 0, 0)
+    for _ in range(5):
+        keeper.host.produce(encode_batch([NewRecord(None, b"x", NOW_MS - 9 * DAY_MS)]))
+    keeper.host.settle()
+    keeper.limit(records=2)
+    keeper.visit()
+    assert keeper.starts == [1]
+
+
+def test_age_is_judged_by_the_replicated_clock_only(keeper: Keeper) -> None:
+    keeper.commit(0)
+    keeper.limit(ms=DAY_MS)
+    keeper.host.hardware.wall_offset_ns += 10 * DAY_MS * 1_000_000
+    keeper.visit()
+    assert keeper.starts == []
+
+
+def test_without_a_clock_nothing_goes_by_age() -> None:
+    host = Host()
+    host.create_partition()
+    host.elect(ME)
+    retainer = Retainer(host.node_host(), host.look_ups())
+    host.produce(encode_batch([NewRecord(None, b"x", 1)]))
+    host.settle()
+    host.advance(1)
+    host.apply(AlterTopicConfig(name="t", set_=(("retention.ms", "1"),)))
+    retainer.visit(host.live, host.clock.monotonic_ns())
+    host.settle(50)
+    assert host.proposed == []
+
+
+def test_records_without_a_create_time_age_by_their_append_time(keeper: Keeper) -> None:
+    keeper.host.produce(encode_batch([NewRecord(None, b"x", -1)]))
+    keeper.host.settle()
+    keeper.host.advance(1)
+    appended_ms = keeper.host.live.log.last_ts_ns // 1_000_000
+    keeper.limit(ms=NOW_MS - appended_ms)
+    keeper.visit()
+    assert keeper.starts == []
+    keeper.limit(ms=NOW_MS - appended_ms - 1)
+    keeper.visit_again()
+    assert keeper.starts == [1]
+
+
+def test_a_long_log_goes_in_several_steps(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "RETENTION_BATCHES_MAX", 3)
+    keeper.commit(*[0] * 8)
+    keeper.limit(records=1)
+    keeper.visit()
+    while keeper.host.part.log_start < 7:
+        keeper.accept()
+    assert keeper.starts == [3, 6, 7]
+
+
+def test_after_a_failed_proposal_the_next_visit_tries_again(keeper: Keeper) -> None:
+    keeper.commit(0, 0)
+    keeper.limit(records=1)
+    keeper.visit()
+    keeper.host.answers[-1](SmqError(ErrorCode.TIMED_OUT, "no answer"))
+    keeper.visit_again()
+    assert keeper.starts == [1, 1]
+
+
+def _deposed(host: Host) -> None:
+    host.elect(PEER_A)
+
+
+def _unlimited(host: Host) -> None:
+    host.apply(AlterTopicConfig(name="t", unset=("retention.records",)))
+
+
+def _relaxed(host: Host) -> None:
+    host.apply(AlterTopicConfig(name="t", set_=(("retention.records", "100"),)))
+
+
+@pytest.mark.parametrize("change", [_deposed, _unlimited, _relaxed])
+def test_nothing_goes_that_a_change_during_the_look_up_has_saved(
+    keeper: Keeper, change: Callable[[Host], None]
+) -> None:
+    keeper.commit(0, 0)
+    keeper.limit(records=1)
+    keeper.retainer.visit(keeper.host.live, keeper.host.clock.monotonic_ns())
+    change(keeper.host)
+    keeper.host.settle(50)
+    assert keeper.starts == []
+
+
+def test_a_partition_is_not_examined_at_every_visit(keeper: Keeper) -> None:
+    keeper.commit(0, 0)
+    keeper.limit(records=1)
+    keeper.visit()
+    keeper.accept()
+    keeper.commit(0)
+    keeper.visit()
+    assert keeper.starts == [1]
+    keeper.host.settle(keeper.host.config.retention_check_ms)
+    keeper.visit()
+    assert keeper.starts == [1, Offset(2)]

@@ -7,7 +7,6 @@ import pytest
 
 from chaos_tests.checkers.base import index
 from chaos_tests.checkers.judge import judge
-from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
 from chaos_tests.history import Event, HistoryError, Recorder, pair
 
 
@@ -308,32 +307,6 @@ def time_missed(s: Story) -> None:
     s.final(LOG[:1], hwm=2)
 
 
-def _retained(s: Story, *, lo: int, hwm: int, records: int = 0, ms: int = 0, clock: int = 0) -> None:
-    s.recorder.note("retention", records=records, ms=ms)
-    s.recorder.note("local", n=1, inc=1, i=9, k="t/0", hwm=hwm, lo=lo, epoch=0, clock=clock)
-
-
-def deleted_although_few(s: Story) -> None:
-    s.send([10, 11], 0)
-    s.send([12], 2)
-    _retained(s, lo=2, hwm=3, records=2)
-    s.final(LOG[1:], hwm=3, lo=2)
-
-
-def deleted_although_young(s: Story) -> None:
-    s.send([10, 11], 0)
-    s.send([12], 2)
-    _retained(s, lo=2, hwm=3, ms=60_000, clock=CREATED_0_MS + 50_000)
-    s.final(LOG[1:], hwm=3, lo=2)
-
-
-def never_deleted(s: Story) -> None:
-    s.send([10, 11], 0)
-    s.send([12], 2)
-    _retained(s, lo=0, hwm=3 + LATE_RECORDS_MAX, records=1)
-    s.final(LOG, hwm=3)
-
-
 def stale_fetch(s: Story) -> None:
     s.commit("a", 1)
     s.commit("b", 2)
@@ -493,9 +466,6 @@ def died(s: Story) -> None:
         (poll_of_the_future, "stale-hwm"),
         (mark_above_what_is_sent_later_and_never_acknowledged, "stale-hwm"),
         (range_below_the_earlier_of_two_answers, "stale-hwm"),
-        (deleted_although_few, "early-deletion"),
-        (deleted_although_young, "early-deletion"),
-        (never_deleted, "late-deletion"),
         (wrong_time, "wrong-time-offset"),
         (time_missed, "wrong-time-offset"),
         (setting_is_stale, "stale-setting"),

@@ -1,0 +1,58 @@
+"""The judge of retention finds what was deleted too early and too late, and accepts what was due."""
+
+from collections.abc import Callable
+
+import pytest
+
+from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
+from tests.sim.test_checkers import LOG, Story, anomalies
+
+
+def _retained(s: Story, *, lo: int, hwm: int, records: int = 0, ms: int = 0, clock: int = 0) -> None:
+    s.recorder.note("retention", records=records, ms=ms)
+    s.recorder.note("local", n=1, inc=1, i=9, k="t/0", hwm=hwm, lo=lo, epoch=0, clock=clock)
+
+
+def deleted_although_few(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    _retained(s, lo=2, hwm=3, records=2)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
+def deleted_although_young(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    _retained(s, lo=2, hwm=3, ms=60_000, clock=CREATED_0_MS + 50_000)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
+def never_deleted(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    _retained(s, lo=0, hwm=3 + LATE_RECORDS_MAX, records=1)
+    s.final(LOG, hwm=3)
+
+
+def deleted_when_due(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    _retained(s, lo=2, hwm=3, records=1)
+    s.recorder.fail(s.begin("poll", k="t/0", o=0, n=1), "poll", err="OFFSET_OUT_OF_RANGE", lo=2, hi=3)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
+@pytest.mark.parametrize(
+    ("tell", "anomaly"),
+    [
+        (deleted_although_few, "early-deletion"),
+        (deleted_although_young, "early-deletion"),
+        (never_deleted, "late-deletion"),
+    ],
+)
+def test_anomaly_of_retention_is_found(tell: Callable[[Story], None], anomaly: str) -> None:
+    assert anomaly in anomalies(tell)
+
+
+def test_what_was_due_may_be_gone() -> None:
+    assert anomalies(deleted_when_due) == set()

@@ -1,4 +1,4 @@
-"""`smq topic ...`: creates, lists, describes, changes, exports and deletes topics.
+"""`smq topic ...`: creates, lists, describes, changes, exports, trims and deletes topics.
 
 Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
 """
@@ -14,13 +14,14 @@ from smq.clients.types import TopicDescription
 from smq.coordinator.cli.common import counted, end_text, json_option, open_admin, parse_settings, print_table, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export import topic_export
+from smq.coordinator.cli.trim import topic_trim
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionIndex, ring_range
 
 
 @click.group()
 def topic() -> None:
-    """Creates, lists, describes, changes, exports and deletes topics."""
+    """Creates, lists, describes, changes, exports, trims and deletes topics."""
 
 
 @topic.command("create")
@@ -166,22 +167,8 @@ def topic_alter(
     click.echo(f"changed topic {name}")
 
 
-@topic.command("delete-records")
-@click.argument("name")
-@click.option("--partition", type=int, required=True, help="The partition.")
-@click.option("--before", type=int, required=True, help="Delete records below this offset; -1: all committed ones.")
-@bootstrap_option
-def topic_delete_records(name: str, partition: int, before: int, bootstrap: str) -> None:
-    """Deletes the oldest records of one partition of the topic NAME."""
-
-    async def work() -> int:
-        async with open_admin(bootstrap) as admin:
-            return await admin.delete_records(name, partition, before)
-
-    click.echo(f"{name}/{partition} now begins at offset {run(work(), bootstrap)}")
-
-
 topic.add_command(topic_export)
+topic.add_command(topic_trim)
 
 
 # ------------------------------------------------------------------------------------------------------ output

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
 from smq.coordinator.cli.main import cli
 from smq.coordinator.tls.certificates import make_authority, make_client
+from smq.records import NewRecord, encode_batch
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_in_thread
 
@@ -215,9 +217,51 @@ def test_group_is_committed_after_the_last_record_written(smq: Smq, tmp_path: Pa
 
 def test_deleted_records_are_gone(smq: Smq, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 10)
-    printed = lines(smq("topic", "delete-records", "t", "--partition", 0, "--before", 10))
-    assert printed == ["t/0 now begins at offset 10"]
+    trim = ("topic", "trim", "t", "--partition", 0, "--offset", 10)
+    assert lines(smq(*trim, "--dry-run"))[-1] == "10 records would be deleted from t"
+    assert len(lines(smq("consume", "t", "--partition", 0))) == 10
+    assert lines(smq(*trim))[-1] == "deleted 10 records from t"
     assert lines(smq("consume", "t", "--partition", 0)) == []
+
+
+@pytest.mark.parametrize(("before", "kept"), [("12h", ["new"]), ("2026-01-01T12:00Z", ["old", "new"]), ("0s", [])])
+def test_records_before_a_time_are_deleted(
+    smq: Smq, tmp_path: Path, cluster: FakeCluster, before: str, kept: list[str]
+) -> None:
+    now_ms, day_ms = int(time.time() * 1_000), 86_400_000
+    log = cluster.partition("t", 1)
+    for value, created_ms in ((b"old", now_ms - day_ms), (b"new", now_ms - 1_000)):
+        log.append(encode_batch([NewRecord(None, value, created_ms)]))
+    log.settle()
+    trim = ("topic", "trim", "t", "--before", before)
+    assert (
+        lines(smq(*trim, "--dry-run"))[-1] == f"{2 - len(kept)} record{'s' * (len(kept) != 1)} would be deleted from t"
+    )
+    smq(*trim)
+    assert lines(smq("consume", "t", "--partition", 1)) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ((), "pass either --before or --offset"),
+        (("--before", "1d", "--offset", "3"), "pass either --before or --offset"),
+        (("--offset", "-2"), "-2 is not in the range"),
+        (("--before", "soon"), "write an age (30m, 12h, 7d) or 2026-01-31T12:00Z"),
+        (("--before", "999999999d"), "write an age (30m, 12h, 7d) or 2026-01-31T12:00Z"),
+    ],
+)
+def test_trim_needs_one_limit_that_can_be_read(smq: Smq, options: tuple[str, ...], advice: str) -> None:
+    result = smq("topic", "trim", "t", *options)
+    assert result.exit_code == 2
+    assert advice in result.stderr
+
+
+def test_trim_beyond_the_end_of_one_partition_deletes_from_none(smq: Smq, tmp_path: Path) -> None:
+    numbered(smq, tmp_path, 10)
+    result = smq("topic", "trim", "t", "--offset", 4)
+    assert (result.exit_code, result.stderr) == (1, "smq: t/1 ends at 0: it cannot begin at 4\n")
+    assert len(lines(smq("consume", "t", "--partition", 0))) == 10
 
 
 def test_status_shows_the_nodes(smq: Smq) -> None:
@@ -257,8 +301,7 @@ OVER_INT32, OVER_INT64 = str(1 << 31), str(1 << 63)
         (("topic", "create", "u", "--start-offset", OVER_INT64), "start_offset"),
         (("topic", "alter", "t", "--partitions", OVER_INT32), "partition_count"),
         (("topic", "export", "t", "--output", "never-made.jsonl", "--partition", OVER_INT32), "partition"),
-        (("topic", "delete-records", "t", "--partition", OVER_INT32, "--before", "1"), "partition"),
-        (("topic", "delete-records", "t", "--partition", "0", "--before", OVER_INT64), "before_offset"),
+        (("topic", "trim", "t", "--partition", OVER_INT32, "--offset", "1"), "partition"),
         (("consume", "t", "--partition", OVER_INT32), "partition"),
         (("consume", "t", "--offset-type", "EXACT_TS_NS", "--offset-value", OVER_INT64), "offset_value"),
         (("node", "drain", OVER_INT32), "node"),

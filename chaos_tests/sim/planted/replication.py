@@ -365,9 +365,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="index-rows-taken-for-batches",
         rule="5: a look-up by time reads the batch that its index row names",
-        mutations=(
-            Mutation("smq.replication.partition.look_ups:_within", "found[0].batch", "info.batch"),
-        ),
+        mutations=(Mutation("smq.replication.partition.look_ups:_within", "found[0].batch", "info.batch"),),
         scenario="clocks",
         anomalies=frozenset({"no-progress"}),
         seeds=4,
